@@ -29,13 +29,11 @@ def started(*words: str | Path) -> Any:
             process.kill()
 
 
-@pytest.mark.parametrize("is_named", [True, False])
-def test_ask_runs_on_a_node_that_joins_by_its_command(tmp_path: Path, is_named: bool) -> None:
+def test_ask_runs_on_a_node_that_joins_by_its_command(tmp_path: Path) -> None:
     """The command prints how a node joins. The token is in a file that only the user can read, and nowhere else."""
-    context, token = tmp_path / "context.txt", tmp_path / "token"
+    context = tmp_path / "context.txt"
     context.write_text("a\nb\nc\n")
-    named = ["--token-file", token] if is_named else []
-    with started("ask", "How many lines are there?", context, "--nodes", "127.0.0.1:0", *named) as asking:
+    with started("ask", "How many lines are there?", context, "--nodes", "127.0.0.1:0") as asking:
         line = asking.stderr.readline()
         assert line.startswith(JOIN)
         words = shlex.split(line.removeprefix(JOIN))
@@ -48,7 +46,15 @@ def test_ask_runs_on_a_node_that_joins_by_its_command(tmp_path: Path, is_named: 
     assert asking.returncode == 0, err
     assert out.startswith("3 lines\n")
     assert secret not in line + out + err
-    assert file.exists() == is_named
+    assert not file.exists()
+
+
+def test_a_token_file_of_the_user_is_made_and_stays(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with opened_cluster("ask", {**NONE, "nodes": "127.0.0.1:0", "token_file": str(file)}) as nodes:
+        assert nodes is not None
+        assert file.read_text() == f"{nodes.token}\n"
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_token_that_is_there_is_taken(tmp_path: Path) -> None:
