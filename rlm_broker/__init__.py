@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from rlm_broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
     from rlm_broker.clients.recording import CallId as CallId
     from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
+    from rlm_broker.cluster.nodes import Nodes as Nodes
     from rlm_broker.context.store import Encoded as Encoded
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import store as store
     from rlm_broker.context.stored import ContextInfo as ContextInfo
     from rlm_broker.context.stored import StoredContext as StoredContext
     from rlm_broker.display import Display as Display
+    from rlm_broker.errors import ClusterFailed as ClusterFailed
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
     from rlm_broker.errors import FailureCause as FailureCause
@@ -105,7 +107,9 @@ if TYPE_CHECKING:
     from rlm_broker.service.settings import Right as Right
     from rlm_broker.service.settings import ServeSettings as ServeSettings
     from rlm_broker.stats import ClientStats as ClientStats
+    from rlm_broker.stats import ClusterStats as ClusterStats
     from rlm_broker.stats import HandlerStats as HandlerStats
+    from rlm_broker.stats import NodeStats as NodeStats
     from rlm_broker.stats import SandboxStats as SandboxStats
     from rlm_broker.telemetry.sdk.receiver import OpenTelemetry as OpenTelemetry
     from rlm_broker.trace.callbacks import Callbacks as Callbacks
@@ -160,12 +164,13 @@ _MODULES = {
     "clients.openai_compatible": "OpenAICompatibleClient",
     "clients.recording": "CallId",
     "clients.scripted": "ScriptedClient",
+    "cluster.nodes": "Nodes",
     "context.store": "Encoded Paths store",
     "context.stored": "ContextInfo StoredContext",
     "display": "Display",
-    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable LimitReached "
-    "ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged RlmBrokerError "
-    "RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable WorkerDied",
+    "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
+    "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged "
+    "RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable WorkerDied",
     "handler.cache": "Cache",
     "handler.client_queue": "OnRetry Serving",
     "handler.routing": "ModelPolicy Route",
@@ -193,7 +198,7 @@ _MODULES = {
     "sandbox.template": "Template",
     "service.app": "Service",
     "service.settings": "KeySettings Right ServeSettings",
-    "stats": "ClientStats HandlerStats SandboxStats",
+    "stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
     "telemetry.sdk.receiver": "OpenTelemetry",
     "trace.callbacks": "Callbacks",
     "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "

@@ -2,11 +2,12 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from rlm_broker.cli.clusters import opened_cluster
 from rlm_broker.cli.composing import models_of, rlm_of
 from rlm_broker.cli.progress import ProgressLine, spent
 from rlm_broker.cli.sources import STDIN, stored
@@ -38,6 +39,7 @@ def ask(
     replay: Path | None,
     progress: ProgressLine | None,
     is_verbose: bool,
+    where: Mapping[str, Any],
     **flags: Any,
 ) -> Completion:
     """Answer a question about paths, with the trace and the recording that the options name.
@@ -45,6 +47,7 @@ def ask(
     Args:
         progress: Follows the run, and is closed when the run has ended. None is `--quiet`.
         is_verbose: Whether left-out files are named.
+        where: Options of the cluster.
 
     Raises:
         ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
@@ -52,11 +55,7 @@ def ask(
     """
     if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
-    _require_no_address(paths)
-    _require_apart(trace, record)
-    for option, file in (("trace", trace), ("record", record), ("replay", replay)):
-        _require_elsewhere(option, file, paths)
-    _require_order(question, paths)
+    _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
     settings = Settings(assigned(assignments, **flags))
     schema = settings.path("output_type")
     output_type = None if schema is None else schema_of(schema)
@@ -69,7 +68,10 @@ def ask(
             if (spans := stack.enter_context(sent_spans())) is not None:
                 watchers.append(spans)
             models = Models(record=record, replay=replay) if replay else models_of(settings, record)
-            rlm = rlm_of(settings, models=models, system_prompt=system, on_event=all_of(watchers))
+            with progress.paused() if progress is not None else nullcontext():
+                cluster = stack.enter_context(opened_cluster("ask", where))
+            told = all_of(watchers)
+            rlm = rlm_of(settings, models=models, system_prompt=system, on_event=told, cluster=cluster)
             if progress is not None:
                 watchers.append(stack.enter_context(closing(progress)))
             typed = progress is not None and STDIN in paths and sys.stdin.isatty()
@@ -102,6 +104,15 @@ def _writer(trace: Path) -> Iterator[TraceWriter]:
         yield writer
         if writer.lost:
             say(f"warning: the trace {trace} is not whole: {writer.lost}", err=True)
+
+
+def _require_fit(question: str, paths: tuple[str, ...], files: Mapping[str, Path | None]) -> None:
+    """Refuse a question and paths that are in the wrong order or cannot be read, and files that are in their way."""
+    _require_no_address(paths)
+    _require_apart(files["trace"], files["record"])
+    for option, file in files.items():
+        _require_elsewhere(option, file, paths)
+    _require_order(question, paths)
 
 
 def _require_no_address(paths: tuple[str, ...]) -> None:

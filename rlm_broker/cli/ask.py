@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlm_broker.cli.failing import fail, failures
-from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, run_options, sandbox_options
+from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, cluster_options, run_options, sandbox_options
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import LimitReached, RunCancelled
 
@@ -46,6 +46,7 @@ failed, 5 the model provider failed, 130, 143, 129 stopped by Ctrl+C, SIGTERM, S
     "-o", "--output-type", type=FILE, metavar="FILE", help="A JSON Schema of the answer, which is printed as JSON."
 )
 @run_options
+@cluster_options
 @click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: run_timeout_s=10m.")
 @click.option("--system", metavar="TEXT", help="System prompt, in place of the built-in one.")
 @click.option(

@@ -1,5 +1,6 @@
 """Parameters and groups of several commands. `--help` imports this module, so it must not import much."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,6 +69,27 @@ def run_options(command: Decorated) -> Decorated:
         ),
     )
     return _with(command, options)
+
+
+def cluster_options(command: Decorated) -> Decorated:
+    """Give a command the options of the cluster on which runs take place. It gets all of them as `where`."""
+    options = (
+        click.option("--nodes", metavar="HOST:PORT", help="Run on nodes that join here, such as 0.0.0.0:7077."),
+        click.option("--advertise", metavar="HOST[:PORT]", help="Address that nodes connect to, if it is another one."),
+        click.option(
+            "--token-file", type=FILE, metavar="FILE", help="File of the nodes' token; it is made if it does not exist."
+        ),
+        click.option("--plain", is_flag=True, help="Nodes connect in plain text: the network is yours alone."),
+        click.option("--cluster", metavar="ADDRESS", help="Run on this Ray cluster, such as auto."),
+        click.option("--join-timeout-s", type=float, metavar="S", help="Seconds to wait for a node (default 60)."),
+    )
+
+    @functools.wraps(command)
+    def collected(*arguments: Any, **given: Any) -> Any:
+        names = ("nodes", "advertise", "token_file", "plain", "cluster", "join_timeout_s")
+        return command(*arguments, where={name: given.pop(name) for name in names}, **given)
+
+    return _with(collected, options)
 
 
 def _with(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:

@@ -128,6 +128,7 @@ class Admission:
             self._make_room()
         stranger = Stranger(source, self._show)
         attending = asyncio.get_running_loop().create_task(self._attend(stranger, connected))
+        attending.add_done_callback(lambda _: self._attended(stranger, connected))  # also if it never ran
         self._strangers[stranger] = attending
 
     def _of(self, source: str) -> int:
@@ -154,12 +155,13 @@ class Admission:
                 await stranger.frame.gone.wait()
         except OSError:  # a failed handshake, a connection that was lost, or too late
             pass
-        finally:
-            self._strangers.pop(stranger, None)
-            if not stranger.has_joined:
-                self.refused += 1
-                stranger.frame.hang_up()
-                connected.close()
+
+    def _attended(self, stranger: "Stranger", connected: socket.socket) -> None:
+        self._strangers.pop(stranger, None)
+        if not stranger.has_joined:
+            self.refused += 1
+            stranger.frame.hang_up()
+            connected.close()
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
@@ -186,6 +188,7 @@ class Admission:
 
     def _admit(self, stranger: "Stranger", join: Join, found: Pass) -> None:
         self._tokens.use(found)
+        self._strangers.pop(stranger)  # it is closed to make room no more
         if found.node is None:
             node = self._free_name(join.name)
             secret = self._tokens.secret_of(node)

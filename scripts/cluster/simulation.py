@@ -7,19 +7,28 @@ CPU time of the orchestrator says what one core carries. It depends less on othe
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
 import psutil
 
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.rlm import RLM
 from rlm_broker.usage import Usage
-from scripts.cluster.light_agents import Findings
+from scripts.cluster.light_agents import Findings, Order
 
 PROCESSES = 2
+BEYOND_LOOPBACK = "0.0.0.0"
+"""Address at which nodes connect by TLS, also from this machine."""
 IDLE_S = 5.0
+LOOK_S = 0.01
+JOIN_S = 300.0
 CALLS, RUNS_PER_AGENT = 4, 4
 
 
@@ -85,11 +94,10 @@ def simulate(agents: int, *, runs: int | None = None, is_tls: bool = True) -> Si
 
 
 async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
-    process, nodes = psutil.Process(), Nodes(plain=not is_tls)
+    process, nodes = psutil.Process(), Nodes(f"{BEYOND_LOOPBACK if is_tls else '127.0.0.1'}:0")
     async with nodes, RLM(NoOp(), cluster=nodes) as rlm:
         held, started = process.memory_info().rss, time.perf_counter()
-        async with _light_agents(nodes, agents) as processes:
-            await _until(lambda: len(nodes.stats().nodes) == agents)
+        async with light_agents(nodes, agents, calls=CALLS, max_runs=RUNS_PER_AGENT) as found:
             joining_s = time.perf_counter() - started
             agent_bytes = (process.memory_info().rss - held) / agents
             used = time.process_time()
@@ -100,9 +108,7 @@ async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
             await asyncio.gather(*(rlm.acompletion("context", "question") for _ in range(runs)))
             taken, used = time.perf_counter() - started, time.process_time() - used
             steps.cancel()
-            lost = agents - len(nodes.stats().nodes)
-            most_late_s = await steps
-        found = [msgspec.json.decode(await each, type=Findings) for each in processes]
+            lost, most_late_s = nodes.stats().lost_nodes, await steps
     trips = sorted(trip for findings in found for trip in findings.round_trips)
     calls = runs * CALLS
     p99_s = trips[int(0.99 * len(trips))]
@@ -121,3 +127,36 @@ async def _longest_step() -> float:
             longest_s = max(longest_s, time.perf_counter() - due)
     except asyncio.CancelledError:
         return longest_s
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(JOIN_S):
+        while not is_so():
+            await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def light_agents(nodes: Nodes, agents: int, *, calls: int, max_runs: int) -> AsyncIterator[list[Findings]]:
+    """Have so many light agents join, in some processes. Their findings are in the list after the block."""
+    (host, port), found = nodes.address, list[Findings]()
+    each = -(-agents // PROCESSES)
+    async with asyncio.TaskGroup() as processes:
+        for first in range(0, agents, each):
+            order = Order(host, port, nodes.fingerprint, nodes.token, first, min(each, agents - first), calls, max_runs)
+            processes.create_task(_one_process(order, found))
+        await _until(lambda: len(nodes.stats().nodes) == agents)
+        yield found
+        await nodes.aclose()
+
+
+async def _one_process(order: Order, found: list[Findings]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "scripts.cluster.light_agents", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        out, _ = await process.communicate(msgspec.json.encode(order))
+        found.append(msgspec.json.decode(out, type=Findings))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -5,7 +5,6 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import cast
 
 from rlm_broker.cluster.admission import Admission
 from rlm_broker.cluster.dialing import Target
@@ -37,7 +36,7 @@ async def linked(
         at_agent = Link("node", from_broker, load, silence_s=silence_s)
         connecting = asyncio.get_running_loop().create_connection(asyncio.Protocol, "127.0.0.1", port, ssl=client_tls)
         transport, _ = await connecting
-        at_agent.begin(cast("asyncio.Transport", transport))
+        at_agent.begin(transport)
         try:
             yield at_broker, at_agent
         finally:

@@ -203,7 +203,7 @@ class Contexts:
         loop = asyncio.get_running_loop()
         has_come, deadline = loop.create_future(), asyncio.timeout(STALL_S)
         entry = _Entry(arrival, has_come, loop.create_task(self._fetched(arrival, has_come, deadline)), deadline)
-        entry.context.add_done_callback(lambda task: self._forget_failed(spec.digest, entry, task))
+        entry.context.add_done_callback(lambda task: self._end(spec.digest, entry, task))
         return entry
 
     async def _fetched(
@@ -218,11 +218,10 @@ class Contexts:
             raise SandboxFailed(f"the orchestrator sent nothing of a context for {STALL_S:g} s") from None
         except OSError as error:
             raise SandboxFailed(f"the node has no memory for a context: {error.strerror}") from None
-        finally:
-            arrival.close()
 
-    def _forget_failed(self, digest: str, entry: _Entry, task: asyncio.Task[StoredContext]) -> None:
-        """Remove a context that did not arrive, so that a further run asks for it again."""
+    def _end(self, digest: str, entry: _Entry, task: asyncio.Task[StoredContext]) -> None:
+        """Close what has come. Remove a context that did not arrive, so that a further run asks for it again."""
+        entry.arrival.close()  # here and not in the task, which may have been cancelled before it began
         if (task.cancelled() or task.exception() is not None) and self._entries.get(digest) is entry:
             del self._entries[digest]
 

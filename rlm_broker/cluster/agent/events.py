@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,6 +11,7 @@ from rlm_broker.cluster.messages import FromBroker, Happened
 from rlm_broker.trace.event_log import EVENT_CHARS, text_chars
 from rlm_broker.trace.events import Event, EventsMissed
 from rlm_broker.trace.writer import plain
+from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.text_json import encode_written_out
 
 MOST_CHARS = 1 << 22
@@ -46,8 +48,8 @@ class EventSender:
         self._chars += chars
         while self._chars > MOST_CHARS and len(self._waiting) > 1:
             self._last_missed, dropped = self._waiting.popleft()
-            self._chars -= dropped
             self._missed += 1
+            self._chars -= dropped
         if self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
@@ -69,22 +71,32 @@ class EventSender:
         except TimeoutError:
             pass
         while self._waiting:
-            await self._link.send(Happened(self._run, self._batch()))
+            batch = self._batch()
+            try:
+                await self._link.send(Happened(self._run, tuple(map(_raw, batch))))
+            except FrameTooLarge:
+                self._miss(batch)
         self._sending = None
 
-    def _batch(self) -> tuple[msgspec.Raw, ...]:
-        batch: list[msgspec.Raw] = []
+    def _batch(self) -> list[Event]:
+        """Take the events of the next message."""
+        batch = list[Event]()
         if (last := self._last_missed) is not None:
             gap = EventsMissed(last.run, last.depth, self._missed, tree=last.tree, n=last.n, time=last.time)
-            batch.append(_raw(gap))
+            batch.append(gap)
             self._missed, self._last_missed = 0, None
         chars = 0
         while self._waiting and chars < BATCH_CHARS:
             event, size = self._waiting.popleft()
             chars += size
-            batch.append(_raw(event))
+            batch.append(event)
         self._chars -= chars
-        return tuple(batch)
+        return batch
+
+    def _miss(self, batch: Sequence[Event]) -> None:
+        """Count events as missed. They come before all that were missed since."""
+        self._missed += sum(event.count if isinstance(event, EventsMissed) else 1 for event in batch)
+        self._last_missed = self._last_missed or batch[-1]
 
 
 def _raw(event: Event) -> msgspec.Raw:

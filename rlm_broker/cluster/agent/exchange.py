@@ -70,7 +70,7 @@ class Exchange:
             del self._waiting[number]
             self._told.pop(number, None)
         if not isinstance(answer, wanted):
-            raise ProtocolViolation(f"the orchestrator answered {request} with {type(answer).__name__}")
+            raise ProtocolViolation(f"the orchestrator answered {type(request).__name__} with {type(answer).__name__}")
         return answer
 
     def take(self, message: Reply | ToolReply | Judged | ReplyText | Retried) -> None:

@@ -15,6 +15,7 @@ from rlm_broker.cluster.messages import (
     Ask,
     Cancel,
     Ended,
+    FromAgent,
     Happened,
     Leave,
     Load,
@@ -267,10 +268,11 @@ async def test_calls_pass_contexts_in_transfer() -> None:
     async with linked() as (broker, agent):
         answering = asyncio.create_task(answer_calls(broker))
         sending = [asyncio.create_task(send_pieces(broker, digest, pieces)) for digest in "ab"]
+        receiving = agent.receive()
         seen, asked_at, behind = 0, 0, list[int]()
         await agent.send(Ask(1, 0, "s", (("user", "?"),), 9.0))
         while seen < 2 * pieces:
-            message, _ = await anext(agent.receive())
+            message, _ = await anext(receiving)
             if isinstance(message, Piece):
                 seen += 1
             elif isinstance(message, Reply):

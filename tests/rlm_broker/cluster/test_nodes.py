@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import signal
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -257,6 +258,11 @@ async def test_a_run_goes_on_elsewhere(crew: Crew, fault: Callable[[Agent, Proxy
     assert all(one.time <= other.time for one, other in itertools.pairwise(told))
 
 
+def has_fewer(nodes: Nodes, than: int) -> bool:
+    """Whether a node is gone."""
+    return len(nodes.stats().nodes) < than
+
+
 async def test_the_last_node_may_come_later(crew: Crew) -> None:
     """A run whose last node is lost waits for the next one."""
     model = Gated(looping("FINAL(llm_query('first'))"))
@@ -268,7 +274,7 @@ async def test_the_last_node_may_come_later(crew: Crew) -> None:
         while crew.nodes.stats().nodes:
             there = len(crew.nodes.stats().nodes)
             kill(*crew.busy())
-            await until(lambda there=there: len(crew.nodes.stats().nodes) < there)
+            await until(partial(has_fewer, crew.nodes, there))
             await until(lambda: not crew.nodes.stats().nodes or any(node.runs for node in crew.nodes.stats().nodes))
         await crew.has(1)
         model.held["first"].set()
