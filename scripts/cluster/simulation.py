@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
+from rlm_broker.batch.items import BatchItem
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.rlm import RLM
@@ -29,7 +30,9 @@ BEYOND_LOOPBACK = "0.0.0.0"
 IDLE_S = 5.0
 LOOK_S = 0.01
 JOIN_S = 300.0
-CALLS, RUNS_PER_AGENT = 4, 4
+RUNS_PER_AGENT = 4
+SHORT, LONG = 1, 16
+"""Calls of each run, in two loads: their difference is what a call costs, and the rest is what a run costs."""
 
 
 class NoOp:
@@ -47,30 +50,41 @@ class NoOp:
 
 
 @dataclass(frozen=True)
+class Load:
+    """Findings about a load: runs on all agents, with so many calls each."""
+
+    calls: int
+    seconds: float
+    cpu_s: float
+
+
+@dataclass(frozen=True)
 class Simulated:
     """Findings about one broker with so many agents.
 
     Attributes:
+        is_tls: Whether the links have TLS.
         joining_s: Seconds until all agents had joined.
         agent_bytes: Memory of the orchestrator for each agent.
         idle_cpu: Share of a core that the orchestrator takes while no run is there.
         calls_s: Calls a second while all agents have runs.
-        cpu_s_per_call: CPU time of the orchestrator for each call, with its part of placing and ending a run.
+        cpu_s_per_call, cpu_s_per_run: CPU time of the orchestrator for a call, and for a run beside its calls.
         p99_s: Seconds that 99 of 100 calls took at most, under full load.
-        most_late_s: Longest time by which a step of the orchestrator's event loop kept heartbeats waiting.
+        most_late_s: Longest time by which the orchestrator's event loop kept a timer waiting.
         lost: Nodes that were lost before the end.
     """
 
     agents: int
+    is_tls: bool
     joining_s: float
     agent_bytes: float
     idle_cpu: float
     calls_s: float
     cpu_s_per_call: float
+    cpu_s_per_run: float
     p99_s: float
     most_late_s: float
     lost: int
-    is_tls: bool
 
     def told(self) -> str:
         """Return the findings as lines for people."""
@@ -78,12 +92,11 @@ class Simulated:
             [
                 f"{self.agents:,} agents, {'TLS' if self.is_tls else 'plain'}, {os.cpu_count()} cores, "
                 f"load {os.getloadavg()[0]:.1f}",
-                f"joined in {self.joining_s:.1f} s; memory of an agent in the orchestrator: "
-                f"{self.agent_bytes / 1e3:.0f} KB",
-                f"idle: {self.idle_cpu:.0%} of a core, for heartbeats",
-                f"full load: {self.calls_s:,.0f} calls/s, {self.cpu_s_per_call * 1e6:.0f} µs of CPU time each, "
-                f"p99 {self.p99_s * 1e3:,.0f} ms",
-                f"longest delay of heartbeats: {self.most_late_s * 1e3:,.0f} ms; nodes lost: {self.lost}",
+                f"joined in {self.joining_s:.1f} s; memory for each: {self.agent_bytes / 1e3:.0f} KB",
+                f"idle: {self.idle_cpu:.1%} of a core, for heartbeats",
+                f"CPU time: {self.cpu_s_per_call * 1e6:.0f} µs a call, {self.cpu_s_per_run * 1e6:.0f} µs a run",
+                f"full load: {self.calls_s:,.0f} calls/s, p99 {self.p99_s * 1e3:,.0f} ms",
+                f"longest delay of a timer: {self.most_late_s * 1e3:,.0f} ms; nodes lost: {self.lost}",
             ]
         )
 
@@ -97,24 +110,41 @@ async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
     process, nodes = psutil.Process(), Nodes(f"{BEYOND_LOOPBACK if is_tls else '127.0.0.1'}:0")
     async with nodes, RLM(NoOp(), cluster=nodes) as rlm:
         held, started = process.memory_info().rss, time.perf_counter()
-        async with light_agents(nodes, agents, calls=CALLS, max_runs=RUNS_PER_AGENT) as found:
+        async with light_agents(nodes, agents, RUNS_PER_AGENT) as found:
             joining_s = time.perf_counter() - started
             agent_bytes = (process.memory_info().rss - held) / agents
             used = time.process_time()
             await asyncio.sleep(IDLE_S)
             idle_cpu = (time.process_time() - used) / IDLE_S
             steps = asyncio.create_task(_longest_step())
-            used, started = time.process_time(), time.perf_counter()
-            await asyncio.gather(*(rlm.acompletion("context", "question") for _ in range(runs)))
-            taken, used = time.perf_counter() - started, time.process_time() - used
+            short, long = await _load(rlm, runs, SHORT), await _load(rlm, runs, LONG)
             steps.cancel()
             lost, most_late_s = nodes.stats().lost_nodes, await steps
     trips = sorted(trip for findings in found for trip in findings.round_trips)
-    calls = runs * CALLS
-    p99_s = trips[int(0.99 * len(trips))]
+    per_call = (long.cpu_s - short.cpu_s) / (long.calls - short.calls)
     return Simulated(
-        agents, joining_s, agent_bytes, idle_cpu, calls / taken, used / calls, p99_s, most_late_s, lost, is_tls
+        agents,
+        is_tls,
+        joining_s,
+        agent_bytes,
+        idle_cpu,
+        calls_s=long.calls / long.seconds,
+        cpu_s_per_call=per_call,
+        cpu_s_per_run=max(0.0, short.cpu_s - short.calls * per_call) / runs,
+        p99_s=trips[int(0.99 * len(trips))],
+        most_late_s=most_late_s,
+        lost=lost,
     )
+
+
+async def _load(rlm: RLM, runs: int, calls: int) -> Load:
+    """Give so many runs of so many calls each to the agents."""
+    used, started = time.process_time(), time.perf_counter()
+    items = (BatchItem(str(number), "context", str(calls)) for number in range(runs))
+    async for result in rlm.batch(items, max_concurrent=runs):
+        if result.failure is not None:
+            raise result.failure
+    return Load(runs * calls, time.perf_counter() - started, time.process_time() - used)
 
 
 async def _longest_step() -> float:
@@ -136,13 +166,13 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def light_agents(nodes: Nodes, agents: int, *, calls: int, max_runs: int) -> AsyncIterator[list[Findings]]:
+async def light_agents(nodes: Nodes, agents: int, max_runs: int) -> AsyncIterator[list[Findings]]:
     """Have so many light agents join, in some processes. Their findings are in the list after the block."""
     (host, port), found = nodes.address, list[Findings]()
     each = -(-agents // PROCESSES)
     async with asyncio.TaskGroup() as processes:
         for first in range(0, agents, each):
-            order = Order(host, port, nodes.fingerprint, nodes.token, first, min(each, agents - first), calls, max_runs)
+            order = Order(host, port, nodes.fingerprint, nodes.token, first, min(each, agents - first), max_runs)
             processes.create_task(_one_process(order, found))
         await _until(lambda: len(nodes.stats().nodes) == agents)
         yield found
