@@ -11,6 +11,8 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from rlm_broker.cluster.calls import AttemptCalls
 from rlm_broker.cluster.events import RunEvents
 from rlm_broker.cluster.link import LinkLost
@@ -32,9 +34,11 @@ from rlm_broker.cluster.messages import (
     UseTool,
 )
 from rlm_broker.cluster.node import Node, OfARun
+from rlm_broker.cluster.outcomes import read_completion
 from rlm_broker.cluster.tools import AttemptTools
 from rlm_broker.errors import OutputInvalid, ProtocolViolation
 from rlm_broker.limits import Limits
+from rlm_broker.results import Completion
 from rlm_broker.run.output_type import AnswerType
 from sandbox_worker.wire.errors import FrameTooLarge
 
@@ -60,7 +64,8 @@ class NodeAttempt:
 
     Attributes:
         begin: The message.
-        parsed: Value of the last answer that was taken, or None.
+        completion: What the node has sent at the end of the run; None if it has sent none.
+        parsed: The last answer that was taken, and its value; None if there was none.
         invalid: Error of the last answer that was refused for good; None if there was none.
     """
 
@@ -75,6 +80,7 @@ class NodeAttempt:
         events: RunEvents,
     ) -> None:
         self.begin = begin
+        self.completion: Completion | None = None
         self.parsed: tuple[str, Any] | None = None
         self.invalid: OutputInvalid | None = None
         self._node = node
@@ -153,6 +159,8 @@ class NodeAttempt:
             case Happened():
                 self._events.take(message.events)
             case Ended():
+                if message.completion is not msgspec.UNSET:
+                    self.completion = read_completion(message.completion)
                 if message.is_of_node:
                     self._abandon()
                 self._outcome.set_result(message)

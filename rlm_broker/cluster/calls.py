@@ -79,8 +79,8 @@ class RunCalls:
         """Usage of the run by model and depth. What an attempt was answered from earlier ones counts once."""
         both = Tallies(Tally)
         for key in self.answered.keys() | self.charged.keys():
-            one, other = self.answered[key].usage, self.charged[key].usage
-            both[key].add(one if one.total_calls >= other.total_calls else other)
+            counted = [tallies[key].usage for tallies in (self.answered, self.charged) if key in tallies]
+            both[key].add(max(counted, key=lambda usage: usage.total_calls))
         return both
 
     def usage_summary(self) -> UsageSummary:

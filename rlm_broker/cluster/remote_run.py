@@ -26,7 +26,7 @@ from rlm_broker.cluster.described import limits_spec, routing_spec, system_promp
 from rlm_broker.cluster.events import RunEvents
 from rlm_broker.cluster.messages import Begin, ContextSpec, Ended, EngineSpec
 from rlm_broker.cluster.node import Node
-from rlm_broker.cluster.outcomes import read_completion, read_error
+from rlm_broker.cluster.outcomes import read_error
 from rlm_broker.cluster.placement import Placement
 from rlm_broker.cluster.tools import AttemptTools, RunTools
 from rlm_broker.concurrency.deadline import Late, StopRequested, to_its_end, within
@@ -254,15 +254,14 @@ class RemoteRun:
         except NodeLost:
             return
         if ended is not None:
-            self._keep(ended)
+            self._keep(ended, attempt)
 
     # -- its outcome -------------------------------------------------------------------------------------------------
 
-    def _keep(self, ended: Ended) -> None:
+    def _keep(self, ended: Ended, attempt: NodeAttempt) -> None:
         """Keep the results that a node has sent at the end of a run, also of one that failed."""
         self._partial_answer = ended.partial_answer
-        if ended.completion is not msgspec.UNSET:
-            self._ended = read_completion(ended.completion)
+        self._ended = attempt.completion or self._ended
 
     def _outcome(self, ended: Ended, attempt: NodeAttempt) -> Completion:
         """Return the completion of an attempt, with the usage that was counted here.
@@ -271,7 +270,7 @@ class RemoteRun:
             _Lost: The node is at fault.
             RlmBrokerError: The run failed.
         """
-        self._keep(ended)
+        self._keep(ended, attempt)
         if ended.error is not None:
             failure = self._failure(read_error(ended), attempt)
             if ended.is_of_node:

@@ -145,6 +145,8 @@ class Gated(BaseClient):
 
     Attributes:
         asked: Last message of each request so far.
+        requests: The requests.
+        cancelled: Last message of each request that was cancelled while it was held.
         held: Text of a last message → event that its replies wait for.
     """
 
@@ -154,12 +156,14 @@ class Gated(BaseClient):
     def __init__(self, reply: Callable[[LMRequest], str]) -> None:
         self._reply = reply
         self.asked: list[str] = []
+        self.requests: list[LMRequest] = []
         self.cancelled: list[str] = []
         self.held: dict[str, asyncio.Event] = {}
 
     async def complete(self, request: LMRequest) -> LMReply:
         last = str(request.messages[-1].content)
         self.asked.append(last)
+        self.requests.append(request)
         if (held := self.held.get(last)) is not None:
             try:
                 await held.wait()

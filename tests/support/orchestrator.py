@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,7 +20,6 @@ from rlm_broker.cluster.messages import (
     EngineSpec,
     FromAgent,
     FromBroker,
-    Happened,
     Judge,
     Judged,
     Leave,
@@ -35,15 +35,13 @@ from rlm_broker.cluster.messages import (
 from rlm_broker.cluster.outcomes import read_completion, read_error
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ModelFailed, OutputInvalid, RlmBrokerError, RunFailed, UnknownModel
+from rlm_broker.errors import ModelFailed, OutputInvalid, RunFailed, UnknownModel
 from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage, Completion
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.tools import Tools
 from tests.support.links import linked
-
-WELCOME = Welcome("node", "secret")
 
 
 class Orchestrator:
@@ -52,30 +50,29 @@ class Orchestrator:
     Args:
         link: Link to the agent.
         client: Model that answers.
-        tools: Functions for code.
-        output_type: Type that answers must have; None takes any text.
 
     Attributes:
         got: Messages of the agent, in their order, heartbeats left out.
         loads: Heartbeats of the agent.
-        sends_contexts: Whether contexts are sent when the node needs them.
     """
 
-    def __init__(
-        self, link: Link[FromAgent], client: BaseClient, tools: Tools | None = None, output_type: Any = None
-    ) -> None:
+    def __init__(self, link: Link[FromAgent], client: BaseClient) -> None:
         self.link = link
-        self.client = client
-        self.tools = tools or Tools()
-        self.output_type = None if output_type is None else OutputType(output_type)
         self.got: list[FromAgent] = []
+        self.prepared(client)
         self.loads: list[Load] = []
-        self.sends_contexts = True
         self.changed = asyncio.Condition()
         self._ended: dict[int, asyncio.Future[Ended]] = {}
         self._contexts: dict[str, StoredContext] = {}
         self._calls: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._last = 0
+
+    def prepared(self, client: BaseClient, tools: Tools | None = None, output_type: Any = None) -> "Orchestrator":
+        """Take the model, the functions and the type of the next runs, and forget the messages so far."""
+        self.client, self.tools = client, tools or Tools()
+        self.output_type = None if output_type is None else OutputType(output_type)
+        self.got.clear()
+        return self
 
     async def begin(
         self, context: Any, question: str | None = None, *, limits: Limits | None = None, **fields: Any
@@ -138,8 +135,7 @@ class Orchestrator:
     async def _take(self, message: FromAgent) -> None:
         match message:
             case Need():
-                if self.sends_contexts:
-                    await self._send(message.digest)
+                await self._send(message.digest)
             case Ask():
                 self._begin(message.run, message.call, self._called(message))
             case UseTool():
@@ -155,9 +151,7 @@ class Orchestrator:
         self._calls[run, call] = asyncio.create_task(work)
 
     async def _send(self, digest: str) -> None:
-        data = b"".join(
-            msgspec.Raw(_content(fd, piece.form.size_bytes)) for fd, piece in self._contexts[digest].pieces()
-        )
+        data = b"".join(os.pread(fd, piece.form.size_bytes, 0) for fd, piece in self._contexts[digest].pieces())
         for at in range(0, len(data), PIECE_BYTES):
             await self.link.send(Piece(digest, at), data[at : at + PIECE_BYTES])
 
@@ -195,26 +189,17 @@ class Orchestrator:
         await self.link.send(verdict)
 
 
-def _content(fd: int, size: int) -> bytes:
-    import os
-
-    return os.pread(fd, size, 0)
-
-
 @contextlib.asynccontextmanager
 async def orchestrated(
-    client: BaseClient, tools: Tools | None = None, output_type: Any = None, *, context_bytes: int | None = None
+    client: BaseClient,
 ) -> AsyncIterator[tuple[Orchestrator, Link[FromBroker], "asyncio.Task[None]"]]:
-    """Have an orchestrator and an agent that serves it: both, the agent's link, and the task that serves."""
+    """Have an orchestrator and an agent that serves it: the first, the agent's link, and the task that serves."""
     async with linked() as (at_broker, at_agent):
-        orchestrator = Orchestrator(at_broker, client, tools, output_type)
-        serving = asyncio.create_task(serve(at_agent, WELCOME, context_bytes=context_bytes))
+        orchestrator = Orchestrator(at_broker, client)
+        serving = asyncio.create_task(serve(at_agent, Welcome("node", "secret")))
         receiving = asyncio.create_task(orchestrator.receive())
         try:
             yield orchestrator, at_agent, serving
         finally:
             at_broker.close()
             await asyncio.wait({serving, receiving})
-
-
-__all__ = ["Happened", "Orchestrator", "RlmBrokerError", "orchestrated"]

@@ -54,7 +54,7 @@ async def test_a_failure_is_no_settings_fault_for_ever(monkeypatch: pytest.Monke
     sandboxes = Sandboxes()
     entered = Sandbox.__aenter__
 
-    async def failing(self: Sandbox) -> Sandbox:
+    async def failing(_: Sandbox) -> Sandbox:
         monkeypatch.setattr(Sandbox, "__aenter__", entered)
         raise SandboxFailed("no process")
 

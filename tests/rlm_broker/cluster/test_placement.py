@@ -1,0 +1,186 @@
+"""Which node gets a run, and in which order runs that wait get theirs."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from rlm_broker.cluster.contexts import Contexts
+from rlm_broker.cluster.link import Link, from_agent
+from rlm_broker.cluster.messages import PROTOCOL, Join, Load
+from rlm_broker.cluster.node import Node
+from rlm_broker.cluster.placement import Place, Placement
+from rlm_broker.errors import ClusterFailed
+from sandbox_worker import RELEASE
+from tests.support.waiting import turns
+
+
+def node(name: str, max_runs: int = 2, free_bytes: int = 1 << 30) -> Node:
+    """A node whose link has no connection."""
+    join = Join("token", PROTOCOL, RELEASE, name, cpus=1, memory_bytes=free_bytes, max_runs=max_runs)
+    return Node(Link(name, from_agent), join, Contexts(), lambda: None)
+
+
+def placement(*nodes: Node, min_nodes: int = 1, join_timeout_s: float = 60.0) -> Placement:
+    made = Placement(min_nodes, join_timeout_s, "run this")
+    for each in nodes:
+        made.add(each)
+    return made
+
+
+class Runs:
+    """Runs that ask for places, one after the other."""
+
+    def __init__(self, placing: Placement) -> None:
+        self._placing = placing
+        self._stacks: list[ExitStack] = []
+        self.places: list[Place] = []
+
+    def ask(self, avoids: Sequence[str] = (), *, is_again: bool = False) -> Place:
+        stack = ExitStack()
+        place = stack.enter_context(self._placing.asked(avoids, is_again=is_again))
+        self._stacks.append(stack)
+        self.places.append(place)
+        return place
+
+    def end(self, number: int) -> None:
+        self._stacks[number].close()
+
+    @property
+    def names(self) -> list[str | None]:
+        """Name of the node of each run, or None."""
+        return [place.node.result().name if place.node.done() else None for place in self.places]
+
+
+async def test_the_emptiest_node_for_its_size_is_taken() -> None:
+    """A node with four places gets twice the runs of one with two."""
+    runs = Runs(placement(node("small", 2), node("large", 4)))
+    for _ in range(6):
+        runs.ask()
+    assert sorted(filter(None, runs.names)) == ["large"] * 4 + ["small"] * 2
+    assert set(runs.names[:2]) == {"small", "large"}
+
+
+async def test_of_equal_nodes_the_freest_is_taken() -> None:
+    runs = Runs(placement(node("tight", free_bytes=1 << 20), node("free", free_bytes=1 << 30)))
+    runs.ask()
+    assert runs.names == ["free"]
+
+
+async def test_runs_wait_in_their_order() -> None:
+    """A run that had a place before goes to the front; the others keep their order."""
+    placing = placement(node("one", 1))
+    runs = Runs(placing)
+    for _ in range(3):
+        runs.ask()
+    runs.ask(is_again=True)
+    assert (runs.names, placing.waiting) == (["one", None, None, None], 3)
+    runs.end(0)
+    assert runs.names == ["one", None, None, "one"]
+    runs.end(3)
+    assert runs.names == ["one", "one", None, "one"]
+    runs.end(1)
+    assert runs.names == ["one", "one", "one", "one"]
+
+
+async def test_a_run_that_leaves_the_queue_costs_no_place() -> None:
+    """A cancelled run gives its place back, also if it got it in the same moment."""
+    runs = Runs(placement(node("one", 1)))
+    runs.ask()
+    runs.ask()
+    runs.ask()
+    runs.end(1)
+    runs.end(0)
+    assert runs.names[2] == "one"
+
+
+async def test_a_full_slow_or_lost_node_gets_no_run(leaping_clock: object) -> None:  # noqa: ARG001
+    """A node that says it is full, that is late, or whose link has ended, gets none until that has changed."""
+    one = node("one")
+    placing = placement(one)
+    runs = Runs(placing)
+    one.load = Load(0, 0, is_full=True)
+    runs.ask()
+    assert runs.names == [None]
+    one.load = Load(0, 0)
+    await asyncio.sleep(2)
+    placing.look()
+    assert runs.names == [None]
+    one.link.close()
+    placing.look()
+    assert runs.names == [None]
+
+
+async def test_a_failing_node_gets_one_run_at_a_time() -> None:
+    """A node on which runs fail must not draw all runs, since it always has room."""
+    bad = node("bad", 4)
+    bad.faults = 1
+    runs = Runs(placement(bad))
+    runs.ask()
+    runs.ask()
+    assert runs.names == ["bad", None]
+
+
+async def test_a_run_avoids_the_nodes_that_failed_it() -> None:
+    """A run waits for another node, and lets those behind it pass. If there is none, it takes what there is."""
+    good, bad = node("good", 1), node("bad", 2)
+    placing = placement(good, bad)
+    runs = Runs(placing)
+    runs.ask(["bad"])
+    runs.ask(["bad"])
+    runs.ask()
+    assert runs.names == ["good", None, "bad"]
+    runs.end(0)
+    assert runs.names == ["good", "good", "bad"]
+    placing.remove(good)
+    runs.ask(["bad"])
+    assert runs.names[3] == "bad"
+
+
+async def test_the_first_runs_wait_for_enough_nodes() -> None:
+    """Before the first run, `min_nodes` must have joined. Afterwards one is enough."""
+    one, two = node("one"), node("two")
+    placing = placement(one, min_nodes=2)
+    runs = Runs(placing)
+    runs.ask()
+    assert runs.names == [None]
+    placing.add(two)
+    assert runs.names != [None]
+    placing.remove(two)
+    runs.ask()
+    assert runs.names[1] == "one"
+
+
+async def test_too_few_nodes_end_a_run_in_time(leaping_clock: object) -> None:  # noqa: ARG001
+    """The error says how many nodes there are, and what to do."""
+    runs = Runs(placement(node("one"), min_nodes=3, join_timeout_s=5))
+    with pytest.raises(ClusterFailed, match="1 of 3 nodes have joined the cluster within join_timeout_s = 5: run this"):
+        await runs.ask().taken()
+
+
+async def test_full_nodes_are_waited_for(leaping_clock: object) -> None:  # noqa: ARG001
+    """The time for joining is not that of a queue: runs wait as long as nodes are there, and again so long after."""
+    one = node("one", 1)
+    placing = placement(one, join_timeout_s=5)
+    runs = Runs(placing)
+    runs.ask()
+    loop = asyncio.get_running_loop()
+    waiting = loop.create_task(runs.ask().taken())
+    await asyncio.sleep(23)
+    assert not waiting.done()
+    placing.remove(one)
+    gone_at = loop.time()
+    with pytest.raises(ClusterFailed, match="no node has joined"):
+        await waiting
+    assert loop.time() - gone_at == pytest.approx(5, abs=0.1)
+
+
+async def test_a_closed_cluster_fails_those_that_wait() -> None:
+    placing = placement()
+    runs = Runs(placing)
+    waiting = asyncio.get_running_loop().create_task(runs.ask().taken())
+    await turns()
+    placing.close("the cluster was closed")
+    with pytest.raises(ClusterFailed, match="the cluster was closed"):
+        await waiting
