@@ -89,7 +89,7 @@ def _write(path: str, token: str, descriptor: int | None = None) -> None:
 @contextlib.contextmanager
 def _ray(address: str, join_timeout_s: float | None) -> Iterator[Nodes]:
     with require_extra("ray", "--cluster"):
-        made: Any = importlib.import_module("rlm_broker.cluster.ray_cluster").RayCluster
+        made: Any = importlib.import_module("rlm_broker.cluster.on_ray.ray_cluster").RayCluster
     timeout = {} if join_timeout_s is None else {"join_timeout_s": join_timeout_s}
     with made(address, **timeout) as cluster:
         yield cluster

@@ -2,7 +2,7 @@
 
     python -m scripts.cluster.light_agents < ORDER
 
-Each run that one of them gets makes a number of calls, one after the other, and ends with an answer.
+The question of a run is a number. The run makes so many calls, one after the other, and ends with an answer.
 """
 
 import asyncio
@@ -35,7 +35,6 @@ class Order(msgspec.Struct, frozen=True):
         host, port, fingerprint, token: What an agent needs to join.
         first: Number of the first agent, for the names of the nodes.
         agents: Number of agents.
-        calls: Calls of each run.
         max_runs: Runs of each agent at the same time.
     """
 
@@ -45,7 +44,6 @@ class Order(msgspec.Struct, frozen=True):
     token: str
     first: int
     agents: int
-    calls: int
     max_runs: int
 
 
@@ -66,13 +64,11 @@ class LightAgent:
 
     Args:
         link: Its link.
-        calls: Calls of each run.
         tell: Called with the seconds of each call.
     """
 
-    def __init__(self, link: "Link[FromBroker]", calls: int, tell: Callable[[float], None]) -> None:
+    def __init__(self, link: "Link[FromBroker]", tell: Callable[[float], None]) -> None:
         self._link = link
-        self._calls = calls
         self._tell = tell
         self._waiting: dict[tuple[int, int], asyncio.Future[Reply]] = {}
         self._tasks = set[asyncio.Task[None]]()
@@ -96,7 +92,7 @@ class LightAgent:
         return await self._link.lost()
 
     async def _run(self, begin: Begin) -> None:
-        for call in range(self._calls):
+        for call in range(int(begin.question or 0)):
             reply = self._waiting[begin.run, call] = asyncio.get_running_loop().create_future()
             started = time.perf_counter()
             await self._link.send(Ask(begin.run, call, "1", MESSAGES, CALL_TIMEOUT_S, is_loop=True))
@@ -122,7 +118,7 @@ async def _main(order: Order) -> Findings:
     async def agent(number: int) -> None:
         async with places:
             link = await joined(order, f"light-{number}")
-        lost.append(await LightAgent(link, order.calls, round_trips.append).work())
+        lost.append(await LightAgent(link, round_trips.append).work())
 
     await asyncio.gather(*map(agent, range(order.first, order.first + order.agents)))
     return Findings(lost, round_trips)

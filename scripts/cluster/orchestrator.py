@@ -50,7 +50,7 @@ async def _main(order: Order) -> None:
 def _nodes(order: Order) -> Nodes:
     if order.ray is None:
         return Nodes(f"{order.bind}:0")
-    from rlm_broker.cluster.ray_cluster import RayCluster
+    from rlm_broker.cluster.on_ray.ray_cluster import RayCluster
 
     return RayCluster(order.ray, resources={"node": 1}, bind=f"{order.bind}:0")
 

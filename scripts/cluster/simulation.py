@@ -7,20 +7,32 @@ CPU time of the orchestrator says what one core carries. It depends less on othe
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
 import psutil
 
+from rlm_broker.batch.items import BatchItem
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.rlm import RLM
 from rlm_broker.usage import Usage
-from scripts.cluster.light_agents import Findings
+from scripts.cluster.light_agents import Findings, Order
 
 PROCESSES = 2
+BEYOND_LOOPBACK = "0.0.0.0"
+"""Address at which nodes connect by TLS, also from this machine."""
 IDLE_S = 5.0
-CALLS, RUNS_PER_AGENT = 4, 4
+LOOK_S = 0.01
+JOIN_S = 300.0
+RUNS_PER_AGENT = 4
+SHORT, LONG = 1, 16
+"""Calls of each run, in two loads: their difference is what a call costs, and the rest is what a run costs."""
 
 
 class NoOp:
@@ -38,30 +50,41 @@ class NoOp:
 
 
 @dataclass(frozen=True)
+class Load:
+    """Findings about a load: runs on all agents, with so many calls each."""
+
+    calls: int
+    seconds: float
+    cpu_s: float
+
+
+@dataclass(frozen=True)
 class Simulated:
     """Findings about one broker with so many agents.
 
     Attributes:
+        is_tls: Whether the links have TLS.
         joining_s: Seconds until all agents had joined.
         agent_bytes: Memory of the orchestrator for each agent.
         idle_cpu: Share of a core that the orchestrator takes while no run is there.
         calls_s: Calls a second while all agents have runs.
-        cpu_s_per_call: CPU time of the orchestrator for each call, with its part of placing and ending a run.
+        cpu_s_per_call, cpu_s_per_run: CPU time of the orchestrator for a call, and for a run beside its calls.
         p99_s: Seconds that 99 of 100 calls took at most, under full load.
-        most_late_s: Longest time by which a step of the orchestrator's event loop kept heartbeats waiting.
+        most_late_s: Longest time by which the orchestrator's event loop kept a timer waiting.
         lost: Nodes that were lost before the end.
     """
 
     agents: int
+    is_tls: bool
     joining_s: float
     agent_bytes: float
     idle_cpu: float
     calls_s: float
     cpu_s_per_call: float
+    cpu_s_per_run: float
     p99_s: float
     most_late_s: float
     lost: int
-    is_tls: bool
 
     def told(self) -> str:
         """Return the findings as lines for people."""
@@ -69,12 +92,11 @@ class Simulated:
             [
                 f"{self.agents:,} agents, {'TLS' if self.is_tls else 'plain'}, {os.cpu_count()} cores, "
                 f"load {os.getloadavg()[0]:.1f}",
-                f"joined in {self.joining_s:.1f} s; memory of an agent in the orchestrator: "
-                f"{self.agent_bytes / 1e3:.0f} KB",
-                f"idle: {self.idle_cpu:.0%} of a core, for heartbeats",
-                f"full load: {self.calls_s:,.0f} calls/s, {self.cpu_s_per_call * 1e6:.0f} µs of CPU time each, "
-                f"p99 {self.p99_s * 1e3:,.0f} ms",
-                f"longest delay of heartbeats: {self.most_late_s * 1e3:,.0f} ms; nodes lost: {self.lost}",
+                f"joined in {self.joining_s:.1f} s; memory for each: {self.agent_bytes / 1e3:.0f} KB",
+                f"idle: {self.idle_cpu:.1%} of a core, for heartbeats",
+                f"CPU time: {self.cpu_s_per_call * 1e6:.0f} µs a call, {self.cpu_s_per_run * 1e6:.0f} µs a run",
+                f"full load: {self.calls_s:,.0f} calls/s, p99 {self.p99_s * 1e3:,.0f} ms",
+                f"longest delay of a timer: {self.most_late_s * 1e3:,.0f} ms; nodes lost: {self.lost}",
             ]
         )
 
@@ -85,30 +107,44 @@ def simulate(agents: int, *, runs: int | None = None, is_tls: bool = True) -> Si
 
 
 async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
-    process, nodes = psutil.Process(), Nodes(plain=not is_tls)
+    process, nodes = psutil.Process(), Nodes(f"{BEYOND_LOOPBACK if is_tls else '127.0.0.1'}:0")
     async with nodes, RLM(NoOp(), cluster=nodes) as rlm:
         held, started = process.memory_info().rss, time.perf_counter()
-        async with _light_agents(nodes, agents) as processes:
-            await _until(lambda: len(nodes.stats().nodes) == agents)
+        async with light_agents(nodes, agents, RUNS_PER_AGENT) as found:
             joining_s = time.perf_counter() - started
             agent_bytes = (process.memory_info().rss - held) / agents
             used = time.process_time()
             await asyncio.sleep(IDLE_S)
             idle_cpu = (time.process_time() - used) / IDLE_S
             steps = asyncio.create_task(_longest_step())
-            used, started = time.process_time(), time.perf_counter()
-            await asyncio.gather(*(rlm.acompletion("context", "question") for _ in range(runs)))
-            taken, used = time.perf_counter() - started, time.process_time() - used
+            short, long = await _load(rlm, runs, SHORT), await _load(rlm, runs, LONG)
             steps.cancel()
-            lost = agents - len(nodes.stats().nodes)
-            most_late_s = await steps
-        found = [msgspec.json.decode(await each, type=Findings) for each in processes]
+            lost, most_late_s = nodes.stats().lost_nodes, await steps
     trips = sorted(trip for findings in found for trip in findings.round_trips)
-    calls = runs * CALLS
-    p99_s = trips[int(0.99 * len(trips))]
+    per_call = (long.cpu_s - short.cpu_s) / (long.calls - short.calls)
     return Simulated(
-        agents, joining_s, agent_bytes, idle_cpu, calls / taken, used / calls, p99_s, most_late_s, lost, is_tls
+        agents,
+        is_tls,
+        joining_s,
+        agent_bytes,
+        idle_cpu,
+        calls_s=long.calls / long.seconds,
+        cpu_s_per_call=per_call,
+        cpu_s_per_run=max(0.0, short.cpu_s - short.calls * per_call) / runs,
+        p99_s=trips[int(0.99 * len(trips))],
+        most_late_s=most_late_s,
+        lost=lost,
     )
+
+
+async def _load(rlm: RLM, runs: int, calls: int) -> Load:
+    """Give so many runs of so many calls each to the agents."""
+    used, started = time.process_time(), time.perf_counter()
+    items = (BatchItem(str(number), "context", str(calls)) for number in range(runs))
+    async for result in rlm.batch(items, max_concurrent=runs):
+        if result.failure is not None:
+            raise result.failure
+    return Load(runs * calls, time.perf_counter() - started, time.process_time() - used)
 
 
 async def _longest_step() -> float:
@@ -121,3 +157,36 @@ async def _longest_step() -> float:
             longest_s = max(longest_s, time.perf_counter() - due)
     except asyncio.CancelledError:
         return longest_s
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(JOIN_S):
+        while not is_so():
+            await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def light_agents(nodes: Nodes, agents: int, max_runs: int) -> AsyncIterator[list[Findings]]:
+    """Have so many light agents join, in some processes. Their findings are in the list after the block."""
+    (host, port), found = nodes.address, list[Findings]()
+    each = -(-agents // PROCESSES)
+    async with asyncio.TaskGroup() as processes:
+        for first in range(0, agents, each):
+            order = Order(host, port, nodes.fingerprint, nodes.token, first, min(each, agents - first), max_runs)
+            processes.create_task(_one_process(order, found))
+        await _until(lambda: len(nodes.stats().nodes) == agents)
+        yield found
+        await nodes.aclose()
+
+
+async def _one_process(order: Order, found: list[Findings]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "scripts.cluster.light_agents", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        out, _ = await process.communicate(msgspec.json.encode(order))
+        found.append(msgspec.json.decode(out, type=Findings))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

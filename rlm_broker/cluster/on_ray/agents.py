@@ -22,7 +22,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlm_broker.cluster.ray_child import END_S, MODULE, ChildOrder
+from rlm_broker.cluster.on_ray.child import END_S, MODULE, ChildOrder
 from rlm_broker.errors import ConfigurationError
 
 LOOK_S = 1.0

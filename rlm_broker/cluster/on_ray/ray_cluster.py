@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlm_broker.cluster.nodes import Nodes
-from rlm_broker.cluster.ray_child import ChildOrder
+from rlm_broker.cluster.on_ray.child import ChildOrder
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.extras import require_extra
 
 if TYPE_CHECKING:
-    from rlm_broker.cluster.ray_agents import RayAgents
+    from rlm_broker.cluster.on_ray.agents import RayAgents
 
 TOKEN_S = 300.0
 """Seconds in which an agent that Ray was asked to start has to join. Its token is for one agent."""
@@ -83,7 +83,7 @@ class RayCluster(Nodes):
         self._owns_ray = False
 
     async def _open(self) -> None:
-        from rlm_broker.cluster.ray_agents import RayAgents, connect, own_address
+        from rlm_broker.cluster.on_ray.agents import RayAgents, connect, own_address
 
         self._owns_ray = await asyncio.to_thread(connect, self._ray_address)
         try:
@@ -97,7 +97,7 @@ class RayCluster(Nodes):
             raise
 
     async def _close(self) -> None:
-        from rlm_broker.cluster.ray_agents import disconnect
+        from rlm_broker.cluster.on_ray.agents import disconnect
 
         await super()._close()
         agents, self._agents = self._agents, None

@@ -1,6 +1,6 @@
 """The child of a Ray actor: the agent of its node, which ends when its standard input ends.
 
-    python -m rlm_broker.cluster.ray_child < ORDER
+    python -m rlm_broker.cluster.on_ray.child < ORDER
 
 The order is one line of standard input, so that the token is in no command line, environment or file.
 """
@@ -20,7 +20,7 @@ from rlm_broker.errors import RlmBrokerError
 from rlm_broker.sandbox.workers.cgroups import memory_bytes
 from sandbox_worker import RELEASE
 
-MODULE = "rlm_broker.cluster.ray_child"
+MODULE = "rlm_broker.cluster.on_ray.child"
 RUNS_PER_CPU = 16
 END_S = 5.0
 """Seconds that it takes to end its runs, at most. Beyond, the process exits."""

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, RunLimits, ScriptedClient
-from rlm_broker.cluster.ray_child import MODULE
-from rlm_broker.cluster.ray_cluster import RayCluster
+from rlm_broker.cluster.on_ray.child import MODULE
+from rlm_broker.cluster.on_ray.ray_cluster import RayCluster
 from tests.support.waiting import until_now
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
