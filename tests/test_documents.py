@@ -3,8 +3,8 @@
 The docstring of `tests/support/page_code.py` says which blocks are run and how they are marked.
 """
 
-import multiprocessing
-from multiprocessing.connection import Connection
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,8 @@ import pytest
 from tests.support import forked_python, page_code, page_run
 from tests.support.places import PROJECT
 
+WAIT_S = 280
 PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
-_PROCESSES = multiprocessing.get_context("forkserver")
-"""Processes of pages are forked from one that has imported what most of them need: litellm alone takes seconds."""
-_PROCESSES.set_forkserver_preload(["tests.support.page_preload"])
 
 
 def _has_code(path: Path) -> bool:
@@ -37,22 +35,13 @@ def faults(path: Path, tmp_path: Path) -> list[str]:
     """Run the code of a page in a process of its own, and return its faults."""
     folder = tmp_path / "page"
     folder.mkdir()
-    here, there = _PROCESSES.Pipe(duplex=False)
-    process = _PROCESSES.Process(target=_run, args=(path, folder, forked_python.address(), there))
-    process.start()
-    there.close()
-    try:
-        found: list[str] = here.recv()
-    except EOFError:
-        found = ["its process ended before the page did"]
-    finally:
-        process.join()
-        here.close()
+    said = tmp_path / "faults.json"
+    forks = forked_python.address("tests.support.page_preload")  # litellm alone takes seconds
+    page = ["-m", "tests.support.page_run", str(path), str(folder), forked_python.address(), str(said)]
+    with forked_python.Python(page, cwd=PROJECT, stdout=subprocess.DEVNULL, forks=forks) as process:
+        process.communicate(timeout=WAIT_S)
+    found: list[str] = json.loads(said.read_text()) if said.exists() else ["its process ended before the page did"]
     return found
-
-
-def _run(path: Path, folder: Path, forks: str, there: Connection) -> None:
-    there.send(page_run.run(path, folder, forks))
 
 
 WRONG = """

@@ -118,7 +118,7 @@ print(sum(subprocess.run(["true"]).returncode for _ in range(60)))
 """
 WAIT_FOR_SHORT_CHILDREN = """
 import os, time
-for _ in range(60):
+for _ in range(30):
     if (child := os.fork()) == 0:
         until = time.process_time() + 0.005
         while time.process_time() < until: pass

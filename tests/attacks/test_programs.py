@@ -1,6 +1,7 @@
 """Programs that the host runs, and code beside them, that mean harm: no process outlives its end, and none reaches init."""
 
 import asyncio
+import contextlib
 import os
 import resource
 from collections.abc import Iterator
@@ -102,8 +103,36 @@ def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
         yield opened
 
 
-@pytest.mark.parametrize("name", TRIES)
-def test_hostile_program_ends_with_all_children(arena: Arena, name: str) -> None:
+BUSY = (
+    "the_end_of_everything_that_is_not_stopped",
+    "ever_new_processes",
+    "ever_more_processes",
+    "processes_in_groups_of_their_own",
+)
+"""Tries that need the whole machine. The others wait most of their time."""
+
+
+async def test_hostile_programs_end_with_all_children(arena: Arena) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        names = [name for name in TRIES if name not in BUSY]
+        repls = [await stack.enter_async_context(arena.sandbox.repl()) for _ in names]
+        for repl in repls:
+            assert (await repl.aexecute("import os; kept = 1; os.getpid()")).status == "ok"
+        before = {each for each in living_below() if each.name() == "python3"}
+        running = (
+            repl.arun(["python3", "-c", BEGIN + TRIES[name]], timeout_s=2)
+            for repl, name in zip(repls, names, strict=True)
+        )
+        results = dict(zip(names, await asyncio.gather(*running), strict=True))
+        assert {name: result for name, result in results.items() if result.status != "timeout"} == {}
+        assert {name: result for name, result in results.items() if GOT_THROUGH in result.stdout} == {}
+        assert {each for each in living_below() if each.name() == "python3"} == before
+        assert [(await repl.aexecute("kept")).stdout for repl in repls] == ["1\n"] * len(names)
+    await asyncio.to_thread(arena.goes_on)
+
+
+@pytest.mark.parametrize("name", BUSY)
+def test_busy_program_ends_with_all_children(arena: Arena, name: str) -> None:
     with arena.sandbox.repl() as repl:
         assert repl.execute("import os; kept = 1; os.getpid()").status == "ok"
         before = {each for each in living_below() if each.name() == "python3"}

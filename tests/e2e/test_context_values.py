@@ -34,12 +34,12 @@ def test_context_table_survives_a_kill(rows: int) -> None:
 def test_context_dict_holds_tables_and_texts() -> None:
     table = frame(20_000)
     look = "print(context['sales'].shape, context['log'][:2], context['kinds'] == {1, 2})"
-    with Sandbox() as sandbox, store(table) as sales:
+    with Sandbox() as sandbox, sandbox.template(imports=["pandas"]) as template, store(table) as sales:
         for given in (
             {"sales": table, "log": "x" * 9, "kinds": {1, 2}},
             {"sales": sales, "log": "x" * 9, "kinds": {1, 2}},
         ):
-            with sandbox.repl(given) as repl:
+            with template.repl(context=given) as repl:
                 assert repl.execute(look).stdout == "(20000, 2) xx True\n"
 
 

@@ -315,7 +315,8 @@ def test_the_search_takes_time_in_proportion_to_the_text(unit: str) -> None:
         return time.thread_time() - began
 
     spent_s(100)
-    assert min(spent_s(48_000) for _ in range(2)) < 30 * min(spent_s(4_000) for _ in range(4))
+    few = min(spent_s(2_000) for _ in range(4))
+    assert any(spent_s(24_000) < 30 * few for _ in range(3))
 
 
 @pytest.mark.parametrize("rule", redaction.RULES, ids=lambda rule: rule.mark)
@@ -331,7 +332,8 @@ def test_rule_takes_time_linear_in_its_marks(rule: redaction.Rule) -> None:
         return time.thread_time() - began
 
     spent_s(10)
-    assert min(spent_s(1_600) for _ in range(2)) < 50 * min(spent_s(100) for _ in range(4))
+    few = min(spent_s(40) for _ in range(4))
+    assert any(spent_s(640) < 50 * few for _ in range(3))
 
 
 def test_only_a_mark_that_occurs_has_its_pattern_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ A program is a process of its own, with its own standard streams, folder, variab
 started. It begins as `python -m MODULE`, `python -c CODE` and `python FILE` do, and its interpreter ends as every other.
 What is tested of imports themselves needs an interpreter of its own.
 
-    python forked_python.py LISTENING LIFELINE
+    python forked_python.py LISTENING LIFELINE MODULE...
 
 This starts the process that forks. It ends when the other end of LIFELINE is closed.
 """
@@ -67,6 +67,7 @@ class Python:
         cwd: Its folder; None takes that of this process.
         takes_terminal: Whether its stdin becomes the terminal of a session of its own.
         ignores: Signals that it ignores from its start on, as under `nohup`.
+        forks: Result of `address`; None takes that without arguments.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Python:
         cwd: Path | str | None = None,
         takes_terminal: bool = False,
         ignores: Sequence[signal.Signals] = (),
+        forks: str | None = None,
     ) -> None:
         self.args = [*map(str, arguments)]
         self.returncode: int | None = None
@@ -95,7 +97,7 @@ class Python:
             self.stdout, out = _output(stdout, theirs)
             self.stderr, err = (None, out) if stderr == subprocess.STDOUT else _output(stderr, theirs)
             self._connected = socket.socket(socket.AF_UNIX)
-            self._connected.connect(address())
+            self._connected.connect(forks or address())
             socket.send_fds(self._connected, [json.dumps(request).encode() + b"\n"], [read, out, err])
         self._replies = self._connected.makefile()
         self.pid = int(self._replies.readline())
@@ -192,8 +194,12 @@ def python(
 
 
 @cache
-def address() -> str:
-    """Start the process that forks, once for this process, and return the path of its socket."""
+def address(*more: str) -> str:
+    """Start the process that forks, once for this process, and return the path of its socket.
+
+    Args:
+        more: Modules that it imports as well. There is another process for each choice of them.
+    """
     folder = tempfile.mkdtemp(prefix="forks-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = f"{folder}/socket"
@@ -203,7 +209,7 @@ def address() -> str:
         listening.listen()
         # The first process ends at once: tests that count the processes below them do not see the second.
         subprocess.run(
-            [sys.executable, __file__, str(listening.fileno()), str(ended)],
+            [sys.executable, __file__, str(listening.fileno()), str(ended), *more],
             pass_fds=(listening.fileno(), ended),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -316,7 +322,7 @@ def _program() -> tuple[str, str]:
     listening = socket.socket(fileno=int(sys.argv[1]))
     lifeline = int(sys.argv[2])
     _leave_the_caller()
-    for name in IMPORTED:
+    for name in (*IMPORTED, *sys.argv[3:]):
         __import__(name)
     gc.collect()
     gc.freeze()

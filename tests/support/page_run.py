@@ -1,5 +1,7 @@
 """Runs the code of one Markdown page, in a process of its own.
 
+    python -m tests.support.page_run PAGE FOLDER FORKS FAULTS
+
 Model names of OpenAI and addresses of model servers lead to a fake server on loopback. The variable `FAKE_PORT` hands its
 port to commands, which are processes of their own.
 """
@@ -178,3 +180,14 @@ def _command_lines(piece: page_code.Piece) -> str | None:
         if shown.strip() and (problem := page_code.difference(shown, done.stdout)):
             return f"`{line}`: {problem}"
     return None
+
+
+def main() -> None:
+    """Run a page, and write its faults into a file."""
+    path, folder, forks, said = sys.argv[1:]
+    faults = run(Path(path), Path(folder), forks)
+    Path(said).write_text(json.dumps(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -135,7 +135,9 @@ def test_workers_are_pid_1_of_own_namespaces() -> None:
             say_pid(lambda: namespaces.fork_into_new_pid_namespace(own_pidfd), pipe)
         say_pid(os.fork, pipe)  # the way back was taken: a neighbour; the workers were pids 2 to 4 here
 
-    assert as_zygote(serve) == "1 1 1 5 "
+    *workers, neighbour = as_zygote(serve).split()
+    assert workers == ["1"] * 3
+    assert int(neighbour) >= 5  # threads that libraries start after a fork have numbers as well
 
 
 def test_failed_fork_leaves_no_pid_namespace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,7 @@ LEAST_RIGHT = {
 """Share of the questions of a kind that is answered, or declined where the context does not tell."""
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("questions", [development, later])
+@pytest.mark.parametrize(("questions", "seed"), [(development, 1), (later, 2)])
 def test_questions_are_answered_by_kind(questions: Any, seed: int) -> None:
     """Questions are answered by their kind, and no answer that is called sure is wrong."""
     asked: list[Question] = questions(World(seed))
