@@ -172,8 +172,6 @@ _MODULES = {
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
     "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
     "ValueUnavailable WorkerDied",
-    "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged "
-    "RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable WorkerDied",
     "handler.cache": "Cache",
     "handler.client_queue": "OnRetry Serving",
     "handler.routing": "ModelPolicy Route",

@@ -8,7 +8,6 @@ from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, requ
 from rlm_broker.batch.batch import Batch, Wanted
 from rlm_broker.batch.composing import composed_batch
 from rlm_broker.batch.feeding import Items
-from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.batch.scoring import Score
 from rlm_broker.callback import Callback
@@ -17,17 +16,15 @@ from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.control.board import BOARD
 from rlm_broker.control.server import start_if_wanted
 from rlm_broker.engine import Engine, EngineParts
-from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
-from rlm_broker.handler.completing import Completing
+from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.keywords import (
     Keywords,
     cluster_with,
     instructions_with,
     models_with,
     receivers_with,
-    require_behaviour,
+    require_arguments,
     require_consistent,
-    require_known,
     sandbox_with,
     tools_with,
 )
@@ -107,12 +104,9 @@ class RLM(AsyncResource):
         handler: LMHandler | None = None,
         **keywords: Unpack[Keywords],
     ) -> None:
-        require_known(keywords, RLM)
-        require_kind("limits", limits, Limits, type(None))
-        require_kind("handler", handler, LMHandler, type(None))
+        require_arguments(keywords, RLM, limits, handler, query_handler, recursion, persistent)
         said = models_with(models, keywords)
         require_consistent(model, sub_model, said, handler, "model_policy" in keywords)
-        require_behaviour(query_handler, recursion, persistent)
         brought = sandbox_with(sandbox, keywords)
         registry = None if handler is not None else Registry(model, sub_model, said)
         cluster = cluster_with(keywords, persistent, query_handler)
@@ -317,17 +311,11 @@ class RLM(AsyncResource):
         """
         if self._persistent:
             raise ConfigurationError("a persistent RLM answers one question at a time: make another RLM for a batch")
-
-        def begin(item: BatchItem, completing: Callable[[Completing], Completing]) -> Run:
-            about = item.context, item.question, output_type
-            asked = self._asked(*about, limits=None, timeout_s=None, completing=completing)
-            return self._run(asked, EventLoopRef.here()).start()
-
-        bounds = limits or BatchLimits()
+        bounds = BatchLimits() if limits is None else limits
         wanted = Wanted(items, max_concurrent, bounds, output_type, fail_fast, score, trajectories, out, retry_failed)
-        given: dict[str, Any] = {"instructions": self.instructions, "tools": self.tools, "is_auto": self._is_auto}
-        given["query_handler"] = self._query_handler
-        return composed_batch(wanted, begin, self, self._parts, self._opened, given, self._loop)
+        own = {"instructions": self.instructions, "tools": self.tools, "is_auto": self._is_auto}
+        settings = {**own, "query_handler": self._query_handler}
+        return composed_batch(wanted, self._asked, self._run, self, self._parts, self._opened, settings, self._loop)
 
     # -- what runs share ---------------------------------------------------------------------------------------------
 

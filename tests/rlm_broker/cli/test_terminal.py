@@ -2,10 +2,6 @@
 
 import io
 import re
-import termios
-from collections.abc import Callable
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +11,11 @@ from rlm_broker.cli.progress import ProgressLine
 from rlm_broker.shown import printable
 from rlm_broker.trace.events import CallEnded, CallStarted, RunStarted
 from rlm_broker.usage import Usage
-from tests.support.command import ENVIRONMENT, WAIT_S, run, started
+from tests.support.command import run
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 from tests.support.terminals import COLUMNS, lines_shown, on_a_terminal
 
 HOSTILE = "import sys\nsys.stdout.write('\\x1b]0;owned\\x07' + 'plain\\ttext\\n')\nsys.stderr.write('\\x1b[2J')"
-
-
-COLUMNS = 70
-
-
-def on_a_terminal(
-    *command: str, keys: bytes = b"", after: bytes | Callable[[bytes], bool] = b"", **variables: str
-) -> bytes:
-    """Return everything that the command shows. `keys` are typed once it has shown `after`."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, COLUMNS))
-    env = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": str(COLUMNS), **variables}  # pytest-xdist sets this variable, too
-    with started(*command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, takes_terminal=True) as process:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                piece = os.read(ours, 1 << 16)
-            except OSError:  # EIO: no process has the terminal open any more
-                break
-            if not piece:
-                break
-            seen += piece
-            if keys and (after in seen if isinstance(after, bytes) else after(seen)):
-                os.write(ours, keys)
-                keys = b""
-        process.wait(WAIT_S)
-    os.close(ours)
-    return seen
 
 
 def test_escape_sequences_are_shown_and_not_sent(tmp_path: Path) -> None:
