@@ -349,8 +349,8 @@ class RLM(AsyncResource):
         question: str | None,
         output_type: Any,
         *,
-        limits: RunLimits | ReplLimits | None,
-        timeout_s: float | None,
+        limits: RunLimits | ReplLimits | None = None,
+        timeout_s: float | None = None,
         **more: Any,
     ) -> Asked:
         require_question(question)
