@@ -76,7 +76,7 @@ def test_an_answer_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_texts_of_a_block_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer appears in the block that submitted it, too, and is whole only once."""
-    monkeypatch.setattr(shortening, "MOST_BYTES", 300_000)
+    monkeypatch.setattr(shortening, "MOST_BYTES", 400_000)
     long = "x" * 200_000
     died = PostMortem("line 1", long, 1, 1.0, 1, 1)
     block = Block("c", "killed", error=long, final_answer=long, draft=long, post_mortem=died)
