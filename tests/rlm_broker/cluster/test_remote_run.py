@@ -383,7 +383,7 @@ async def test_a_node_calls_no_other_model() -> None:
 
 
 async def test_usage_is_what_was_counted_here() -> None:
-    """What a node says of its usage and its model is not taken."""
+    """Usage and model are not taken from the node."""
     async with Nodes() as nodes, RLM(Gated(lambda _: "yes"), cluster=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         begin = await begun(link)
