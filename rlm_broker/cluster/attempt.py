@@ -6,6 +6,7 @@ have open at the same time is bounded, and each message is checked before it has
 
 import asyncio
 import contextlib
+import contextvars
 from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
@@ -54,7 +55,7 @@ class NodeLost(Exception):
 
 
 class NodeAttempt:
-    """A run on one node. Lives on one event loop.
+    """A run on one node. Make it in the run's task. Lives on one event loop.
 
     Args:
         begin: Message that begins the run there.
@@ -94,6 +95,8 @@ class NodeAttempt:
         self._tasks: set[asyncio.Task[None]] = set()
         """These tasks, and those of requests that the node has left, which are ending."""
         self._counts = Counter[type[Message]]()
+        self._context = contextvars.copy_context()
+        """Context variables of the run, which functions of the user's find. The messages come in another task."""
         self._outcome: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -109,21 +112,24 @@ class NodeAttempt:
         try:
             await self._node.link.send(self.begin)
         except LinkLost as lost:
-            self._node.end(self)
+            self._leave()
             raise NodeLost(str(lost)) from None
         except BaseException:
-            self._node.end(self)
+            self._leave()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if not self._outcome.done():
-            self._node.link.post(Cancel(self.begin.run))
-            self._outcome.cancel()
-        elif not self._outcome.cancelled():
-            self._outcome.exception()  # read, so that asyncio does not report it as never retrieved
-        self._node.end(self)
+            self.cancel()
+        self._leave()
         await self._close()
+
+    def _leave(self) -> None:
+        """Take no further message, and have no outcome to wait for."""
+        self._node.end(self)
+        if not self._outcome.cancel():
+            self._outcome.exception()  # read, so that asyncio does not report it as never retrieved
 
     async def ended(self, timeout_s: float | None = None) -> Ended | None:
         """Wait for the end of the run, and return it; None if it has not ended in time.
@@ -205,7 +211,7 @@ class NodeAttempt:
         if request.call in self._open:
             work.close()
             raise ProtocolViolation("an agent has used the number of a request twice")
-        task = asyncio.get_running_loop().create_task(self._answered(request, work))
+        task = asyncio.get_running_loop().create_task(self._answered(request, work), context=self._context.copy())
         kind = type(request)
         self._counts[kind] += 1
         self._open[request.call] = task

@@ -93,7 +93,7 @@ class RemoteRun:
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started: float | None = None
         self._ended: Completion | None = None
-        """What the node sent at the end of the last attempt."""
+        """Completion that the node sent at the end of the last attempt."""
         self._partial_answer: str | None = None
         self._failed_on: list[str] = []
         """Names of the nodes of lost attempts."""
@@ -288,8 +288,9 @@ class RemoteRun:
         the judge."""
         if isinstance(failure, LimitReached) and failure.limit == "run_timeout_s":
             return self._late()
-        if isinstance(failure, ModelFailed) and self._calls.reached is not None:
-            return self._calls.reached
+        reached = self._calls.reached
+        if isinstance(failure, ModelFailed) and reached is not None and str(failure) == str(reached):
+            return reached  # the agent got it as the failure of a call
         if isinstance(failure, OutputInvalid) and attempt.invalid is not None:
             return attempt.invalid
         return failure

@@ -170,7 +170,10 @@ class Gated(BaseClient):
             except asyncio.CancelledError:
                 self.cancelled.append(last)
                 raise
-        return LMReply(self._reply(request), Usage(1, 10, 5, 0.25))
+        text = self._reply(request)
+        if request.on_text is not None:
+            request.on_text(text)
+        return LMReply(text, Usage(1, 10, 5, 0.25))
 
 
 def looping(code: str, answer: Callable[[str], str] = str.upper) -> Callable[[LMRequest], str]:

@@ -1,6 +1,8 @@
 """Runs on agents that the test plays, message by message: lost attempts, hostile nodes, and what holds over attempts."""
 
 import asyncio
+import contextlib
+import contextvars
 from typing import Any
 
 import msgspec
@@ -33,6 +35,7 @@ from rlm_broker.cluster.outcomes import encoded_completion
 from rlm_broker.context.store import store
 from rlm_broker.errors import (
     ClusterFailed,
+    ConfigurationError,
     IsolationUnavailable,
     LimitReached,
     ModelFailed,
@@ -40,8 +43,10 @@ from rlm_broker.errors import (
     SandboxFailed,
 )
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
+from rlm_broker.trace.events import Event
 from rlm_broker.usage import UsageSummary
 from sandbox_worker.wire.values import decode
 from tests.support.nodes import Gated, begun, played, taken
@@ -196,6 +201,40 @@ async def test_a_function_is_called_once() -> None:
     assert called == ["quick", "slow"]
 
 
+async def test_context_variables_are_those_of_the_run() -> None:
+    """A function of the user's finds the variables of the run's caller. A call gets none that a receiver has set."""
+    found: list[str] = []
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
+
+    async def note() -> None:
+        found.append(variable.get())
+
+    def reply(_: object) -> str:
+        found.append(variable.get())
+        return "yes"
+
+    def receiver(event: Event) -> None:
+        found.append(variable.get())
+        variable.set(type(event).__name__)
+
+    tools = {"note": note}
+    async with Nodes() as nodes, RLM(Gated(reply), cluster=nodes, tools=tools, on_event=receiver) as rlm:
+        variable.set("caller")
+        run = rlm.start("a", "What?")
+        async with played(nodes) as link:
+            begin = await begun(link)
+            event = (
+                b'{"event": "call_started", "run": "1", "depth": 0, "call": %d, "requested_model": null, "prompt": ""}'
+            )
+            await link.send(Happened(begin.run, tuple(msgspec.Raw(event % number) for number in (1, 2))))
+            await replied(link, asking(begin, 1, "one"))
+            await link.send(UseTool(begin.run, 2, "note", '{"args": [], "kwargs": {}}', 60.0))
+            await taken(link, ToolReply)
+            await link.send(ended(begin, "well"))
+            await answered(run)
+    assert found == ["caller"] * 4
+
+
 async def test_time_goes_on_from_attempt_to_attempt() -> None:
     """A further attempt gets the seconds that are left, and its limit is told with the number of the run."""
     async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm:
@@ -244,6 +283,44 @@ async def test_a_run_that_waits_can_be_stopped() -> None:
         completion = await answered(run)
     assert completion.is_stopped
     assert completion.response is None
+
+
+async def test_a_closed_cluster_ends_its_runs() -> None:
+    """A run whose cluster is closed fails at once, and waits for no other node."""
+    async with contextlib.AsyncExitStack() as stack:
+        nodes = await stack.enter_async_context(Nodes())
+        link = await stack.enter_async_context(played(nodes))
+        run = RLM(Gated(str), cluster=nodes).start("a", "What?")
+        await begun(link)
+        await nodes.aclose()
+        with pytest.raises(ClusterFailed, match="the cluster was closed"):
+            await answered(run)
+        assert isinstance(await taken(link, Quit), Quit)
+
+
+async def test_a_cluster_of_another_loop_is_used_there() -> None:
+    """A cluster that was opened by `with` lives in the background, and so do the runs."""
+    nodes = Nodes()
+    await asyncio.to_thread(nodes.__enter__)
+    try:
+        run = RLM(Gated(str), cluster=nodes, limits=Limits(run_timeout_s=60)).start("a", "What?")
+        async with played(nodes) as link:
+            await link.send(ended(await begun(link), "well"))
+            assert (await answered(run)).response == "well"
+    finally:
+        await nodes.aclose()
+
+
+async def test_two_loops_for_one_run_are_refused() -> None:
+    """A handler and a cluster that live on two event loops cannot serve one run."""
+    nodes = Nodes()
+    await asyncio.to_thread(nodes.__enter__)
+    try:
+        async with LMHandler(Gated(str)) as handler:
+            with pytest.raises(ConfigurationError, match="on two event loops"):
+                await answered(RLM(handler=handler, cluster=nodes).start("a", "What?"))
+    finally:
+        await nodes.aclose()
 
 
 # -- contexts --------------------------------------------------------------------------------------------------------
@@ -308,8 +385,8 @@ async def test_a_node_makes_no_more_calls_than_its_run() -> None:
         async with played(nodes, "next") as link:
             begin = await begun(link)
             assert (await replied(link, asking(begin, 1, "two"))).failure is None
-            assert "max_llm_calls" in ((await replied(link, asking(begin, 2, "three"))).failure or "")
-            await link.send(failed(begin, "ModelFailed"))
+            refused = await replied(link, asking(begin, 2, "three"))
+            await link.send(failed(begin, "ModelFailed", refused.failure or ""))
             with pytest.raises(LimitReached, match="max_llm_calls"):
                 await answered(run)
     assert model.asked == ["one", "two"]
@@ -342,7 +419,7 @@ async def test_a_node_calls_no_other_model() -> None:
 
 
 async def test_usage_is_what_was_counted_here() -> None:
-    """What a node says of its usage and its model is not taken."""
+    """Usage and model are not taken from the node."""
     async with Nodes() as nodes, RLM(Gated(lambda _: "yes"), cluster=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         begin = await begun(link)
