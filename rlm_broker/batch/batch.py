@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from rlm_broker.asked import MakesCompleting
 from rlm_broker.batch.feeding import Fed, Feeding, Items, require_items, total_of
 from rlm_broker.batch.items import BatchItem, BatchResult
 from rlm_broker.batch.limits import BatchLimits
@@ -43,7 +44,7 @@ TELLS_SECONDS_S = 5.0
 DRAIN_S = 20.0
 """Seconds for calls that are under way when a limit is reached: their answers are paid, and are kept in the journal."""
 
-Begin = Callable[[BatchItem, Callable[[Completing], Completing]], Run]
+Begin = Callable[[BatchItem, MakesCompleting], Run]
 """Begins the run of an item, whose calls are completed by what the function makes of the handler."""
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +113,19 @@ async def write(journal: Journal, *work: tuple[str, Any]) -> None:
         work: Pairs of an item's id and one of its calls, or its status.
     """
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    journal.begin(lambda error: failed.done() or failed.set_exception(error))
+
+    def fail(error: BaseException) -> None:
+        if not failed.done():
+            failed.set_exception(error)
+
+    journal.begin(fail)
 
     async def written() -> None:
         for id, what in work:
             if isinstance(what, PaidCall):
                 await journal.keep(id, what)
             else:
-                line = result(id, what)
-                await journal.finish(id, lambda line=line: line)
+                await journal.finish(id, partial(result, id, what))
 
     writing = asyncio.ensure_future(written())
     try:

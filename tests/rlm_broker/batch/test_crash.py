@@ -152,8 +152,8 @@ def test_full_disk_ends_the_batch_and_the_same_call_goes_on(tmp_path: Path, monk
                 full.write(data)
         return real(descriptor, data, end)
 
-    with monkeypatch.context() as patched, pytest.raises(ConfigurationError) as refused:
-        patched.setattr(disk, "append", append)
+    monkeypatch.setattr(disk, "append", append)
+    with pytest.raises(ConfigurationError) as refused:
         batch_of(out, log, max_concurrent=1)
     assert str(refused.value) == f"cannot write to {out}: No space left on device; {disk.GO_ON}"
     assert all(line.endswith(b"\n") for path in [out, *folder_of(out).glob("calls-*")] for line in [path.read_bytes()])

@@ -35,8 +35,8 @@ async def test_iterables_of_all_kinds_are_fed_in_order() -> None:
     assert await fed_ids(slowly()) == (wanted, 0)
     assert await fed_ids(item(number) for number in range(5)) == (wanted, 0)
     assert await fed_ids([item(number) for number in range(300)]) == ([f"{number}" for number in range(300)], 0)
-    assert total_of([1, 2]) == 2
-    assert total_of(iter([1])) is None
+    assert total_of([item(1), item(2)]) == 2
+    assert total_of(iter([item(1)])) is None
 
 
 async def test_feeding_is_no_further_ahead_than_one_step() -> None:
@@ -97,7 +97,7 @@ async def test_items_before_an_error_are_fed() -> None:
         raise OSError("gone")
 
     feeding, ids = Feeding(items(), {}, print), []
-    with pytest.raises(OSError, match="gone"):
+    with pytest.raises(OSError, match="gone"):  # noqa: PT012
         async for fed in feeding.fed():
             ids.append(fed.item.id)
     assert ids == ["0", "1"]

@@ -12,7 +12,7 @@ def test_progress_tells_rate_and_time_left(clock: Clock) -> None:
     assert counting.progress(Usage()).left_s is None
     clock.forward(4)
     for status in ("answered", "failed", "limited", "answered"):
-        counting.add(BatchResult("a", status))  # type: ignore[arg-type]
+        counting.add(BatchResult("a", status))
     seen = counting.progress(Usage(5))
     assert (seen.done, seen.failed, seen.limited, seen.skipped, seen.usage.total_calls) == (4, 1, 1, 2, 5)
     assert (seen.seconds, seen.rate, seen.left_s) == (4, 1, 4)

@@ -43,7 +43,11 @@ async def test_close_does_the_work_that_was_handed_over() -> None:
 
 async def test_failure_is_told_once_and_ends_the_thread() -> None:
     failures: list[BaseException] = []
-    grouped: Grouped[int] = Grouped(lambda entries: failures[len(entries) :].pop(), failures.append, "test-failure")
+
+    def work(_: Sequence[int]) -> None:
+        raise IndexError
+
+    grouped = Grouped(work, failures.append, "test-failure")
     waiting = [asyncio.ensure_future(grouped.done(number)) for number in range(3)]
     await until(lambda: bool(failures))
     await grouped.aclose()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import resource
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal import disk, segments
-from rlm_broker.journal import journal as journals
 from rlm_broker.journal.journal import folder_of
 from rlm_broker.journal.lines import digest
 from tests.support.journals import Crash, dying, open_journal, paid_call, result, texts, write
@@ -70,7 +70,7 @@ async def test_calls_are_removed_with_their_last_item(tmp_path: Path) -> None:
 async def test_second_process_on_a_file_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     journal = open_journal(out)
-    with pytest.raises(ConfigurationError, match="another process writes to .*out.jsonl: wait"):
+    with pytest.raises(ConfigurationError, match=r"another process writes to .*out\.jsonl: wait"):
         open_journal(out)
     await journal.aclose()
     await open_journal(out).aclose()
@@ -159,8 +159,8 @@ async def written_until_crash(out: Path, told: list[tuple[str, Any]]) -> bool:
     failures: list[BaseException] = []
     journal.begin(failures.append)
     for id, what in WORK:
-        line = result(id, str(what))
-        work = journal.finish(id, lambda line=line: line) if isinstance(what, str) else journal.keep(id, what)
+        line = partial(result, id, str(what))
+        work = journal.finish(id, line) if isinstance(what, str) else journal.keep(id, what)
         if not await ended_before(work, failures):
             break
         told.append((id, what))
@@ -218,7 +218,7 @@ class file_size_limit:
 
 async def test_long_item_does_not_keep_the_calls_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.jsonl"
-    monkeypatch.setattr(journals.Segments, "__init__", small_segments(journals.Segments.__init__))
+    monkeypatch.setattr(segments.Segments, "__init__", small_segments(segments.Segments.__init__))
     work: list[tuple[str, Any]] = []
     for number in range(100):
         work += [("long", paid_call(f"{number}", f"answer {number}"))] if number % 5 == 0 else []

@@ -1,7 +1,6 @@
 """The file of results: locked, cut to whole lines, and never mistaken for another file."""
 
 import contextlib
-import os
 from pathlib import Path
 
 import pytest
@@ -75,7 +74,7 @@ def test_file_that_was_replaced_stays_locked(tmp_path: Path) -> None:
     file.close()
     assert ids_in(path) == ["a", "c"]
     assert path.stat().st_mode & 0o777 == 0o644
-    assert os.listdir(tmp_path) == ["out.jsonl"]
+    assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 def test_kill_while_results_are_removed_leaves_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +95,7 @@ def test_kill_while_results_are_removed_leaves_one_file(tmp_path: Path, monkeypa
         again.keep_only(is_wanted)
         again.close()
         assert path.read_bytes() == after
-        assert os.listdir(tmp_path) == ["out.jsonl"]
+        assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
     assert seen == {before, after}
 
 

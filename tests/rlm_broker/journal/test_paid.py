@@ -38,12 +38,12 @@ class Provider:
 
     async def complete(
         self,
-        client: Client,
+        client: Client,  # noqa: ARG002
         request: LMRequest,
-        timeout_s: float | None = None,
+        timeout_s: float | None = None,  # noqa: ARG002
         *,
-        session: Hashable = None,
-        on_retry: Any = None,
+        session: Hashable = None,  # noqa: ARG002
+        on_retry: Any = None,  # noqa: ARG002
     ) -> Call:
         text = str(request.messages[-1].content)
         self.asked.append(text)
@@ -73,7 +73,7 @@ async def test_further_attempt_pays_no_answered_call_again(provider: Provider) -
     """Equal requests have their answers in their order, and only a call beyond those is sent."""
     provider.answers.set()
     paid = PaidCalls()
-    first = [(await asked(paid, provider, *"aab")) for _ in range(1)][0]
+    first = await asked(paid, provider, *"aab")
     again = await asked(paid, provider, *"abaa")
     assert first == ["a 1", "a 2", "b 3"]
     assert again == ["a 1", "b 3", "a 2", "a 4"]
@@ -100,7 +100,8 @@ async def test_requests_that_differ_are_other_calls(provider: Provider) -> None:
 
 
 async def test_call_under_way_is_joined_by_the_next_attempt(provider: Provider) -> None:
-    paid, texts = PaidCalls(), []
+    paid = PaidCalls()
+    texts: list[str] = []
     lost = paid.attempt(provider)
     before: list[str] = []
     waiting = asyncio.ensure_future(lost.complete(CLIENT, request("a", on_text=before.append)))
