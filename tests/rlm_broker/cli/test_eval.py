@@ -100,6 +100,16 @@ def test_killed_evaluation_goes_on(tmp_path: Path) -> None:
     ]
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    with FakeOpenAI(Answer(never=True)) as server:
+        options = ("eval", "--data", str(_data(tmp_path, 1)), *_settings(tmp_path / "out", server), "-q")
+        with subprocess.Popen([*COMMAND, *options], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+            until_now(lambda: server.requests)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, told) == (130, "rlm-broker eval: stopped: the same command goes on\n")
+
+
 def test_limit_of_all_arms_ends_with_a_partial_table(tmp_path: Path) -> None:
     with FakeOpenAI(_asked) as server:
         options = ("eval", "--data", str(_data(tmp_path, 4)), *_settings(tmp_path / "out", server), "-q")
