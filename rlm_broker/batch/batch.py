@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rlm_broker.batch.feeding import Fed, Feeding, Items, total_of
+from rlm_broker.asked import MakesCompleting
+from rlm_broker.batch.feeding import Fed, Feeding, Items, require_items, total_of
 from rlm_broker.batch.items import BatchItem, BatchResult
 from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.batch.outcome import result_line, result_of
@@ -43,7 +44,7 @@ TELLS_SECONDS_S = 5.0
 DRAIN_S = 20.0
 """Seconds for calls that are under way when a limit is reached: their answers are paid, and are kept in the journal."""
 
-Begin = Callable[[BatchItem, Callable[[Completing], Completing]], Run]
+Begin = Callable[[BatchItem, MakesCompleting], Run]
 """Begins the run of an item, whose calls are completed by what the function makes of the handler."""
 
 
@@ -77,6 +78,7 @@ class Wanted:
     retry_failed: bool = False
 
     def __post_init__(self) -> None:
+        require_items(self.items)
         require_kind("max_concurrent", self.max_concurrent, int)
         if self.max_concurrent < 1:
             raise ConfigurationError(f"max_concurrent must be at least 1, not {self.max_concurrent}")
@@ -209,8 +211,12 @@ class Batch(AsyncResource):
             raise LimitReached("timeout_s", self._earlier_s, limits.timeout_s)
 
     def _end(self, error: BaseException) -> None:
-        """End the batch with an error. The first one counts."""
-        if self._main is None or self._main.done() or self._error is not None:
+        """End the batch with an error. The first one counts; a second one ends the wait for calls under way."""
+        if self._main is None or self._main.done():
+            return
+        if self._error is not None:
+            if self._spending is not None:
+                self._spending.hurry()
             return
         self._error = error
         if isinstance(error, LimitReached):
@@ -322,6 +328,7 @@ class Batch(AsyncResource):
         except Exception as error:  # noqa: BLE001 - becomes the item's result
             if isinstance(error, RunCancelled) and not self._is_usable():  # the RLM is being closed
                 self._end(error)
+                raise asyncio.CancelledError from None
             outcome = error
         finally:
             self._attempts.difference_update(attempts)
