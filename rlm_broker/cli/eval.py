@@ -78,10 +78,10 @@ def command(*, as_json: bool, debug: bool, dry_run: bool, **options: Any) -> Non
             fail("eval", "cancelled", f"stopped: {again}", stopping.exit_code(), as_json=as_json)
         say(done.in_json() if as_json else done.table())
         if done.limit is not None:
-            sentence = f"{done.limit}: the same command with a higher limit goes on"
             if as_json:
                 sys.exit(3)
-            fail("eval", "limit", sentence, 3, as_json=False)
+            again = "the same command with a higher limit goes on" if options["out"] else "--out would keep the results"
+            fail("eval", "limit", f"{done.limit}: {again}", 3, as_json=False)
         if done.all_failed is not None:
             if as_json:
                 sys.exit(1)
