@@ -6,9 +6,11 @@ from typing import Any
 
 import click
 
+from rlm_broker.cli import stopping
 from rlm_broker.cli.failing import fail, failures
 from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, FOLDER, run_options, sandbox_options
 from rlm_broker.cli.terminal import say
+from rlm_broker.errors import RunCancelled
 
 EXIT_CODES = """\b
 tasks: needle, needles, absent (facts in much text), count, classify (sums over lines), pairs (a join of two lists)
@@ -69,13 +71,17 @@ def command(*, as_json: bool, debug: bool, dry_run: bool, **options: Any) -> Non
         if dry_run:
             say(planned.in_json() if as_json else planned.estimate())
             return
-        done = planned.run()
+        try:
+            done = planned.run()
+        except RunCancelled:
+            again = "the same command goes on" if options["out"] else "its results are lost, since there is no --out"
+            fail("eval", "cancelled", f"stopped: {again}", stopping.exit_code(), as_json=as_json)
         say(done.in_json() if as_json else done.table())
         if done.limit is not None:
-            sentence = f"{done.limit}: the same command with a higher limit goes on"
             if as_json:
                 sys.exit(3)
-            fail("eval", "limit", sentence, 3, as_json=False)
+            again = "the same command with a higher limit goes on" if options["out"] else "--out would keep the results"
+            fail("eval", "limit", f"{done.limit}: {again}", 3, as_json=False)
         if done.all_failed is not None:
             if as_json:
                 sys.exit(1)

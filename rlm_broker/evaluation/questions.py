@@ -1,5 +1,6 @@
 """The questions of an evaluation: generated ones, and the user's own from a file of JSON lines."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -107,7 +108,7 @@ def own(file: Path) -> list[Question]:
             id = str(number if line.id is None else line.id)
             if id in questions:
                 raise ConfigurationError(f"{file}, line {number}: the id {id[:40]!r} was in an earlier line")
-            tokens = round(estimate_tokens(_chars(line)))
+            tokens = math.ceil(estimate_tokens(_chars(line)))
             questions[id] = Question(id, line.task, OWN_LENGTH, tokens, partial(_read, file, number, offset))
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None

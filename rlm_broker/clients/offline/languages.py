@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+import threading
 from typing import Any
 
 SMALL_WORDS = {
@@ -99,6 +100,10 @@ def language_of(text: str) -> str:
     return best if counts[best] > counts["english"] else "english"
 
 
+_STEMMING = threading.Lock()
+"""Held while a word is stemmed: a stemmer keeps the word in its attributes, and plain completions run in threads."""
+
+
 @functools.lru_cache(maxsize=8)
 def _stemmer(language: str) -> Any:
     import snowballstemmer  # imported at the first question, so that start-up stays fast
@@ -110,7 +115,10 @@ def _stemmer(language: str) -> Any:
 def stem(word: str, language: str = "english") -> str:
     """Return the stem of a word in lower case. A word with a digit is its own stem."""
     lower = word.lower()
-    return lower if any(char.isdigit() for char in lower) else str(_stemmer(language).stemWord(lower))
+    if any(char.isdigit() for char in lower):
+        return lower
+    with _STEMMING:
+        return str(_stemmer(language).stemWord(lower))
 
 
 def beginning(word: str, language: str) -> str:

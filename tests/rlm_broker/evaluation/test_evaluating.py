@@ -166,3 +166,20 @@ def test_progress_is_told_as_items_end(tmp_path: Path, sandbox: Sandbox) -> None
     evaluation.run(ARMS, lambda arm, batch: told.append((arm.name, batch.progress.done)))
     assert [name for name, _ in told] == ["plain"] * 3 + ["rlm1"] * 3
     assert max(done for _, done in told) == 3
+
+
+def test_corrected_answer_needs_no_further_call(tmp_path: Path, sandbox: Sandbox) -> None:
+    """Scores are made of the kept answers, so another key gives another score."""
+    client = _model(_always)
+    arms = arms_of("plain")
+    for expected, score in ((7, 0), (0, 1)):
+        problem = Problem("context", "q0: which number?", Key("number", expected))
+        questions = [Question("a", "t", "1k", 1, partial(_same, problem))]
+        evaluation = Evaluation(questions, tmp_path, _arms_of(client, sandbox))
+        evaluation.run(arms)
+        assert [each.score for each in evaluation.outcomes(arms)] == [score]
+    assert len(client.requests) == 1
+
+
+def _same(problem: Problem) -> Problem:
+    return problem

@@ -45,7 +45,7 @@ def test_few_equal_differences_are_noise() -> None:
 
 
 def test_graded_differences_are_tested_by_all_signs() -> None:
-    """Of the 8 sums of ±0.5 ±0.25 ±0.125, 2 are as far from 0 as the observed 0.875."""
+    """Two of the 8 sums of ±0.5 ±0.25 ±0.125 are as far from 0 as the observed 0.875."""
     assert difference([(0.5, 0), (0.25, 0), (0.125, 0)]).p_value == pytest.approx(2 / 8)
     assert difference([(0.5, 0), (0.25, 0), (0, 0.125)]).p_value == pytest.approx(4 / 8)
 
