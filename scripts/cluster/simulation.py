@@ -22,7 +22,7 @@ from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.rlm import RLM
 from rlm_broker.usage import Usage
-from scripts.cluster.light_agents import Findings, Order
+from scripts.cluster.light_agents import Order
 
 PROCESSES = 2
 BEYOND_LOOPBACK = "0.0.0.0"
@@ -30,7 +30,9 @@ BEYOND_LOOPBACK = "0.0.0.0"
 IDLE_S = 5.0
 LOOK_S = 0.01
 JOIN_S = 300.0
-RUNS_PER_AGENT = 4
+MAX_RUNS = 32
+"""Runs that each agent takes at the same time."""
+AT_ONCE, RUNS = 256, 2_048
 SHORT, LONG = 1, 16
 """Calls of each run, in two loads: their difference is what a call costs, and the rest is what a run costs."""
 
@@ -102,15 +104,15 @@ class Simulated:
 
 
 def simulate(agents: int, *, runs: int | None = None, is_tls: bool = True) -> Simulated:
-    """Have so many light agents join one broker, wait a while, and give all of them runs."""
-    return asyncio.run(_simulated(agents, agents * RUNS_PER_AGENT if runs is None else runs, is_tls))
+    """Have so many light agents join one broker, wait a while, and give them runs."""
+    return asyncio.run(_simulated(agents, RUNS if runs is None else runs, is_tls))
 
 
 async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
     process, nodes = psutil.Process(), Nodes(f"{BEYOND_LOOPBACK if is_tls else '127.0.0.1'}:0")
     async with nodes, RLM(NoOp(), cluster=nodes) as rlm:
         held, started = process.memory_info().rss, time.perf_counter()
-        async with light_agents(nodes, agents, RUNS_PER_AGENT) as found:
+        async with light_agents(nodes, agents, MAX_RUNS) as found:
             joining_s = time.perf_counter() - started
             agent_bytes = (process.memory_info().rss - held) / agents
             used = time.process_time()
@@ -120,7 +122,7 @@ async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
             short, long = await _load(rlm, runs, SHORT), await _load(rlm, runs, LONG)
             steps.cancel()
             lost, most_late_s = nodes.stats().lost_nodes, await steps
-    trips = sorted(trip for findings in found for trip in findings.round_trips)
+    trips = sorted(found)
     per_call = (long.cpu_s - short.cpu_s) / (long.calls - short.calls)
     return Simulated(
         agents,
@@ -141,7 +143,7 @@ async def _load(rlm: RLM, runs: int, calls: int) -> Load:
     """Give so many runs of so many calls each to the agents."""
     used, started = time.process_time(), time.perf_counter()
     items = (BatchItem(str(number), "context", str(calls)) for number in range(runs))
-    async for result in rlm.batch(items, max_concurrent=runs):
+    async for result in rlm.batch(items, max_concurrent=AT_ONCE):
         if result.failure is not None:
             raise result.failure
     return Load(runs * calls, time.perf_counter() - started, time.process_time() - used)
@@ -166,9 +168,9 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def light_agents(nodes: Nodes, agents: int, max_runs: int) -> AsyncIterator[list[Findings]]:
-    """Have so many light agents join, in some processes. Their findings are in the list after the block."""
-    (host, port), found = nodes.address, list[Findings]()
+async def light_agents(nodes: Nodes, agents: int, max_runs: int) -> AsyncIterator[list[float]]:
+    """Have so many light agents join, in some processes. The seconds of all calls are in the list after the block."""
+    (host, port), found = nodes.address, list[float]()
     each = -(-agents // PROCESSES)
     async with asyncio.TaskGroup() as processes:
         for first in range(0, agents, each):
@@ -179,13 +181,13 @@ async def light_agents(nodes: Nodes, agents: int, max_runs: int) -> AsyncIterato
         await nodes.aclose()
 
 
-async def _one_process(order: Order, found: list[Findings]) -> None:
+async def _one_process(order: Order, found: list[float]) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "scripts.cluster.light_agents", stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         out, _ = await process.communicate(msgspec.json.encode(order))
-        found.append(msgspec.json.decode(out, type=Findings))
+        found += msgspec.json.decode(out, type=list[float])
     finally:
         if process.returncode is None:
             process.kill()
