@@ -12,6 +12,9 @@ from rlm_broker.cluster.messages import PIECE_BYTES, ContextSpec, FromAgent, NoC
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ContextRefused
 
+SMALL_BYTES = 1 << 16
+"""Bytes of a context whose digest is computed at once: that takes less time than a thread's turn."""
+
 
 class Contexts:
     """The contexts of the runs that go on, by their digests. Lives on one event loop."""
@@ -31,9 +34,11 @@ class Contexts:
         spec = self._specs.get(context)
         if spec is None:
             try:
-                spec = self._specs[context] = await asyncio.to_thread(_spec, context)
+                is_small = context.size_bytes <= SMALL_BYTES
+                spec = _spec(context) if is_small else await asyncio.to_thread(_spec, context)
             except OSError as error:
                 raise ContextRefused(f"the context cannot be read for the cluster: {error.strerror}") from error
+            self._specs[context] = spec
         lent = self._lent.setdefault(spec.digest, [])
         lent.append(context)
         try:

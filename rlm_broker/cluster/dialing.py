@@ -19,6 +19,8 @@ from rlm_broker.shown import printable
 
 DIAL_S = 10.0
 """Seconds for one attempt: the connection, TLS, and the broker's answer."""
+PATIENCE_S = 10.0
+"""Seconds for which a broker may send nothing while its kernel acknowledges the heartbeats, see `silence`."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 """Seconds between two attempts, at most. Each pause is twice the one before, less a random part."""
@@ -85,7 +87,7 @@ async def join(target: Target, asked: Join) -> tuple[Link[FromBroker], Welcome]:
             said = _answer.decode(answer.payload)
             if isinstance(said, Refused):
                 raise JoinRefused(f"the broker at {target} refused this node: {printable(said.why[:400])}")
-            link = Link(said.node, from_broker, _no_load)
+            link = Link(said.node, from_broker, _no_load, patience_s=PATIENCE_S)
             link.begin(frame.transport, answer.rest)
             return link, said
     except BaseException as error:

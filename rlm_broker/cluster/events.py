@@ -46,7 +46,7 @@ from rlm_broker.trace.events import (
 from rlm_broker.trace.writer import name_of
 from sandbox_worker.wire.mime import MimeType
 
-MOST_TOLD = 1 << 18
+MOST_TOLD = 1 << 17
 """Maximum identities of events that are kept for a run. Beyond it, a further attempt may repeat events."""
 MOST_NUMBER = 1 << 53
 """Maximum number in the identity of an event."""

@@ -1,8 +1,8 @@
 """A link: one authenticated connection between the broker of a cluster and the agent of a node, the same on both sides.
 
 Flow control: a sender waits while the other side does not read, and a link whose messages are not taken stops reading.
-Either way the link is lost after the time that silence may last, so no side waits for ever. Whoever takes the messages
-therefore begins a task for all that lasts.
+Either way the link is lost after the time that silence may last, so no side waits for ever. So the code that takes
+messages begins a task for all that lasts.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from rlm_broker.cluster.messages import (
     Piece,
     Quit,
 )
+from rlm_broker.cluster.silence import Silence
 from rlm_broker.errors import RlmBrokerError
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.errors import FrameTooLarge, WireError
@@ -104,7 +105,7 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
         name: Name of the node in the cluster.
         decoder: Decoder of the messages that come: `from_agent` or `from_broker`.
         beat: Called for each heartbeat to send. It may be replaced at any time.
-        silence_s: Seconds of silence, or without any progress, after which the link is lost.
+        silence_s, patience_s: As for `Silence`; without `patience_s`, it is `silence_s`.
 
     Attributes:
         why_lost: Why the link has ended; None while it has not.
@@ -118,14 +119,16 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
         beat: Callable[[], Message] = Beat,
         *,
         silence_s: float = SILENCE_S,
+        patience_s: float | None = None,
     ) -> None:
         self.name = name
         self.beat = beat
         self.why_lost: str | None = None
         self.farewell: str | None = None
         self._decoder = decoder
-        self._silence_s = silence_s
+        self._bounds_s = (silence_s, patience_s or silence_s)
         self._loop = asyncio.get_running_loop()
+        self._silence = Silence(self._loop.time(), *self._bounds_s)
         self._transport: asyncio.Transport | None = None
         self._lost = asyncio.Event()
         # Incoming: frames are decoded when they are taken, so that what is queued weighs its bytes.
@@ -135,14 +138,11 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
         self._came = asyncio.Event()
         self._announcing: Incoming | None = None
         self._is_reading = True
-        self._heard = self._loop.time()
         # Outgoing.
         self._room = asyncio.Event()
         self._turn = asyncio.Lock()
         self._turn_of_pieces = asyncio.Lock()
         self._written = self._posted = 0
-        self._sent = -1
-        self._sent_at = self._heard
         self._tick: asyncio.TimerHandle | None = None
         self._due = 0.0
 
@@ -295,8 +295,8 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._room.set()
-        self._heard = self._sent_at = self._loop.time()
-        self._due = self._heard + BEAT_S
+        self._silence = Silence(self._loop.time(), *self._bounds_s)
+        self._due = self._loop.time() + BEAT_S
         self._tick = self._loop.call_at(self._due, self._watch)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -323,7 +323,7 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
 
     def _take_in(self, data: bytes | memoryview) -> None:
         """Queue the frames that are complete."""
-        self._heard = self._loop.time()
+        self._silence.heard = self._loop.time()
         try:
             payloads = self._frames.feed(data)
         except WireError as error:
@@ -362,20 +362,21 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
     def _watch(self) -> None:
         """Send a heartbeat, and end the link if the other side is silent or takes nothing."""
         assert self._transport is not None
-        now = self._loop.time()
-        stalled = now - self._due  # the time in which this process did not run is no silence of the other side
+        now, due = self._loop.time(), self._due
         self._due = now + BEAT_S
         self._tick = self._loop.call_at(self._due, self._watch)
-        self._heard, self._sent_at = min(now, self._heard + stalled), min(now, self._sent_at + stalled)
-        sent = self._written - self._transport.get_write_buffer_size()
-        if self._room.is_set() or sent != self._sent:
-            self._sent, self._sent_at = sent, now
-        if now - self._heard > self._silence_s:
-            who = "the other side was silent" if self._is_reading else "this side took no message"
-            self._lose(f"{who} for {self._silence_s:g} s")
-        elif now - self._sent_at > self._silence_s:
-            self._lose(f"the other side took no message for {self._silence_s:g} s")
-        elif self._room.is_set():  # else there is enough to hear
+        has_room = self._room.is_set()
+        why = self._silence.why_lost(
+            now,
+            due,
+            self._written - self._transport.get_write_buffer_size(),
+            has_room=has_room,
+            is_reading=self._is_reading,
+            connected=self._transport.get_extra_info("socket"),
+        )
+        if why is not None:
+            self._lose(why)
+        elif has_room:  # else there is enough to hear
             self._write(encode(self.beat()))
 
     def _lose(self, why: str) -> None:

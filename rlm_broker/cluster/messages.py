@@ -21,7 +21,7 @@ PROTOCOL = 1
 BEAT_S = 0.5
 """Seconds between two heartbeats, in either direction."""
 SILENCE_S = 2.0
-"""Seconds of silence after which the other side counts as lost."""
+"""Seconds of silence after which the other side counts as lost. A broker that is only busy gets more, see `silence`."""
 JOIN_BYTES = 4 << 10
 """Maximum bytes of the first frame, before which no agent is trusted with more."""
 PIECE_BYTES = 256 << 10

@@ -18,7 +18,7 @@ MOST_PASSES = 8_192
 
 @dataclass
 class Pass:
-    """What a valid token permits.
+    """Permission that a valid token gives.
 
     Attributes:
         digest: SHA-256 of the token.

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import ctypes
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -14,6 +17,9 @@ from rlm_broker.cluster.tls import ServerTls
 from rlm_broker.cluster.tokens import Tokens
 from sandbox_worker import RELEASE
 
+SO_ATTACH_FILTER = 26
+BPF_RETURN = 0x06
+
 
 def load() -> Load:
     """Heartbeat of an agent without runs."""
@@ -23,6 +29,13 @@ def load() -> Load:
 def asking(token: str, name: str = "node") -> Join:
     """First frame of an agent."""
     return Join(token, PROTOCOL, RELEASE, name, cpus=2, memory_bytes=1 << 30, max_runs=4)
+
+
+def cut(transport: asyncio.BaseTransport) -> None:
+    """Let the kernel drop all that arrives for a connection, as behind a cut cable: no byte, no FIN, no acknowledgement."""
+    connected = transport.get_extra_info("socket")
+    program = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
+    connected.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(program)))
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from rlm_broker.cluster.agent.shortening import encoded_outcome
 from rlm_broker.cluster.agent.tools import RemoteTools
 from rlm_broker.cluster.link import Link, LinkLost
 from rlm_broker.cluster.messages import Begin, Ended, FromBroker
-from rlm_broker.cluster.outcomes import facts_of
+from rlm_broker.cluster.outcomes import MESSAGE_CHARS, facts_of
 from rlm_broker.composition import composed_run
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import IsolationUnavailable, ReplClosed, RlmBrokerError, RunFailed, SandboxFailed
@@ -27,6 +27,11 @@ from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
 from rlm_broker.run.run import Run
+
+T = TypeVar("T")
+
+MOST_PARTIAL_CHARS = 4 << 20
+"""Maximum characters of the best answer of a failed run; of a longer one the rest is cut."""
 
 _log = logging.getLogger("rlm_broker")
 
@@ -85,7 +90,7 @@ class NodeRun:
                 number,
                 encoded_outcome(_had(failed)),
                 *_told(failed),
-                failed.partial_answer,
+                _cut(failed.partial_answer, MOST_PARTIAL_CHARS),
                 isinstance(failed, SandboxFailed) and not isinstance(failed, ReplClosed),
             )
         except RlmBrokerError as error:
@@ -148,4 +153,10 @@ def _had(failed: RunFailed) -> Completion:
 
 
 def _told(error: RlmBrokerError) -> tuple[str, str, dict[str, Any]]:
-    return type(error).__name__, str(error), facts_of(error)
+    facts = {name: _cut(value, MESSAGE_CHARS) for name, value in facts_of(error).items()}
+    return type(error).__name__, _cut(str(error), MESSAGE_CHARS), facts
+
+
+def _cut(value: T, most: int) -> T:
+    """Return a value; of a longer text, its beginning."""
+    return value[:most] if isinstance(value, str) else value  # type: ignore[return-value]

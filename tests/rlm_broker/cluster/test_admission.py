@@ -76,7 +76,7 @@ def tls() -> ServerTls:
 
 @pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "tls"])
 async def test_node_joins_and_joins_again(has_tls: bool, tls: ServerTls) -> None:
-    """It keeps its name, and its older link ends."""
+    """The node keeps its name, and its older link ends."""
     async with admitting(tls if has_tls else None) as port:
         first, welcome = await join(port.target, asking(port.tokens.make(uses=1), "gpu 1/é"))
         again, second = await join(port.target, asking(welcome.rejoin, "other"))
@@ -198,7 +198,7 @@ async def test_dripping_stranger_gets_no_more_time(monkeypatch: pytest.MonkeyPat
 
 
 async def test_refused_stranger_that_stays_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads its refusal, and then neither leaves nor is listened to."""
+    """The stranger reads its refusal, and then neither leaves nor is listened to."""
     monkeypatch.setattr(module, "JOIN_S", SHORT_S)
     async with admitting() as port, attacker(port, encode(asking("x" * 43))) as one:
         one.writer.write(encode(asking(port.tokens.make())))

@@ -65,7 +65,7 @@ async def test_man_in_the_middle_gets_no_token(tls: ServerTls) -> None:
 
 
 async def test_node_ends_at_another_broker_and_does_not_retry(tls: ServerTls) -> None:
-    """Whoever answers in the broker's place could otherwise wait for a mistake."""
+    """A server in the broker's place could otherwise wait for a mistake."""
     async with impostor(tls=made_tls()) as (target, heard):
         with pytest.raises(WrongBroker):
             await attend(Target(target.host, target.port, tls.fingerprint), asking("x" * 43), take_all, wait_s=WAIT_S)
@@ -129,7 +129,7 @@ async def test_first_message_may_follow_the_welcome() -> None:
 
 
 async def test_lost_node_joins_again_under_its_name() -> None:
-    """It shows its secret, since its token was good for one use. The broker's farewell ends it."""
+    """The node shows its secret, since its token was good for one use. The broker's farewell ends it."""
     told: list[str] = []
     async with admitting() as port:
         token = port.tokens.make(uses=1)
@@ -150,7 +150,7 @@ async def test_lost_node_joins_again_under_its_name() -> None:
 
 
 async def test_new_broker_gets_the_token_again() -> None:
-    """It does not know the secret of the broker before it."""
+    """The new broker does not know the secret of the broker before it."""
     tokens = Tokens()
     token = tokens.make()
     async with admitting(tokens=tokens) as port:

@@ -237,7 +237,7 @@ async def test_flood_of_posts_to_slow_reader_ends_link() -> None:
 
 
 async def test_messages_that_are_not_taken_stop_reading() -> None:
-    """What is queued is bounded, and the link of a side that takes nothing is lost on both sides."""
+    """The queue is bounded, and the link of a side that takes nothing is lost on both sides."""
     async with linked(SHORT_S) as (broker, agent):
         big = ReplyText(1, 1, "x" * (1 << 20))
 

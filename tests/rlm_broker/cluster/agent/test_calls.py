@@ -100,7 +100,7 @@ async def test_a_name_that_the_orchestrator_refuses() -> None:
 
 
 async def test_a_prompt_larger_than_a_message_is_refused() -> None:
-    """It fails as a request that no model takes, and the link stays."""
+    """The call fails as a request that no model takes, and the link stays."""
     async with calling(lambda ask: Reply(3, ask.call, "gpt", "Ada")) as (calls, asked):
         with pytest.raises(ModelFailed, match="cannot be sent to gpt") as raised:
             await calls.complete(MODEL, LMRequest((ChatMessage("user", "x" * (65 << 20)),)))

@@ -47,7 +47,7 @@ async def test_events_arrive_in_order_and_batches() -> None:
 
 
 async def test_the_oldest_are_missed_if_the_link_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is dropped is counted, in the place of the events."""
+    """Dropped events are counted, and the count stands in their place."""
     monkeypatch.setattr(module, "MOST_CHARS", 10_000)
     async with sending() as (sender, got):
         for number in range(1, 31):
