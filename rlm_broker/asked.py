@@ -30,6 +30,9 @@ It warns only if the context is shorter than this and ends with "?": the caller 
 PROMPT_CHARS = 1 << 16
 """Maximum characters of a context that `Completion.prompt` keeps; for a longer one it is None."""
 
+MakesCompleting = Callable[[Completing], Completing]
+"""From the handler, makes what completes the calls of one attempt of a run in its place."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -56,7 +59,7 @@ class Asked:
     tells_text: bool = False
     place: AbstractAsyncContextManager[Any] | None = None
     repl: PersistentRepl | None = None
-    completing: Callable[[Completing], Completing] | None = None
+    completing: MakesCompleting | None = None
 
     def completed_by(self, handler: Completing) -> Completing:
         """Return what completes the calls of a new attempt of the run."""

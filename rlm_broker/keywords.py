@@ -14,6 +14,7 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.models import FilePath, Models, models_of
 from rlm_broker.prompts.instructions import Instructions, Profile
 from rlm_broker.run.tools import Tools
@@ -151,12 +152,23 @@ def require_consistent(model: Any, sub_model: Any, models: Models, handler: Any,
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
 
 
-def require_behaviour(query_handler: Any, recursion: Any, persistent: Any) -> None:
-    """Refuse arguments of `RLM` that say how runs go on.
+def require_arguments(
+    keywords: Mapping[str, Any],
+    front_door: Callable[..., Any],
+    limits: object,
+    handler: object,
+    query_handler: object,
+    recursion: object,
+    persistent: object,
+) -> None:
+    """Refuse unknown keywords of `RLM`, and arguments of another type or value than is allowed.
 
     Raises:
-        ConfigurationError: One of them is of another type, or has another value than is allowed.
+        ConfigurationError: There is one.
     """
+    require_known(keywords, front_door)
+    require_kind("limits", limits, Limits, type(None))
+    require_kind("handler", handler, LMHandler, type(None))
     if query_handler is not None and not callable(query_handler):
         raise ConfigurationError(f"query_handler must be a function, not {type(query_handler).__name__}")
     require_kind("persistent", persistent, bool)

@@ -10,7 +10,6 @@ from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, requ
 from rlm_broker.batch.batch import Batch, Wanted
 from rlm_broker.batch.composing import composed_batch
 from rlm_broker.batch.feeding import Items
-from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.batch.scoring import Score
 from rlm_broker.callback import Callback
@@ -20,17 +19,15 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
 from rlm_broker.control.server import start_if_wanted
 from rlm_broker.engine import Engine, EngineParts
-from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
-from rlm_broker.handler.completing import Completing
+from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.keywords import (
     Keywords,
     cluster_with,
     instructions_with,
     models_with,
     receivers_with,
-    require_behaviour,
+    require_arguments,
     require_consistent,
-    require_known,
     sandbox_with,
     tools_with,
 )
@@ -113,12 +110,9 @@ class RLM(AsyncResource):
         handler: LMHandler | None = None,
         **keywords: Unpack[Keywords],
     ) -> None:
-        require_known(keywords, RLM)
-        require_kind("limits", limits, Limits, type(None))
-        require_kind("handler", handler, LMHandler, type(None))
+        require_arguments(keywords, RLM, limits, handler, query_handler, recursion, persistent)
         said = models_with(models, keywords)
         require_consistent(model, sub_model, said, handler, "model_policy" in keywords)
-        require_behaviour(query_handler, recursion, persistent)
         brought = sandbox_with(sandbox, keywords)
         registry = None if handler is not None else Registry(model, sub_model, said)
         cluster = cluster_with(keywords, persistent, query_handler)
@@ -278,13 +272,6 @@ class RLM(AsyncResource):
 
         Each run adds its context as `context_1` and so on, and its messages as `history_0` and so on.
 
-        Example:
-            ```python
-            with RLM("offline") as rlm, rlm.persistent_repl() as repl:
-                rlm.start("a\\nb", "How many lines are there?", repl=repl).result()
-                print(rlm.start("c", "How many lines are there now?", repl=repl).result().response)
-            ```
-
         Args:
             limits: Limits of the REPL; None takes those of the `RLM`. Limits of single runs do not change them.
         """
@@ -309,8 +296,7 @@ class RLM(AsyncResource):
         models that were paid are answered from the journal beside the file.
 
         Args:
-            items: Iterable or async iterable of `BatchItem`, or of dicts with the keys `id`, `question`, `context` or
-                `path`, and `metadata`. It is pulled as places get free.
+            items: Iterable or async iterable of items; see `Items`. It is pulled as places get free.
             max_concurrent: Maximum runs at the same time.
             out: File to which each result is appended as a line of JSON. None keeps no results.
             limits: Limits of the whole batch, over all calls that go on with it.
@@ -325,17 +311,11 @@ class RLM(AsyncResource):
         """
         if self._persistent:
             raise ConfigurationError("a persistent RLM answers one question at a time: make another RLM for a batch")
-
-        def begin(item: BatchItem, completing: Callable[[Completing], Completing]) -> Run:
-            given = item.context, item.question, output_type
-            asked = self._asked(*given, limits=None, timeout_s=None, completing=completing)
-            return self._run(asked, EventLoopRef.here()).start()
-
-        limits = BatchLimits() if limits is None else limits
-        wanted = Wanted(items, max_concurrent, limits, output_type, fail_fast, score, trajectories, out, retry_failed)
-        shared = {"instructions": self.instructions, "tools": self.tools}
-        more = {"is_auto": self._is_auto, "query_handler": self._query_handler}
-        return composed_batch(wanted, begin, self, self._parts, self._opened, {**shared, **more}, self._loop)
+        bounds = BatchLimits() if limits is None else limits
+        wanted = Wanted(items, max_concurrent, bounds, output_type, fail_fast, score, trajectories, out, retry_failed)
+        own = {"instructions": self.instructions, "tools": self.tools, "is_auto": self._is_auto}
+        settings = {**own, "query_handler": self._query_handler}
+        return composed_batch(wanted, self._asked, self._run, self, self._parts, self._opened, settings, self._loop)
 
     # -- what runs share ---------------------------------------------------------------------------------------------
 
@@ -346,8 +326,7 @@ class RLM(AsyncResource):
     async def _open(self) -> None:
         self._engine = await self._keeping.enter_async_context(self._parts.running(EventLoopRef.here()))
         if self._persistent:
-            repl = PersistentRepl(self._engine.sandbox, self.limits)
-            self._persistent_repl = await self._keeping.enter_async_context(repl)
+            self._persistent_repl = await self._keeping.enter_async_context(self.persistent_repl())
 
     async def _close(self) -> None:
         for run in list(self._runs):  # runs use the engine that is closed below
@@ -361,16 +340,14 @@ class RLM(AsyncResource):
             raise SandboxFailed("the RLM is not open: use it as `with RLM(...) as rlm:`")
         return self._engine
 
-    # -- one run -----------------------------------------------------------------------------------------------------
-
     def _asked(
         self,
         context: object,
         question: str | None,
         output_type: Any,
         *,
-        limits: RunLimits | ReplLimits | None,
-        timeout_s: float | None,
+        limits: RunLimits | ReplLimits | None = None,
+        timeout_s: float | None = None,
         **more: Any,
     ) -> Asked:
         require_question(question)

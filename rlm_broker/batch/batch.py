@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rlm_broker.batch.feeding import Fed, Feeding, Items, total_of
+from rlm_broker.asked import MakesCompleting
+from rlm_broker.batch.feeding import Fed, Feeding, Items, require_items, total_of
 from rlm_broker.batch.items import BatchItem, BatchResult
 from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.batch.outcome import result_line, result_of
@@ -43,7 +44,7 @@ TELLS_SECONDS_S = 5.0
 DRAIN_S = 20.0
 """Seconds for calls that are under way when a limit is reached: their answers are paid, and are kept in the journal."""
 
-Begin = Callable[[BatchItem, Callable[[Completing], Completing]], Run]
+Begin = Callable[[BatchItem, MakesCompleting], Run]
 """Begins the run of an item, whose calls are completed by what the function makes of the handler."""
 
 
@@ -77,6 +78,7 @@ class Wanted:
     retry_failed: bool = False
 
     def __post_init__(self) -> None:
+        require_items(self.items)
         require_kind("max_concurrent", self.max_concurrent, int)
         if self.max_concurrent < 1:
             raise ConfigurationError(f"max_concurrent must be at least 1, not {self.max_concurrent}")
@@ -209,8 +211,12 @@ class Batch(AsyncResource):
             raise LimitReached("timeout_s", self._earlier_s, limits.timeout_s)
 
     def _end(self, error: BaseException) -> None:
-        """End the batch with an error. The first one counts."""
-        if self._main is None or self._main.done() or self._error is not None:
+        """End the batch with an error. The first one counts; a second one ends the wait for calls under way."""
+        if self._main is None or self._main.done():
+            return
+        if self._error is not None:
+            if self._spending is not None:
+                self._spending.hurry()
             return
         self._error = error
         if isinstance(error, LimitReached):
@@ -277,26 +283,28 @@ class Batch(AsyncResource):
         self._error = self._error or failure
 
     async def _one(self, fed: Fed) -> None:
-        """Answer one item, write its result down, and hand it to the caller. It has a place."""
+        """Answer one item, and hand its result to the caller. It has a place, and keeps it until there is room."""
         self._counting.running += 1
         try:
             result, error = await self._answered(fed.item)
             result = await self._scoring.scored(fed.item, result)
-            if self._journal is not None and not isinstance(error, RunCancelled):
-                line = partial(result_line, result, fed.digest, trajectories=self._wanted.trajectories)
-                await self._journal.finish(fed.item.id, line)
-            self._counting.add(result)
-            if self._wanted.fail_fast and result.status == "failed" and error is not None:
-                self._results.put_nowait(result)
-                self._end(error)
-                return
+            await to_its_end(lambda: self._finish(fed, result, error))
             await self._room.acquire()
-            self._results.put_nowait(result)
         except Exception as error:  # noqa: BLE001 - raised to the caller
             self._end(error)
         finally:
             self._counting.running -= 1
             self._places.release()
+
+    async def _finish(self, fed: Fed, result: BatchResult, error: Exception | None) -> None:
+        """Write a result down, and give it out. An item that was cancelled from outside stays unfinished."""
+        if self._journal is not None and not isinstance(error, RunCancelled):
+            line = partial(result_line, result, fed.digest, trajectories=self._wanted.trajectories)
+            await self._journal.finish(fed.item.id, line)
+        self._counting.add(result)
+        self._results.put_nowait(result)
+        if self._wanted.fail_fast and result.status == "failed" and error is not None:
+            self._end(error)
 
     async def _answered(self, item: BatchItem) -> tuple[BatchResult, Exception | None]:
         journal, spending = self._journal, self._spending
@@ -322,6 +330,7 @@ class Batch(AsyncResource):
         except Exception as error:  # noqa: BLE001 - becomes the item's result
             if isinstance(error, RunCancelled) and not self._is_usable():  # the RLM is being closed
                 self._end(error)
+                raise asyncio.CancelledError from None
             outcome = error
         finally:
             self._attempts.difference_update(attempts)

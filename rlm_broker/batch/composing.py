@@ -3,17 +3,21 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlm_broker.batch.batch import Batch, Begin, Wanted
+from rlm_broker.asked import Asked, MakesCompleting
+from rlm_broker.batch.batch import Batch, Wanted
+from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.opening import Opening
 from rlm_broker.batch.settings import settings_of
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.run.output_type import OutputType
+from rlm_broker.run.run import Run
 
 
 def composed_batch(
     wanted: Wanted,
-    begin: Begin,
+    asked: Callable[..., Asked],
+    run: Callable[[Asked, EventLoopRef], Run],
     rlm: AsyncResource,
     parts: EngineParts,
     engine: Callable[[], Engine],
@@ -24,7 +28,8 @@ def composed_batch(
 
     Args:
         wanted: The request.
-        begin: Begins the run of an item.
+        asked: Returns the request of one run, from a context, a question, the type of the answer, and more.
+        run: Returns the run of a request, on an event loop.
         rlm: The `RLM`, which is opened while the batch runs, if it is not open.
         parts: Parts of its engine.
         engine: Returns its engine, once it is open.
@@ -34,6 +39,11 @@ def composed_batch(
     Raises:
         ConfigurationError: The type of the answers cannot be used.
     """
+
+    def begin(item: BatchItem, completing: MakesCompleting) -> Run:
+        given = item.context, item.question, wanted.output_type
+        return run(asked(*given, completing=completing), EventLoopRef.here()).start()
+
     output_type = None if wanted.output_type is None else OutputType(wanted.output_type)
     opening = Opening(
         rlm, parts, engine, lambda engine: settings_of(parts, engine, output_type=output_type, **settings), wanted

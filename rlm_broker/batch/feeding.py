@@ -38,9 +38,6 @@ class Feeding:
         known: Maps the digest of the id of each finished item to the digest of the item. The ids of items that are
             pulled are added, so that no id comes twice.
         on_skipped: Called with the number of items that were left out, on the thread or the event loop.
-
-    Raises:
-        ConfigurationError: `items` cannot be iterated over.
     """
 
     def __init__(self, items: Items, known: dict[bytes, bytes], on_skipped: Callable[[int], object]) -> None:
@@ -107,6 +104,16 @@ class Feeding:
             )
         self._on_skipped(1)
         return None
+
+
+def require_items(items: object) -> None:
+    """Refuse a value that is no iterable of items.
+
+    Raises:
+        ConfigurationError: It cannot be iterated over, or is a single text or dict.
+    """
+    if not isinstance(items, AsyncIterable | Iterable) or isinstance(items, str | bytes | Mapping):
+        raise ConfigurationError(f"items must be an iterable of items, not {type(items).__name__}")
 
 
 def total_of(items: Items) -> int | None:

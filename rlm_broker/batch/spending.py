@@ -58,6 +58,10 @@ class Spending:
         """Send no further call. Those that were sent go on."""
         self._is_ended = True
 
+    def hurry(self) -> None:
+        """Wait no longer for the calls that were sent."""
+        self._idle.set()
+
     async def drained(self, timeout_s: float) -> None:
         """Wait until the calls that were sent have ended, but no longer than this."""
         try:

@@ -2,7 +2,7 @@
 
 Theory of operation. A process appends to segments of its own, and begins the next one at 64 MB. So a torn last line can
 only be at the end of a segment that no process continues, and is skipped when that is read. An index in memory has the
-place of each call that an earlier process has paid. The calls of this process need none, because `PaidCalls` holds them.
+place of each call that an earlier process has paid. `PaidCalls` holds those of this process.
 
 A segment is removed once all items with a call in it are finished, and their results are on the disk. An item that
 takes long would so keep the calls of all others. Therefore lines that are still needed are moved to the newest segment

@@ -39,6 +39,13 @@ class PersistentRepl(AsyncResource):
     `context` and `context_0` are the context of the first run, `context_1` of the second, and so on; `history_0` holds
     the messages of the first run. The first run opens the REPL.
 
+    Example:
+        ```python
+        with RLM("offline") as rlm, rlm.persistent_repl() as repl:
+            rlm.start("a\\nb", "How many lines are there?", repl=repl).result()
+            print(rlm.start("c", "How many lines are there now?", repl=repl).result().response)
+        ```
+
     Args:
         sandbox: Sandbox in which the REPL is made.
         limits: Bounds of the REPL; None takes those of the sandbox.

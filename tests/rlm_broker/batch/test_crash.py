@@ -1,0 +1,163 @@
+"""Batches that are killed: real processes, ended by SIGKILL, go on and pay no answer again that a run has had."""
+
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.batch.items import BatchResult
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.journal import disk
+from rlm_broker.journal.journal import folder_of
+from rlm_broker.rlm import RLM
+from tests.support.batches import CountingModel, comparable, items, lines_of
+from tests.support.forked_child import in_child
+from tests.support.journals import DyingDisk, kill_this_process
+
+pytestmark = pytest.mark.filterwarnings("ignore:isolation level 'process'")
+
+CODE = """```repl
+import random
+parts = [llm_query(f"{context.strip()} part {number} {random.random()} {list({'a', 'b', 'c'})}") for number in range(3)]
+FINAL("; ".join(parts))
+```"""
+"""Code whose queries depend on random numbers and on the order of a set: the seed of the batch makes them the same."""
+ITEMS = 3
+ASKS = 4
+"""Calls of an item: its turn, and three queries."""
+
+
+class Provider(CountingModel):
+    """A model that writes down each call that it is asked, in a file that outlives the process.
+
+    Args:
+        log: Path of that file.
+        dies_at: Number of the call, in this process, that it answers no more; 0 answers all.
+    """
+
+    def __init__(self, log: Path, dies_at: int = 0) -> None:
+        super().__init__(self._answer)
+        self._log = log
+        self._dies_at = dies_at
+        self._asked = 0
+
+    def _answer(self, text: str) -> str:
+        self._asked += 1
+        with self._log.open("a") as log:
+            log.write(f"{place_of(text)}\n")
+        if self._asked == self._dies_at:
+            kill_this_process()
+        return f"answer to {text}" if " part " in text else CODE
+
+
+def place_of(text: str) -> str:
+    """Return "item call" of a request: the number of its item, and 0 for the turn, else that of its part from 1."""
+    number = text.partition("context ")[2].split()[0]
+    part = text.partition(" part ")[2].partition(" ")[0]
+    return f"{number} {int(part) + 1 if part else 0}"
+
+
+def batch_of(out: Path, log: Path, dies_at: int = 0, **more: Any) -> list[BatchResult]:
+    rlm = RLM(Provider(log, dies_at), sandbox="process")
+    return list(rlm.batch(items(ITEMS), out=out, **more))
+
+
+def ended_by(work: Callable[[], object]) -> int:
+    """Run work in a forked child, and return the signal that has ended it, or 0."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 - told by the status
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
+    return max(0, -os.waitstatus_to_exitcode(status))
+
+
+def test_batch_that_is_killed_again_and_again_ends_the_same(tmp_path: Path) -> None:
+    """Killed in the middle of writes, between them, and during calls; never is a call paid before one that is known.
+
+    Each query names the place of its call, and an item asks one call after the other. So a call that was asked after
+    another one was answered shows that the run has had that answer.
+    """
+    whole, out, log = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", tmp_path / "asked"
+    in_child(lambda: len(batch_of(whole, tmp_path / "whole.log", max_concurrent=1)))
+    header = folder_of(whole) / "header.json"
+    folder_of(out).mkdir(mode=0o700)
+    (folder_of(out) / "header.json").write_bytes(header.read_bytes())  # with its seed, so that both ask the same
+
+    kills = 0
+    for attempt in range(40):
+
+        def work(attempt: int = attempt) -> None:
+            dying = DyingDisk(11 + 2 * attempt, tears=attempt % 4 < 2, end=kill_this_process)
+            if attempt % 3 < 2:
+                dying.patch(lambda name, function: setattr(disk, name, function))
+            batch_of(out, log, 2 + attempt % 2 if attempt % 3 == 2 else 0, max_concurrent=1)
+
+        if not ended_by(work):
+            break
+        kills += 1
+    assert kills > 3
+    assert comparable(lines_of(out)) == comparable(lines_of(whole))
+    asked = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+    for item in range(ITEMS):
+        places = [place for number, place in asked if number == item]
+        assert places == sorted(places)
+        assert set(places) == set(range(ASKS))
+    assert len(asked) - ITEMS * ASKS <= kills
+    assert list(folder_of(out).glob("calls-*")) == []
+    assert any("replayed" in line for line in lines_of(out))
+
+
+def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    out, log = tmp_path / "out.jsonl", tmp_path / "asked"
+    held, ended = os.pipe(), os.pipe()
+
+    def first() -> None:
+        os.close(ended[1])
+        with RLM(Provider(log), sandbox="process").batch(items(ITEMS), out=out):
+            os.write(held[1], b"x")
+            os.read(ended[0], 1)
+
+    pid = os.fork()
+    if pid == 0:
+        first()
+        os._exit(0)
+    os.read(held[0], 1)
+    with pytest.raises(ConfigurationError, match=f"another process writes to {out}: wait for its end"):
+        batch_of(out, log)
+    os.close(ended[1])
+    assert os.waitpid(pid, 0)[1] == 0
+    for descriptor in (*held, ended[0]):
+        os.close(descriptor)
+    assert len(batch_of(out, log)) == ITEMS
+
+
+def test_full_disk_ends_the_batch_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, log = tmp_path / "out.jsonl", tmp_path / "asked"
+    real, written = disk.append, []
+
+    def append(descriptor: int, data: bytes, end: int) -> int:
+        written.append(data)
+        if len(written) == 12:
+            with open("/dev/full", "wb", buffering=0) as full:
+                full.write(data)
+        return real(descriptor, data, end)
+
+    monkeypatch.setattr(disk, "append", append)
+    with pytest.raises(ConfigurationError) as refused:
+        batch_of(out, log, max_concurrent=1)
+    assert str(refused.value) == f"cannot write to {out}: No space left on device; {disk.GO_ON}"
+    assert all(line.endswith(b"\n") for path in [out, *folder_of(out).glob("calls-*")] for line in [path.read_bytes()])
+    batch_of(out, log)
+    assert sorted(lines_of(out), key=lambda line: line["id"])[0]["status"] == "answered"
+    assert len(lines_of(out)) == ITEMS
+    assert len(log.read_text().splitlines()) <= ITEMS * ASKS + 1

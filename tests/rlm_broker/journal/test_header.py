@@ -1,0 +1,57 @@
+"""The header of a journal: whole or missing, and compared in words."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.journal.header import FORMAT, Header, read_header, require_same, write_header
+from tests.support.journals import Crash, dying
+
+
+def test_header_is_read_as_it_was_written(tmp_path: Path) -> None:
+    header = Header(FORMAT, 5, {"model": "m", "limits": {"max_depth": 1}})
+    assert read_header(tmp_path) is None
+    write_header(tmp_path, header)
+    assert read_header(tmp_path) == header
+    assert [path.name for path in tmp_path.iterdir()] == ["header.json"]
+    assert (tmp_path / "header.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("tears", [False, True])
+def test_kill_leaves_no_half_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tears: bool) -> None:
+    header = Header(FORMAT, 5, {"model": "m"})
+    found = []
+    for number in range(1, 8):
+        with monkeypatch.context() as patched, contextlib.suppress(Crash):
+            dying(patched, number, tears=tears)
+            write_header(tmp_path, header)
+        found.append(repr(read_header(tmp_path)))
+        (tmp_path / "header.json").unlink(missing_ok=True)
+    assert set(found) == {repr(None), repr(header)}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"rlm_broker_journal":99,"seed":null,"settings":{}}', "has another version of the format"),
+        (b"{}", "is not the header of a journal"),
+        (b"[" * 5_000, "is not the header of a journal"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "header.json").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=why):
+        read_header(tmp_path)
+
+
+def test_differences_are_named_and_counted(tmp_path: Path) -> None:
+    before = {"model": "a", "tools": [], "limits": {"x": 1, "y": None}, "gone": "z" * 500}
+    now = {"model": "b", "tools": ["t"], "limits": {"x": 1, "y": 2.5}}
+    require_same(tmp_path, before, dict(before))
+    with pytest.raises(ConfigurationError) as refused:
+        require_same(tmp_path, before, now)
+    said = str(refused.value)
+    assert "model was 'a' and is 'b'; tools was [] and is ['t']; limits.y was None and is 2.5; and 1 more;" in said
+    assert len(said) < 500

@@ -1,0 +1,38 @@
+"""The means that a batch has used: written down, and counted once."""
+
+from pathlib import Path
+
+from rlm_broker.journal.lines import Used
+from rlm_broker.journal.spent import SpentFile
+
+USED = {"m": Used(2, 30, 4, 0.5)}
+
+
+def test_file_cut_at_any_byte_keeps_whole_lines(tmp_path: Path) -> None:
+    file = SpentFile(tmp_path)
+    file.add_seconds(1.5)
+    file.add_removed(b"line", USED)
+    file.add_seconds(3.5)
+    file.close()
+    path = tmp_path / "spent.jsonl"
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        again = SpentFile(tmp_path)
+        lines = whole[:length].count(b"\n")
+        assert again.spent.seconds == [0.0, 1.5, 1.5, 3.5][lines]
+        assert again.spent.usage["m"].usage.total_input_tokens == (30 if lines > 1 else 0)
+        again.add_seconds(9.0)
+        again.close()
+        assert path.read_bytes().endswith(b'{"seconds":9.0}\n')
+
+
+def test_result_that_is_removed_twice_counts_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        file = SpentFile(tmp_path)
+        file.add_removed(b"line", USED)
+        file.add_removed(b"line", USED)
+        assert file.spent.usage["m"].usage.total_calls == 2
+        assert file.has_removed(b"line")
+        assert not file.has_removed(b"other")
+        file.close()
