@@ -16,9 +16,9 @@ from rlm_broker.rlm import RLM
 from scripts.bench.measure import Effort
 from scripts.bench.row import OURS, Check, Row, Side, side
 from scripts.bench.runs import AT_ONCE, Turns
-from scripts.cluster.simulation import NoOp, light_agents, simulated
+from scripts.cluster.simulation import NoOp, simulated
 
-RUNS = 600
+RUNS = 200
 LIGHT_AGENTS, MANY_AGENTS = 8, 1_000
 CALLS = 4_000
 
@@ -38,12 +38,16 @@ def many_agents(effort: Effort) -> list[Row]:
     found = asyncio.run(simulated(effort.size(MANY_AGENTS), effort.size(2_048), is_tls=True))
     rate = side(OURS, "/s", [found.calls_s])
     note = found.told().replace("\n", "; ")
-    return [Row(f"{found.agents:,} agents, calls a second of one broker", rate, (), [Check("no loss", not found.lost)], note)]
+    return [
+        Row(
+            f"{found.agents:,} agents, calls a second of one broker", rate, (), [Check("no loss", not found.lost)], note
+        )
+    ]
 
 
 async def _node_runs(effort: Effort) -> list[Row]:
     runs, rates = effort.size(RUNS), dict[str, list[float]]()
-    for _ in range(effort.times(20) // 4 or 1):
+    for _ in range(effort.times(3)):
         for count in (0, 1, 2):
             async with AsyncExitStack() as own:
                 nodes = await own.enter_async_context(agents(count)) if count else None
@@ -70,7 +74,7 @@ async def _broker_calls(effort: Effort) -> list[Row]:
         each = side(OURS, "ms", [alone.median_s])
         over = Side("overhead", "ms", [(each.median or 0) - (bare.median or 0)])
         rows.append(Row(f"a model call through the broker of a cluster, {how}", each, [bare], [over.at_most(0.3)]))
-        crowd = await simulated(LIGHT_AGENTS, 256, is_tls=is_tls, calls=max(1, calls // 64), idle_s=0.0)
+        crowd = await simulated(LIGHT_AGENTS, 256, is_tls=is_tls, calls=max(2, calls // 64), idle_s=0.0)
         rate = side(OURS, "/s", [crowd.calls_s])
         note = f"{crowd.cpu_s_per_call * 1e6:.0f} µs of CPU time each, p99 {crowd.p99_s * 1e3:.0f} ms"
         rows.append(Row(f"calls of {LIGHT_AGENTS} agents through one broker, {how}", rate, (), (), note))
@@ -80,13 +84,12 @@ async def _broker_calls(effort: Effort) -> list[Row]:
 async def _bare_calls(calls: int) -> list[float]:
     """Return the seconds of each call of a client by the broker of this process."""
     taken, request = [], LMRequest((ChatMessage("user", "x" * 7_000),))
-    async with RLM(client := NoOp()) as rlm:
-        broker = rlm.handler.broker
+    async with RLM(NoOp()) as rlm:
+        broker = rlm.handler
         for _ in range(calls):
             started = time.perf_counter()
             await broker.complete(broker.routing.pick(None, 0), request)
             taken.append(time.perf_counter() - started)
-    del client
     return taken
 
 

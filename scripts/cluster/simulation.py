@@ -110,9 +110,7 @@ def simulate(agents: int, *, runs: int | None = None, is_tls: bool = True) -> Si
     return asyncio.run(simulated(agents, RUNS if runs is None else runs, is_tls=is_tls))
 
 
-async def simulated(
-    agents: int, runs: int, *, is_tls: bool, calls: int = LONG, idle_s: float = IDLE_S
-) -> Simulated:
+async def simulated(agents: int, runs: int, *, is_tls: bool, calls: int = LONG, idle_s: float = IDLE_S) -> Simulated:
     """Do as `simulate`, with `calls` calls for each run, and `idle_s` seconds without runs before."""
     process, nodes = psutil.Process(), Nodes(f"{BEYOND_LOOPBACK if is_tls else '127.0.0.1'}:0")
     async with nodes, RLM(NoOp(), cluster=nodes) as rlm:
