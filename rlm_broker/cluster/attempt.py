@@ -109,21 +109,24 @@ class NodeAttempt:
         try:
             await self._node.link.send(self.begin)
         except LinkLost as lost:
-            self._node.end(self)
+            self._leave()
             raise NodeLost(str(lost)) from None
         except BaseException:
-            self._node.end(self)
+            self._leave()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if not self._outcome.done():
-            self._node.link.post(Cancel(self.begin.run))
-            self._outcome.cancel()
-        elif not self._outcome.cancelled():
-            self._outcome.exception()  # read, so that asyncio does not report it as never retrieved
-        self._node.end(self)
+            self.cancel()
+        self._leave()
         await self._close()
+
+    def _leave(self) -> None:
+        """Take no further message, and have no outcome to wait for."""
+        self._node.end(self)
+        if not self._outcome.cancel():
+            self._outcome.exception()  # read, so that asyncio does not report it as never retrieved
 
     async def ended(self, timeout_s: float | None = None) -> Ended | None:
         """Wait for the end of the run, and return it; None if it has not ended in time.

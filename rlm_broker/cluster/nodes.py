@@ -145,7 +145,12 @@ class Nodes(AsyncResource):
         Args:
             uses: How many nodes may join with it; None is any number.
             valid_s: Seconds after which it expires; None is as long as the process lives.
+
+        Raises:
+            ConfigurationError: A number cannot be used.
         """
+        require_kind("uses", uses, int, type(None))
+        require_kind("valid_s", valid_s, int, float, type(None))
         return self._tokens.make(uses=uses, valid_s=valid_s)
 
     def stats(self) -> ClusterStats:

@@ -29,6 +29,7 @@ class Placement:
     def __init__(self, min_nodes: int, join_timeout_s: float, how_to_join: str) -> None:
         self.nodes: list[Node] = []
         self.lost_runs = 0
+        self._why_closed: str | None = None
         self._min_nodes = min_nodes
         self._join_timeout_s = join_timeout_s
         self._how_to_join = how_to_join
@@ -79,6 +80,10 @@ class Placement:
             is_again: Whether the run had a place before. It goes before all others then.
         """
         place = Place(self, avoids)
+        if self._why_closed is not None:
+            place.node.set_exception(ClusterFailed(self._why_closed))
+            yield place
+            return
         self._waiting[place] = None
         self._waiting.move_to_end(place, last=not is_again)
         try:
@@ -91,7 +96,8 @@ class Placement:
                 self.look()
 
     def close(self, why: str) -> None:
-        """Fail all runs that wait."""
+        """Fail all runs that wait, and those that ask later."""
+        self._why_closed = why
         for place in list(self._waiting):
             place.node.set_exception(ClusterFailed(why))
         self._waiting.clear()

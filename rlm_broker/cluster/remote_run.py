@@ -93,7 +93,7 @@ class RemoteRun:
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started: float | None = None
         self._ended: Completion | None = None
-        """What the node sent at the end of the last attempt."""
+        """Completion that the node sent at the end of the last attempt."""
         self._partial_answer: str | None = None
         self._failed_on: list[str] = []
         """Names of the nodes of lost attempts."""

@@ -18,7 +18,7 @@ ID_BYTES = 8
 
 
 class Begun(Protocol):
-    """What answers the question of a run: its loop on this machine, or on a node of a cluster."""
+    """The work that answers the question of a run: its loop on this machine, or on a node of a cluster."""
 
     def stop(self) -> None:
         """End the run with the best answer so far."""

@@ -15,6 +15,7 @@ from rlm_broker import (
     Limits,
     LMHandler,
     Models,
+    Nodes,
     Route,
     Sandbox,
     ScriptedClient,
@@ -61,6 +62,7 @@ GIVEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "python": ("python", lambda folder: a_venv(folder / "venv")),
     "packages": ("packages", lambda _: ["six"]),
     "verbose": ("verbose", lambda _: True),
+    "cluster": ("cluster", lambda _: Nodes()),
 }
 """Maps the name of a way to give an argument to the argument and to the function that makes its value."""
 REFUSED = {
@@ -74,6 +76,7 @@ REFUSED = {
     "instructions": "system_prompt prompt_profile user_prologue",
     "Instructions": "system_prompt prompt_profile user_prologue",
     "system_prompt": "prompt_profile",
+    "cluster": "persistent query_handler Sandbox record replay",
 }
 """Pairs in which one argument decides what the other sets, so that they must be refused together."""
 

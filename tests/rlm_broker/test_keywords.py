@@ -30,6 +30,7 @@ SHORT: dict[str, Any] = {
     "python": "venv",
     "packages": ["six"],
     "verbose": True,
+    "cluster": None,
 }
 
 

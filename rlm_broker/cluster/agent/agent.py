@@ -75,8 +75,11 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def load(self) -> Load:
-        """Return the heartbeat. The node is full while its memory is short."""
-        free = free_bytes()
+        """Return the heartbeat. The node is full while its memory is short, or while it can open no file to look."""
+        try:
+            free = free_bytes()
+        except OSError:
+            free = 0
         return Load(len(self._runs), free, is_full=free < reserve_bytes())
 
     async def receive(self) -> None:

@@ -72,7 +72,7 @@ class Arrival:
         while data:
             memfd = self._memfds[self._place]
             room = self._sizes[self._place] - memfd.size_bytes
-            memfd.write(bytes(data[:room]))
+            memfd.write(data if len(data) <= room else data[:room])
             data = data[room:]
             self._place += memfd.size_bytes == self._sizes[self._place]
 

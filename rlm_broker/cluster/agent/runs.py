@@ -84,21 +84,28 @@ class NodeRun:
     async def _ended(self) -> Ended:
         number = self._begin.run
         try:
-            return Ended(number, encoded_outcome(await self._run.start()))
-        except RunFailed as failed:
-            return Ended(
-                number,
-                encoded_outcome(_had(failed)),
-                *_told(failed),
-                _cut(failed.partial_answer, MOST_PARTIAL_CHARS),
-                isinstance(failed, SandboxFailed) and not isinstance(failed, ReplClosed),
-            )
+            return await self._outcome()
         except RlmBrokerError as error:
             return Ended(number, msgspec.UNSET, *_told(error), is_of_node=isinstance(error, IsolationUnavailable))
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the orchestrator must learn of every end
             _log.exception("a run ended by an error of rlm-broker itself")
             failure = SandboxFailed(f"the run ended by an internal error on its node: {type(error).__name__}: {error}")
             return Ended(number, msgspec.UNSET, *_told(failure), is_of_node=True)
+
+    async def _outcome(self) -> Ended:
+        """Run, and return how that ended, with all that the run had.
+
+        Raises:
+            RlmBrokerError: The run did not begin, or its outcome fits into no message.
+        """
+        number = self._begin.run
+        try:
+            completion = await self._run.start()
+        except RunFailed as failed:
+            partial_answer = _cut(failed.partial_answer, MOST_PARTIAL_CHARS)
+            is_of_node = isinstance(failed, SandboxFailed) and not isinstance(failed, ReplClosed)
+            return Ended(number, encoded_outcome(_had(failed)), *_told(failed), partial_answer, is_of_node)
+        return Ended(number, encoded_outcome(completion))
 
     async def _answered(self, run: Run) -> Completion:
         begin, exchange = self._begin, self.exchange

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,8 @@ LONG_CHARS = 20_000
 """Characters of a text of the trajectory or the conversation that stay when long texts are cut."""
 SHORT_CHARS = 2_000
 """The same when early turns are left out as well."""
+_TEXTS = ("code", "stdout", "stderr", "error", "final_answer", "draft")
+"""Fields of a block that are cut."""
 LAST_TURNS = 100
 """Turns, messages and children that stay then."""
 
@@ -52,16 +55,21 @@ def _cut(whole: Completion, most: int) -> Completion:
     text = partial(_text, most=most)
 
     def cut(block: Block) -> Block:
-        return dataclasses.replace(
-            block, code=text(block.code), stdout=text(block.stdout), stderr=text(block.stderr), variables=()
-        )
+        fields: dict[str, Any] = {"variables": ()}
+        for name in _TEXTS:
+            value = getattr(block, name)
+            fields[name] = text(value) if isinstance(value, str) else value
+        if block.post_mortem is not None:
+            fields["post_mortem"] = dataclasses.replace(block.post_mortem, stack=text(block.post_mortem.stack))
+        return dataclasses.replace(block, **fields)
 
     messages = tuple(
         ChatMessage(each.role, text(each.content) if isinstance(each.content, str) else text(repr(each.content)))
         for each in whole.messages
     )
     turns = tuple(Iteration(turn.number, text(turn.reply), turn.blocks) for turn in whole.trajectory)
-    return _with_blocks(dataclasses.replace(whole, messages=messages, trajectory=turns), cut)
+    children = tuple(dataclasses.replace(each, error=each.error and text(each.error)) for each in whole.child_traces)
+    return _with_blocks(dataclasses.replace(whole, messages=messages, trajectory=turns, child_traces=children), cut)
 
 
 def _last(whole: Completion) -> Completion:

@@ -17,8 +17,8 @@ HEAVY = ("pydantic", "litellm", "rich", "psutil", "msgspec")
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["ask"], ["exec"], ["doctor"], ["ps"], ["stop"]],
-    ids=["itself", "ask", "exec", "doctor", "ps", "stop"],
+    [[], ["ask"], ["exec"], ["doctor"], ["node"], ["ps"], ["stop"]],
+    ids=["itself", "ask", "exec", "doctor", "node", "ps", "stop"],
 )
 def test_help_names_the_exit_codes_and_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "exit codes:" in run(*arguments, "--help").stdout

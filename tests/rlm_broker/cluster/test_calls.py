@@ -46,7 +46,7 @@ async def made(calls: Any, text: str, **more: Any) -> Reply:
 
 
 async def test_the_usage_of_attempts_counts_once() -> None:
-    """What a further attempt is answered from the one before is counted once; what that one alone has paid stays."""
+    """An answer from the attempt before is counted once. Calls that this one alone has paid stay in the usage."""
     calls = run_calls(LMHandler(Gated(lambda _: "yes")))
     first = calls.attempt()
     await made(first, "one")

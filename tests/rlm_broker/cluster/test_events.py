@@ -62,7 +62,7 @@ def test_an_event_arrives_as_it_was() -> None:
 
 
 def test_a_further_attempt_repeats_no_event() -> None:
-    """What was told is left out, and what is new is told with the next numbers."""
+    """Events that were told are left out, and new ones are told with the next numbers."""
     events, told = of_a_run()
     first = [STARTED, CallStarted("1", 0, 1, None, "hello"), CallStarted("1.1", 1, 2, None, "below")]
     events.take([raw(event) for event in first])

@@ -1,6 +1,7 @@
 """Runs on agents that the test plays, message by message: lost attempts, hostile nodes, and what holds over attempts."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from rlm_broker.cluster.outcomes import encoded_completion
 from rlm_broker.context.store import store
 from rlm_broker.errors import (
     ClusterFailed,
+    ConfigurationError,
     IsolationUnavailable,
     LimitReached,
     ModelFailed,
@@ -40,6 +42,7 @@ from rlm_broker.errors import (
     SandboxFailed,
 )
 from rlm_broker.limits import Limits
+from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.usage import UsageSummary
@@ -246,6 +249,44 @@ async def test_a_run_that_waits_can_be_stopped() -> None:
     assert completion.response is None
 
 
+async def test_a_closed_cluster_ends_its_runs() -> None:
+    """A run whose cluster is closed fails at once, and waits for no other node."""
+    async with contextlib.AsyncExitStack() as stack:
+        nodes = await stack.enter_async_context(Nodes())
+        link = await stack.enter_async_context(played(nodes))
+        run = RLM(Gated(str), cluster=nodes).start("a", "What?")
+        await begun(link)
+        await nodes.aclose()
+        with pytest.raises(ClusterFailed, match="the cluster was closed"):
+            await answered(run)
+        assert isinstance(await taken(link, Quit), Quit)
+
+
+async def test_a_cluster_of_another_loop_is_used_there() -> None:
+    """A cluster that was opened by `with` lives in the background, and so do the runs."""
+    nodes = Nodes()
+    await asyncio.to_thread(nodes.__enter__)
+    try:
+        run = RLM(Gated(str), cluster=nodes, limits=Limits(run_timeout_s=60)).start("a", "What?")
+        async with played(nodes) as link:
+            await link.send(ended(await begun(link), "well"))
+            assert (await answered(run)).response == "well"
+    finally:
+        await nodes.aclose()
+
+
+async def test_two_loops_for_one_run_are_refused() -> None:
+    """A handler and a cluster that live on two event loops cannot serve one run."""
+    nodes = Nodes()
+    await asyncio.to_thread(nodes.__enter__)
+    try:
+        async with LMHandler(Gated(str)) as handler:
+            with pytest.raises(ConfigurationError, match="on two event loops"):
+                await answered(RLM(handler=handler, cluster=nodes).start("a", "What?"))
+    finally:
+        await nodes.aclose()
+
+
 # -- contexts --------------------------------------------------------------------------------------------------------
 
 
@@ -342,7 +383,7 @@ async def test_a_node_calls_no_other_model() -> None:
 
 
 async def test_usage_is_what_was_counted_here() -> None:
-    """What a node says of its usage and its model is not taken."""
+    """Usage and model are not taken from the node."""
     async with Nodes() as nodes, RLM(Gated(lambda _: "yes"), cluster=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         begin = await begun(link)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import os
 import ssl
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from rlm_broker.cluster.tls import WrongBroker, checked_fingerprint, client_context, made_tls, require_pinned, tls_of
 from rlm_broker.errors import ConfigurationError
+from tests.support.command import ENVIRONMENT
 from tests.support.waiting import WAIT_S
 
 
@@ -45,7 +45,7 @@ def test_key_of_made_certificate_is_in_no_file(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,

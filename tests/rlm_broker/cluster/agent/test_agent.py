@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -121,6 +122,10 @@ async def test_a_run_that_begins_twice_ends_the_link() -> None:
         assert link.why_lost == "the orchestrator began run 1 twice"
 
 
+def without_descriptors() -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
 async def test_heartbeats_tell_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and free memory are told, and that a node is full while its memory is short."""
     async with orchestrated(ScriptedClient([SPINS])) as (orchestrator, *_):
@@ -130,6 +135,10 @@ async def test_heartbeats_tell_the_load(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(module, "free_bytes", lambda: 1)
         await until(lambda: orchestrator.loads[-1].is_full)
         monkeypatch.setattr(module, "free_bytes", lambda: 1 << 40)
+        await until(lambda: not orchestrator.loads[-1].is_full)
+        monkeypatch.setattr(module, "free_bytes", without_descriptors)
+        await until(lambda: orchestrator.loads[-1].is_full)
+        monkeypatch.undo()
         await until(lambda: not orchestrator.loads[-1].is_full)
 
 

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.cluster.agent import shortening
 from rlm_broker.cluster.described import system_prompts
 from rlm_broker.cluster.messages import Ask, Cancel, Ended, EngineSpec, Happened, Leave, Stop, UseTool
 from rlm_broker.cluster.outcomes import read_completion
@@ -23,6 +24,7 @@ from rlm_broker.errors import (
     ModelFailed,
     OutputInvalid,
     RunCancelled,
+    ValueTooLarge,
 )
 from rlm_broker.handler.routing import Route, Routing
 from rlm_broker.limits import Limits
@@ -31,7 +33,7 @@ from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.tools import Tools
 from tests.support.orchestrator import Orchestrator, orchestrated
-from tests.support.waiting import until
+from tests.support.waiting import for_ever, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -273,6 +275,24 @@ async def test_an_internal_error_is_told(node: Orchestrator, monkeypatch: pytest
     ended = await orchestrator.ended(await orchestrator.begin("text", "?"))
     assert (ended.error, ended.is_of_node) == ("SandboxFailed", True)
     assert "ZeroDivisionError: a mistake" in ended.message
+
+
+async def test_an_outcome_too_large_is_told(node: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outcome that no message takes is an error of its run, also if the run has failed."""
+    monkeypatch.setattr(shortening, "MOST_BYTES", 10)
+    with pytest.raises(ValueTooLarge, match="takes more than 10 bytes"):
+        await on_node(node, ["FINAL(4)"], "short")
+    with pytest.raises(ValueTooLarge, match="takes more than 10 bytes"):
+        await on_node(node, [ModelFailed("no")], "short")
+
+
+async def test_a_late_function_is_an_error_of_its_call(node: Orchestrator) -> None:
+    """The orchestrator ends a function that takes too long, and code goes on."""
+    code = "try:\n    wait()\nexcept Exception as error:\n    FINAL(str(error))"
+    completion = await on_node(
+        node, [f"```repl\n{code}\n```"], tools=Tools({"wait": for_ever}), limits=Limits(tool_timeout_s=0.05)
+    )
+    assert "wait() took longer than tool_timeout_s = 0.05 s" in (completion.response or "")
 
 
 async def test_runs_share_a_node(node: Orchestrator) -> None:

@@ -1,5 +1,7 @@
 """Outcomes that are too large for one message: what stays, and what says that something is missing."""
 
+import dataclasses
+
 import pytest
 
 from rlm_broker.cluster.agent import shortening
@@ -7,7 +9,7 @@ from rlm_broker.cluster.agent.shortening import encoded_outcome
 from rlm_broker.cluster.outcomes import read_completion
 from rlm_broker.display import Display
 from rlm_broker.errors import ValueTooLarge
-from rlm_broker.results import Block, ChatMessage, Completion, Iteration, Variable
+from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Iteration, PostMortem, Variable
 from rlm_broker.usage import UsageSummary
 
 
@@ -70,3 +72,19 @@ def test_an_answer_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert crossed(outcome(1, 50_000, answer="a" * 50_000)).response == "a" * 50_000
     with pytest.raises(ValueTooLarge, match="the answer takes more than 100,000 bytes"):
         encoded_outcome(outcome(1, 1, answer="a" * 100_000))
+
+
+def test_all_texts_of_a_block_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer appears in the block that submitted it, too, and is whole only once."""
+    monkeypatch.setattr(shortening, "MOST_BYTES", 400_000)
+    long = "x" * 200_000
+    died = PostMortem("line 1", long, 1, 1.0, 1, 1)
+    block = Block("c", "killed", error=long, final_answer=long, draft=long, post_mortem=died)
+    whole = dataclasses.replace(outcome(1, 1, answer=long), trajectory=(Iteration(1, "r", (block,)),))
+    whole = dataclasses.replace(whole, child_traces=(ChildTrace(1, 0.5, "p", None, long),))
+    made = crossed(whole)
+    [cut] = made.trajectory[0].blocks
+    assert cut.post_mortem is not None
+    texts = [cut.error, cut.final_answer, cut.draft, cut.post_mortem.stack, made.child_traces[0].error]
+    assert all("180,000 characters left out" in (text or "") for text in texts)
+    assert made.response == long
