@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rlm_broker.clients.recording import CallId as CallId
     from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
     from rlm_broker.cluster.nodes import Nodes as Nodes
+    from rlm_broker.cluster.on_ray.ray_cluster import RayCluster as RayCluster
     from rlm_broker.context.store import Encoded as Encoded
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import store as store
@@ -165,6 +166,7 @@ _MODULES = {
     "clients.recording": "CallId",
     "clients.scripted": "ScriptedClient",
     "cluster.nodes": "Nodes",
+    "cluster.on_ray.ray_cluster": "RayCluster",
     "context.store": "Encoded Paths store",
     "context.stored": "ContextInfo StoredContext",
     "display": "Display",

@@ -151,7 +151,8 @@ class Node:
         match message:
             case Load():
                 self.load = message
-                self._on_change()
+                if self.has_room:  # else a look at all nodes would be in vain
+                    self._on_change()
             case Need():
                 self._send(message.digest)
             case Quit():

@@ -59,8 +59,8 @@ class Placement:
         """Place the runs that wait, as far as there is room. Call it whenever a node may have more room."""
         if self._too_few_since is not None:
             return
-        for place in list(self._waiting):
-            free = [node for node in self.nodes if node.has_room]
+        free = [node for node in self.nodes if node.has_room] if self._waiting else []
+        for place in list(self._waiting) if free else ():
             if not free:
                 return
             others = [node for node in free if node.name not in place.avoids]
@@ -68,6 +68,8 @@ class Placement:
                 continue  # a node that has not failed this run will have room
             node = min(others or free, key=lambda each: (each.fullness, -each.load.free_bytes))
             node.placed += 1
+            if not node.has_room:
+                free.remove(node)
             del self._waiting[place]
             place.node.set_result(node)
 

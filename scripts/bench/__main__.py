@@ -26,8 +26,10 @@ from rich.table import Table
 
 from rlm_broker import __version__
 from scripts.bench import (
+    batches,
     blocks,
     chatting,
+    clustering,
     contexts,
     handling,
     listing,
@@ -80,10 +82,17 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "mcp_starting": mcp_serving.starting,
     "mcp_block": mcp_serving.block,
     "viewing": viewing.viewing,
+    "batch": batches.items,
+    "batch_resume": batches.resumed,
+    "node_runs": clustering.node_runs,
+    "broker_calls": clustering.broker_calls,
+    "many_agents": clustering.many_agents,
     "throughput_curve": handling.crowds,
     "context_curve": contexts.sizes,
 }
 """Name on the command line → what it measures. One that is added here is in the table, the file and the picture."""
+LONG: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {"batch_many": batches.many_items}
+"""Measurements of a quarter of an hour and more, which are made if they are named."""
 
 MET = {True: "yes", False: "NO", None: "-"}
 
@@ -91,8 +100,8 @@ MET = {True: "yes", False: "NO", None: "-"}
 def main(arguments: list[str] | None = None) -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(prog="scripts.bench", description="Measure, print one table, and write it down.")
-    named = f"what to measure, by default all: {', '.join(MEASUREMENTS)}"
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *MEASUREMENTS], help=named)
+    named = f"what to measure, by default all: {', '.join(MEASUREMENTS)}; only if named: {', '.join(LONG)}"
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *MEASUREMENTS, *LONG], help=named)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, and curves to FILE.svg")
     parser.add_argument("--quick", action="store_true", help="few repetitions of small things: does it run?")
     options = parser.parse_args(arguments)
@@ -100,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in options.names or MEASUREMENTS:
         started = time.perf_counter()
         try:
-            measured[name] = MEASUREMENTS[name](effort)
+            measured[name] = (MEASUREMENTS | LONG)[name](effort)
         except Exception as error:  # noqa: BLE001 - the others are worth minutes, and the row says what happened
             traceback.print_exc()
             measured[name] = [Row(name, Side(OURS, "", []), note=f"failed: {type(error).__name__}: {error}")]

@@ -1,6 +1,7 @@
 """Batches: many items with flat memory, and a further call of a batch whose items are finished."""
 
 import asyncio
+import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.rlm import RLM
-from scripts.bench.measure import Effort
+from scripts.bench.measure import Effort, seconds
 from scripts.bench.row import OURS, Row, Side, side
 from scripts.bench.runs import AT_ONCE, Turns, held_bytes
 
@@ -73,3 +74,34 @@ async def _bare(rlm: RLM, count: int) -> float:
 def _made(count: int) -> Iterator[BatchItem]:
     for number in range(count):
         yield BatchItem(str(number), "some context", "how long is it twice?")
+
+
+def resumed(effort: Effort) -> list[Row]:
+    """Give the command of a batch again whose items are finished."""
+    return asyncio.run(_resumed(effort.size(MANY)))
+
+
+async def _resumed(count: int) -> list[Row]:
+    """Finish a few items, write down as many results as if all were finished, and time the next call."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.jsonl"
+        async with RLM(Turns(), seed=7) as rlm:
+            async for _ in rlm.batch(_made(1), out=out):
+                pass
+            line = out.read_text()
+            with out.open("a") as file:
+                file.writelines(line.replace('"id":"0"', f'"id":"{number}"', 1) for number in range(1, count))
+            started = time.perf_counter()
+            batch = rlm.batch(_made(count), max_concurrent=AT_ONCE, out=out)
+            async for result in batch:
+                raise AssertionError(f"{result.id} ran again")
+            taken = side(OURS, "s", [time.perf_counter() - started])
+            assert batch.progress.skipped == count, batch.progress
+            read = side("reading the lines as JSON", "s", seconds(lambda: _read(out)))
+    return [Row(f"resuming a batch of {count:,} finished items", taken, [read], [taken.at_most(5)])]
+
+
+def _read(out: Path) -> None:
+    with out.open() as file:
+        for line in file:
+            json.loads(line)

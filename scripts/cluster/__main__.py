@@ -29,7 +29,7 @@ from scripts.cluster.director import Counts, NotAsPlanned, Play
 from scripts.cluster.faults import FAULTS, Outcome, judge
 
 NODES, RUNS, DELAY_S = 3, 150, 0.2
-QUICK_NODES, QUICK_RUNS = 2, 16
+QUICK_NODES, QUICK_RUNS, QUICK_DELAY_S = 2, 12, 0.1
 
 
 @dataclass
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [name for name in FAULTS if not options.names or any(part in name for part in options.names)]
     rows = []
     for name in chosen:
-        row = _played(name, nodes, runs)
+        row = _played(name, nodes, runs, QUICK_DELAY_S if options.quick else DELAY_S)
         verdict = "; ".join(row.outcome.problems) or "as it must be"
         print(f"{row.seconds:5.1f} s  {name}: {verdict}", file=sys.stderr)
         rows.append(row)
@@ -93,10 +93,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _played(name: str, nodes: list[network.Node], runs: int) -> Row:
+def _played(name: str, nodes: list[network.Node], runs: int, delay_s: float) -> Row:
     started, outcome = time.monotonic(), Outcome()
     with tempfile.TemporaryDirectory(prefix="rlm-broker-cluster-") as folder:
-        play = Play(nodes, Path(folder), runs, DELAY_S)
+        play = Play(nodes, Path(folder), runs, delay_s)
         counts = None
         with play.playing():
             try:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from rlm_broker.cluster.dialing import NotReached, Target, join
+from rlm_broker.cluster.dialing import Target, attend
 from rlm_broker.cluster.link import Link
-from rlm_broker.cluster.messages import PROTOCOL, Ask, Begin, Cancel, Ended, FromBroker, Join, Load, Reply
+from rlm_broker.cluster.messages import PROTOCOL, Ask, Begin, Cancel, Ended, FromBroker, Join, Load, Reply, Welcome
 from rlm_broker.cluster.outcomes import encoded_completion
 from rlm_broker.results import Completion
 from rlm_broker.usage import UsageSummary
@@ -24,7 +24,9 @@ from sandbox_worker import RELEASE
 MESSAGES = (("system", "x" * 6_000), ("user", "y" * 1_000))
 """Messages of each call: as long as those of a run's first turn."""
 ANSWER = encoded_completion(Completion("done", "light", 0, 1, 0.0, UsageSummary({})))
-DIALS_AT_ONCE = 32
+PAUSE_S = 0.005
+"""Seconds between two dials: a broker keeps few connections from one address that have not joined."""
+WAIT_S = 60.0
 CALL_TIMEOUT_S = 600.0
 
 
@@ -47,18 +49,6 @@ class Order(msgspec.Struct, frozen=True):
     max_runs: int
 
 
-class Findings(msgspec.Struct, frozen=True):
-    """Findings of a process of light agents, at its end.
-
-    Attributes:
-        lost: Why links were lost before the broker closed them, one each.
-        round_trips: Seconds of each call, from the question to the reply.
-    """
-
-    lost: list[str]
-    round_trips: list[float]
-
-
 class LightAgent:
     """One agent.
 
@@ -74,8 +64,8 @@ class LightAgent:
         self._tasks = set[asyncio.Task[None]]()
         link.beat = lambda: Load(len(self._tasks), 1 << 34)
 
-    async def work(self) -> str:
-        """Answer runs until the link is lost, and return why it was."""
+    async def work(self) -> None:
+        """Answer runs until the link is lost."""
         async for message, _ in self._link.receive():
             match message:
                 case Begin():
@@ -89,7 +79,6 @@ class LightAgent:
                     self._link.post(Ended(message.run, error="RunCancelled"))
         for task in self._tasks:
             task.cancel()
-        return await self._link.lost()
 
     async def _run(self, begin: Begin) -> None:
         for call in range(int(begin.question or 0)):
@@ -101,27 +90,22 @@ class LightAgent:
         await self._link.send(Ended(begin.run, completion=ANSWER))
 
 
-async def joined(order: Order, name: str) -> "Link[FromBroker]":
-    """Join as a node of that name. A broker that is busy with others is asked again."""
-    asked = Join(order.token, PROTOCOL, RELEASE, name, 1.0, 1 << 34, order.max_runs)
-    while True:
-        try:
-            link, _ = await join(Target(order.host, order.port, order.fingerprint), asked)
-            return link
-        except NotReached:
-            await asyncio.sleep(0.1)
+async def _main(order: Order) -> list[float]:
+    """Be so many agents, until the cluster ends, and return the seconds of each call."""
+    round_trips = list[float]()
 
-
-async def _main(order: Order) -> Findings:
-    lost, round_trips, places = list[str](), list[float](), asyncio.Semaphore(DIALS_AT_ONCE)
+    async def serve(link: "Link[FromBroker]", _welcome: Welcome) -> None:
+        await LightAgent(link, round_trips.append).work()
 
     async def agent(number: int) -> None:
-        async with places:
-            link = await joined(order, f"light-{number}")
-        lost.append(await LightAgent(link, round_trips.append).work())
+        asked = Join(order.token, PROTOCOL, RELEASE, f"light-{number}", 1.0, 1 << 34, order.max_runs)
+        await attend(Target(order.host, order.port, order.fingerprint), asked, serve, wait_s=WAIT_S)
 
-    await asyncio.gather(*map(agent, range(order.first, order.first + order.agents)))
-    return Findings(lost, round_trips)
+    async with asyncio.TaskGroup() as agents:
+        for number in range(order.first, order.first + order.agents):
+            agents.create_task(agent(number))
+            await asyncio.sleep(PAUSE_S)
+    return round_trips
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.rlm import RLM
 from rlm_broker.usage import Usage
-from scripts.cluster.light_agents import Findings, Order
+from scripts.cluster.light_agents import Order
 
 PROCESSES = 2
 BEYOND_LOOPBACK = "0.0.0.0"
@@ -30,7 +30,9 @@ BEYOND_LOOPBACK = "0.0.0.0"
 IDLE_S = 5.0
 LOOK_S = 0.01
 JOIN_S = 300.0
-RUNS_PER_AGENT = 4
+MAX_RUNS = 32
+"""Runs that each agent takes at the same time."""
+AT_ONCE, RUNS = 256, 2_048
 SHORT, LONG = 1, 16
 """Calls of each run, in two loads: their difference is what a call costs, and the rest is what a run costs."""
 
@@ -69,6 +71,7 @@ class Simulated:
         idle_cpu: Share of a core that the orchestrator takes while no run is there.
         calls_s: Calls a second while all agents have runs.
         cpu_s_per_call, cpu_s_per_run: CPU time of the orchestrator for a call, and for a run beside its calls.
+        median_s: Seconds of a call under full load, in the median.
         p99_s: Seconds that 99 of 100 calls took at most, under full load.
         most_late_s: Longest time by which the orchestrator's event loop kept a timer waiting.
         lost: Nodes that were lost before the end.
@@ -82,6 +85,7 @@ class Simulated:
     calls_s: float
     cpu_s_per_call: float
     cpu_s_per_run: float
+    median_s: float
     p99_s: float
     most_late_s: float
     lost: int
@@ -102,25 +106,26 @@ class Simulated:
 
 
 def simulate(agents: int, *, runs: int | None = None, is_tls: bool = True) -> Simulated:
-    """Have so many light agents join one broker, wait a while, and give all of them runs."""
-    return asyncio.run(_simulated(agents, agents * RUNS_PER_AGENT if runs is None else runs, is_tls))
+    """Have so many light agents join one broker, wait a while, and give them runs."""
+    return asyncio.run(simulated(agents, RUNS if runs is None else runs, is_tls=is_tls))
 
 
-async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
+async def simulated(agents: int, runs: int, *, is_tls: bool, calls: int = LONG, idle_s: float = IDLE_S) -> Simulated:
+    """Do as `simulate`, with `calls` calls for each run, and `idle_s` seconds without runs before."""
     process, nodes = psutil.Process(), Nodes(f"{BEYOND_LOOPBACK if is_tls else '127.0.0.1'}:0")
     async with nodes, RLM(NoOp(), cluster=nodes) as rlm:
         held, started = process.memory_info().rss, time.perf_counter()
-        async with light_agents(nodes, agents, RUNS_PER_AGENT) as found:
+        async with light_agents(nodes, agents, MAX_RUNS) as found:
             joining_s = time.perf_counter() - started
             agent_bytes = (process.memory_info().rss - held) / agents
             used = time.process_time()
-            await asyncio.sleep(IDLE_S)
-            idle_cpu = (time.process_time() - used) / IDLE_S
+            await asyncio.sleep(idle_s)
+            idle_cpu = (time.process_time() - used) / idle_s if idle_s else 0.0
             steps = asyncio.create_task(_longest_step())
-            short, long = await _load(rlm, runs, SHORT), await _load(rlm, runs, LONG)
+            short, long = await _load(rlm, runs, SHORT), await _load(rlm, runs, calls)
             steps.cancel()
             lost, most_late_s = nodes.stats().lost_nodes, await steps
-    trips = sorted(trip for findings in found for trip in findings.round_trips)
+    trips = sorted(found)
     per_call = (long.cpu_s - short.cpu_s) / (long.calls - short.calls)
     return Simulated(
         agents,
@@ -131,6 +136,7 @@ async def _simulated(agents: int, runs: int, is_tls: bool) -> Simulated:
         calls_s=long.calls / long.seconds,
         cpu_s_per_call=per_call,
         cpu_s_per_run=max(0.0, short.cpu_s - short.calls * per_call) / runs,
+        median_s=trips[len(trips) // 2],
         p99_s=trips[int(0.99 * len(trips))],
         most_late_s=most_late_s,
         lost=lost,
@@ -141,7 +147,7 @@ async def _load(rlm: RLM, runs: int, calls: int) -> Load:
     """Give so many runs of so many calls each to the agents."""
     used, started = time.process_time(), time.perf_counter()
     items = (BatchItem(str(number), "context", str(calls)) for number in range(runs))
-    async for result in rlm.batch(items, max_concurrent=runs):
+    async for result in rlm.batch(items, max_concurrent=min(runs, AT_ONCE)):
         if result.failure is not None:
             raise result.failure
     return Load(runs * calls, time.perf_counter() - started, time.process_time() - used)
@@ -166,9 +172,9 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def light_agents(nodes: Nodes, agents: int, max_runs: int) -> AsyncIterator[list[Findings]]:
-    """Have so many light agents join, in some processes. Their findings are in the list after the block."""
-    (host, port), found = nodes.address, list[Findings]()
+async def light_agents(nodes: Nodes, agents: int, max_runs: int) -> AsyncIterator[list[float]]:
+    """Have so many light agents join, in some processes. The seconds of all calls are in the list after the block."""
+    (host, port), found = nodes.address, list[float]()
     each = -(-agents // PROCESSES)
     async with asyncio.TaskGroup() as processes:
         for first in range(0, agents, each):
@@ -179,13 +185,13 @@ async def light_agents(nodes: Nodes, agents: int, max_runs: int) -> AsyncIterato
         await nodes.aclose()
 
 
-async def _one_process(order: Order, found: list[Findings]) -> None:
+async def _one_process(order: Order, found: list[float]) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "scripts.cluster.light_agents", stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         out, _ = await process.communicate(msgspec.json.encode(order))
-        found.append(msgspec.json.decode(out, type=Findings))
+        found += msgspec.json.decode(out, type=list[float])
     finally:
         if process.returncode is None:
             process.kill()

@@ -23,7 +23,7 @@ ANSWERS = "```repl\nFINAL(len(context))\n```"
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def machines() -> Iterator[Any]:
     """Two nodes of Ray, of which the second has the resource `rlm`."""
     from ray.cluster_utils import Cluster
 
@@ -113,6 +113,7 @@ def test_repl_on_node_reaches_nothing_of_ray(level: str, cluster: RayCluster) ->
 
 def test_cluster_with_resources_takes_nodes_with_them(machines: Any, cluster: RayCluster) -> None:
     before = len(children())
+    assert before == len(names(cluster))
     with RayCluster(machines.address, resources={"rlm": 1}, join_timeout_s=SLOW_S) as other:
         with RLM(ScriptedClient([ANSWERS]), cluster=other) as rlm:
             assert rlm.completion("four", "How long is it?").response == "4"
