@@ -1,7 +1,9 @@
 """Lines that a whole run prints beside pytest's own."""
 
 import gc
+import os
 import signal
+import sys
 from collections import Counter
 
 import pytest
@@ -9,6 +11,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.clock import Clock
 
+# Without compiled modules each worker, and each process that a test starts, compiles hundreds of them again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A shell that starts a run in the background leaves SIGINT ignored, for all processes below as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

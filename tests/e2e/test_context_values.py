@@ -1,5 +1,6 @@
 """Contexts that are tables, arrays and objects, as a REPL has them: cold, ready, restarted, later, and by a template."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,13 @@ import pytest
 from rlm_broker import RLM, ReplLimits, Sandbox, ScriptedClient, store
 from tests.support.venvs import a_venv
 
-numpy = pytest.importorskip("numpy")
-pandas = pytest.importorskip("pandas")
-
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs pandas")
 LOOK = "print(type(context).__name__, context.shape, context['n'].sum(), context_0 is context)"
 
 
 def frame(rows: int) -> Any:
+    import pandas
+
     return pandas.DataFrame({"n": range(rows), "text": [f"row {number}" for number in range(rows)]})
 
 
@@ -65,6 +66,8 @@ def test_context_table_without_package_fails_each_block(tmp_path: Path) -> None:
 
 
 def test_context_table_past_memory_is_told() -> None:
+    import numpy
+
     array = numpy.zeros(20_000_000)
     with Sandbox(ReplLimits(memory_bytes=400 << 20)) as sandbox, sandbox.repl(array) as repl:
         block = repl.execute("1")

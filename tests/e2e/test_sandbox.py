@@ -18,6 +18,7 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.init.usage_watch import SLOWEST_S
 from sandbox_worker.wire.messages import Query, Slot
+from tests.support.forked_python import Python
 from tests.support.processes import kill_below, living_below
 from tests.support.waiting import WAIT_S
 
@@ -284,22 +285,16 @@ with Sandbox(Limits(), sys.argv[1]) as sandbox, sandbox.repl() as repl:
 def test_orchestrator_end_ends_all_processes(level: str, end: str) -> None:
     """An orchestrator that ends in any way takes all its processes with it."""
     with (
-        subprocess.Popen(
-            [sys.executable, "-c", ORCHESTRATOR, level, end],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=Path.cwd(),
-        ) as process,
+        Python(["-c", ORCHESTRATOR, level, end], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
         contextlib.ExitStack() as stack,
     ):
         stack.callback(process.kill)  # whatever fails here
         assert process.stdout is not None
         assert process.stdin is not None
-        assert process.stdout.readline() == b"up\n"
+        assert process.stdout.readline() == "up\n"
         below = psutil.Process(process.pid).children(recursive=True)
         assert len(below) >= (4 if level == "strict" else 3)
-        process.stdin.write(b"\n")
+        process.stdin.write("\n")
         process.stdin.flush()
         if end.startswith("time.sleep"):
             process.kill()

@@ -131,7 +131,7 @@ class Python:
         if self.returncode is None:
             in_time = bool(select.select([self._connected.fileno()], [], [], timeout)[0])
             if not in_time:
-                os.kill(self.pid, signal.SIGKILL)
+                _signal(self.pid, signal.SIGKILL)
             self.returncode = int(self._replies.readline())
             if not in_time:
                 raise subprocess.TimeoutExpired(self.args, timeout)
@@ -154,7 +154,7 @@ class Python:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the program has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            _signal(self.pid, number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -242,6 +242,11 @@ def _given(wanted: int, theirs: contextlib.ExitStack) -> int:
     null = os.open(os.devnull, os.O_RDWR)
     theirs.callback(os.close, null)
     return null
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and its exit code is on its way
+        os.kill(pid, number)
 
 
 def _write(stream: io.TextIOWrapper | None, data: bytes) -> None:

@@ -10,6 +10,7 @@ from rlm_broker.cli import parameters
 from rlm_broker.sandbox.levels.level import CHOICES
 from rlm_broker.settings.settings import _VALUES
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.forked_python import python
 from tests.support.places import PROJECT
 
 HEAVY = ("pydantic", "litellm", "rich", "psutil", "msgspec")
@@ -132,10 +133,8 @@ main.main()
 
 
 def test_a_broken_pipe_raises_once_in_the_thread_that_writes() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WRITES], input=b"", capture_output=True, env=ENVIRONMENT, timeout=WAIT_S, check=False
-    )
-    assert done.stderr == b""
+    done = python("-c", WRITES, env=ENVIRONMENT)
+    assert done.stderr == ""
     assert json.loads(done.stdout)["stdout"] == "written"
 
 
@@ -159,15 +158,8 @@ main.main()
 
 
 def test_lost_output_ends_the_command_also_while_the_main_thread_wakes_the_loop() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WAKES_A_LOOP],
-        input=b"",
-        capture_output=True,
-        env=ENVIRONMENT,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (1, b"")
+    done = python("-c", WAKES_A_LOOP, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 INTERRUPTED = """

@@ -13,7 +13,7 @@ import pytest
 
 from rlm_broker.cli.ps import NONE_RUNS, table
 from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
-from tests.support.command import COMMAND
+from tests.support.command import started
 from tests.support.controlled import SPINS, environment, library, run, seen
 
 HOSTILE = "\x1b[31mred\x07 \u202e\nsecond line [bold]markup[/]"
@@ -90,9 +90,8 @@ def test_text_of_a_run_steers_no_terminal() -> None:
         asyncio.run(seen(answers.pid, lambda found: found.runs and found.runs[0].turn))
         plain = run("ps").stdout
         ours, theirs = pty.openpty()
-        with subprocess.Popen(
-            [*COMMAND, "ps", "--watch"], stdout=theirs, stderr=theirs, env=environment(TERM="xterm", COLUMNS="300")
-        ) as watching:
+        variables = environment(TERM="xterm", COLUMNS="300")
+        with started("ps", "--watch", stdout=theirs, stderr=theirs, env=variables) as watching:
             os.close(theirs)
             drawn = b""
             while drawn.count(b"markup") < 2:
@@ -118,9 +117,7 @@ def test_json_has_what_a_process_tells() -> None:
 
 
 def test_watch_in_a_pipe_prints_tables() -> None:
-    with subprocess.Popen(
-        [*COMMAND, "ps", "--watch"], stdout=subprocess.PIPE, env=environment(), text=True
-    ) as watching:
+    with started("ps", "--watch", env=environment()) as watching:
         assert watching.stdout is not None
         assert [watching.stdout.readline() for _ in range(2)] == [f"{NONE_RUNS}\n"] * 2
         watching.send_signal(signal.SIGINT)

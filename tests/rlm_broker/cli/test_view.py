@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from rlm_broker.control.status import RunStatus
-from tests.support.command import COMMAND, sentence
 from tests.support.command import run as command
+from tests.support.command import sentence, started
 from tests.support.controlled import SPINS, environment, library, seen
 from tests.support.waiting import WAIT_S
 
@@ -53,13 +53,7 @@ def test_run_of_another_process_is_followed_and_stopped() -> None:
     """view prints a link, lists and follows the run of another process, stops it, and ends by Ctrl+C."""
     with library("How long?", SPINS) as other:
         status = asyncio.run(seen(other.pid, lambda process: process.runs and process.runs[0].turn)).runs[0]
-        with subprocess.Popen(
-            [*COMMAND, "view", "--no-open"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            stderr=subprocess.PIPE,
-        ) as view:
+        with started("view", "--no-open", env=environment()) as view:
             assert view.stdout
             lines = asyncio.run(_stop_by_http(view.stdout.readline().strip(), status))
             view.send_signal(signal.SIGINT)

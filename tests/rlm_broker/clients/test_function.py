@@ -4,8 +4,6 @@ import asyncio
 import contextvars
 import functools
 import gc
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -17,6 +15,7 @@ from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
+from tests.support.forked_python import python
 
 WAIT_S = 60
 
@@ -277,7 +276,7 @@ asyncio.run(main())
 
 
 def test_a_program_ends_although_a_function_is_stuck() -> None:
-    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    ended = python("-c", STUCK)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "closed\n", "")
 
 

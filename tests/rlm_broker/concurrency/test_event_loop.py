@@ -2,17 +2,14 @@
 
 import asyncio
 import gc
-import os
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
 from rlm_broker.errors import ModelFailed
+from tests.support.forked_python import Python
 from tests.support.waiting import WAIT_S, turns
 
 
@@ -105,12 +102,7 @@ except KeyboardInterrupt:
 def test_second_ctrl_c_does_not_wait(signals: int, said: list[str]) -> None:
     """Ctrl-C waits for the end of the work, and a second Ctrl-C does not wait."""
     ending = "ends" if signals == 1 else "hangs"
-    with subprocess.Popen(
-        [sys.executable, "-c", CTRL_C, ending],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    ) as process:
+    with Python(["-c", CTRL_C, ending]) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "running\n"

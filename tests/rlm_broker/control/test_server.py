@@ -4,8 +4,6 @@ import json
 import os
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.writer import TraceWriter
 from sandbox_worker.wire.frames import encode_frame
 from tests.support.forked_child import in_child
+from tests.support.forked_python import python
 from tests.support.skips import NEEDS_ROOT
 from tests.support.stand_ins import Hanging
 from tests.support.waiting import WAIT_S, until
@@ -272,7 +271,7 @@ LIBRARY = "import rlm_broker.control.server as s; print(s.start_if_wanted())"
 @pytest.mark.parametrize(("given", "printed"), [("1", "True"), ("0", "False"), ("", "False")])
 def test_library_process_has_one_if_it_says_so(given: str, printed: str, tmp_path: Path) -> None:
     variables = {**os.environ, "RLM_BROKER_CONTROL": given}
-    done = subprocess.run([sys.executable, "-c", LIBRARY], env=variables, capture_output=True, text=True, check=True)
+    done = python("-c", LIBRARY, env=variables, check=True)
     assert done.stdout.strip() == printed
     assert not list(tmp_path.glob("rlm-broker/*"))
 

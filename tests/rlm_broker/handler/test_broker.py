@@ -3,8 +3,6 @@
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -16,6 +14,7 @@ from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.frames import PREFIX, encode_frame
+from tests.support.forked_python import python
 from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging
 
@@ -286,5 +285,5 @@ with LMHandler(client) as handler:
     except KeyboardInterrupt:
         print("interrupted", client.begun, client.ended)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = python("-c", code)
     assert done.stdout == "interrupted 3 3\n", done.stderr

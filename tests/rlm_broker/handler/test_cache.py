@@ -1,8 +1,7 @@
 """The cache of replies on disk."""
 
+import contextlib
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import FakeOpenAI, completion
-from tests.support.places import PROJECT
-from tests.support.waiting import WAIT_S
+from tests.support.forked_python import Python
 
 
 def request(text: str, max_completion_tokens: int | None = None, sample: int = 0, **more: Any) -> LMRequest:
@@ -105,11 +103,10 @@ asyncio.run(fill(sys.argv[1], int(sys.argv[2])))
 
 
 async def test_cache_is_shared_by_several_processes(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen([sys.executable, "-c", FILLS, tmp_path / "cache", str(start)], cwd=PROJECT)
-        for start in (0, 50, 100)
-    ]
-    assert [process.wait(WAIT_S) for process in processes] == [0, 0, 0]
+    with contextlib.ExitStack() as started:
+        programs = [["-c", FILLS, str(tmp_path / "cache"), str(start)] for start in (0, 50, 100)]
+        processes = [started.enter_context(Python(program)) for program in programs]
+        assert [process.wait() for process in processes] == [0, 0, 0]
     cache = Cache(tmp_path / "cache")
     for number in range(200):
         kept = await cache.get(b"%d" % number)

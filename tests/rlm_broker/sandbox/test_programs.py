@@ -29,6 +29,7 @@ from rlm_broker import (
     SandboxFailed,
 )
 from sandbox_worker.wire.program import MAX_ARGUMENT_BYTES
+from tests.support.forked_python import python
 from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
@@ -444,7 +445,7 @@ with Sandbox(isolation="strict") as sandbox, sandbox.repl() as repl:
     try: repl.run(["sh", "-c", DAEMONS])
     except KeyboardInterrupt: print("interrupted", len(sleeping()), repl.execute("kept").stdout)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    done = python("-c", code, cwd=PROJECT)
     assert done.stdout == "interrupted 0 1\n\n", done.stderr
     assert repl.run(["true"]).exit_code == 0
 

@@ -1,8 +1,6 @@
 """Shared sandboxes of the process: the same for all callers, new after a fork, closed at exit."""
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 
 from rlm_broker import ConfigurationError, Limits, ReplLimits, Sandbox
 from rlm_broker.sandbox.shared import close_all
+from tests.support.forked_python import python
 from tests.support.places import PROJECT
 
 
@@ -60,9 +59,7 @@ def test_shared_sandbox_is_cleaned_up_at_exit_and_fork(isolation: str, tmp_path:
         "    print('both')\n"
     )
     environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), "PYTHONPATH": str(PROJECT)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=100
-    )
+    done = python("-c", program, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "both\n", "")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,10 +1,7 @@
 """Trace files: whole lines in order, also of long events."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from rlm_broker.trace import writer
 from rlm_broker.trace.events import BlockEnded, BlockPrinted, CallEnded, CallText, IterationStarted, Replied
 from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.usage import Usage
+from tests.support.forked_python import python
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -104,8 +102,7 @@ os.kill(os.getpid(), 9)
 
 def test_a_run_that_is_killed_leaves_every_line_whole(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    env = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False, env=env)
+    done = python("-c", KILLED, path)
     assert done.returncode == -signal.SIGKILL
     assert [line["number"] for line in lines(path)] == list(range(1, 501))
 

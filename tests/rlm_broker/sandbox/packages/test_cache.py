@@ -7,7 +7,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from rlm_broker.sandbox.packages import cache as package_cache
 from rlm_broker.sandbox.packages import installer as installer_module
 from rlm_broker.sandbox.packages.cache import venv_with
 from rlm_broker.sandbox.packages.requirements import Requirements
+from tests.support.forked_python import Python, python
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
 from tests.support.waiting import WAIT_S, until, until_now
@@ -150,10 +150,8 @@ async def test_concurrent_requests_make_one_venv(cache: Path, monkeypatch: pytes
 def test_concurrent_processes_make_one_venv(tmp_path: Path, cache: Path) -> None:
     stand_in_for_uv(tmp_path / "programs", INSTALLS)
     environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", OPENS], env=environment, stdout=subprocess.PIPE) for _ in range(2)
-    ]
-    assert [process.communicate(timeout=WAIT_S)[0] for process in processes] == [b"opened\n"] * 2
+    with Python(["-c", OPENS], env=environment) as first, Python(["-c", OPENS], env=environment) as second:
+        assert [process.communicate()[0] for process in (first, second)] == ["opened\n"] * 2
     assert (tmp_path / "runs").read_text() == "compile\ninstall\n"
     assert left(cache) == [LENSES.digest]
 
@@ -191,18 +189,16 @@ async def test_deadline_ends_the_installer(tmp_path: Path, cache: Path) -> None:
 def test_interrupted_installation_is_not_taken_for_complete(how: signal.Signals, tmp_path: Path, cache: Path) -> None:
     """A process that is ended while it installs leaves no folder that is taken for complete."""
     stand_in_for_uv(tmp_path / "programs", NEVER_ENDS)
-    process = subprocess.Popen(
-        [sys.executable, "-c", OPENS], env={**os.environ, "PYTHONPATH": str(PROJECT)}, stderr=subprocess.PIPE
-    )
-    until_now(lambda: cache.exists() and began(cache))
-    below = psutil.Process(process.pid).children(recursive=True)
-    assert len(below) == 3
-    process.send_signal(how)
-    said = process.communicate(timeout=WAIT_S)[1]
+    with Python(["-c", OPENS]) as process:
+        until_now(lambda: cache.exists() and began(cache))
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert len(below) == 3
+        process.send_signal(how)
+        said = process.communicate()[1]
     assert psutil.wait_procs(below, timeout=WAIT_S)[1] == []  # killed as well, not only orphaned
     assert not (cache / LENSES.digest).exists()
     if how == signal.SIGINT:
-        assert said.decode().splitlines()[-1] == "KeyboardInterrupt"
+        assert said.splitlines()[-1] == "KeyboardInterrupt"
         assert left(cache) == []
     (tmp_path / "programs" / "uv").unlink()
     assert asyncio.run(venv_with(LENSES)).folder.name == LENSES.digest
@@ -262,7 +258,7 @@ def test_installer_failure_is_seen_despite_ignored_children(code: str, tmp_path:
     stand_in_for_uv(tmp_path / "programs", code)
     environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
     program = f"import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n{OPENS}"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = python("-c", program, env=environment)
     assert "ConfigurationError: packages cannot be installed" in done.stderr
     assert left(cache) == []
 

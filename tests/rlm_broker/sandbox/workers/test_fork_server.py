@@ -1,10 +1,8 @@
 """The fork server and its workers as real processes: started, lost, replaced, ended."""
 
 import asyncio
-import os
 import random
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +19,7 @@ from rlm_broker.sandbox.workers import python_paths, zygote_process
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.level import LEVELS, PROCESS, STRICT, Level
+from tests.support.forked_python import python
 from tests.support.places import PROJECT
 from tests.support.processes import kill_below, living_below
 from tests.support.waiting import WAIT_S, until, until_now
@@ -177,13 +176,7 @@ except IsolationUnavailable as error:
 
 def test_auto_is_standard_without_user_namespaces() -> None:
     """Level "auto" is "standard" without user namespaces, and "strict" names its remedy."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_USER_NAMESPACES],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    )
+    done = python("-c", WITHOUT_USER_NAMESPACES)
     level, sentence = done.stdout.splitlines()
     assert level == "standard", done.stderr
     assert "isolation level 'strict' is not available here: " in sentence
