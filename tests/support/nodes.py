@@ -95,13 +95,13 @@ class Proxy:
             self._tasks.add(task)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # one side was killed
             while data := await reader.read(1 << 16):
                 if not self._is_cut:
                     writer.write(data)
                     await writer.drain()
-            if not self._is_cut:
-                writer.close()
+        if not self._is_cut:
+            writer.close()
 
 
 class Crew:
