@@ -18,7 +18,7 @@ def begun(metered: Metered, *texts: str) -> list["asyncio.Task[Call]"]:
 
 
 async def test_earlier_usage_does_not_slow_calls_down() -> None:
-    """What all earlier calls have cost together says nothing of a single call."""
+    """The cost of all earlier calls together says nothing of a single call."""
     ends: list[BaseException] = []
     provider = Provider()
     spending = Spending(BatchLimits(max_tokens=10_000), {"m": Usage(500, 5_000, 2_000, 1.0)}, ends.append)
