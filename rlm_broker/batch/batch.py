@@ -285,26 +285,28 @@ class Batch(AsyncResource):
         self._error = self._error or failure
 
     async def _one(self, fed: Fed) -> None:
-        """Answer one item, write its result down, and hand it to the caller. It has a place."""
+        """Answer one item, and hand its result to the caller. It has a place, and keeps it until there is room."""
         self._counting.running += 1
         try:
             result, error = await self._answered(fed.item)
             result = await self._scoring.scored(fed.item, result)
-            if self._journal is not None and not isinstance(error, RunCancelled):
-                line = partial(result_line, result, fed.digest, trajectories=self._wanted.trajectories)
-                await self._journal.finish(fed.item.id, line)
-            self._counting.add(result)
-            if self._wanted.fail_fast and result.status == "failed" and error is not None:
-                self._results.put_nowait(result)
-                self._end(error)
-                return
+            await to_its_end(lambda: self._finish(fed, result, error))
             await self._room.acquire()
-            self._results.put_nowait(result)
         except Exception as error:  # noqa: BLE001 - raised to the caller
             self._end(error)
         finally:
             self._counting.running -= 1
             self._places.release()
+
+    async def _finish(self, fed: Fed, result: BatchResult, error: Exception | None) -> None:
+        """Write a result down, and give it out. An item that was cancelled from outside stays unfinished."""
+        if self._journal is not None and not isinstance(error, RunCancelled):
+            line = partial(result_line, result, fed.digest, trajectories=self._wanted.trajectories)
+            await self._journal.finish(fed.item.id, line)
+        self._counting.add(result)
+        self._results.put_nowait(result)
+        if self._wanted.fail_fast and result.status == "failed" and error is not None:
+            self._end(error)
 
     async def _answered(self, item: BatchItem) -> tuple[BatchResult, Exception | None]:
         journal, spending = self._journal, self._spending

@@ -42,6 +42,8 @@ class Opening:
         self._settings = settings
         self._limits = wanted.limits
         self._out = None if wanted.out is None else Path(wanted.out)
+        if self._out is not None and self._out.is_symlink():  # a file that replaces it must not replace the link
+            self._out = self._out.resolve()
         self._retry_failed = wanted.retry_failed
 
     @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Grouped(Generic[T]):
     """Hands entries to a function in a thread of its own, as many at a time as have come. Made on an event loop.
 
-    After the first failure no further entry is handed over, and those that wait are never told of an end.
+    After the first failure no further entry is handed over.
 
     Args:
         work: Called in the thread with entries, in their order.
@@ -29,6 +29,8 @@ class Grouped(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._entries: SimpleQueue[tuple[T, asyncio.Future[None] | None] | None] = SimpleQueue()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._failure: BaseException | None = None
         self._is_closing = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
@@ -37,10 +39,20 @@ class Grouped(Generic[T]):
         self._entries.put((entry, None))
 
     async def done(self, entry: T) -> None:
-        """Hand over an entry, and wait until the work with it is done."""
+        """Hand over an entry, and wait until the work with it is done.
+
+        Raises:
+            BaseException: The first exception of the work, whichever entry it was for.
+        """
+        if self._failure is not None:
+            raise self._failure
         future: asyncio.Future[None] = self._loop.create_future()
-        self._entries.put((entry, future))
-        await future
+        self._waiting.add(future)
+        try:
+            self._entries.put((entry, future))
+            await future
+        finally:
+            self._waiting.discard(future)
 
     async def aclose(self) -> None:
         """Do the work with all entries that were handed over, then end the thread."""
@@ -61,13 +73,20 @@ class Grouped(Generic[T]):
             try:
                 self._work([entry for entry, _ in group])
             except BaseException as error:  # noqa: BLE001 - passed to the event loop
-                self._tell(self._on_failure, error)
+                self._tell(self._fail, error)
                 break
             if waiting := [future for _, future in group if future is not None]:
                 self._tell(_resolve, waiting)
             if is_last:
                 break
         self._tell(_resolve, [self._ended])
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._on_failure(error)
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(error)
 
     def _tell(self, call: Callable[..., object], *given: object) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended

@@ -75,11 +75,21 @@ class Journal:
             raise ConfigurationError(f"cannot read the journal of {self._out.path}: {error}") from None
 
     async def keep(self, item: str, paid: PaidCall) -> None:
-        """Write down a call that was paid for an item. Once this returns, a kill does not lose it."""
-        await self._calls.done((item, paid))
+        """Write down a call that was paid for an item. Once this returns, a kill does not lose it.
+
+        If the disk is full, this waits until it is cancelled. An error would become the result of the item.
+        """
+        try:
+            await self._calls.done((item, paid))
+        except Exception:  # noqa: BLE001 - the one who has called `begin` is told
+            await asyncio.Event().wait()
 
     async def finish(self, item: str, line: Callable[[], bytes]) -> None:
-        """Write the result of an item, whose line is made in a thread. Once this returns, it is on the disk."""
+        """Write the result of an item, whose line is made in a thread. Once this returns, it is on the disk.
+
+        Raises:
+            OSError: The disk is full, or broken.
+        """
         await self._results.done(Result(digest(item), line))
 
     def tell_seconds(self, seconds: float) -> None:
@@ -102,9 +112,10 @@ class Journal:
         """Write all that was handed over, then close the files."""
         for thread in (self._calls, self._results, self._syncs) if self._has_begun else ():
             await thread.aclose()
-        await asyncio.to_thread(self._close)
+        await asyncio.to_thread(self.close)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the files."""
         self._segments.close()
         self._spent_file.close()
         self._out.close()
@@ -195,7 +206,11 @@ def opened(
             before, now = ({"seed": header.seed}, {"seed": seed}) if has_seeds else ({}, {})
             require_same(folder, {**header.settings, **before}, {**settings, **now})
         journal = Journal(file, folder)
-        journal.read(retry_failed=retry_failed)
+        try:
+            journal.read(retry_failed=retry_failed)
+        except BaseException:
+            journal.close()
+            raise
     except OSError as error:
         raise disk.unwritable(file.path, error) from None
     return journal

@@ -133,6 +133,30 @@ def test_failed_items_run_again_if_wanted(sandbox: Sandbox, tmp_path: Path) -> N
     assert len(lines_of(out)) == 3
 
 
+def test_link_to_a_file_of_results_stays_a_link(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    out, target = tmp_path / "out.jsonl", tmp_path / "elsewhere" / "results.jsonl"
+    out.symlink_to(target)
+    rlm = RLM(lambda _: "yes", sandbox=sandbox, limits=PLAIN)
+    list(rlm.batch([*items(1), {"id": "missing", "path": "missing.txt"}], out=out))
+    list(rlm.batch([*items(1), {"id": "missing", "context": "found"}], out=out, retry_failed=True))
+    assert out.is_symlink()
+    assert {line["id"]: line["status"] for line in lines_of(target)} == {"item 0": "answered", "missing": "answered"}
+
+
+def test_results_that_had_no_room_come_before_the_end(rlm: RLM, model: CountingModel, tmp_path: Path) -> None:
+    """Results that are written down are given out, also where the batch is cancelled before they are taken."""
+    out, seen = tmp_path / "out.jsonl", []
+    with rlm.batch(items(50), out=out, max_concurrent=2) as batch:
+        until_now(lambda: len(lines_of(out)) == 4)
+        batch.cancel()
+        with pytest.raises(RunCancelled):  # noqa: PT012
+            for result in batch:
+                seen.append(result.id)
+    assert seen == [line["id"] for line in lines_of(out)]
+    assert len(model.calls) == 4
+
+
 def test_first_failure_ends_it_if_wanted(sandbox: Sandbox, tmp_path: Path) -> None:
     """The failed item is a result; items that were under way stay unfinished."""
 

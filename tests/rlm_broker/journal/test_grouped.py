@@ -4,6 +4,8 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from rlm_broker.journal.grouped import Grouped
 from tests.support.waiting import until
 
@@ -52,6 +54,8 @@ async def test_failure_is_told_once_and_ends_the_thread() -> None:
     await until(lambda: bool(failures))
     await grouped.aclose()
     assert [type(failure) for failure in failures] == [IndexError]
-    assert not any(task.done() for task in waiting)
     for task in waiting:
-        task.cancel()
+        with pytest.raises(IndexError):
+            await task
+    with pytest.raises(IndexError):
+        await grouped.done(4)
