@@ -3,7 +3,6 @@
     python -m scripts.cluster                              # all faults, some minutes
     python -m scripts.cluster "node killed" "link cut"     # those whose names contain one of these
     python -m scripts.cluster --quick                      # two nodes, few runs: the form that the tests run
-    python -m scripts.cluster --ray                        # agents are started by Ray, on Ray's own test cluster
     python -m scripts.cluster --simulate 1000              # agents that only speak the protocol, against one broker
 
 The nodes are network namespaces. They live in namespaces of the script's own, so that whatever ends the script removes
@@ -84,7 +83,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="parts of names of faults; none is all")
     parser.add_argument("--quick", action="store_true", help="two nodes and few runs")
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each batch")
-    parser.add_argument("--ray", action="store_true", help="have Ray start the agents, without network namespaces")
     parser.add_argument("--simulate", type=int, metavar="AGENTS", help="light agents against one broker")
     parser.add_argument("--list", action="store_true", help="print the names of the faults, and play none")
     options = parser.parse_args(arguments)

@@ -48,7 +48,6 @@ class Play:
         folder: Folder for output, logs and tokens.
         runs: Number of items.
         delay_s: Seconds that the provider takes for each call.
-        ray: Address of the Ray cluster; None: the director starts an agent on each node.
         done: Reports of the items that have ended, by id.
         changes: Reports of nodes that have joined or were lost.
         over: Report of the end.
@@ -59,7 +58,6 @@ class Play:
     folder: Path
     runs: int
     delay_s: float
-    ray: str | None = None
     done: dict[str, Done] = field(default_factory=dict)
     changes: list[NodeChanged] = field(default_factory=list)
     over: Over | None = None

@@ -28,7 +28,7 @@ def report(said: Report) -> None:
 
 async def _main(order: Order) -> None:
     client = OpenAICompatibleClient(f"http://127.0.0.1:{order.provider}/v1", "counted")
-    async with _nodes(order) as nodes, RLM(client, cluster=nodes, seed=SEED) as rlm:
+    async with Nodes(f"{order.bind}:0") as nodes, RLM(client, cluster=nodes, seed=SEED) as rlm:
         host, port = nodes.address
         report(Listening(time.monotonic(), f"{host}:{port}", nodes.fingerprint, nodes.token))
         watching = asyncio.create_task(_watch(nodes))
@@ -45,14 +45,6 @@ async def _main(order: Order) -> None:
         stats, progress = nodes.stats(), batch.progress
         replayed = progress.replayed.total_calls
         report(Over(time.monotonic(), progress.skipped, replayed, stats.lost_nodes, stats.lost_runs))
-
-
-def _nodes(order: Order) -> Nodes:
-    if order.ray is None:
-        return Nodes(f"{order.bind}:0")
-    from rlm_broker.cluster.on_ray.ray_cluster import RayCluster
-
-    return RayCluster(order.ray, resources={"node": 1}, bind=f"{order.bind}:0")
 
 
 async def _until_joined(nodes: Nodes, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What the orchestrator of the script reports to the director, one JSON line each, on standard output."""
+"""Reports of the orchestrator of a play to its director, one JSON line each, on standard output."""
 
 from typing import Literal
 
@@ -15,7 +15,6 @@ class Order(msgspec.Struct, frozen=True):
         out: Output file of the batch.
         bind: Address to listen at.
         nodes: Nodes to wait for before the batch begins.
-        ray: Address of the Ray cluster; None: agents dial in by themselves.
     """
 
     provider: int
@@ -24,7 +23,6 @@ class Order(msgspec.Struct, frozen=True):
     out: str
     bind: str
     nodes: int
-    ray: str | None = None
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
