@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from rlm_broker.cli.failing import failures
-from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, FOLDER, run_options, sandbox_options
+from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, FOLDER, cluster_options, run_options, sandbox_options
 
 EXIT_CODES = """\b
 a line of INPUT is one of these, with "metadata": {...} for values of your own:
@@ -72,6 +72,7 @@ MOST_RUNS = 4_096
 )
 @click.option("-o", "--output-type", type=FILE, metavar="FILE", help="A JSON Schema of the answers.")
 @run_options
+@cluster_options
 @click.option(
     "--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any limit of each item: max_budget_usd=0.1."
 )

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from rlm_broker.cli import stopping
 from rlm_broker.cli.batch_input import BatchInput
 from rlm_broker.cli.batch_progress import BatchLine, used
 from rlm_broker.cli.batch_status import by_kind
+from rlm_broker.cli.clusters import opened_cluster
 from rlm_broker.cli.composing import rlm_of
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
@@ -49,6 +50,7 @@ def run(
     strict_text: bool,
     score: str | None,
     system: str | None,
+    where: Mapping[str, Any],
     assignments: tuple[str, ...],
     is_quiet: bool,
     as_json: bool,
@@ -57,6 +59,7 @@ def run(
     """Ask the questions of a file, and write their results to another.
 
     Args:
+        where: Options of the cluster.
         flags: Settings, limits of the batch, and further arguments of `RLM.batch`.
 
     Returns:
@@ -73,7 +76,9 @@ def run(
     items = BatchInput(input, root, encoding, "strict" if strict_text else "replace")
     items.check()
     with ExitStack() as stack:
-        rlm = rlm_of(settings, system_prompt=system, on_event=stack.enter_context(sent_spans()))
+        told = stack.enter_context(sent_spans())
+        cluster = stack.enter_context(opened_cluster("batch", where))
+        rlm = rlm_of(settings, system_prompt=system, on_event=told, cluster=cluster)
         batch = rlm.batch(
             items.items,
             out=out,
