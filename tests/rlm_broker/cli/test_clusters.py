@@ -1,6 +1,7 @@
 """The options with which a command runs on nodes."""
 
 import contextlib
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -47,6 +48,20 @@ def test_ask_runs_on_a_node_that_joins_by_its_command(tmp_path: Path) -> None:
     assert out.startswith("3 lines\n")
     assert secret not in line + out + err
     assert not file.exists()
+
+
+def test_batch_runs_on_a_node(tmp_path: Path) -> None:
+    """No run takes place here: the batch waits for its node."""
+    (tmp_path / "in.jsonl").write_text('{"id": "a", "question": "How many lines are there?", "context": "1\\n2\\n"}\n')
+    given = tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl", "--token-file", tmp_path / "token"
+    with started("batch", *given, "--nodes", "127.0.0.1:0") as batch:
+        words = shlex.split(batch.stderr.readline().rpartition(": rlm-broker ")[2])
+        assert not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").read_text()
+        with started(*words) as node:
+            _, err = batch.communicate(timeout=WAIT_S)
+            assert node.wait(WAIT_S) == 0
+    assert batch.returncode == 0, err
+    assert json.loads((tmp_path / "out.jsonl").read_text())["answer"].startswith("2 lines")
 
 
 def test_a_token_file_of_the_user_is_made_and_stays(tmp_path: Path) -> None:
