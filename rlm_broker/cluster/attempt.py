@@ -6,6 +6,7 @@ have open at the same time is bounded, and each message is checked before it has
 
 import asyncio
 import contextlib
+import contextvars
 from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
@@ -54,7 +55,7 @@ class NodeLost(Exception):
 
 
 class NodeAttempt:
-    """A run on one node. Lives on one event loop.
+    """A run on one node. Make it in the run's task. Lives on one event loop.
 
     Args:
         begin: Message that begins the run there.
@@ -94,6 +95,8 @@ class NodeAttempt:
         self._tasks: set[asyncio.Task[None]] = set()
         """These tasks, and those of requests that the node has left, which are ending."""
         self._counts = Counter[type[Message]]()
+        self._context = contextvars.copy_context()
+        """Context variables of the run, which functions of the user's find. The messages come in another task."""
         self._outcome: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -208,7 +211,7 @@ class NodeAttempt:
         if request.call in self._open:
             work.close()
             raise ProtocolViolation("an agent has used the number of a request twice")
-        task = asyncio.get_running_loop().create_task(self._answered(request, work))
+        task = asyncio.get_running_loop().create_task(self._answered(request, work), context=self._context.copy())
         kind = type(request)
         self._counts[kind] += 1
         self._open[request.call] = task

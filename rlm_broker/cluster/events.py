@@ -13,6 +13,7 @@ the orchestrator's clock and kept in order, since durations are read off them.
 The end of the root run is told only when it is certain: an attempt that failed because of its node did not end the run.
 """
 
+import contextvars
 import re
 import time
 from collections import Counter
@@ -99,7 +100,7 @@ _decoders: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 class RunEvents:
-    """Passes the events of one run on, over all of its attempts. Lives on one event loop.
+    """Passes the events of one run on, over all of its attempts. Make it in the run's task. Lives on one event loop.
 
     Args:
         events: Numbers the events, and has the receivers.
@@ -107,6 +108,7 @@ class RunEvents:
 
     def __init__(self, events: TreeEvents) -> None:
         self._events = events
+        self._context = contextvars.copy_context()
         self._told: set[tuple[object, ...]] = set()
         self._chars = Counter[tuple[object, ...]]()
         """Pieces of a text → characters that were told."""
@@ -197,7 +199,9 @@ class RunEvents:
             self._offset_s = now - (event.time or now)
         at = event.time + self._offset_s if event.time else now
         self._last_time = max(self._last_time, min(at, now))
-        self._events.take(event, self._last_time)
+        # A receiver finds the context variables of the run, such as the span of its caller. Those that it sets end with
+        # the event: calls are made in other tasks, and one call must not get what belongs to another.
+        self._context.copy().run(self._events.take, event, self._last_time)
 
 
 def _decoded(encoded: msgspec.Raw) -> Event:

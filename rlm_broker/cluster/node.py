@@ -27,6 +27,8 @@ from rlm_broker.stats import NodeStats
 
 LAG_S = 3 * BEAT_S
 """Seconds without a heartbeat after which a node gets no further run. It is not lost yet."""
+MOST_RUNS = 65_536
+"""Maximum runs that one node is believed to take at the same time."""
 WHY_CHARS = 200
 """Characters of an agent's own words that are kept."""
 
@@ -83,7 +85,7 @@ class Node:
         self.load = Load(0, max(0, join.memory_bytes))
         self.placed = self.lost = self.faults = 0
         self.has_quit = False
-        self._max_runs = max(1, join.max_runs)
+        self._max_runs = min(max(1, join.max_runs), MOST_RUNS)
         self._contexts = contexts
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()

@@ -288,8 +288,9 @@ class RemoteRun:
         the judge."""
         if isinstance(failure, LimitReached) and failure.limit == "run_timeout_s":
             return self._late()
-        if isinstance(failure, ModelFailed) and self._calls.reached is not None:
-            return self._calls.reached
+        reached = self._calls.reached
+        if isinstance(failure, ModelFailed) and reached is not None and str(failure) == str(reached):
+            return reached  # the agent got it as the failure of a call
         if isinstance(failure, OutputInvalid) and attempt.invalid is not None:
             return attempt.invalid
         return failure

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from rlm_broker.concurrency.event_loop import AsyncResource
@@ -10,7 +10,6 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, ReplBusy, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage
-from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.transport.connection import QueryHandler, refuse
@@ -69,8 +68,14 @@ class PersistentRepl(AsyncResource):
         self.context_name = CONTEXT
 
     @contextlib.asynccontextmanager
-    async def repl(self, context: StoredContext, answer: QueryHandler, tools: ToolSet) -> AsyncIterator[SandboxedRepl]:
+    async def repl(
+        self, context: StoredContext, answer: QueryHandler, tools: Sequence[str], values: Mapping[str, Any]
+    ) -> AsyncIterator[SandboxedRepl]:
         """Lend the REPL to one run at a time, with `context` in it under `context_name`.
+
+        Args:
+            tools: Names of functions that code of the run may call.
+            values: Name → value that code of the run finds.
 
         Raises:
             ReplBusy: Another run has the REPL.
@@ -80,7 +85,7 @@ class PersistentRepl(AsyncResource):
             raise ReplBusy("another run has this REPL: wait for its end")
         self._is_lent, self._answer = True, answer
         try:
-            self.context_name = await self._add(context, tools)
+            self.context_name = await self._add(context, tools, values)
             assert self._repl is not None
             yield self._repl
         finally:
@@ -106,18 +111,18 @@ class PersistentRepl(AsyncResource):
         self._repl = None
         await self._opened.aclose()
 
-    async def _add(self, context: StoredContext, tools: ToolSet) -> str:
+    async def _add(self, context: StoredContext, tools: Sequence[str], values: Mapping[str, Any]) -> str:
         if self._repl is None:
             # A copy with descriptors of its own: after a kill the REPL is forked anew with this context, perhaps long
             # after the run that brought it has closed its own.
             kept = self._opened.enter_context(context.another())
-            made = self._sandbox.repl(kept, self._forward, tools=tools.names, values=tools.values, limits=self._limits)
+            made = self._sandbox.repl(kept, self._forward, tools=tools, values=values, limits=self._limits)
             self._repl = await self._opened.enter_async_context(made)
             self.runs = 1
             return CONTEXT
         self._repl.renew()
-        self._repl.set_tools(tools.names)
-        self._repl.provide(tools.values)
+        self._repl.set_tools(tools)
+        self._repl.provide(values)
         try:
             name = await self._repl.aadd_context(context)
         except ConfigurationError as error:

@@ -184,14 +184,13 @@ class Runner:
 
     async def _with_repl(self, context: StoredContext) -> str | None:
         started, persistent = time.monotonic(), self._persistent_repl
-        sandbox = self._tree.sandbox
+        sandbox, tools, values = self._tree.sandbox, self._tools.names, self._tools.values
         if persistent is None:
             assert sandbox is not None
-            tools, values = self._tools.names, self._tools.values
             opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values, limits=self._tree.limits)
             opened.tree = self._tree.events.tree
         else:
-            opened = persistent.repl(context, self._answer, self._tools)
+            opened = persistent.repl(context, self._answer, tools, values)
         async with opened as repl:
             repl.kills_when_cancelled = persistent is None
             repl.tree = self._tree.events.tree

@@ -95,13 +95,13 @@ class Proxy:
             self._tasks.add(task)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # one side was killed
             while data := await reader.read(1 << 16):
                 if not self._is_cut:
                     writer.write(data)
                     await writer.drain()
-            if not self._is_cut:
-                writer.close()
+        if not self._is_cut:
+            writer.close()
 
 
 class Crew:
@@ -170,7 +170,10 @@ class Gated(BaseClient):
             except asyncio.CancelledError:
                 self.cancelled.append(last)
                 raise
-        return LMReply(self._reply(request), Usage(1, 10, 5, 0.25))
+        text = self._reply(request)
+        if request.on_text is not None:
+            request.on_text(text)
+        return LMReply(text, Usage(1, 10, 5, 0.25))
 
 
 def looping(code: str, answer: Callable[[str], str] = str.upper) -> Callable[[LMRequest], str]:

@@ -18,7 +18,7 @@ from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.run import Run
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import BlockEnded, CallEnded, CallStarted, Event, RunEnded, RunStarted, ToolEnded
+from rlm_broker.trace.events import BlockEnded, CallEnded, CallStarted, CallText, Event, RunEnded, RunStarted, ToolEnded
 from tests.support.nodes import Agent, Crew, Gated, Proxy, agent, looping
 from tests.support.waiting import WAIT_S, until
 
@@ -77,6 +77,7 @@ async def test_a_run_answers_and_tells(cluster: Nodes) -> None:
     assert isinstance(told[0], RunStarted)
     assert isinstance(told[-1], RunEnded)
     assert told[-1].usage.total.total_calls == 2
+    assert "HELLO" in [event.text for event in told if isinstance(event, CallText)]
     assert any(isinstance(event, ToolEnded) and event.result == "8" for event in told)
     assert any(isinstance(event, BlockEnded) and event.outcome.stdout == "9\n" for event in told)
 

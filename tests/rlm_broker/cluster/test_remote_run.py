@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 from typing import Any
 
 import msgspec
@@ -45,6 +46,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
+from rlm_broker.trace.events import Event
 from rlm_broker.usage import UsageSummary
 from sandbox_worker.wire.values import decode
 from tests.support.nodes import Gated, begun, played, taken
@@ -199,6 +201,40 @@ async def test_a_function_is_called_once() -> None:
     assert called == ["quick", "slow"]
 
 
+async def test_context_variables_are_those_of_the_run() -> None:
+    """A function of the user's finds the variables of the run's caller. A call gets none that a receiver has set."""
+    found: list[str] = []
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
+
+    async def note() -> None:
+        found.append(variable.get())
+
+    def reply(_: object) -> str:
+        found.append(variable.get())
+        return "yes"
+
+    def receiver(event: Event) -> None:
+        found.append(variable.get())
+        variable.set(type(event).__name__)
+
+    tools = {"note": note}
+    async with Nodes() as nodes, RLM(Gated(reply), cluster=nodes, tools=tools, on_event=receiver) as rlm:
+        variable.set("caller")
+        run = rlm.start("a", "What?")
+        async with played(nodes) as link:
+            begin = await begun(link)
+            event = (
+                b'{"event": "call_started", "run": "1", "depth": 0, "call": %d, "requested_model": null, "prompt": ""}'
+            )
+            await link.send(Happened(begin.run, tuple(msgspec.Raw(event % number) for number in (1, 2))))
+            await replied(link, asking(begin, 1, "one"))
+            await link.send(UseTool(begin.run, 2, "note", '{"args": [], "kwargs": {}}', 60.0))
+            await taken(link, ToolReply)
+            await link.send(ended(begin, "well"))
+            await answered(run)
+    assert found == ["caller"] * 4
+
+
 async def test_time_goes_on_from_attempt_to_attempt() -> None:
     """A further attempt gets the seconds that are left, and its limit is told with the number of the run."""
     async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm:
@@ -349,8 +385,8 @@ async def test_a_node_makes_no_more_calls_than_its_run() -> None:
         async with played(nodes, "next") as link:
             begin = await begun(link)
             assert (await replied(link, asking(begin, 1, "two"))).failure is None
-            assert "max_llm_calls" in ((await replied(link, asking(begin, 2, "three"))).failure or "")
-            await link.send(failed(begin, "ModelFailed"))
+            refused = await replied(link, asking(begin, 2, "three"))
+            await link.send(failed(begin, "ModelFailed", refused.failure or ""))
             with pytest.raises(LimitReached, match="max_llm_calls"):
                 await answered(run)
     assert model.asked == ["one", "two"]
