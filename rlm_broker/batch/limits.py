@@ -9,8 +9,8 @@ from rlm_broker.errors import ConfigurationError, require_kind
 class BatchLimits:
     """Limits of a whole batch, over all processes that have worked on it. None means no limit.
 
-    A limit that is reached ends the batch with `LimitReached`. Items that are not finished then can be gone on with,
-    under a higher limit.
+    A limit that is reached ends the batch with `LimitReached`. Calls that are under way then have 20 seconds to end,
+    and their answers are kept in the journal. Items that are not finished can be gone on with, under a higher limit.
 
     Attributes:
         max_budget_usd: Maximum cost in US dollars. The price of each model must be known.

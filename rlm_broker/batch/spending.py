@@ -15,7 +15,7 @@ from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
 from rlm_broker.results import Call
-from rlm_broker.run.ledger import NOTHING, Hold, Ledger
+from rlm_broker.run.ledger import Hold, Ledger
 from rlm_broker.usage import Tally, Usage
 
 
@@ -39,7 +39,7 @@ class Spending:
         self._idle.set()
         for model, usage in earlier.items():
             self._spent.add(usage)
-            self._ledger.settle(NOTHING, "", model, 0, usage, 0)
+            self._ledger.add_earlier(model, usage)
 
     @property
     def usage(self) -> Usage:

@@ -199,6 +199,13 @@ class Ledger:
             self._changed.set()
             self._changed = asyncio.Event()
 
+    def add_earlier(self, model: str, usage: Usage) -> None:
+        """Count means that were used before this ledger was made. They say nothing of what a single call may cost."""
+        self._tokens += usage.total_input_tokens + usage.total_output_tokens
+        self._cost_usd += usage.total_cost or 0.0
+        if usage.total_cost is None and usage.total_calls:
+            self._unpriced = self._unpriced or model
+
     # -- what there is -----------------------------------------------------------------------------------------------
 
     def summary(self, run: str | None = None) -> UsageSummary:

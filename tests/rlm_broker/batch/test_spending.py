@@ -1,0 +1,100 @@
+"""The means of a batch: calls are held against them before they are sent."""
+
+import asyncio
+
+import pytest
+
+from rlm_broker.batch.limits import BatchLimits
+from rlm_broker.batch.spending import Metered, Spending
+from rlm_broker.errors import ConfigurationError, LimitReached
+from rlm_broker.results import Call
+from rlm_broker.usage import Usage
+from tests.support.paying import CLIENT, Provider, request
+from tests.support.waiting import turns, until
+
+
+def begun(metered: Metered, *texts: str) -> list["asyncio.Task[Call]"]:
+    return [asyncio.ensure_future(metered.complete(CLIENT, request(text))) for text in texts]
+
+
+async def test_earlier_usage_does_not_slow_calls_down() -> None:
+    """The cost of all earlier calls together says nothing of a single call."""
+    ends: list[BaseException] = []
+    provider = Provider()
+    spending = Spending(BatchLimits(max_tokens=10_000), {"m": Usage(500, 5_000, 2_000, 1.0)}, ends.append)
+    metered = Metered(spending, provider)
+    provider.answers.set()
+    await asyncio.gather(*begun(metered, "first"))
+    provider.answers.clear()
+    calls = begun(metered, *"abcd")
+    await until(lambda: len(provider.asked) == 5)
+    provider.answers.set()
+    await asyncio.gather(*calls)
+    assert spending.usage.total_input_tokens == 5_050
+    assert ends == []
+
+
+@pytest.mark.parametrize(
+    ("earlier", "error"),
+    [
+        (Usage(5, 90, 10, 1.0), LimitReached),
+        (Usage(5, 1, 1, 2.0), LimitReached),
+        (Usage(5, 1, 1, None), ConfigurationError),
+    ],
+)
+async def test_spent_means_are_refused_at_the_beginning(earlier: Usage, error: type[Exception]) -> None:
+    spending = Spending(BatchLimits(max_tokens=100, max_budget_usd=2), {"m": earlier}, print)
+    with pytest.raises(error):
+        spending.require_means()
+
+
+async def test_call_beyond_a_limit_waits_and_never_fails() -> None:
+    """The batch ends by the first of them; the run of each is cancelled with it."""
+    ends: list[BaseException] = []
+    provider = Provider()
+    provider.answers.set()
+    metered = Metered(Spending(BatchLimits(max_budget_usd=1), {}, ends.append), provider)
+    calls = begun(metered, *"abcde")
+    await until(lambda: ends)
+    await turns()
+    assert provider.asked == ["a", "b"]
+    assert {type(end) for end in ends} == {LimitReached}
+    assert [call.done() for call in calls] == [True, True, False, False, False]
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+
+
+async def test_calls_under_way_are_waited_for_and_no_other_is_sent() -> None:
+    provider = Provider()
+    spending = Spending(BatchLimits(), {}, print)
+    metered = Metered(spending, provider)
+    first, second = begun(metered, "a", "b")
+    await until(lambda: len(provider.asked) == 2)
+    spending.stop()
+    (late,) = begun(metered, "late")
+    drained = asyncio.ensure_future(spending.drained(3_600))
+    await turns()
+    assert not drained.done()
+    provider.answers.set()
+    await drained
+    assert (first.done(), second.done(), late.done()) == (True, True, False)
+    assert provider.asked == ["a", "b"]
+    late.cancel()
+    await asyncio.wait({late})
+
+
+@pytest.mark.parametrize("hurries", [False, True])
+async def test_wait_for_calls_ends(hurries: bool) -> None:
+    provider = Provider()
+    spending = Spending(BatchLimits(), {}, print)
+    (call,) = begun(Metered(spending, provider), "a")
+    await until(lambda: provider.asked)
+    drained = asyncio.ensure_future(spending.drained(3_600 if hurries else 0.001))
+    await turns()
+    if hurries:
+        spending.hurry()
+    await drained
+    assert not call.done()
+    call.cancel()
+    await asyncio.wait({call})
