@@ -384,13 +384,5 @@ class RLM(AsyncResource):
                 is_auto=self._is_auto,
                 repl=self._persistent_repl,
             )
-<<<<<<< HEAD
         finally:
             self._runs.discard(run)
-=======
-            completion = await begun.run(context)
-        if (diverged := self._parts.diverged) is not None:  # raised again: model code may have caught it and answered
-            run.hand_to(diverged)
-            raise diverged
-        return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)
->>>>>>> ray
