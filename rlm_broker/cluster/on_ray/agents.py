@@ -104,6 +104,8 @@ class RayAgents:
         self._lost = lost
         self._runtime_env = runtime_env
         self._agents: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Agents of nodes that have left the Ray cluster, until they have ended."""
         self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -121,7 +123,7 @@ class RayAgents:
 
     async def close(self) -> None:
         """End all agents."""
-        tasks = [*self._agents.values(), *([self._looking] if self._looking else [])]
+        tasks = [*self._agents.values(), *self._leaving, *([self._looking] if self._looking else [])]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -140,7 +142,10 @@ class RayAgents:
     async def _look(self) -> list[RayNode]:
         nodes = await asyncio.to_thread(nodes_of, self._resources)
         for gone in self._agents.keys() - {node.id for node in nodes}:
-            self._agents.pop(gone).cancel()
+            leaving = self._agents.pop(gone)
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            leaving.cancel()
         for node in nodes:
             if node.id not in self._agents:
                 self._agents[node.id] = asyncio.create_task(self._keep_agent(node))
