@@ -47,7 +47,7 @@ def test_context_dict_holds_tables_and_texts() -> None:
 def test_context_table_comes_later_or_by_template() -> None:
     table = frame(20_000)
     with Sandbox(ReplLimits(later_context_bytes=1 << 30)) as sandbox:
-        with sandbox.repl("first") as repl:
+        with sandbox.template(imports=["pandas"]) as ready, ready.repl(context="first") as repl:
             assert repl.add_context(table) == "context_1"
             assert repl.execute("print(context, context_1.shape)").stdout == "first (20000, 2)\n"
         with sandbox.template(context=table, setup="rows = len(context)") as template, template.repl() as repl:

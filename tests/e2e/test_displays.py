@@ -56,7 +56,7 @@ def png(display: Display) -> bytes:
 
 
 @MATPLOTLIB
-@pytest.mark.parametrize("level", [*LEVELS, pytest.param("process", marks=pytest.mark.filterwarnings("ignore"))])
+@pytest.mark.parametrize("level", LEVELS)
 def test_first_figure_is_shown_without_text(level: str) -> None:
     """The first figure of a REPL is shown without any text beside it."""
     code = (

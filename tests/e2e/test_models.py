@@ -208,7 +208,7 @@ async def test_replay_of_stopped_run_ends_there(tmp_path: Path, stopped_in: str)
 
 def test_replay_repeats_the_time_limit(tmp_path: Path) -> None:
     """A replay of a run that reached its time limit reaches the limit again."""
-    file, limits = tmp_path / "run.jsonl", Limits(run_timeout_s=1)
+    file, limits = tmp_path / "run.jsonl", Limits(run_timeout_s=0.3)
     with FakeOpenAI(Answer(never=True)) as server, pytest.raises(LimitReached, match="run_timeout_s"):
         RLM(Model(base_url=server.base_url, name="m"), record=file, limits=limits).completion("some text", "?")
     with pytest.raises(LimitReached, match="run_timeout_s"):

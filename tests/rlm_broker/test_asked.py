@@ -117,11 +117,11 @@ async def test_model_and_limits_of_a_run_hold_once(ask: Callable[..., Any]) -> N
 @EACH_WAY
 async def test_time_of_a_run_joins_other_limits(ask: Callable[..., Any]) -> None:
     """The time of a run holds beside its other limits."""
-    for named in ({"timeout_s": 0.5}, {"timeout_s": 0.5, "limits": RunLimits(max_depth=0)}):
+    for named in ({"timeout_s": 0.2}, {"timeout_s": 0.2, "limits": RunLimits(max_depth=0)}):
         rlm = RLM(Hanging(), limits=Limits(run_timeout_s=1000))
         with pytest.raises(LimitReached) as reached:
             await ask(rlm, **named)
-        assert (reached.value.limit, reached.value.allowed) == ("run_timeout_s", 0.5)
+        assert (reached.value.limit, reached.value.allowed) == ("run_timeout_s", 0.2)
 
 
 @EACH_WAY

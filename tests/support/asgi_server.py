@@ -26,7 +26,7 @@ class HttpServer:
 
 @contextlib.contextmanager
 def http_server(
-    app: Any, room: Room | None = None, *, close_s: float = 2, config: Mapping[str, Any] | None = None
+    app: Any, room: Room | None = None, *, close_s: float = 0.3, config: Mapping[str, Any] | None = None
 ) -> Iterator[HttpServer]:
     """Serve on a free port of loopback until the block is left. The application's lifespan runs.
 

@@ -15,6 +15,12 @@ import pytest
 FOREIGN = sorted(name for name in os.environ if name.startswith(("UV_", "PIP_")))
 """Variables of this machine's that would lead an installer elsewhere."""
 
+COMPILES = """
+if "compile" in sys.argv:
+    open(sys.argv[sys.argv.index("--output-file") + 1], "w").write("lenses==1.0\\n")
+"""
+"""Code of an installer that finds one package, and installs none."""
+
 
 def write_wheel(
     folder: Path,

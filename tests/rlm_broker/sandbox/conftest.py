@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wheels import FOREIGN, installers_environment, write_wheel
+from tests.support.wheels import COMPILES, FOREIGN, installers_environment, stand_in_for_uv, write_wheel
 
 
 @pytest.fixture
@@ -31,6 +31,13 @@ def cache(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     variables = installers_environment(tmp_path, wheels, "pip")
     _set(monkeypatch, variables)
     return Path(variables["XDG_CACHE_HOME"]) / "rlm-broker" / "environments"
+
+
+@pytest.fixture
+def quick_cache(cache: Path, tmp_path: Path) -> Path:
+    """The folder of environments, whose packages come from a stand-in for uv. It installs none."""
+    stand_in_for_uv(tmp_path / "programs", COMPILES)
+    return cache
 
 
 def _set(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:

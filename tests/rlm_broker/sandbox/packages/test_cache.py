@@ -21,7 +21,7 @@ from tests.support.forked_python import Python, python
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
 from tests.support.waiting import WAIT_S, until, until_now
-from tests.support.wheels import stand_in_for_uv, write_wheel
+from tests.support.wheels import COMPILES, stand_in_for_uv, write_wheel
 
 LENSES = Requirements.of(["lenses"])
 NEVER_ENDS = """
@@ -35,10 +35,8 @@ if "compile" in sys.argv:
 INSTALLS = """
 with open(os.environ["RUNS"], "a") as runs:
     runs.write(sys.argv[2] + "\\n")
-if "compile" in sys.argv:
-    open(sys.argv[sys.argv.index("--output-file") + 1], "w").write("lenses==1.0\\n")
 """
-"""An installer that records how often it runs."""
+"""Beginning of an installer that records how often it runs."""
 OPENS = "from rlm_broker import Sandbox\nwith Sandbox(packages=['lenses'], warm=0): print('opened', flush=True)\n"
 
 
@@ -73,13 +71,13 @@ async def test_package_code_does_not_run_during_installation(installer: str, tmp
     assert not (tmp_path / "ran").exists()
 
 
-async def test_packages_of_different_sources_stay_apart(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_packages_of_different_sources_stay_apart(quick_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages of one source are not given for those of another."""
     first = await venv_with(LENSES)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://somewhere.else/simple")
     assert Requirements.of(["lenses"]).digest != first.folder.name
     monkeypatch.delenv("UV_DEFAULT_INDEX")
-    assert left(cache) == [LENSES.digest]
+    assert left(quick_cache) == [LENSES.digest]
 
 
 async def test_cached_list_needs_no_network_or_process(
@@ -132,7 +130,7 @@ async def test_missing_installer_names_the_remedy(cache: Path, monkeypatch: pyte
     assert left(cache) == []
 
 
-async def test_concurrent_requests_make_one_venv(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_requests_make_one_venv(quick_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     install = installer_module.install
 
@@ -144,11 +142,11 @@ async def test_concurrent_requests_make_one_venv(cache: Path, monkeypatch: pytes
     first, second = await asyncio.gather(venv_with(LENSES), venv_with(LENSES))
     assert first == second
     assert len(made) == 1
-    assert left(cache) == [LENSES.digest]
+    assert left(quick_cache) == [LENSES.digest]
 
 
 def test_concurrent_processes_make_one_venv(tmp_path: Path, cache: Path) -> None:
-    stand_in_for_uv(tmp_path / "programs", INSTALLS)
+    stand_in_for_uv(tmp_path / "programs", INSTALLS + COMPILES)
     environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
     with Python(["-c", OPENS], env=environment) as first, Python(["-c", OPENS], env=environment) as second:
         assert [process.communicate()[0] for process in (first, second)] == ["opened\n"] * 2
@@ -156,9 +154,9 @@ def test_concurrent_processes_make_one_venv(tmp_path: Path, cache: Path) -> None
     assert left(cache) == [LENSES.digest]
 
 
-async def test_waiting_too_long_for_another_process_is_told(cache: Path) -> None:
+async def test_waiting_too_long_for_another_process_is_told(quick_cache: Path) -> None:
     await venv_with(Requirements.of([]))  # makes the folders
-    async with package_cache._alone(cache / LENSES.digest):
+    async with package_cache._alone(quick_cache / LENSES.digest):
         with pytest.raises(ConfigurationError, match=r"within 0\.2 s"):
             await venv_with(LENSES, timeout_s=0.2)
     assert (await venv_with(LENSES)).folder.name == LENSES.digest
@@ -200,15 +198,15 @@ def test_interrupted_installation_is_not_taken_for_complete(how: signal.Signals,
     if how == signal.SIGINT:
         assert said.splitlines()[-1] == "KeyboardInterrupt"
         assert left(cache) == []
-    (tmp_path / "programs" / "uv").unlink()
+    stand_in_for_uv(tmp_path / "programs", COMPILES)
     assert asyncio.run(venv_with(LENSES)).folder.name == LENSES.digest
     assert left(cache) == [LENSES.digest]  # the folder of the killed process has been removed
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-async def test_folder_of_another_user_is_refused(cache: Path) -> None:
+async def test_folder_of_another_user_is_refused(quick_cache: Path) -> None:
     venv = await venv_with(LENSES)
-    for folder in (venv.folder, cache, cache.parent):
+    for folder in (venv.folder, quick_cache, quick_cache.parent):
         os.chown(folder, 1234, -1)
         with pytest.raises(ConfigurationError, match="this user alone can write to"):
             await venv_with(LENSES)
@@ -216,13 +214,13 @@ async def test_folder_of_another_user_is_refused(cache: Path) -> None:
     assert await venv_with(LENSES) == venv
 
 
-async def test_writable_or_linked_folder_is_refused(cache: Path, tmp_path: Path) -> None:
+async def test_writable_or_linked_folder_is_refused(quick_cache: Path, tmp_path: Path) -> None:
     """A folder that others can write to and a link are refused."""
     venv = await venv_with(LENSES)
-    cache.chmod(0o777)
+    quick_cache.chmod(0o777)
     with pytest.raises(ConfigurationError, match="this user alone can write to"):
         await venv_with(LENSES)
-    cache.chmod(0o700)
+    quick_cache.chmod(0o700)
     venv.folder.rename(tmp_path / "elsewhere")
     venv.folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigurationError, match="this user alone can write to"):
@@ -251,7 +249,7 @@ async def test_installer_runs_in_its_own_folder(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "code", ["sys.exit(3)", "os.kill(os.getpid(), 9)", INSTALLS + "sys.exit('install' in sys.argv)"]
+    "code", ["sys.exit(3)", "os.kill(os.getpid(), 9)", INSTALLS + COMPILES + "sys.exit('install' in sys.argv)"]
 )
 def test_installer_failure_is_seen_despite_ignored_children(code: str, tmp_path: Path, cache: Path) -> None:
     """A failure is seen also where a supervisor ignores ended children."""

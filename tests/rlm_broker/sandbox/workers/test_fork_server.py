@@ -136,7 +136,7 @@ def test_no_descriptor_is_left_after_many_sandboxes() -> None:
     with Sandbox() as sandbox, sandbox.repl() as repl:
         repl.execute("1")
     before = counted()
-    for level in ("strict", "standard") * 4:
+    for level in ("strict", "standard") * 2:
         with Sandbox(isolation=level) as sandbox:
             for _ in range(3):
                 with sandbox.repl("context") as repl:
