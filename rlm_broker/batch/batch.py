@@ -208,9 +208,6 @@ class Batch(AsyncResource):
         if journal is not None:
             self._counting.failed_before = journal.counts.get("failed", 0)
         self._spending = Spending(limits, earlier, self._end)
-        self._spending.require_means()
-        if limits.timeout_s is not None and self._earlier_s >= limits.timeout_s:
-            raise LimitReached("timeout_s", self._earlier_s, limits.timeout_s)
 
     def _end(self, error: BaseException) -> None:
         """End the batch with an error. The first one counts; a second one ends the wait for calls under way."""
@@ -272,6 +269,7 @@ class Batch(AsyncResource):
             async with contextlib.aclosing(feeding.fed()) as items:
                 await self._places.acquire()
                 async for fed in items:
+                    self._require_means()
                     task = asyncio.get_running_loop().create_task(self._one(fed))
                     self._running.add(task)
                     task.add_done_callback(self._running.discard)
@@ -283,6 +281,18 @@ class Batch(AsyncResource):
         while self._running:
             await asyncio.wait(self._running)
         self._error = self._error or failure
+
+    def _require_means(self) -> None:
+        """Refuse to begin an item where a limit is reached already. A batch that is finished needs no means.
+
+        Raises:
+            LimitReached: Earlier processes have spent all.
+        """
+        assert self._spending is not None
+        self._spending.require_means()
+        timeout_s, worked_s = self._wanted.limits.timeout_s, self._earlier_s + self._counting.seconds
+        if timeout_s is not None and worked_s >= timeout_s:
+            raise LimitReached("timeout_s", worked_s, timeout_s)
 
     async def _one(self, fed: Fed) -> None:
         """Answer one item, and hand its result to the caller. It has a place, and keeps it until there is room."""
@@ -345,10 +355,12 @@ class Batch(AsyncResource):
         self._counting.skipped += number
 
     async def _note_time(self) -> None:
-        """Write down the time that was worked, and end the batch when it is used up."""
+        """Write down the time that was worked, and end the batch when it is used up, unless no item runs."""
         limit_s = self._wanted.limits.timeout_s
         while True:
             worked_s = self._earlier_s + self._counting.seconds
+            if limit_s is not None and worked_s >= limit_s and not self._running:
+                limit_s = None  # `_require_means` refuses the next item
             if limit_s is not None and worked_s >= limit_s:
                 self._end(LimitReached("timeout_s", worked_s, limit_s))
                 return

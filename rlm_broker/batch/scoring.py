@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,6 @@ from rlm_broker.concurrency.deadline import closed_if_deaf
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.redaction import redact, secrets_of_environment
-from rlm_broker.shown import jsonable
 
 Score = Callable[[BatchItem, BatchResult], Any]
 """Function that judges a result: it returns a JSON value, or an awaitable of one. A plain function runs in a thread."""
@@ -47,7 +47,7 @@ class Scoring:
                 value = await asyncio.wrap_future(self._threads.submit(lambda: score(item, result)))
                 if inspect.isawaitable(value):
                     value = await closed_if_deaf(value)
-            return replace(result, score=jsonable(value))
+            return replace(result, score=_as_json(value))
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the function is the user's
             why = redact(f"{type(error).__name__}: {error}", secrets_of_environment())
             return replace(result, score_error=why)
@@ -55,3 +55,18 @@ class Scoring:
     def close(self) -> None:
         """End the threads."""
         self._threads.close(RuntimeError("the batch has ended"))
+
+
+def _as_json(value: Any) -> Any:
+    """Return the value of a score as JSON has it. Numbers of numpy become Python's.
+
+    Raises:
+        TypeError, ValueError: JSON has no such value, or it is NaN or infinite.
+    """
+    return json.loads(json.dumps(value, allow_nan=False, default=_number))
+
+
+def _number(value: Any) -> Any:
+    if callable(item := getattr(value, "item", None)):
+        return item()
+    raise TypeError(f"the score must be a JSON value, not {type(value).__name__}")

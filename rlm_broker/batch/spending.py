@@ -86,7 +86,10 @@ class Spending:
         return hold
 
     def end(self, hold: Hold, request: LMRequest, call: Call | None) -> None:
-        """Count a call that has ended; None is one that was not answered. The batch ends if a limit is reached."""
+        """Count a call that has ended; None is one that was not answered.
+
+        The batch does not end here if a limit is reached, but with the next call: this one may be the last of its item.
+        """
         self._sent -= 1
         if not self._sent:
             self._idle.set()
@@ -95,10 +98,6 @@ class Spending:
             return
         self._spent.add(call.usage)
         self._ledger.settle(hold, "", call.root_model, request.depth, call.usage, len(call.response))
-        try:
-            self._ledger.require_means()
-        except (LimitReached, ConfigurationError) as error:
-            self._end(error)
 
 
 class Metered:

@@ -104,7 +104,8 @@ def read_status(out: Path) -> BatchStatus:
     try:
         identity = out.stat()
         if read_header(folder) is None:
-            raise ConfigurationError(f"{out} has no journal {folder}: it is not the file of a batch")
+            why = "it is not the file of a batch" if identity.st_size else "its batch has not begun yet, or never did"
+            raise ConfigurationError(f"{out} has no journal {folder}: {why}")
         paid = _paid(folder)
         for told in _values(folder / SPENT, SpentLine):
             status.seconds = max(status.seconds, told.seconds or 0)

@@ -18,8 +18,9 @@ a line of INPUT is one of these, with "metadata": {...} for values of your own:
 \b
 exit codes: 0 each item has a result, and none failed, 1 some items failed, 2 the command line, the input or
 the configuration is wrong, or it does not fit OUT, 3 a limit of the batch or `rlm-broker stop` ended it,
-4 the isolation cannot be had or the sandbox failed, 130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP.
-After 3, 130, 143, 129 and a kill the same command goes on with the items that have no result."""
+4 the isolation cannot be had or the sandbox failed, 5 the model provider failed before the first item,
+130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP.
+After 3, 4, 5, 130, 143, 129 and a kill the same command goes on with the items that have no result."""
 OF_STATUS = ("input", "status", "as_json", "debug")
 """Parameters that may stand beside --status."""
 MOST_RUNS = 4_096

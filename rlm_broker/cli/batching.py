@@ -126,9 +126,14 @@ class _Counts:
         self.failed = Counter[str]()
         self.limited = Counter[str]()
         self.last_failed: BatchResult | None = None
+        self.unscored = 0
+        self.score_error: str | None = None
 
     def add(self, result: BatchResult) -> None:
         """Count a result."""
+        if result.score_error is not None:
+            self.unscored += 1
+            self.score_error = self.score_error or result.score_error
         if result.status == "failed":
             self.failed[result.error_kind or "failed"] += 1
             self.last_failed = result
@@ -182,6 +187,9 @@ def _told(batch: Batch, counts: _Counts, ended: _Ended | None, out: Path, *, is_
         have = "has" if failed == 1 else "have"
         sentence = f"{counted(failed, 'item')} {have} failed: {out} says why, and --retry-failed asks again"
         ended = _Ended("items_failed", sentence, 1)
+    if ended is None and counts.unscored:
+        sentence = f"{counted(counts.unscored, 'score')} failed, the first with {counts.score_error}: see {out}"
+        ended = _Ended("scores_failed", sentence, 1)
     if not is_quiet:
         say(_summary(progress, counts), err=True)
     if as_json:
@@ -201,6 +209,8 @@ def _summary(progress: BatchProgress, counts: _Counts) -> str:
     }
     done = ", ".join(f"{number} {end}" for end, number in ends.items() if number not in ("", "0"))
     before = f"; {progress.skipped:,} done before" if progress.skipped else ""
+    left = 0 if progress.total is None else progress.total - progress.done - progress.skipped
+    before += f"; {left:,} left" if left > 0 else ""
     return f"{counted(progress.done, 'item')}{done and ': '}{done}{before}; {progress.seconds:.1f} s, {used(progress)}"
 
 

@@ -217,6 +217,17 @@ def test_answers_under_way_at_a_limit_are_kept(sandbox: Sandbox, tmp_path: Path)
     assert all(line["replayed"]["total_calls"] == 1 for line in lines_of(out))
 
 
+def test_limit_ends_it_with_the_call_beyond(rlm: RLM, tmp_path: Path) -> None:
+    """Each item takes one call of 15 tokens. What the last one has paid for is not lost, and a finished batch ends
+    well under any limit."""
+    out, bounds = tmp_path / "out.jsonl", BatchLimits(max_tokens=30)
+    assert len(list(rlm.batch(list(items(2)), out=out, limits=bounds, max_concurrent=1))) == 2
+    assert list(rlm.batch(list(items(2)), out=out, limits=BatchLimits(max_tokens=1, timeout_s=1e-9))) == []
+    with pytest.raises(LimitReached, match="max_tokens"):
+        list(rlm.batch(list(items(3)), out=out, limits=bounds))
+    assert len(lines_of(out)) == 2
+
+
 def test_time_ends_it_and_counts_on(
     rlm: RLM, model: CountingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

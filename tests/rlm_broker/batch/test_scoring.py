@@ -1,9 +1,11 @@
 """Scores by functions of the user's, which may do anything."""
 
 import asyncio
+import math
 import threading
 from typing import Any
 
+import numpy
 import pytest
 
 from rlm_broker.batch.items import BatchItem, BatchResult
@@ -27,11 +29,20 @@ async def test_plain_function_runs_in_a_thread() -> None:
 async def test_coroutine_function_is_awaited() -> None:
     async def score(_: BatchItem, result: BatchResult) -> dict[str, Any]:
         await asyncio.sleep(0)
-        return {"answer": result.answer, "set": {1}, "nan": float("nan")}
+        return {"answer": result.answer, "parts": (1, numpy.float32(0.5))}
 
-    assert (await Scoring(score).scored(ITEM, RESULT)).score == {"answer": "x", "set": [1], "nan": None}
+    assert (await Scoring(score).scored(ITEM, RESULT)).score == {"answer": "x", "parts": [1, 0.5]}
     assert (await Scoring(lambda *given: score(*given)).scored(ITEM, RESULT)).score["answer"] == "x"
     assert await Scoring(None).scored(ITEM, RESULT) is RESULT
+
+
+@pytest.mark.parametrize("value", [object(), {1}, math.nan, [math.inf]])
+async def test_score_that_json_lacks_is_an_error(value: object) -> None:
+    """It is not changed into another value, which a trainer would take for the score."""
+    result = await Scoring(lambda *_: value).scored(ITEM, RESULT)
+    assert result.score is None
+    assert result.score_error is not None
+    assert "JSON" in result.score_error
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), SystemExit("wrong"), KeyboardInterrupt("wrong")])

@@ -204,6 +204,15 @@ def test_trajectories_scores_and_values_of_output_types(server: FakeOpenAI, item
         assert all(message.keys() == {"role", "content"} for message in line["messages"])
 
 
+def test_scores_that_fail_are_told(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
+    (tmp_path / "scores.py").write_text("def score(item, result):\n    return 1 / 0\n")
+    out = tmp_path / "out.jsonl"
+    done = batch(*of(server, items, out, "-q", "--score", f"{tmp_path / 'scores.py'}:score"))
+    assert done.returncode == 1
+    assert "scores failed, the first with ZeroDivisionError: division by zero" in done.stderr
+    assert all("ZeroDivisionError" in line["score_error"] for line in lines_of(out).values())
+
+
 def test_items_of_stdin_are_asked_as_they_come(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
     """A wrong line of stdin ends the batch when its turn comes. The results before it stay, and a file goes on."""
     out = tmp_path / "out.jsonl"
