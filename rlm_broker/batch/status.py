@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.journal import disk
 from rlm_broker.journal.header import read_header
 from rlm_broker.journal.journal import folder_of
 from rlm_broker.journal.lines import CallHead, Used
@@ -21,8 +22,6 @@ from sandbox_worker.wire.text_json import decode_escaped
 T = TypeVar("T")
 
 LOCKS = Path("/proc/locks")
-READ_BYTES = 1 << 20
-"""Bytes of a file that are read at a time."""
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -97,8 +96,10 @@ def read_status(out: Path) -> BatchStatus:
     Raises:
         ConfigurationError: There is no such file, it cannot be read, or has no journal.
     """
-    folder = folder_of(out)
     status = BatchStatus(out)
+    if out.is_symlink():  # as a batch does: the journal is beside the file itself
+        out = out.resolve()
+    folder = folder_of(out)
     tallies: dict[str, Tally] = {}
     replayed, unfinished = Tally(), Tally()
     try:
@@ -180,7 +181,7 @@ def _paid(folder: Path) -> dict[str, dict[str, Used]]:
 
 def _values(path: Path, wanted: type[T]) -> Iterator[T]:
     """Yield the whole lines of a file; a torn one is skipped."""
-    with path.open("rb", buffering=READ_BYTES) as file:
+    with disk.open_to_read(path) as file:
         for line in file:
             try:
                 yield decode_escaped(line, wanted)

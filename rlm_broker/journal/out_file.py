@@ -10,9 +10,6 @@ from rlm_broker.journal import disk
 from rlm_broker.journal.lines import Finished, is_torn
 from sandbox_worker.wire.text_json import decode_escaped
 
-READ_BYTES = 1 << 20
-"""Bytes that are read from the file at a time."""
-
 
 class OutFile:
     """A file of results, locked by this process until it is closed.
@@ -119,7 +116,7 @@ class OutFile:
             os.close(descriptor)  # a process that removed lines has put another file in its place meanwhile
 
     def _lines(self) -> Iterator[bytes]:
-        with open(os.dup(self._descriptor), "rb", buffering=READ_BYTES) as file:
+        with open(os.dup(self._descriptor), "rb", buffering=disk.READ_BYTES) as file:
             file.seek(0)
             yield from file
 

@@ -73,6 +73,21 @@ def test_files_are_not_changed(out: Path) -> None:
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files} == before
 
 
+def test_link_to_the_results_is_followed(out: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(out)
+    assert (read_status(link).done, read_status(link).out) == (5, link)
+
+
+@pytest.mark.parametrize("name", ["header.json", "spent.jsonl", "calls-000009.jsonl"])
+def test_pipe_is_refused_and_never_waited_for(out: Path, name: str) -> None:
+    path = out.with_name("out.jsonl.journal") / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match=f"{name} is not a regular file: remove it"):
+        read_status(out)
+
+
 def test_file_without_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot read .*/nowhere.jsonl: No such file"):
         read_status(tmp_path / "nowhere.jsonl")

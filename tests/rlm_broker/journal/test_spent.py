@@ -1,5 +1,6 @@
 """The means that a batch has used: written down, and counted once."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,18 @@ def test_whole_line_of_another_kind_is_refused(tmp_path: Path, line: bytes) -> N
     with pytest.raises(ConfigurationError, match=r"line 2 of .*spent\.jsonl tells no usage: remove the line"):
         SpentFile(tmp_path)
     assert (tmp_path / "spent.jsonl").read_bytes() == written
+
+
+def test_link_and_pipe_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("the user's")
+    path = tmp_path / "spent.jsonl"
+    for make in (lambda: path.symlink_to(other), lambda: os.mkfifo(path)):
+        make()
+        with pytest.raises(ConfigurationError, match=r"spent\.jsonl is not a regular file: remove it"):
+            SpentFile(tmp_path)
+        path.unlink()
+    assert other.read_text() == "the user's"
 
 
 def test_result_that_is_removed_twice_counts_once(tmp_path: Path) -> None:
