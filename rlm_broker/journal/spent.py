@@ -87,14 +87,14 @@ class SpentFile:
         Raises:
             OSError: The disk is full, or broken.
         """
-        removed = SpentLine(removed=_digest(line), usage=dict(usage))
+        removed = SpentLine(removed=line_digest(line), usage=dict(usage))
         if removed.removed not in self._removed:
             self._write(removed)
             self._take(removed)
 
     def has_removed(self, line: bytes) -> bool:
         """Whether the usage in a line of results was written down here, since a kill came before it was removed."""
-        return bool(self._removed) and _digest(line) in self._removed
+        return bool(self._removed) and line_digest(line) in self._removed
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
@@ -136,5 +136,6 @@ class SpentFile:
                 self.spent.add(model, used.usage())
 
 
-def _digest(line: bytes) -> str:
+def line_digest(line: bytes) -> str:
+    """Return the digest by which a line of results that was removed is known."""
     return hashlib.blake2b(line, digest_size=DIGEST_BYTES).hexdigest()
