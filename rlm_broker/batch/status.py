@@ -10,19 +10,18 @@ from typing import Any, TypeVar
 import msgspec
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.journal import disk
 from rlm_broker.journal.header import read_header
 from rlm_broker.journal.journal import folder_of
 from rlm_broker.journal.lines import CallHead, Used
 from rlm_broker.journal.spent import NAME as SPENT
-from rlm_broker.journal.spent import SpentLine
+from rlm_broker.journal.spent import SpentLine, line_digest
 from rlm_broker.usage import Tally, Usage, UsageSummary
 from sandbox_worker.wire.text_json import decode_escaped
 
 T = TypeVar("T")
 
 LOCKS = Path("/proc/locks")
-READ_BYTES = 1 << 20
-"""Bytes of a file that are read at a time."""
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -97,8 +96,10 @@ def read_status(out: Path) -> BatchStatus:
     Raises:
         ConfigurationError: There is no such file, it cannot be read, or has no journal.
     """
-    folder = folder_of(out)
     status = BatchStatus(out)
+    if out.is_symlink():  # as a batch does: the journal is beside the file itself
+        out = out.resolve()
+    folder = folder_of(out)
     tallies: dict[str, Tally] = {}
     replayed, unfinished = Tally(), Tally()
     try:
@@ -107,13 +108,12 @@ def read_status(out: Path) -> BatchStatus:
             why = "it is not the file of a batch" if identity.st_size else "its batch has not begun yet, or never did"
             raise ConfigurationError(f"{out} has no journal {folder}: {why}")
         paid = _paid(folder)
-        for told in _values(folder / SPENT, SpentLine):
-            status.seconds = max(status.seconds, told.seconds or 0)
-            _add(tallies, told.usage)
-        for result in _values(out, _Result):
+        removed = _spent(folder, status, tallies)
+        for line, result in _values(out, _Result):
             paid.pop(result.id, None)
             _count(status, result)
-            _add(tallies, result.usage)
+            if not removed or line_digest(line) not in removed:  # a kill came before the line was removed
+                _add(tallies, result.usage)
             if result.replayed is not None:
                 replayed.add(result.replayed.usage())
     except OSError as error:
@@ -157,13 +157,24 @@ def _has_open(pid: int, identity: os.stat_result) -> bool:
     return any(os.path.samestat(each, identity) for each in found)
 
 
+def _spent(folder: Path, status: BatchStatus, tallies: dict[str, Tally]) -> set[str]:
+    """Count the means that the journal alone tells, and return the digests of the results among them."""
+    removed: set[str] = set()
+    for _, told in _values(folder / SPENT, SpentLine):
+        status.seconds = max(status.seconds, told.seconds or 0)
+        if told.removed is not None and told.removed not in removed:
+            removed.add(told.removed)
+            _add(tallies, told.usage)
+    return removed
+
+
 def _paid(folder: Path) -> dict[str, dict[str, Used]]:
     """Return usage by item and model of all calls in the journal. A line that is in two segments counts once."""
     calls: dict[str, dict[int, tuple[str, Used]]] = {}
     voided: dict[str, int] = {}
     for path in sorted(folder.glob("calls-*.jsonl")):
         try:
-            for head in _values(path, CallHead):
+            for _, head in _values(path, CallHead):
                 if head.again:
                     voided[head.item] = max(head.n, voided.get(head.item, 0))
                 else:
@@ -179,14 +190,15 @@ def _paid(folder: Path) -> dict[str, dict[str, Used]]:
     return paid
 
 
-def _values(path: Path, wanted: type[T]) -> Iterator[T]:
-    """Yield the whole lines of a file; a torn one is skipped."""
-    with path.open("rb", buffering=READ_BYTES) as file:
+def _values(path: Path, wanted: type[T]) -> Iterator[tuple[bytes, T]]:
+    """Yield the whole lines of a file and their values; a torn one is skipped."""
+    with disk.open_to_read(path) as file:
         for line in file:
             try:
-                yield decode_escaped(line, wanted)
+                value = decode_escaped(line, wanted)
             except (ValueError, RecursionError):
                 continue
+            yield line, value
 
 
 def _add(tallies: dict[str, Tally], usage: dict[str, Used]) -> None:

@@ -1,19 +1,54 @@
 """The file operations of a journal: all writes of a batch pass through here."""
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from rlm_broker.errors import ConfigurationError
 
 PRIVATE = 0o600
 """Mode of files that this user alone can read."""
+READ_BYTES = 1 << 20
+"""Bytes of a file that are read at a time."""
 GO_ON = "the same call goes on from here once that is put right"
 
 
 def open_to_append(path: Path) -> int:
-    """Open a file to write at its end, and make it if it is missing; return its descriptor."""
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, PRIVATE)
+    """Open a file to write at its end, and make it if it is missing; return its descriptor.
+
+    Raises:
+        ConfigurationError: It is a link, or no regular file.
+        OSError: It cannot be opened.
+    """
+    return _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a file to read it.
+
+    Raises:
+        ConfigurationError: It is a link, or no regular file.
+        OSError: It is missing, or cannot be opened.
+    """
+    return open(_opened(path, os.O_RDONLY), "rb", buffering=READ_BYTES)
+
+
+def require_own(folder: Path) -> None:
+    """Refuse a folder whose files another user may have made.
+
+    Raises:
+        ConfigurationError: It is a link, or no folder, or another user owns it or can write to it.
+        OSError: It is missing, or cannot be looked at.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ConfigurationError(
+            f"{folder} is not a folder that this user alone can write to: put its owner and mode right (`chmod go-w`), "
+            "or name another file for the results"
+        )
 
 
 def append(descriptor: int, data: bytes, end: int) -> int:
@@ -74,6 +109,23 @@ def lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:  # without O_NONBLOCK, opening a named pipe waits for its other end
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY, PRIVATE)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link, a folder, a socket
+            raise _not_regular(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def _not_regular(path: Path) -> ConfigurationError:
+    return ConfigurationError(f"{path} is not a regular file: remove it, or name another file for the results")
 
 
 def unwritable(path: Path, error: OSError) -> ConfigurationError:

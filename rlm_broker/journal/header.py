@@ -41,7 +41,8 @@ def read_header(folder: Path) -> Header | None:
     """
     path = folder / NAME
     try:
-        header = decode_escaped(path.read_bytes(), Header)
+        with disk.open_to_read(path) as file:
+            header = decode_escaped(file.read(), Header)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -195,13 +195,14 @@ def opened(
         retry_failed: Whether items that have failed run again.
 
     Raises:
-        ConfigurationError: The file has no journal, or one of other settings, or cannot be used.
+        ConfigurationError: The file has no journal, or one of other settings or of another user, or cannot be used.
     """
     folder = folder_of(file.path)
     try:
         if header is None:
             _begin(folder, file, Header(FORMAT, seed, settings))
         else:
+            disk.require_own(folder)
             has_seeds = header.seed is not None and seed is not None
             before, now = ({"seed": header.seed}, {"seed": seed}) if has_seeds else ({}, {})
             require_same(folder, {**header.settings, **before}, {**settings, **now})
@@ -220,5 +221,6 @@ def _begin(folder: Path, file: OutFile, header: Header) -> None:
     if not file.is_empty:
         raise ConfigurationError(f"{file.path} exists, and has no journal {folder}: name another file for the results")
     folder.mkdir(0o700, exist_ok=True)
+    disk.require_own(folder)
     write_header(folder, header)
     disk.sync_folder(folder.parent)

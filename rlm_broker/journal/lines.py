@@ -1,7 +1,7 @@
 """The lines of a journal's files, as typed values."""
 
 import hashlib
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,17 +14,23 @@ from sandbox_worker.wire.text_json import encode_escaped
 
 DIGEST_BYTES = 16
 """Bytes of a digest: among a billion items, two share one with a probability of 1 in 10^21."""
+HOLE = b"\0\0"
+"""Bytes that a power cut may leave in place of text. JSON has none, and text in UTF-16 has single zeros."""
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0)]
+Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
+"""Bytes as hexadecimal digits."""
 
 
 class Used(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Usage of calls of one model, in the shape of `Usage.to_dict`."""
 
-    total_calls: int = 0
-    total_input_tokens: int = 0
-    total_output_tokens: int = 0
-    total_cost: float | None = None
-    stored_calls: int = 0
-    cached_input_tokens: int = 0
+    total_calls: Count = 0
+    total_input_tokens: Count = 0
+    total_output_tokens: Count = 0
+    total_cost: Amount | None = None
+    stored_calls: Count = 0
+    cached_input_tokens: Count = 0
 
     @staticmethod
     def of(usage: Usage) -> "Used":
@@ -41,7 +47,7 @@ class Finished(msgspec.Struct, gc=False):
 
     id: str
     status: str
-    digest: str
+    digest: Hexadecimal
     usage: dict[str, Used] = {}
 
 
@@ -100,7 +106,7 @@ class CallHead(msgspec.Struct, gc=False):
 class CallAnswer(msgspec.Struct, gc=False):
     """The part of a call's line that a further attempt needs: the request is skipped."""
 
-    key: str
+    key: Hexadecimal
     depth: int
     model: str
     text: str = ""
@@ -125,6 +131,11 @@ class Again(msgspec.Struct):
 def digest(text: str) -> bytes:
     """Return the digest of a text, such as an item's id."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether a kill or a power cut may have left a line of a file: it has no end, or a hole."""
+    return not line.endswith(b"\n") or HOLE in line
 
 
 def line_of(value: Any) -> bytes:

@@ -7,11 +7,8 @@ from pathlib import Path
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal import disk
-from rlm_broker.journal.lines import Finished
+from rlm_broker.journal.lines import Finished, is_torn
 from sandbox_worker.wire.text_json import decode_escaped
-
-READ_BYTES = 1 << 20
-"""Bytes that are read from the file at a time."""
 
 
 class OutFile:
@@ -38,20 +35,21 @@ class OutFile:
         return not self._end
 
     def read(self, each: Callable[[Finished, bytes], None]) -> None:
-        """Call a function with each result in the file and its line, and cut off a last line that is not whole.
+        """Call a function with each result in the file and its line, and cut off the end that is torn.
 
         Raises:
-            ConfigurationError: A line that is followed by results is no result itself.
+            ConfigurationError: A whole line is no result, or a torn line is followed by results.
         """
-        end = broken = 0
+        end = torn = 0
         for number, line in enumerate(self._lines(), 1):
             finished = _finished(line)
-            if finished is None:
-                broken = broken or number
+            if finished is None and is_torn(line):
+                torn = torn or number
                 continue
-            if broken:
+            if finished is None or torn:
                 raise ConfigurationError(
-                    f"line {broken} of {self.path} is not a result of a batch: remove the line, or name another file"
+                    f"line {torn or number} of {self.path} is not a result of a batch: remove the line, or name "
+                    "another file"
                 )
             end += len(line)
             each(finished, line)
@@ -118,14 +116,14 @@ class OutFile:
             os.close(descriptor)  # a process that removed lines has put another file in its place meanwhile
 
     def _lines(self) -> Iterator[bytes]:
-        with open(os.dup(self._descriptor), "rb", buffering=READ_BYTES) as file:
+        with open(os.dup(self._descriptor), "rb", buffering=disk.READ_BYTES) as file:
             file.seek(0)
             yield from file
 
 
 def _finished(line: bytes) -> Finished | None:
     """Return the result in a line; None if the line is torn, or none of a batch."""
-    if not line.endswith(b"\n"):
+    if is_torn(line):
         return None
     try:
         return decode_escaped(line, Finished)

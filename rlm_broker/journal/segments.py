@@ -27,8 +27,6 @@ SEGMENT_BYTES = 64 << 20
 """Bytes after which a segment ends, and the next one begins."""
 MOST_OLD = 4
 """Segments that are kept before lines are moved out of one."""
-READ_BYTES = 1 << 20
-"""Bytes that are read, or moved, at a time."""
 _NAME = re.compile(r"calls-(\d{6,12})\.jsonl")
 _Place = tuple[int, int, int]
 """Number of a segment, and offset and length of a line in it, in bytes."""
@@ -64,11 +62,15 @@ class Segments:
         Args:
             is_finished: Whether the item with this digest of its id is finished.
             found: Called with the model and the usage of each call of an unfinished item.
+
+        Raises:
+            ConfigurationError: A segment is no regular file.
+            OSError: A segment cannot be read.
         """
         calls: dict[bytes, dict[int, tuple[_Place, str, Used]]] = {}
         again: dict[bytes, int] = {}
         for number in self._numbers():
-            holders = self._holders[number] = {}
+            holders: dict[bytes, int] = {}
             for offset, line, head in _heads(self._path(number)):
                 self.last_number = max(self.last_number, head.n)
                 item = digest(head.item)
@@ -79,6 +81,7 @@ class Segments:
                     again[item] = max(again.get(item, 0), head.n)
                 else:
                     calls.setdefault(item, {})[head.n] = (number, offset, len(line)), head.model, head.used
+            self._holders[number] = holders  # not before: a segment that cannot be read stays
         for item, by_number in calls.items():
             places = self._places[item] = array("Q")
             for n, (place, model, used) in sorted(by_number.items()):
@@ -100,7 +103,7 @@ class Segments:
         calls: list[PaidCall] = []
         with self._lock:  # held while it reads: a line might be moved meanwhile
             for number, offset, length in _places(self._places.pop(item, array("Q"))):
-                with self._path(number).open("rb") as file:
+                with disk.open_to_read(self._path(number)) as file:
                     file.seek(offset)
                     calls.append(decode_escaped(file.read(length), CallAnswer).paid())
         return calls
@@ -184,7 +187,7 @@ class Segments:
                 moved[offset] = self._current, self._end + size, len(line)
                 waiting.append((item, line))
                 size += len(line)
-            if size >= READ_BYTES:
+            if size >= disk.READ_BYTES:
                 self._append(waiting)
                 waiting, size = [], 0
         if waiting:
@@ -214,7 +217,7 @@ def _heads(path: Path) -> Iterator[tuple[int, bytes, CallHead]]:
     A kill or a power cut has torn them, so their calls are only paid again.
     """
     offset = 0
-    with path.open("rb", buffering=READ_BYTES) as file:
+    with disk.open_to_read(path) as file:
         for line in file:
             try:
                 head = decode_escaped(line, CallHead) if line.endswith(b"\n") else None

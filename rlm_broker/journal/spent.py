@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal import disk
-from rlm_broker.journal.lines import DIGEST_BYTES, Used, line_of
+from rlm_broker.journal.lines import DIGEST_BYTES, Amount, Used, is_torn, line_of
 from rlm_broker.usage import Tally, Usage
 from sandbox_worker.wire.text_json import decode_escaped
 
@@ -25,7 +26,7 @@ class SpentLine(msgspec.Struct, omit_defaults=True):
         usage: Usage of that result, by model.
     """
 
-    seconds: float | None = None
+    seconds: Amount | None = None
     removed: str | None = None
     usage: dict[str, Used] = {}
 
@@ -55,25 +56,23 @@ class SpentFile:
 
     Attributes:
         spent: Means used before this process, as far as the file tells.
+
+    Raises:
+        ConfigurationError: A whole line of the file is none of a journal.
+        OSError: The file cannot be read or written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.spent = Spent()
         self._removed: set[str] = set()
-        self._descriptor = disk.open_to_append(folder / NAME)
-        self._end = 0
-        with open(os.dup(self._descriptor), "rb") as file:
-            file.seek(0)
-            for line in file:
-                try:
-                    told = decode_escaped(line, SpentLine)
-                except (ValueError, RecursionError):
-                    break
-                if not line.endswith(b"\n"):
-                    break
-                self._end += len(line)
-                self._take(told)
-        disk.cut(self._descriptor, self._end)
+        self._path = folder / NAME
+        self._descriptor = disk.open_to_append(self._path)
+        try:
+            self._end = self._read()
+            disk.cut(self._descriptor, self._end)
+        except BaseException:
+            self.close()
+            raise
 
     def add_seconds(self, seconds: float) -> None:
         """Write down the seconds so far. A full disk is no failure: a later line has them, too."""
@@ -88,14 +87,14 @@ class SpentFile:
         Raises:
             OSError: The disk is full, or broken.
         """
-        removed = SpentLine(removed=_digest(line), usage=dict(usage))
+        removed = SpentLine(removed=line_digest(line), usage=dict(usage))
         if removed.removed not in self._removed:
             self._write(removed)
             self._take(removed)
 
     def has_removed(self, line: bytes) -> bool:
         """Whether the usage in a line of results was written down here, since a kill came before it was removed."""
-        return bool(self._removed) and _digest(line) in self._removed
+        return bool(self._removed) and line_digest(line) in self._removed
 
     def sync(self) -> None:
         """Wait until the lines are on the disk."""
@@ -104,6 +103,26 @@ class SpentFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+
+    def _read(self) -> int:
+        """Take what the lines tell, and return where the last whole one ends. A torn line before it is passed over."""
+        at = end = 0
+        with open(os.dup(self._descriptor), "rb") as file:
+            file.seek(0)
+            for number, line in enumerate(file, 1):
+                at += len(line)
+                if is_torn(line):
+                    continue
+                try:
+                    told = decode_escaped(line, SpentLine)
+                except (ValueError, RecursionError):
+                    raise ConfigurationError(
+                        f"line {number} of {self._path} tells no usage: remove the line, or name another file for the "
+                        "results"
+                    ) from None
+                end = at
+                self._take(told)
+        return end
 
     def _write(self, told: SpentLine) -> None:
         self._end = disk.append(self._descriptor, line_of(told), self._end)
@@ -117,5 +136,6 @@ class SpentFile:
                 self.spent.add(model, used.usage())
 
 
-def _digest(line: bytes) -> str:
+def line_digest(line: bytes) -> str:
+    """Return the digest by which a line of results that was removed is known."""
     return hashlib.blake2b(line, digest_size=DIGEST_BYTES).hexdigest()

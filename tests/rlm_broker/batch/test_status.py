@@ -1,3 +1,4 @@
+import contextlib
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import pytest
 from rlm_broker.batch.status import locked_by, read_status
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.usage import Usage
+from tests.support.journals import Crash, dying, open_journal, paid_call, write
 
 USED = {"total_calls": 2, "total_input_tokens": 30, "total_output_tokens": 4, "total_cost": 0.5}
 RESULTS: list[dict[str, Any]] = [
@@ -71,6 +73,42 @@ def test_files_are_not_changed(out: Path) -> None:
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
     read_status(out)
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files} == before
+
+
+async def test_usage_counts_once_after_a_killed_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill at any operation of `retry_failed` leaves the usage in one file or in two."""
+    kept = set()
+    for number in range(1, 30):
+        out = tmp_path / f"{number}" / "out.jsonl"
+        out.parent.mkdir()
+        await write(open_journal(out), ("a", "answered"), ("b", paid_call("1")), ("b", "failed"))
+        ended = False
+        with monkeypatch.context() as patched, contextlib.suppress(Crash):
+            dying(patched, number)
+            open_journal(out, retry_failed=True).close()
+            ended = True
+        status = read_status(out)
+        assert status.usage.total_input_tokens == 20
+        kept.add(status.done)
+        if ended:
+            break
+    assert ended
+    assert kept == {1, 2}
+
+
+def test_link_to_the_results_is_followed(out: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(out)
+    assert (read_status(link).done, read_status(link).out) == (5, link)
+
+
+@pytest.mark.parametrize("name", ["header.json", "spent.jsonl", "calls-000009.jsonl"])
+def test_pipe_is_refused_and_never_waited_for(out: Path, name: str) -> None:
+    path = out.with_name("out.jsonl.journal") / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match=f"{name} is not a regular file: remove it"):
+        read_status(out)
 
 
 def test_file_without_journal_is_refused(tmp_path: Path) -> None:

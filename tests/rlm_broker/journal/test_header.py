@@ -1,6 +1,7 @@
 """The header of a journal: whole or missing, and compared in words."""
 
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def test_kill_leaves_no_half_header(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_other_files_are_refused(tmp_path: Path, content: bytes, why: str) -> None:
     (tmp_path / "header.json").write_bytes(content)
     with pytest.raises(ConfigurationError, match=why):
+        read_header(tmp_path)
+
+
+def test_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "header.json")
+    with pytest.raises(ConfigurationError, match=r"header\.json is not a regular file: remove it"):
         read_header(tmp_path)
 
 

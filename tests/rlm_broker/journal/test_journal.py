@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 import shutil
 from functools import partial
@@ -92,6 +93,40 @@ async def test_other_seed_is_refused_and_no_seed_is_not(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="seed was 7 and is 8"):
         open_journal(out, seed=8)
     await open_journal(out, seed=None).aclose()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_folder_that_others_can_write_to_is_refused(tmp_path: Path, is_new: bool) -> None:
+    out = tmp_path / "out.jsonl"
+    folder = folder_of(out)
+    if is_new:
+        folder.mkdir()
+    else:
+        await write(open_journal(out), *WORK)
+    folder.chmod(0o777)
+    before = files_of(out) if not is_new else {}
+    with pytest.raises(ConfigurationError, match=r"\.journal is not a folder that this user alone can write to: put"):
+        open_journal(out)
+    assert (list(folder.iterdir()) if is_new else files_of(out)) == ([] if is_new else before)
+    folder.chmod(0o755)
+    await open_journal(out).aclose()
+
+
+def test_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.jsonl"
+    folder_of(out).mkdir(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: folder_of(out).stat().st_uid + 1)
+    with pytest.raises(ConfigurationError, match="is not a folder that this user alone can write to"):
+        open_journal(out)
+
+
+def test_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    out, other = tmp_path / "out.jsonl", tmp_path / "other"
+    other.mkdir(0o700)
+    folder_of(out).symlink_to(other)
+    with pytest.raises(ConfigurationError, match="is not a folder that this user alone can write to"):
+        open_journal(out)
+    assert list(other.iterdir()) == []
 
 
 def test_results_without_a_journal_are_refused(tmp_path: Path) -> None:

@@ -34,17 +34,36 @@ def test_file_cut_at_any_byte_keeps_whole_lines(tmp_path: Path) -> None:
 def test_zeros_at_the_end_are_cut_off(tmp_path: Path) -> None:
     """Some file systems leave zeros at the end after a power cut."""
     path = tmp_path / "out.jsonl"
-    path.write_bytes(result("a") + b"\0\0\n\0\0")
-    assert ids_in(path) == ["a"]
-    assert path.read_bytes() == result("a")
+    for torn in (b"\0\0\n\0\0", result("b")[:9] + b"\0" * 9 + result("b")[18:]):
+        path.write_bytes(result("a") + torn)
+        assert ids_in(path) == ["a"]
+        assert path.read_bytes() == result("a")
 
 
-def test_broken_line_before_results_is_refused(tmp_path: Path) -> None:
+WITHOUT_DIGEST = result("b").replace(b'"digest"', b'"other"')
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"{}\n" + result("b"),
+        result("b")[:9] + b"\0\0\0\n" + result("b"),
+        WITHOUT_DIGEST,
+        WITHOUT_DIGEST + result("c")[:9],
+        b"notes\nof the user\n",
+        b"x\n\0\0\n",
+        result("b").decode().encode("utf-16"),
+        result("b").replace(b'"digest":"62"', b'"digest":"zzz"'),
+        result("b").replace(b'"total_calls":1', b'"total_calls":-5'),
+    ],
+)
+def test_whole_line_that_is_no_result_is_refused(tmp_path: Path, lines: bytes) -> None:
+    """A kill leaves no such line, so its text is the user's, and is not cut off."""
     path = tmp_path / "out.jsonl"
-    path.write_bytes(result("a") + b"{}\n" + result("b"))
+    path.write_bytes(result("a") + lines)
     with pytest.raises(ConfigurationError, match=r"line 2 of .* is not a result of a batch"):
         ids_in(path)
-    assert path.read_bytes() == result("a") + b"{}\n" + result("b")
+    assert path.read_bytes() == result("a") + lines
 
 
 @pytest.mark.parametrize("name", ["/dev/full", "/dev/null", "{}", "{}/missing/out.jsonl"])

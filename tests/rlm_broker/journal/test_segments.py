@@ -1,8 +1,15 @@
 """The segments of a journal: read at any length, and removed with their last item."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import BinaryIO
 
+import pytest
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.journal import disk
 from rlm_broker.journal.lines import Again, CallLine, digest, line_of
 from rlm_broker.journal.segments import Segments
 from rlm_broker.usage import Tally
@@ -86,6 +93,34 @@ def test_segments_of_finished_items_are_removed(tmp_path: Path) -> None:
     scanned(tmp_path, "a")
     (left,) = tmp_path.iterdir()
     assert json.loads(left.read_text())["item"] == "b"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_segment_that_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+    """The segments before it and after it stay, and so does what stands in its place."""
+    paths = [tmp_path / f"calls-00000{number}.jsonl" for number in (1, 2, 3)]
+    paths[0].write_bytes(line("a", 1)[1])
+    paths[2].write_bytes(line("a", 2)[1])
+    {"pipe": os.mkfifo, "link": lambda path: path.symlink_to(paths[0]), "folder": Path.mkdir}[kind](paths[1])
+    segments = Segments(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"calls-000002\.jsonl is not a regular file: remove it"):
+        segments.scan(lambda _: False, lambda *_: None)
+    segments.close()
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_segment_that_cannot_be_read_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "calls-000001.jsonl").write_bytes(line("a", 1)[1])
+
+    def failing(path: Path) -> BinaryIO:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    segments = Segments(tmp_path)
+    monkeypatch.setattr(disk, "open_to_read", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        segments.scan(lambda _: False, lambda *_: None)
+    segments.close()
+    assert (tmp_path / "calls-000001.jsonl").exists()
 
 
 def test_moved_calls_of_waiting_items_are_found(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """The means that a batch has used: written down, and counted once."""
 
+import os
 from pathlib import Path
 
+import pytest
+
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal.lines import Used
 from rlm_broker.journal.spent import SpentFile
 
@@ -25,6 +29,42 @@ def test_file_cut_at_any_byte_keeps_whole_lines(tmp_path: Path) -> None:
         again.add_seconds(9.0)
         again.close()
         assert path.read_bytes().endswith(b'{"seconds":9.0}\n')
+
+
+def test_hole_of_a_power_cut_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "spent.jsonl"
+    path.write_bytes(b'{"seconds":1.5}\n{"sec\0\0\0}\n{"seconds":3.5}\n\0\0\n\0\0')
+    file = SpentFile(tmp_path)
+    file.add_seconds(9.0)
+    file.close()
+    assert file.spent.seconds == 3.5
+    assert path.read_bytes().endswith(b'{"seconds":3.5}\n{"seconds":9.0}\n')
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"notes\n", b'{"removed":"00","usage":{"m":{"total_calls":-5}}}\n', b'{"seconds":-1}\n'],
+)
+def test_whole_line_of_another_kind_is_refused(tmp_path: Path, line: bytes) -> None:
+    """Usage that was forgotten would let a batch go beyond its limits."""
+    written = b'{"seconds":1.5}\n' + line + b'{"seconds":3.5}\n'
+    (tmp_path / "spent.jsonl").write_bytes(written)
+    with pytest.raises(ConfigurationError, match=r"line 2 of .*spent\.jsonl tells no usage: remove the line"):
+        SpentFile(tmp_path)
+    assert (tmp_path / "spent.jsonl").read_bytes() == written
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_link_and_pipe_are_refused(tmp_path: Path, is_link: bool) -> None:
+    other, path = tmp_path / "other", tmp_path / "spent.jsonl"
+    other.write_text("the user's")
+    if is_link:
+        path.symlink_to(other)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match=r"spent\.jsonl is not a regular file: remove it"):
+        SpentFile(tmp_path)
+    assert other.read_text() == "the user's"
 
 
 def test_result_that_is_removed_twice_counts_once(tmp_path: Path) -> None:
