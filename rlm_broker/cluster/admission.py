@@ -32,8 +32,9 @@ MOST_NODES = 4_096
 """Nodes that are joined at the same time."""
 BAD_TOKEN = "the token is not valid, or not any more: take the join command that the orchestrator shows now"
 
-OnJoined = Callable[[Link[FromAgent], Join], None]
-"""Called with the link of a node that has joined. The name of the node in the cluster is that of the link."""
+OnJoined = Callable[[Link[FromAgent], Join, str], None]
+"""Called with the link of a node that has joined, its facts and its source address, as `source_of` returns it. The
+name of the node in the cluster is that of the link."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -199,7 +200,7 @@ class Admission:
                 older.close("the node has joined again")
         link = self._links[node] = Link(node, from_agent)
         stranger.join(link, encode(Welcome(node, secret)))
-        self._joined(link, join)
+        self._joined(link, join, stranger.source)
 
     def _free_name(self, wanted: str) -> str:
         """Return a name like the wanted one that no other node has."""

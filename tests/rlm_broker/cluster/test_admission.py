@@ -291,7 +291,7 @@ async def test_number_of_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_plain_text_beyond_loopback_must_be_named(tls: ServerTls) -> None:
     for host in ("0.0.0.0", "", "::"):
         with pytest.raises(ConfigurationError, match="beyond loopback: nodes connect to it by TLS, or"):
-            await Admission(Tokens(), lambda _link, _join: None).open(host)
+            await Admission(Tokens(), lambda *_: None).open(host)
     for admission, plain in (
         (Admission(Tokens(), lambda *_: None), True),
         (Admission(Tokens(), lambda *_: None, tls), False),

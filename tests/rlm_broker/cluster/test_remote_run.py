@@ -107,6 +107,22 @@ async def test_a_run_may_lose_three_nodes() -> None:
         assert nodes.stats().lost_runs == 3
 
 
+async def test_strangers_alone_end_no_run() -> None:
+    """An agent that takes a run, drops it and joins anew under other names cannot end it while another node is there."""
+    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes, "honest", 1) as honest:
+        first = rlm.start("a", "What?")
+        begin = await begun(honest)
+        run = rlm.start("a", "What?")
+        for name in ("one", "two", "three"):
+            async with played(nodes, name, 60_000) as link:
+                await begun(link)
+        await until(lambda: nodes.stats().lost_runs == 3)
+        await honest.send(ended(begin, "well"))
+        await answered(first)
+        await honest.send(ended(await begun(honest), "well"))
+        assert (await answered(run)).response == "well"
+
+
 async def test_a_run_that_its_node_fails_goes_elsewhere() -> None:
     """An error of the node, and not of the run, ends the attempt alone. The run avoids that node, which is free."""
     async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes, "bad") as bad:
