@@ -97,6 +97,7 @@ class NodeAttempt:
         self._counts = Counter[type[Message]]()
         self._context = contextvars.copy_context()
         """Context variables of the run, which functions of the user's find. The messages come in another task."""
+        self._has_ended = False
         self._outcome: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class NodeAttempt:
         Raises:
             ProtocolViolation: No agent sends such a message.
         """
-        if self._outcome.done():
+        if self._has_ended or self._outcome.done():
             return
         match message:
             case Leave():
@@ -165,19 +166,33 @@ class NodeAttempt:
             case Happened():
                 self._events.take(message.events)
             case Ended():
-                if message.completion is not msgspec.UNSET:
-                    self.completion = read_completion(message.completion)
-                if message.is_of_node:
-                    self._abandon()
-                self._outcome.set_result(message)
+                self._has_ended = True
+                task = asyncio.get_running_loop().create_task(self._read(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case _:
                 self._take_request(message)
 
     def lose(self, why: str) -> None:
         """Learn that the node is lost: calls that are under way go on, for the next attempt to join."""
         self._abandon()
-        if not self._outcome.done():
+        if not self._has_ended and not self._outcome.done():
             self._outcome.set_exception(NodeLost(why))
+
+    async def _read(self, ended: Ended) -> None:
+        """Read the outcome of the run in a thread: reading a large one takes a second."""
+        if ended.completion is not msgspec.UNSET:
+            try:
+                self.completion = await asyncio.to_thread(read_completion, ended.completion)
+            except ProtocolViolation as violation:
+                self._node.link.close(str(violation))
+                self._has_ended = False
+                self.lose(str(violation))
+                return
+        if ended.is_of_node:
+            self._abandon()
+        if not self._outcome.done():
+            self._outcome.set_result(ended)
 
     # -- its requests ------------------------------------------------------------------------------------------------
 

@@ -44,9 +44,14 @@ from rlm_broker.results import (
     Variable,
 )
 from rlm_broker.usage import Usage, UsageSummary
+from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import PICTURE_TYPES, MimeType
 from sandbox_worker.wire.text_json import encode_written_out
 
+OUTCOME_BYTES = 32 << 20
+"""Maximum bytes of a completion on the link."""
+OUTCOME_VALUES = 1 << 18
+"""Maximum values of JSON in a completion, likewise."""
 MESSAGE_CHARS = 20_000
 """Maximum characters of an error's text; of a longer one the rest is cut."""
 
@@ -144,8 +149,11 @@ def read_completion(raw: msgspec.Raw) -> Completion:
     """Return the completion that an agent has sent. Its usage is what the agent says.
 
     Raises:
-        ProtocolViolation: It is not of the form.
+        ProtocolViolation: It is not of the form, or larger than an agent makes it.
     """
+    data = bytes(raw)
+    if len(data) > OUTCOME_BYTES or has_more_values_than(OUTCOME_VALUES, data):
+        raise ProtocolViolation("an agent has sent a completion with more bytes or values than one may have")
     try:
         form = msgspec.json.decode(raw, type=_CompletionForm)
         turns = [Iteration(turn.number, turn.reply, tuple(map(read_block, turn.blocks))) for turn in form.trajectory]

@@ -147,6 +147,23 @@ def test_other_events_are_refused(encoded: bytes) -> None:
     assert told == []
 
 
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        [raw(STARTED)] * 1_001,
+        [msgspec.Raw(b" " * (17 << 20))],
+        [msgspec.Raw(b'{"event": "replied", "more": [' + b"0," * 40_000 + b"0]}")],
+    ],
+    ids=["number", "bytes", "values"],
+)
+def test_events_of_one_message_are_bounded(encoded: list[msgspec.Raw]) -> None:
+    """The loop passes them on in one turn, and serves no other node meanwhile."""
+    events, told = of_a_run()
+    with pytest.raises(ProtocolViolation, match="more events in one message"):
+        events.take(encoded)
+    assert told == []
+
+
 def test_secrets_of_a_node_are_replaced() -> None:
     """Texts of a node are looked through again, since the node may not have done so."""
     events, told = of_a_run()

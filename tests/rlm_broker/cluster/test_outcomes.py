@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from rlm_broker.cluster import outcomes as module
 from rlm_broker.cluster.messages import Ended
 from rlm_broker.cluster.outcomes import encoded_completion, facts_of, read_completion, read_error
 from rlm_broker.display import Display
@@ -83,6 +84,18 @@ def test_lone_surrogates_do_not_end_the_link() -> None:
 def test_another_form_is_refused(raw: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="a completion that cannot be read"):
         read_completion(msgspec.Raw(raw))
+
+
+def test_a_completion_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent makes its outcome shorter. One that does not is no agent."""
+    large = Completion("x" * 1_000, "model", 0, 1, 1.0, UsageSummary())
+    many = msgspec.Raw(b"[" + b"0," * (1 << 18) + b"0]")
+    monkeypatch.setattr(module, "OUTCOME_BYTES", 1 << 20)
+    with pytest.raises(ProtocolViolation, match="more bytes or values"):
+        read_completion(many)
+    monkeypatch.setattr(module, "OUTCOME_BYTES", 1_000)
+    with pytest.raises(ProtocolViolation, match="more bytes or values"):
+        read_completion(encoded_completion(large))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import contextvars
+import threading
 from typing import Any
 
 import msgspec
 import pytest
 from pydantic import BaseModel
 
-from rlm_broker.cluster import remote_run
+from rlm_broker.cluster import attempt, remote_run
 from rlm_broker.cluster.link import Link
 from rlm_broker.cluster.messages import (
     PIECE_BYTES,
@@ -31,7 +32,7 @@ from rlm_broker.cluster.messages import (
     UseTool,
 )
 from rlm_broker.cluster.nodes import Nodes
-from rlm_broker.cluster.outcomes import encoded_completion
+from rlm_broker.cluster.outcomes import encoded_completion, read_completion
 from rlm_broker.context.store import store
 from rlm_broker.errors import (
     ClusterFailed,
@@ -121,6 +122,26 @@ async def test_strangers_alone_end_no_run() -> None:
         await answered(first)
         await honest.send(ended(await begun(honest), "well"))
         assert (await answered(run)).response == "well"
+
+
+async def test_an_outcome_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a large outcome takes a second, and the loop serves all other runs. An end behind it has no effect."""
+    threads: list[threading.Thread] = []
+
+    def read(raw: msgspec.Raw) -> Completion:
+        threads.append(threading.current_thread())
+        return read_completion(raw)
+
+    monkeypatch.setattr(attempt, "read_completion", read)
+    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+        run = rlm.start("a", "What?")
+        begin = await begun(link)
+        await link.send(ended(begin, "well"))
+        await link.send(ended(begin, "twice"))
+        await link.aclose()
+        assert (await answered(run)).response == "well"
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
 
 
 async def test_a_run_that_its_node_fails_goes_elsewhere() -> None:
