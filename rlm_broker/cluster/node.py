@@ -74,6 +74,7 @@ class Node:
         joined_at: When it has joined, as a time of the loop.
         is_proven: Whether it has answered a run. `Placement` sets it.
         has_quit: Whether its agent has left by itself.
+        asked_chars: Weight of the calls that its runs have open. `NodeAttempt` counts it.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Node:
         self.name = link.name
         self.link = link
         self.load = Load(0, max(0, join.memory_bytes))
-        self.placed = self.lost = self.faults = 0
+        self.placed = self.lost = self.faults = self.asked_chars = 0
         self.source = source
         self.is_proven = self.has_quit = False
         self._max_runs = min(max(1, join.max_runs), MOST_RUNS)

@@ -529,6 +529,25 @@ async def test_an_answer_must_have_been_judged() -> None:
             await answered(run)
 
 
+@pytest.mark.parametrize("bound", ["MOST_ASKED_OF_RUN", "MOST_ASKED_OF_NODE"])
+async def test_large_calls_at_once_are_refused(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node cannot keep many large prompts in the orchestrator's memory. A large one alone is answered."""
+    monkeypatch.setattr(attempt, bound, 10_000)
+    model = Gated(lambda _: "yes")
+    large = "x" * 2_000_000
+    model.held[large] = asyncio.Event()
+    async with Nodes() as nodes, RLM(model, cluster=nodes) as rlm, played(nodes) as link:
+        rlm.start("a", "What?")
+        begin = await begun(link)
+        await link.send(asking(begin, 1, large))
+        refused = await replied(link, asking(begin, 2, "small", question="y" * 8_000))
+        assert (refused.call, refused.failure) == (2, "more requests at the same time than a run may have")
+        model.held[large].set()
+        assert (await taken(link, Reply)).text == "yes"
+        parts = [{"type": "text", "text": "z" * 9_000}]
+        assert (await replied(link, msgspec.structs.replace(asking(begin, 3, ""), messages=(("user", parts),)))).text
+
+
 async def test_too_many_calls_at_once_are_refused() -> None:
     """A node cannot keep more calls open than a few times those of its run."""
     model = Gated(lambda _: "yes")
