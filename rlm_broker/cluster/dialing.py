@@ -131,7 +131,7 @@ async def attend(
         finally:
             await link.aclose()
         if link.farewell is not None:
-            tell(f"the cluster has ended: {link.farewell[:400]}")
+            tell(f"the cluster has ended: {printable(link.farewell[:400])}")
             return
         if once:
             raise LinkLost(f"the broker at {target} was lost: {link.why_lost}")

@@ -43,6 +43,7 @@ from rlm_broker.results import (
     PostMortem,
     Variable,
 )
+from rlm_broker.shown import printable
 from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import PICTURE_TYPES, MimeType
@@ -178,17 +179,18 @@ def read_completion(raw: msgspec.Raw) -> Completion:
 
 def read_error(ended: Ended) -> RlmBrokerError:
     """Return the error that ended a run on a node. One of an unknown class becomes a `SandboxFailed`."""
-    facts, message = ended.facts, ended.message[:MESSAGE_CHARS] or "the run failed on its node without a reason"
+    facts = ended.facts
+    message = printable(ended.message[:MESSAGE_CHARS]) or "the run failed on its node without a reason"
     match ended.error:
         case "LimitReached":
-            limit = _text(facts, "limit") or "(unknown)"
+            limit = printable(_text(facts, "limit") or "(unknown)")
             return LimitReached(limit, _number(facts, "spent"), _number(facts, "allowed"), ended.partial_answer)
         case "OutputInvalid":
             invalid = OutputInvalid("", _text(facts, "answer") or "")
             invalid.args = (message,)
             return invalid
         case "IsolationUnavailable":
-            return IsolationUnavailable(message, *(_text(facts, name) for name in ("layer", "reason", "remedy")))
+            return IsolationUnavailable(message, *(_line(facts, name) for name in ("layer", "reason", "remedy")))
         case "RunCancelled":
             return RunCancelled(ended.partial_answer)
         case "ModelFailed" | "ReplayDiverged":
@@ -222,6 +224,11 @@ def _display(forms: Mapping[MimeType, str]) -> Display:
 def _text(facts: Mapping[str, Any], name: str) -> str | None:
     value = facts.get(name)
     return value[:MESSAGE_CHARS] if isinstance(value, str) else None
+
+
+def _line(facts: Mapping[str, Any], name: str) -> str | None:
+    text = _text(facts, name)
+    return None if text is None else printable(text)
 
 
 def _number(facts: Mapping[str, Any], name: str) -> float:

@@ -129,6 +129,19 @@ def test_other_names_make_no_object(name: str) -> None:
     assert type(read_error(Ended(1, error=name, message="text"))) is SandboxFailed
 
 
+@pytest.mark.parametrize(
+    "name", ["SandboxFailed", "ModelFailed", "OutputInvalid", "IsolationUnavailable", "LimitReached"]
+)
+def test_text_of_an_error_steers_no_terminal(name: str) -> None:
+    """Control characters of a node become escapes, and it forges no line of a log."""
+    hostile = "\x1b[2J\nWARNING all is well"
+    facts = dict.fromkeys(("limit", "layer", "reason", "remedy"), hostile)
+    made = read_error(Ended(1, error=name, message=hostile, facts=facts))
+    shown = [str(made), *(str(getattr(made, each, "")) for each in facts)]
+    assert r"\x1b[2J\n" in shown[0]
+    assert all(text.isprintable() for text in shown)
+
+
 def test_facts_are_bounded_and_typed() -> None:
     """A fact of another type or of any length does no harm."""
     facts = {"limit": ["x"], "spent": "much", "allowed": True}

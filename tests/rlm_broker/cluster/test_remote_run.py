@@ -18,6 +18,7 @@ from rlm_broker.cluster.messages import (
     Begin,
     Cancel,
     Ended,
+    FromAgent,
     FromBroker,
     Happened,
     Judge,
@@ -165,6 +166,19 @@ async def test_an_error_of_all_nodes_is_raised(error: type[Exception]) -> None:
             await link.send(failed(await begun(link), error.__name__, "no memory", is_of_node=True))
         with pytest.raises(error, match="no memory"):
             await answered(run)
+
+
+@pytest.mark.parametrize("message", [Quit("\x1b[2J\nforged"), Happened(1, (msgspec.Raw(b'{"\\u001b\\n": 1}'),))])
+async def test_a_hostile_agent_forges_no_log(message: FromAgent, caplog: pytest.LogCaptureFixture) -> None:
+    """What an agent says, and what is quoted of its messages, has no control characters."""
+    told: list[Event] = []
+    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes, on_event=told.append) as rlm, played(nodes) as link:
+        rlm.start("a", "What?")
+        await begun(link)
+        await link.send(message)
+        await why_lost(link)
+        await until(lambda: any("is gone" in record.getMessage() for record in caplog.records))
+    assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
 async def test_an_agent_that_leaves_gives_its_runs_back() -> None:
