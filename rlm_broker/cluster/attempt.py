@@ -35,7 +35,7 @@ from rlm_broker.cluster.messages import (
     UseTool,
 )
 from rlm_broker.cluster.node import Node, OfARun
-from rlm_broker.cluster.outcomes import read_completion
+from rlm_broker.cluster.outcomes import is_of_node, read_completion
 from rlm_broker.cluster.tools import AttemptTools
 from rlm_broker.errors import OutputInvalid, ProtocolViolation
 from rlm_broker.limits import Limits
@@ -195,7 +195,7 @@ class NodeAttempt:
                 self._has_ended = False
                 self.lose(str(violation))
                 return
-        if ended.is_of_node:
+        if is_of_node(ended):
             self._abandon()
         if not self._outcome.done():
             self._outcome.set_result(ended)

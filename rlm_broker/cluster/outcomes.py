@@ -26,7 +26,6 @@ from rlm_broker.errors import (
     ProtocolViolation,
     ReplClosed,
     RlmBrokerError,
-    RunCancelled,
     SandboxFailed,
     UnknownModel,
     ValueTooLarge,
@@ -53,6 +52,8 @@ OUTCOME_BYTES = 32 << 20
 """Maximum bytes of a completion on the link."""
 OUTCOME_VALUES = 1 << 18
 """Maximum values of JSON in a completion, likewise."""
+MOST_NUMBER = 1e18
+"""Bound of the numbers among the attributes of an error: a float and a line of text can show them."""
 MESSAGE_CHARS = 20_000
 """Maximum characters of an error's text; of a longer one the rest is cut."""
 
@@ -178,7 +179,10 @@ def read_completion(raw: msgspec.Raw) -> Completion:
 
 
 def read_error(ended: Ended) -> RlmBrokerError:
-    """Return the error that ended a run on a node. One of an unknown class becomes a `SandboxFailed`."""
+    """Return the error that ended a run on a node, and that this side has not cancelled.
+
+    One of an unknown class becomes a `SandboxFailed`.
+    """
     facts = ended.facts
     message = printable(ended.message[:MESSAGE_CHARS]) or "the run failed on its node without a reason"
     match ended.error:
@@ -192,12 +196,17 @@ def read_error(ended: Ended) -> RlmBrokerError:
         case "IsolationUnavailable":
             return IsolationUnavailable(message, *(_line(facts, name) for name in ("layer", "reason", "remedy")))
         case "RunCancelled":
-            return RunCancelled(ended.partial_answer)
+            return SandboxFailed("the node has ended the run as cancelled, and this side has not cancelled it")
         case "ModelFailed" | "ReplayDiverged":
             cause: Any = facts.get("cause")
             cause = cause if cause in get_args(FailureCause) else "provider"
             return ModelFailed(message, cause, _number(facts, "retry_after_s") or None)
     return _PLAIN.get(ended.error or "", SandboxFailed)(message)
+
+
+def is_of_node(ended: Ended) -> bool:
+    """Whether the node is at fault, by its own word or since it ended a run that this side has not cancelled."""
+    return ended.is_of_node or ended.error == "RunCancelled"
 
 
 def read_block(form: BlockForm) -> Block:
@@ -233,4 +242,5 @@ def _line(facts: Mapping[str, Any], name: str) -> str | None:
 
 def _number(facts: Mapping[str, Any], name: str) -> float:
     value = facts.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 <= value < MOST_NUMBER else 0.0  # type: ignore[operator,return-value]

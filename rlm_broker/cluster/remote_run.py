@@ -26,7 +26,7 @@ from rlm_broker.cluster.described import limits_spec, routing_spec, system_promp
 from rlm_broker.cluster.events import RunEvents
 from rlm_broker.cluster.messages import Begin, ContextSpec, Ended, EngineSpec
 from rlm_broker.cluster.node import Node
-from rlm_broker.cluster.outcomes import read_error
+from rlm_broker.cluster.outcomes import is_of_node, read_error
 from rlm_broker.cluster.placement import Placement
 from rlm_broker.cluster.tools import AttemptTools, RunTools
 from rlm_broker.concurrency.deadline import Late, StopRequested, to_its_end, within
@@ -281,7 +281,7 @@ class RemoteRun:
         self._keep(ended, attempt)
         if ended.error is not None:
             failure = self._failure(read_error(ended), attempt)
-            if ended.is_of_node:
+            if is_of_node(ended):
                 raise _Lost(str(failure), failure)
             raise failure
         completion = self._completion()

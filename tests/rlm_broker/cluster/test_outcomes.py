@@ -16,7 +16,6 @@ from rlm_broker.errors import (
     ProtocolViolation,
     ReplClosed,
     RlmBrokerError,
-    RunCancelled,
     SandboxFailed,
     UnknownModel,
     WorkerDied,
@@ -106,7 +105,6 @@ def test_a_completion_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         ModelFailed("no luck"),
         OutputInvalid("it is no number", "five"),
         IsolationUnavailable("no namespaces", "namespaces", "EPERM", "enable them"),
-        RunCancelled(),
         SandboxFailed("broke"),
         WorkerDied("died"),
         ReplClosed("closed"),
@@ -148,6 +146,10 @@ def test_facts_are_bounded_and_typed() -> None:
     reached = read_error(Ended(1, error="LimitReached", facts=facts))
     assert isinstance(reached, LimitReached)
     assert (reached.limit, reached.spent, reached.allowed) == ("(unknown)", 0.0, 0.0)
+    for number in (10**400, 1e300, float("nan"), float("inf"), -1):
+        reached = read_error(Ended(1, error="LimitReached", facts={"limit": "max_tokens", "allowed": number}))
+        assert isinstance(reached, LimitReached)
+        assert reached.allowed == 0
     failed = read_error(Ended(1, error="ModelFailed", message="x" * 1_000_000, facts={"cause": "magic"}))
     assert isinstance(failed, ModelFailed)
     assert (len(str(failed)), failed.cause) == (20_000, "provider")

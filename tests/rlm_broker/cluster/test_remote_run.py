@@ -157,6 +157,16 @@ async def test_a_run_that_its_node_fails_goes_elsewhere() -> None:
             assert (await answered(run)).response == "well"
 
 
+async def test_a_node_cancels_no_run() -> None:
+    """A run that its node says was cancelled goes elsewhere: a cancelled one would end without a result in a batch."""
+    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+        run = rlm.start("a", "What?")
+        for _ in range(3):
+            await link.send(failed(await begun(link), "RunCancelled"))
+        with pytest.raises(SandboxFailed, match="has not cancelled it"):
+            await answered(run)
+
+
 @pytest.mark.parametrize("error", [SandboxFailed, IsolationUnavailable])
 async def test_an_error_of_all_nodes_is_raised(error: type[Exception]) -> None:
     """A run that no node can have fails with the error of the last one."""
