@@ -50,7 +50,7 @@ from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import MimeType
 
 MOST_TOLD = 1 << 17
-"""Maximum identities of events that are kept for a run. Beyond it, a further attempt may repeat events."""
+"""Maximum identities of events, and of texts, that are kept for a run. Beyond it, a further attempt may repeat some."""
 MOST_NUMBER = 1 << 53
 """Maximum number in the identity of an event."""
 ROOT = "1"
@@ -183,9 +183,12 @@ class RunEvents:
             key = (kind, event.run, *(getattr(event, name) for name in names))
             text: str = getattr(event, "text")  # noqa: B009 - both classes have it, and no class above them
             before = self._seen[key]
-            self._seen[key] = now = before + len(text)
+            now = before + len(text)
             new = text[max(0, self._chars[key] - before) :]
-            self._chars[key] = max(self._chars[key], now)
+            if key in self._seen or len(self._seen) < MOST_TOLD:
+                self._seen[key] = now
+            if key in self._chars or len(self._chars) < MOST_TOLD:
+                self._chars[key] = max(self._chars[key], now)
             return msgspec.structs.replace(event, text=new) if new else None
         if kind is EventsMissed:
             return event
