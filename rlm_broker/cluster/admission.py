@@ -27,7 +27,7 @@ JOIN_S = 5.0
 MOST_STRANGERS = 256
 """Connections that have not joined. When one more comes, the oldest of the address with the most is closed."""
 MOST_OF_ADDRESS = 64
-"""Such connections from one address (of IPv6: one /64). A further one is closed at once; an agent tries again."""
+"""Such connections from one address (of IPv6: one /64). When one more comes, the oldest of them is closed."""
 MOST_NODES = 4_096
 """Nodes that are joined at the same time."""
 BAD_TOKEN = "the token is not valid, or not any more: take the join command that the orchestrator shows now"
@@ -122,10 +122,8 @@ class Admission:
             connected.close()
             return
         if self._of(source) >= MOST_OF_ADDRESS:
-            self.refused += 1
-            connected.close()
-            return
-        if len(self._strangers) >= MOST_STRANGERS:
+            self._close_oldest(source)
+        elif len(self._strangers) >= MOST_STRANGERS:
             self._make_room()
         stranger = Stranger(source, self._show)
         attending = asyncio.get_running_loop().create_task(self._attend(stranger, connected))
@@ -139,8 +137,12 @@ class Admission:
         """Close the oldest connection of the address with the most: one address cannot keep out another."""
         if self._strangers:
             [(source, _)] = Counter(stranger.source for stranger in self._strangers).most_common(1)
-            oldest = next(stranger for stranger in self._strangers if stranger.source == source)
-            self._strangers.pop(oldest).cancel()
+            self._close_oldest(source)
+
+    def _close_oldest(self, source: str) -> None:
+        """Close the oldest connection of an address: an agent joins at once, and idle connections only wait."""
+        oldest = next(stranger for stranger in self._strangers if stranger.source == source)
+        self._strangers.pop(oldest).cancel()
 
     async def _attend(self, stranger: "Stranger", connected: socket.socket) -> None:
         """Wait until a connection has joined or has ended, for `JOIN_S` at most."""
