@@ -180,7 +180,7 @@ async def test_an_error_of_all_nodes_is_raised(error: type[Exception]) -> None:
 
 @pytest.mark.parametrize("message", [Quit("\x1b[2J\nforged"), Happened(1, (msgspec.Raw(b'{"\\u001b\\n": 1}'),))])
 async def test_a_hostile_agent_forges_no_log(message: FromAgent, caplog: pytest.LogCaptureFixture) -> None:
-    """What an agent says, and what is quoted of its messages, has no control characters."""
+    """Words of an agent, and quotes of its messages, have no control characters in the log."""
     told: list[Event] = []
     async with Nodes() as nodes, RLM(Gated(str), cluster=nodes, on_event=told.append) as rlm, played(nodes) as link:
         rlm.start("a", "What?")
