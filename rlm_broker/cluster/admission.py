@@ -27,13 +27,14 @@ JOIN_S = 5.0
 MOST_STRANGERS = 256
 """Connections that have not joined. When one more comes, the oldest of the address with the most is closed."""
 MOST_OF_ADDRESS = 64
-"""Such connections from one address (of IPv6: one /64). A further one is closed at once; an agent tries again."""
+"""Such connections from one address (of IPv6: one /64). When one more comes, the oldest of them is closed."""
 MOST_NODES = 4_096
 """Nodes that are joined at the same time."""
 BAD_TOKEN = "the token is not valid, or not any more: take the join command that the orchestrator shows now"
 
-OnJoined = Callable[[Link[FromAgent], Join], None]
-"""Called with the link of a node that has joined. The name of the node in the cluster is that of the link."""
+OnJoined = Callable[[Link[FromAgent], Join, str], None]
+"""Called with the link of a node that has joined, its facts and its source address, as `source_of` returns it. The
+name of the node in the cluster is that of the link."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -121,10 +122,8 @@ class Admission:
             connected.close()
             return
         if self._of(source) >= MOST_OF_ADDRESS:
-            self.refused += 1
-            connected.close()
-            return
-        if len(self._strangers) >= MOST_STRANGERS:
+            self._close_oldest(source)
+        elif len(self._strangers) >= MOST_STRANGERS:
             self._make_room()
         stranger = Stranger(source, self._show)
         attending = asyncio.get_running_loop().create_task(self._attend(stranger, connected))
@@ -138,8 +137,12 @@ class Admission:
         """Close the oldest connection of the address with the most: one address cannot keep out another."""
         if self._strangers:
             [(source, _)] = Counter(stranger.source for stranger in self._strangers).most_common(1)
-            oldest = next(stranger for stranger in self._strangers if stranger.source == source)
-            self._strangers.pop(oldest).cancel()
+            self._close_oldest(source)
+
+    def _close_oldest(self, source: str) -> None:
+        """Close the oldest connection of an address: an agent joins at once, and idle connections only wait."""
+        oldest = next(stranger for stranger in self._strangers if stranger.source == source)
+        self._strangers.pop(oldest).cancel()
 
     async def _attend(self, stranger: "Stranger", connected: socket.socket) -> None:
         """Wait until a connection has joined or has ended, for `JOIN_S` at most."""
@@ -199,7 +202,7 @@ class Admission:
                 older.close("the node has joined again")
         link = self._links[node] = Link(node, from_agent)
         stranger.join(link, encode(Welcome(node, secret)))
-        self._joined(link, join)
+        self._joined(link, join, stranger.source)
 
     def _free_name(self, wanted: str) -> str:
         """Return a name like the wanted one that no other node has."""

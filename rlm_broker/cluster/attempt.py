@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rlm_broker.cluster.calls import AttemptCalls
+from rlm_broker.cluster.calls import AttemptCalls, weight_of
 from rlm_broker.cluster.events import RunEvents
 from rlm_broker.cluster.link import LinkLost
 from rlm_broker.cluster.messages import (
@@ -35,7 +35,7 @@ from rlm_broker.cluster.messages import (
     UseTool,
 )
 from rlm_broker.cluster.node import Node, OfARun
-from rlm_broker.cluster.outcomes import read_completion
+from rlm_broker.cluster.outcomes import is_of_node, read_completion
 from rlm_broker.cluster.tools import AttemptTools
 from rlm_broker.errors import OutputInvalid, ProtocolViolation
 from rlm_broker.limits import Limits
@@ -45,6 +45,10 @@ from sandbox_worker.wire.errors import FrameTooLarge
 
 MOST_TOOL_CALLS = 4_096
 """Maximum calls of functions that one run has open. An agent has fewer, since its REPLs have fewer threads."""
+MOST_ASKED_OF_RUN = 1 << 26
+"""Maximum weight of the calls of models that one run has open, see `calls.weight_of`. One call may have any weight."""
+MOST_ASKED_OF_NODE = 1 << 28
+"""The same for all runs of a node."""
 MOST_JUDGED = 16
 """Maximum verdicts that one run waits for. An agent waits for one."""
 TOO_MANY = "more requests at the same time than a run may have"
@@ -95,8 +99,11 @@ class NodeAttempt:
         self._tasks: set[asyncio.Task[None]] = set()
         """These tasks, and those of requests that the node has left, which are ending."""
         self._counts = Counter[type[Message]]()
+        self._asked_chars = 0
+        """Weight of the calls that are open."""
         self._context = contextvars.copy_context()
         """Context variables of the run, which functions of the user's find. The messages come in another task."""
+        self._has_ended = False
         self._outcome: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -156,7 +163,7 @@ class NodeAttempt:
         Raises:
             ProtocolViolation: No agent sends such a message.
         """
-        if self._outcome.done():
+        if self._has_ended or self._outcome.done():
             return
         match message:
             case Leave():
@@ -165,19 +172,33 @@ class NodeAttempt:
             case Happened():
                 self._events.take(message.events)
             case Ended():
-                if message.completion is not msgspec.UNSET:
-                    self.completion = read_completion(message.completion)
-                if message.is_of_node:
-                    self._abandon()
-                self._outcome.set_result(message)
+                self._has_ended = True
+                task = asyncio.get_running_loop().create_task(self._read(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case _:
                 self._take_request(message)
 
     def lose(self, why: str) -> None:
         """Learn that the node is lost: calls that are under way go on, for the next attempt to join."""
         self._abandon()
-        if not self._outcome.done():
+        if not self._has_ended and not self._outcome.done():
             self._outcome.set_exception(NodeLost(why))
+
+    async def _read(self, ended: Ended) -> None:
+        """Read the outcome of the run in a thread: reading a large one takes a second."""
+        if ended.completion is not msgspec.UNSET:
+            try:
+                self.completion = await asyncio.to_thread(read_completion, ended.completion)
+            except ProtocolViolation as violation:
+                self._node.link.close(str(violation))
+                self._has_ended = False
+                self.lose(str(violation))
+                return
+        if is_of_node(ended):
+            self._abandon()
+        if not self._outcome.done():
+            self._outcome.set_result(ended)
 
     # -- its requests ------------------------------------------------------------------------------------------------
 
@@ -186,23 +207,32 @@ class NodeAttempt:
         self._calls.abandon()
         self._tools.abandon()
 
+    def _has_no_room(self, weight: int) -> bool:
+        if self._counts[Ask] >= 4 * self._limits.max_concurrent_calls:
+            return True
+        of_run, of_node = self._asked_chars, self._node.asked_chars
+        return (of_run > 0 and of_run + weight > MOST_ASKED_OF_RUN) or (
+            of_node > 0 and of_node + weight > MOST_ASKED_OF_NODE
+        )
+
     def _take_request(self, request: Ask | UseTool | Judge) -> None:
         open_already = self._counts[type(request)]
+        weight = weight_of(request) if isinstance(request, Ask) else 0
         match request:
-            case Ask() if open_already >= 4 * self._limits.max_concurrent_calls:
+            case Ask() if self._has_no_room(weight):
                 self._node.link.post(Reply(request.run, request.call, failure=TOO_MANY, cause="transient"))
             case UseTool() if open_already >= MOST_TOOL_CALLS:
                 self._node.link.post(ToolReply(request.run, request.call, error=TOO_MANY))
             case Judge() if open_already >= MOST_JUDGED:
                 raise ProtocolViolation(f"a run waits for more than {MOST_JUDGED} verdicts")
             case Ask():
-                self._begin(request, self._called(request))
+                self._begin(request, self._called(request), weight)
             case UseTool():
                 self._begin(request, self._tools.answer(request))
             case Judge():
                 self._begin(request, self._judged(request))
 
-    def _begin(self, request: Ask | UseTool | Judge, work: Coroutine[Any, Any, Message]) -> None:
+    def _begin(self, request: Ask | UseTool | Judge, work: Coroutine[Any, Any, Message], weight: int = 0) -> None:
         """Answer a request in a task of its own.
 
         Raises:
@@ -214,11 +244,15 @@ class NodeAttempt:
         task = asyncio.get_running_loop().create_task(self._answered(request, work), context=self._context.copy())
         kind = type(request)
         self._counts[kind] += 1
+        self._asked_chars += weight
+        self._node.asked_chars += weight
         self._open[request.call] = task
         self._tasks.add(task)
 
         def ended(_: object) -> None:
             self._counts[kind] -= 1
+            self._asked_chars -= weight
+            self._node.asked_chars -= weight
             self._tasks.discard(task)
             if self._open.get(request.call) is task:
                 del self._open[request.call]

@@ -31,6 +31,9 @@ Key = TypeVar("Key", bound=Hashable)
 ROOT = "1"
 """Name under which all calls of a run are counted. Names of child runs come from the node."""
 
+VALUE_CHARS = 64
+"""Characters that each value of a call counts in addition to its text, for its object."""
+
 Tallies = defaultdict[tuple[str, int], Tally]
 """Model and depth → usage."""
 
@@ -178,6 +181,21 @@ class _Charged:
             raise
         self._run.charged[call.root_model, request.depth].add(call.usage)
         return call
+
+
+def weight_of(ask: Ask) -> int:
+    """Return about how many characters of memory a call takes: those of its texts, and some for each value."""
+    weight, left = len(ask.question or ""), list[object](ask.messages)
+    while left:
+        each = left.pop()
+        weight += VALUE_CHARS
+        if isinstance(each, str):
+            weight += len(each)
+        elif isinstance(each, list | tuple):
+            left.extend(each)
+        elif isinstance(each, dict):
+            left.extend(each.values())
+    return weight
 
 
 def _request(ask: Ask, limits: Limits, on_text: Callable[[str], None] | None) -> LMRequest:

@@ -22,6 +22,8 @@ DIAL_S = 10.0
 PATIENCE_S = 10.0
 """Seconds for which a broker may send nothing while its kernel acknowledges the heartbeats, see `silence`."""
 FIRST_PAUSE_S = 0.2
+SETTLED_S = 10.0
+"""Seconds that a link has lived after which the pauses begin with the first one again."""
 LONGEST_PAUSE_S = 5.0
 """Seconds between two attempts, at most. Each pause is twice the one before, less a random part."""
 
@@ -87,6 +89,8 @@ async def join(target: Target, asked: Join) -> tuple[Link[FromBroker], Welcome]:
             said = _answer.decode(answer.payload)
             if isinstance(said, Refused):
                 raise JoinRefused(f"the broker at {target} refused this node: {printable(said.why[:400])}")
+            if frame.transport.is_closing():
+                raise NotReached(f"the broker at {target} was not reached: it closed the connection after its welcome")
             link = Link(said.node, from_broker, _no_load, patience_s=PATIENCE_S)
             link.begin(frame.transport, answer.rest)
             return link, said
@@ -121,21 +125,26 @@ async def attend(
         NotReached: It did not answer for `wait_s`.
         LinkLost: The link was lost, with `once`.
     """
+    loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
     secret: str | None = None
     while True:
         link, welcome = await _joined(target, asked, secret, wait_s, tell)
         secret = welcome.rejoin
         tell(f"joined {target} as {welcome.node}")
+        joined_at = loop.time()
         try:
             await serve(link, welcome)
         finally:
             await link.aclose()
         if link.farewell is not None:
-            tell(f"the cluster has ended: {link.farewell[:400]}")
+            tell(f"the cluster has ended: {printable(link.farewell[:400])}")
             return
         if once:
             raise LinkLost(f"the broker at {target} was lost: {link.why_lost}")
         tell(f"the broker at {target} was lost: {link.why_lost}; all runs of this node are ended")
+        if loop.time() - joined_at >= SETTLED_S:
+            pause_s = FIRST_PAUSE_S
+        pause_s = await _paused(pause_s)
 
 
 async def _joined(
@@ -158,8 +167,13 @@ async def _joined(
             if not has_told:
                 has_told = True
                 tell(f"{error}; trying again for {wait_s:g} s")
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1))
-        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        pause_s = await _paused(pause_s)
+
+
+async def _paused(pause_s: float) -> float:
+    """Wait, and return the seconds of the next pause."""
+    await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+    return min(LONGEST_PAUSE_S, 2 * pause_s)
 
 
 async def _connect(target: Target, frame: FirstFrame) -> None:

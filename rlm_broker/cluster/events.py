@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from rlm_broker.cluster.messages import EVENTS_BYTES, EVENTS_VALUES, MOST_EVENTS
 from rlm_broker.cluster.outcomes import BlockForm, read_block
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.results import Completion
@@ -45,10 +46,11 @@ from rlm_broker.trace.events import (
     TreeEvents,
 )
 from rlm_broker.trace.writer import name_of
+from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import MimeType
 
 MOST_TOLD = 1 << 17
-"""Maximum identities of events that are kept for a run. Beyond it, a further attempt may repeat events."""
+"""Maximum identities of events, and of texts, that are kept for a run. Beyond it, a further attempt may repeat some."""
 MOST_NUMBER = 1 << 53
 """Maximum number in the identity of an event."""
 ROOT = "1"
@@ -132,10 +134,12 @@ class RunEvents:
         """Pass events of the node on.
 
         Raises:
-            ProtocolViolation: One of them is not an event of a run.
+            ProtocolViolation: They are more than one message may have, or one of them is not an event of a run.
         """
         if not self.is_wanted:
             return
+        if not are_few(encoded):
+            raise ProtocolViolation("an agent has sent more events in one message than it may have")
         for each in encoded:
             try:
                 event = _decoded(each)
@@ -179,9 +183,12 @@ class RunEvents:
             key = (kind, event.run, *(getattr(event, name) for name in names))
             text: str = getattr(event, "text")  # noqa: B009 - both classes have it, and no class above them
             before = self._seen[key]
-            self._seen[key] = now = before + len(text)
+            now = before + len(text)
             new = text[max(0, self._chars[key] - before) :]
-            self._chars[key] = max(self._chars[key], now)
+            if key in self._seen or len(self._seen) < MOST_TOLD:
+                self._seen[key] = now
+            if key in self._chars or len(self._chars) < MOST_TOLD:
+                self._chars[key] = max(self._chars[key], now)
             return msgspec.structs.replace(event, text=new) if new else None
         if kind is EventsMissed:
             return event
@@ -202,6 +209,14 @@ class RunEvents:
         # A receiver finds the context variables of the run, such as the span of its caller. Those that it sets end with
         # the event: calls are made in other tasks, and one call must not get what belongs to another.
         self._context.copy().run(self._events.take, event, self._last_time)
+
+
+def are_few(encoded: Sequence[msgspec.Raw]) -> bool:
+    """Whether events are within the bounds of one message."""
+    sizes = [memoryview(each).nbytes for each in encoded[: MOST_EVENTS + 1]]
+    if len(sizes) > MOST_EVENTS or sum(sizes) > EVENTS_BYTES:
+        return False
+    return not has_more_values_than(EVENTS_VALUES, b",".join(map(bytes, encoded)))
 
 
 def _decoded(encoded: msgspec.Raw) -> Event:

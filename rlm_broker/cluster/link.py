@@ -29,6 +29,7 @@ from rlm_broker.cluster.messages import (
 )
 from rlm_broker.cluster.silence import Silence
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.shown import printable
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.errors import FrameTooLarge, WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
@@ -382,7 +383,7 @@ class Link(asyncio.BufferedProtocol, Generic[Incoming]):
     def _lose(self, why: str) -> None:
         if self.why_lost is not None:
             return
-        self.why_lost = why
+        self.why_lost = printable(why[:1_000])  # it may quote the other side, and reaches logs
         if self._tick is not None:
             self._tick.cancel()
         if self._transport is not None:

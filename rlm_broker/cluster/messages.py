@@ -346,6 +346,14 @@ class Judge(Message, frozen=True):
     answer: str
 
 
+MOST_EVENTS = 1_000
+"""Maximum events in one message. The orchestrator's loop passes them on in one turn."""
+EVENTS_BYTES = 16 << 20
+"""Maximum bytes of the events in one message. One event may have a long prompt."""
+EVENTS_VALUES = 1 << 15
+"""Maximum values of JSON in the events of one message."""
+
+
 class Happened(Message, frozen=True):
     """Events of a run, in their order, each as `trace` writes it."""
 

@@ -64,13 +64,17 @@ class Node:
         link: Link to its agent, which has the name of the node.
         join: First message of its agent.
         on_change: Called when the node may have more room.
+        source: Address that the node has joined from, as `admission.source_of` returns it.
 
     Attributes:
         load: Last load that its agent told.
         placed: Runs that were placed there and have not ended.
         lost: Runs that this node lost or failed, and that went on elsewhere.
         faults: Runs in a row that failed because of the node.
+        joined_at: When it has joined, as a time of the loop.
+        is_proven: Whether it has answered a run. `Placement` sets it.
         has_quit: Whether its agent has left by itself.
+        asked_chars: Weight of the calls that its runs have open. `NodeAttempt` counts it.
     """
 
     def __init__(
@@ -79,17 +83,19 @@ class Node:
         join: Join,
         contexts: Contexts,
         on_change: Callable[[], None],
+        source: str = "",
     ) -> None:
         self.name = link.name
         self.link = link
         self.load = Load(0, max(0, join.memory_bytes))
-        self.placed = self.lost = self.faults = 0
-        self.has_quit = False
+        self.placed = self.lost = self.faults = self.asked_chars = 0
+        self.source = source
+        self.is_proven = self.has_quit = False
         self._max_runs = min(max(1, join.max_runs), MOST_RUNS)
         self._contexts = contexts
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._heard = self._loop.time()
+        self.joined_at = self._heard = self._loop.time()
         self._attempts: dict[int, Attempt] = {}
         self._last = 0
         self._sending: dict[str, asyncio.Task[None]] = {}

@@ -219,12 +219,12 @@ class Nodes(AsyncResource):
         if self._serving:
             await asyncio.wait(self._serving)
 
-    def _joined(self, link: Link[FromAgent], join: Join) -> None:
+    def _joined(self, link: Link[FromAgent], join: Join, source: str) -> None:
         placement = self._placement
         if placement is None:
             link.close(CLOSED)
             return
-        node = Node(link, join, self._contexts, placement.look)
+        node = Node(link, join, self._contexts, placement.look, source)
         placement.add(node)
         task = asyncio.get_running_loop().create_task(self._serve(node, placement))
         self._serving.add(task)
@@ -240,6 +240,7 @@ class Nodes(AsyncResource):
             self._lost_nodes += 1
             if node.has_quit and self._admission is not None:
                 self._admission.forget(node.name)
+                placement.forget(node.name)
             _log.warning("the node %s of the cluster is gone: %s", node.name, why)
 
 

@@ -26,7 +26,6 @@ from rlm_broker.errors import (
     ProtocolViolation,
     ReplClosed,
     RlmBrokerError,
-    RunCancelled,
     SandboxFailed,
     UnknownModel,
     ValueTooLarge,
@@ -43,10 +42,18 @@ from rlm_broker.results import (
     PostMortem,
     Variable,
 )
+from rlm_broker.shown import printable
 from rlm_broker.usage import Usage, UsageSummary
+from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import PICTURE_TYPES, MimeType
 from sandbox_worker.wire.text_json import encode_written_out
 
+OUTCOME_BYTES = 32 << 20
+"""Maximum bytes of a completion on the link."""
+OUTCOME_VALUES = 1 << 18
+"""Maximum values of JSON in a completion, likewise."""
+MOST_NUMBER = 1e18
+"""Bound of the numbers among the attributes of an error: a float and a line of text can show them."""
 MESSAGE_CHARS = 20_000
 """Maximum characters of an error's text; of a longer one the rest is cut."""
 
@@ -144,8 +151,11 @@ def read_completion(raw: msgspec.Raw) -> Completion:
     """Return the completion that an agent has sent. Its usage is what the agent says.
 
     Raises:
-        ProtocolViolation: It is not of the form.
+        ProtocolViolation: It is not of the form, or larger than an agent makes it.
     """
+    data = bytes(raw)
+    if len(data) > OUTCOME_BYTES or has_more_values_than(OUTCOME_VALUES, data):
+        raise ProtocolViolation("an agent has sent a completion with more bytes or values than one may have")
     try:
         form = msgspec.json.decode(raw, type=_CompletionForm)
         turns = [Iteration(turn.number, turn.reply, tuple(map(read_block, turn.blocks))) for turn in form.trajectory]
@@ -169,25 +179,34 @@ def read_completion(raw: msgspec.Raw) -> Completion:
 
 
 def read_error(ended: Ended) -> RlmBrokerError:
-    """Return the error that ended a run on a node. One of an unknown class becomes a `SandboxFailed`."""
-    facts, message = ended.facts, ended.message[:MESSAGE_CHARS] or "the run failed on its node without a reason"
+    """Return the error that ended a run on a node, and that this side has not cancelled.
+
+    One of an unknown class becomes a `SandboxFailed`.
+    """
+    facts = ended.facts
+    message = printable(ended.message[:MESSAGE_CHARS]) or "the run failed on its node without a reason"
     match ended.error:
         case "LimitReached":
-            limit = _text(facts, "limit") or "(unknown)"
+            limit = printable(_text(facts, "limit") or "(unknown)")
             return LimitReached(limit, _number(facts, "spent"), _number(facts, "allowed"), ended.partial_answer)
         case "OutputInvalid":
             invalid = OutputInvalid("", _text(facts, "answer") or "")
             invalid.args = (message,)
             return invalid
         case "IsolationUnavailable":
-            return IsolationUnavailable(message, *(_text(facts, name) for name in ("layer", "reason", "remedy")))
+            return IsolationUnavailable(message, *(_line(facts, name) for name in ("layer", "reason", "remedy")))
         case "RunCancelled":
-            return RunCancelled(ended.partial_answer)
+            return SandboxFailed("the node has ended the run as cancelled, and this side has not cancelled it")
         case "ModelFailed" | "ReplayDiverged":
             cause: Any = facts.get("cause")
             cause = cause if cause in get_args(FailureCause) else "provider"
             return ModelFailed(message, cause, _number(facts, "retry_after_s") or None)
     return _PLAIN.get(ended.error or "", SandboxFailed)(message)
+
+
+def is_of_node(ended: Ended) -> bool:
+    """Whether the node is at fault, by its own word or since it ended a run that this side has not cancelled."""
+    return ended.is_of_node or ended.error == "RunCancelled"
 
 
 def read_block(form: BlockForm) -> Block:
@@ -216,6 +235,12 @@ def _text(facts: Mapping[str, Any], name: str) -> str | None:
     return value[:MESSAGE_CHARS] if isinstance(value, str) else None
 
 
+def _line(facts: Mapping[str, Any], name: str) -> str | None:
+    text = _text(facts, name)
+    return None if text is None else printable(text)
+
+
 def _number(facts: Mapping[str, Any], name: str) -> float:
     value = facts.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and 0 <= value < MOST_NUMBER else 0.0  # type: ignore[operator,return-value]

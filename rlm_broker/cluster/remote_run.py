@@ -26,7 +26,7 @@ from rlm_broker.cluster.described import limits_spec, routing_spec, system_promp
 from rlm_broker.cluster.events import RunEvents
 from rlm_broker.cluster.messages import Begin, ContextSpec, Ended, EngineSpec
 from rlm_broker.cluster.node import Node
-from rlm_broker.cluster.outcomes import read_error
+from rlm_broker.cluster.outcomes import is_of_node, read_error
 from rlm_broker.cluster.placement import Placement
 from rlm_broker.cluster.tools import AttemptTools, RunTools
 from rlm_broker.concurrency.deadline import Late, StopRequested, to_its_end, within
@@ -47,7 +47,10 @@ from rlm_broker.trace.events import TreeEvents
 from sandbox_worker.wire.errors import FrameTooLarge
 
 MOST_LOST = 3
-"""Attempts of a run that may be lost. A run that loses as many nodes may be what ends them."""
+"""Attempts of a run that may be lost. A run that loses as many nodes may be what ends them, if one was proven or there
+is no other: nodes that have answered no run may be one hostile agent under many names."""
+MOST_LOST_IN_ALL = 12
+"""Attempts that may be lost in any case."""
 END_S = 10.0
 """Seconds that a node has to end a run and to send its partial results, after a limit, a stop or a cancellation."""
 
@@ -97,6 +100,7 @@ class RemoteRun:
         self._partial_answer: str | None = None
         self._failed_on: list[str] = []
         """Names of the nodes of lost attempts."""
+        self._has_failed_proven = False
 
     # -- what a runner does ------------------------------------------------------------------------------------------
 
@@ -160,20 +164,22 @@ class RemoteRun:
     async def _attempts(self, begin: Begin) -> Completion:
         """Attempt the run on one node after the other, until an attempt is not lost."""
         while True:
-            with self._placement.asked(self._failed_on, is_again=bool(self._failed_on)) as place:
+            lost = len(self._failed_on)
+            with self._placement.asked(self._failed_on, is_again=lost > 0, is_last=lost >= MOST_LOST - 1) as place:
                 try:
                     node = await within(self._left_s(), place.taken(), self._stop)
                 except Late:
                     raise self._late() from None
                 try:
                     completion = await self._attempt(node, begin)
-                except _Lost as lost:
-                    self._lose(node, lost)
+                except _Lost as why:
+                    self._lose(node, why)
                 except RlmBrokerError:  # the run failed, and not its node
                     node.faults = 0
                     raise
                 else:
                     node.faults = 0
+                    self._placement.prove(node)
                     return completion
 
     def _lose(self, node: Node, lost: "_Lost") -> None:
@@ -182,15 +188,17 @@ class RemoteRun:
         Raises:
             RlmBrokerError: It was the last one that the run may lose.
         """
-        node.lost += 1
-        self._placement.lost_runs += 1
+        self._placement.lose(node)
         self._failed_on.append(node.name)
+        self._has_failed_proven |= node.is_proven
         if lost.failure is not None:
             node.faults += 1
-        if len(self._failed_on) >= MOST_LOST:
+        number = len(self._failed_on)
+        is_of_run = self._has_failed_proven or not self._placement.has_other(self._failed_on)
+        if number >= (MOST_LOST if is_of_run else MOST_LOST_IN_ALL):
             nodes = ", ".join(dict.fromkeys(self._failed_on))
             raise lost.failure or ClusterFailed(
-                f"the run was lost with its node {MOST_LOST} times ({nodes}), the last time since {lost.why}"
+                f"the run was lost with its node {number} times ({nodes}), the last time since {lost.why}"
             )
 
     async def _attempt(self, node: Node, begin: Begin) -> Completion:
@@ -273,7 +281,7 @@ class RemoteRun:
         self._keep(ended, attempt)
         if ended.error is not None:
             failure = self._failure(read_error(ended), attempt)
-            if ended.is_of_node:
+            if is_of_node(ended):
                 raise _Lost(str(failure), failure)
             raise failure
         completion = self._completion()

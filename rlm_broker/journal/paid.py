@@ -35,6 +35,8 @@ from sandbox_worker.wire.text_json import encode_escaped
 
 KEY_BYTES = 16
 """Bytes of the digest of a request."""
+LARGE_CHARS = 1 << 20
+"""Characters of a request beyond which its digest is made in a thread: 60 million take a second."""
 
 
 class PaidCall(msgspec.Struct, frozen=True):
@@ -176,7 +178,7 @@ class Attempt:
     ) -> Call:
         """Make one call, as `Broker.complete` does, unless it was paid before."""
         asked = recorded_request(request)
-        key = hashlib.blake2b(encode_escaped(asked), digest_size=KEY_BYTES).digest()
+        key = _key(asked) if request.chars <= LARGE_CHARS else await asyncio.to_thread(_key, asked)
         number = self._asked[key]
         self._asked[key] += 1
         if (answer := self._paid.answer(key, number)) is not None:
@@ -218,6 +220,10 @@ class Attempt:
                 on_text(text)
 
         return msgspec.structs.replace(request, on_text=told)
+
+
+def _key(asked: Request) -> bytes:
+    return hashlib.blake2b(encode_escaped(asked), digest_size=KEY_BYTES).digest()
 
 
 def _told(answer: Call, request: LMRequest) -> Call:

@@ -85,7 +85,7 @@ async def admitting(tls: ServerTls | None = None, tokens: Tokens | None = None) 
     """Listen on loopback."""
     joined: list[tuple[Link[FromAgent], Join]] = []
     tokens = tokens or Tokens()
-    admission = Admission(tokens, lambda link, join: joined.append((link, join)), tls)
+    admission = Admission(tokens, lambda link, join, _: joined.append((link, join)), tls)
     host, port = await admission.open()
     try:
         yield Port(admission, tokens, Target(host, port, None if tls is None else tls.fingerprint), joined)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rlm_broker.cluster.events import are_few
 from rlm_broker.cluster.link import Link
-from rlm_broker.cluster.messages import FromBroker, Happened
+from rlm_broker.cluster.messages import MOST_EVENTS, FromBroker, Happened
 from rlm_broker.trace.event_log import EVENT_CHARS, text_chars
 from rlm_broker.trace.events import Event, EventsMissed
 from rlm_broker.trace.writer import plain
@@ -70,10 +71,14 @@ class EventSender:
                 await self._is_closing.wait()
         except TimeoutError:
             pass
-        while self._waiting:
+        while self._waiting or self._last_missed is not None:
             batch = self._batch()
+            encoded = tuple(map(_raw, batch))
+            if not are_few(encoded):
+                self._miss(batch)
+                continue
             try:
-                await self._link.send(Happened(self._run, tuple(map(_raw, batch))))
+                await self._link.send(Happened(self._run, encoded))
             except FrameTooLarge:
                 self._miss(batch)
         self._sending = None
@@ -86,7 +91,7 @@ class EventSender:
             batch.append(gap)
             self._missed, self._last_missed = 0, None
         chars = 0
-        while self._waiting and chars < BATCH_CHARS:
+        while self._waiting and chars < BATCH_CHARS and len(batch) < MOST_EVENTS:
             event, size = self._waiting.popleft()
             chars += size
             batch.append(event)

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from rlm_broker.cluster.outcomes import encoded_completion
+from rlm_broker.cluster.outcomes import OUTCOME_BYTES, OUTCOME_VALUES, encoded_completion
 from rlm_broker.errors import ValueTooLarge
 from rlm_broker.results import Block, ChatMessage, Completion, Iteration, without_displays
 from sandbox_worker.wire.counting import has_more_values_than
 
-MOST_BYTES = 32 << 20
+MOST_BYTES = OUTCOME_BYTES
 """Maximum bytes of an outcome on the link. A larger one loses its displays first, then long texts, then early turns."""
-MOST_VALUES = 1 << 18
+MOST_VALUES = OUTCOME_VALUES
 """Maximum values of JSON in an outcome, likewise."""
 LONG_CHARS = 20_000
 """Characters of a text of the trajectory or the conversation that stay when long texts are cut."""

@@ -21,8 +21,9 @@ from tests.support.waiting import WAIT_S, until
 class Impostor(asyncio.Protocol):
     """A server that is no broker: it says one thing, and keeps what it hears."""
 
-    def __init__(self, says: bytes, heard: list[bytes]) -> None:
+    def __init__(self, says: bytes, heard: list[bytes], *, closes: bool = False) -> None:
         self._says = says
+        self._closes = closes
         self._heard = heard
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -32,13 +33,17 @@ class Impostor(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._heard.append(data)
+        if self._closes:
+            self._transport.close()
 
 
 @contextlib.asynccontextmanager
-async def impostor(says: bytes = b"", tls: ServerTls | None = None) -> AsyncIterator[tuple[Target, list[bytes]]]:
+async def impostor(
+    says: bytes = b"", tls: ServerTls | None = None, *, closes: bool = False
+) -> AsyncIterator[tuple[Target, list[bytes]]]:
     heard: list[bytes] = []
     server = await asyncio.get_running_loop().create_server(
-        lambda: Impostor(says, heard), "127.0.0.1", 0, ssl=None if tls is None else tls.context
+        lambda: Impostor(says, heard, closes=closes), "127.0.0.1", 0, ssl=None if tls is None else tls.context
     )
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -126,6 +131,41 @@ async def test_first_message_may_follow_the_welcome() -> None:
         link._take_in(encode(Cancel(7))[-3:])
         assert await anext(link.receive()) == (Cancel(7), None)
         link.close()
+
+
+async def test_pauses_grow_over_short_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that welcomes a node and then closes is not asked without a pause. A link that lasted begins anew."""
+    pauses: list[float] = []
+
+    async def paused(pause_s: float) -> float:
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            monkeypatch.setattr(module, "SETTLED_S", 0.0)
+        return 2 * pause_s
+
+    async def serve(link: Link[FromBroker], _welcome: Welcome) -> None:
+        if len(pauses) == 4:
+            link.farewell = "done"
+
+    monkeypatch.setattr(module, "_paused", paused)
+    async with admitting() as port:
+        await attend(port.target, asking(port.tokens.make()), serve, wait_s=WAIT_S)
+    first = module.FIRST_PAUSE_S
+    assert pauses == [first, 2 * first, 4 * first, first]
+
+
+async def test_connection_closed_after_the_welcome_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence says what the broker did, and names no error of a closed socket."""
+    wait = module._Answer.wait
+
+    async def both(answer: module._Answer, gone: asyncio.Event) -> None:
+        await wait(answer, gone)
+        await gone.wait()
+
+    monkeypatch.setattr(module._Answer, "wait", both)
+    async with impostor(encode(Welcome("n", "s")), closes=True) as (target, _):
+        with pytest.raises(NotReached, match="closed the connection after its welcome"):
+            await join(target, asking("x" * 43))
 
 
 async def test_lost_node_joins_again_under_its_name() -> None:

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from rlm_broker.cluster import events as module
 from rlm_broker.cluster.events import RunEvents
 from rlm_broker.errors import ModelFailed, ProtocolViolation
 from rlm_broker.results import Block, Completion
@@ -92,6 +93,19 @@ def test_pieces_of_a_retried_call_begin_again() -> None:
     assert [event.text for event in told if isinstance(event, CallText)] == ["abc", "abc"]
 
 
+def test_identities_of_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that names ever new calls fills no memory. Its texts are told, and those that are kept go on."""
+    monkeypatch.setattr(module, "MOST_TOLD", 2)
+    events, told = of_a_run()
+    events.take([raw(CallText("1", 0, call, "abc")) for call in (1, 2, 3, 4, 1)])
+    assert len(told) == 5
+    assert (len(events._seen), len(events._chars)) == (2, 2)
+    events.begin()
+    events.take([raw(CallText("1", 0, 1, "abcabcd"))])
+    assert isinstance(told[-1], CallText)
+    assert told[-1].text == "d"
+
+
 def test_the_end_waits_until_it_is_certain() -> None:
     """The end of a lost attempt is not told. That of the run has the usage that was counted here."""
     events, told = of_a_run()
@@ -144,6 +158,23 @@ def test_other_events_are_refused(encoded: bytes) -> None:
     events, told = of_a_run()
     with pytest.raises(ProtocolViolation, match="an event that cannot be read"):
         events.take([msgspec.Raw(encoded)])
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        [raw(STARTED)] * 1_001,
+        [msgspec.Raw(b" " * (17 << 20))],
+        [msgspec.Raw(b'{"event": "replied", "more": [' + b"0," * 40_000 + b"0]}")],
+    ],
+    ids=["number", "bytes", "values"],
+)
+def test_events_of_one_message_are_bounded(encoded: list[msgspec.Raw]) -> None:
+    """The loop passes them on in one turn, and serves no other node meanwhile."""
+    events, told = of_a_run()
+    with pytest.raises(ProtocolViolation, match="more events in one message"):
+        events.take(encoded)
     assert told == []
 
 

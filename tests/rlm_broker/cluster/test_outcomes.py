@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from rlm_broker.cluster import outcomes as module
 from rlm_broker.cluster.messages import Ended
 from rlm_broker.cluster.outcomes import encoded_completion, facts_of, read_completion, read_error
 from rlm_broker.display import Display
@@ -15,7 +16,6 @@ from rlm_broker.errors import (
     ProtocolViolation,
     ReplClosed,
     RlmBrokerError,
-    RunCancelled,
     SandboxFailed,
     UnknownModel,
     WorkerDied,
@@ -85,6 +85,18 @@ def test_another_form_is_refused(raw: bytes) -> None:
         read_completion(msgspec.Raw(raw))
 
 
+def test_a_completion_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent makes its outcome shorter. One that does not is no agent."""
+    large = Completion("x" * 1_000, "model", 0, 1, 1.0, UsageSummary())
+    many = msgspec.Raw(b"[" + b"0," * (1 << 18) + b"0]")
+    monkeypatch.setattr(module, "OUTCOME_BYTES", 1 << 20)
+    with pytest.raises(ProtocolViolation, match="more bytes or values"):
+        read_completion(many)
+    monkeypatch.setattr(module, "OUTCOME_BYTES", 1_000)
+    with pytest.raises(ProtocolViolation, match="more bytes or values"):
+        read_completion(encoded_completion(large))
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -93,7 +105,6 @@ def test_another_form_is_refused(raw: bytes) -> None:
         ModelFailed("no luck"),
         OutputInvalid("it is no number", "five"),
         IsolationUnavailable("no namespaces", "namespaces", "EPERM", "enable them"),
-        RunCancelled(),
         SandboxFailed("broke"),
         WorkerDied("died"),
         ReplClosed("closed"),
@@ -116,12 +127,29 @@ def test_other_names_make_no_object(name: str) -> None:
     assert type(read_error(Ended(1, error=name, message="text"))) is SandboxFailed
 
 
+@pytest.mark.parametrize(
+    "name", ["SandboxFailed", "ModelFailed", "OutputInvalid", "IsolationUnavailable", "LimitReached"]
+)
+def test_text_of_an_error_steers_no_terminal(name: str) -> None:
+    """Control characters of a node become escapes, and it forges no line of a log."""
+    hostile = "\x1b[2J\nWARNING all is well"
+    facts = dict.fromkeys(("limit", "layer", "reason", "remedy"), hostile)
+    made = read_error(Ended(1, error=name, message=hostile, facts=facts))
+    shown = [str(made), *(str(getattr(made, each, "")) for each in facts)]
+    assert r"\x1b[2J\n" in shown[0]
+    assert all(text.isprintable() for text in shown)
+
+
 def test_facts_are_bounded_and_typed() -> None:
     """A fact of another type or of any length does no harm."""
     facts = {"limit": ["x"], "spent": "much", "allowed": True}
     reached = read_error(Ended(1, error="LimitReached", facts=facts))
     assert isinstance(reached, LimitReached)
     assert (reached.limit, reached.spent, reached.allowed) == ("(unknown)", 0.0, 0.0)
+    for number in (10**400, 1e300, float("nan"), float("inf"), -1):
+        reached = read_error(Ended(1, error="LimitReached", facts={"limit": "max_tokens", "allowed": number}))
+        assert isinstance(reached, LimitReached)
+        assert reached.allowed == 0
     failed = read_error(Ended(1, error="ModelFailed", message="x" * 1_000_000, facts={"cause": "magic"}))
     assert isinstance(failed, ModelFailed)
     assert (len(str(failed)), failed.cause) == (20_000, "provider")

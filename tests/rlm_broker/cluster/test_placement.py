@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from rlm_broker.cluster import placement as module
 from rlm_broker.cluster.contexts import Contexts
 from rlm_broker.cluster.link import Link, from_agent
 from rlm_broker.cluster.messages import PROTOCOL, Join, Load
@@ -16,10 +17,10 @@ from sandbox_worker import RELEASE
 from tests.support.waiting import turns
 
 
-def node(name: str, max_runs: int = 2, free_bytes: int = 1 << 30) -> Node:
+def node(name: str, max_runs: int = 2, free_bytes: int = 1 << 30, source: str = "") -> Node:
     """A node whose link has no connection."""
     join = Join("token", PROTOCOL, RELEASE, name, cpus=1, memory_bytes=free_bytes, max_runs=max_runs)
-    return Node(Link(name, from_agent), join, Contexts(), lambda: None)
+    return Node(Link(name, from_agent), join, Contexts(), lambda: None, source)
 
 
 def placement(*nodes: Node, min_nodes: int = 1, join_timeout_s: float = 60.0) -> Placement:
@@ -37,9 +38,9 @@ class Runs:
         self._stacks: list[ExitStack] = []
         self.places: list[Place] = []
 
-    def ask(self, avoids: Sequence[str] = (), *, is_again: bool = False) -> Place:
+    def ask(self, avoids: Sequence[str] = (), *, is_again: bool = False, is_last: bool = False) -> Place:
         stack = ExitStack()
-        place = stack.enter_context(self._placing.asked(avoids, is_again=is_again))
+        place = stack.enter_context(self._placing.asked(avoids, is_again=is_again, is_last=is_last))
         self._stacks.append(stack)
         self.places.append(place)
         return place
@@ -62,10 +63,67 @@ async def test_the_emptiest_node_for_its_size_is_taken() -> None:
     assert set(runs.names[:2]) == {"small", "large"}
 
 
-async def test_of_equal_nodes_the_freest_is_taken() -> None:
-    runs = Runs(placement(node("tight", free_bytes=1 << 20), node("free", free_bytes=1 << 30)))
+async def test_of_equal_nodes_the_oldest_is_taken() -> None:
+    """Memory is a claim of the node, and draws no run."""
+    runs = Runs(placement(node("old", free_bytes=1 << 20), node("new", free_bytes=1 << 40)))
     runs.ask()
-    assert runs.names == ["free"]
+    assert runs.names == ["old"]
+
+
+async def test_a_lost_run_takes_a_proven_node() -> None:
+    """A further attempt goes to a proven node, however full, and a last one waits for it."""
+    new, proven = node("new", 60_000), node("proven", 2)
+    placing = placement(new, proven)
+    placing.prove(proven)
+    runs = Runs(placing)
+    for _ in range(3):
+        runs.ask(is_again=True)
+    runs.ask(is_again=True, is_last=True)
+    assert runs.names == ["proven", "proven", "new", None]
+    runs.end(0)
+    assert runs.names[3] == "proven"
+
+
+async def test_an_address_with_losses_is_on_trial(leaping_clock: object) -> None:  # noqa: ARG001
+    """Its new nodes have one run at a time together, and after some losses none for a while."""
+    placing = placement()
+    runs = Runs(placing)
+    for number in range(3):
+        stranger = node(f"lost-{number}", source="there")
+        placing.add(stranger)
+        placing.lose(stranger)
+        placing.remove(stranger)
+    first, second = node("first", source="there"), node("second", source="there")
+    for each in (first, second, node("elsewhere", 1, source="here")):
+        placing.add(each)
+    for _ in range(3):
+        runs.ask()
+    assert runs.names == ["first", "elsewhere", None]
+    placing.lose(first)
+    runs.end(0)
+    assert runs.names[2] is None
+    await asyncio.sleep(0.6)
+    placing.look()
+    assert runs.names[2] == "first"
+    placing.prove(first)
+    runs.ask()
+    runs.ask()
+    assert runs.names[3:] == ["second", "first"]
+
+
+async def test_losses_of_an_address_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address is on trial for a while only."""
+    placing = placement()
+    stranger = node("lost", source="there")
+    placing.lose(stranger)
+    placing.add(node("next", 2, source="there"))
+    runs = Runs(placing)
+    runs.ask()
+    runs.ask()
+    assert runs.names == ["next", None]
+    monkeypatch.setattr(module, "TRIAL_S", -1.0)
+    placing.look()
+    assert runs.names == ["next", "next"]
 
 
 async def test_runs_wait_in_their_order() -> None:

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import contextvars
+import threading
 from typing import Any
 
 import msgspec
 import pytest
 from pydantic import BaseModel
 
-from rlm_broker.cluster import remote_run
+from rlm_broker.cluster import attempt, remote_run
 from rlm_broker.cluster.link import Link
 from rlm_broker.cluster.messages import (
     PIECE_BYTES,
@@ -17,6 +18,7 @@ from rlm_broker.cluster.messages import (
     Begin,
     Cancel,
     Ended,
+    FromAgent,
     FromBroker,
     Happened,
     Judge,
@@ -31,7 +33,7 @@ from rlm_broker.cluster.messages import (
     UseTool,
 )
 from rlm_broker.cluster.nodes import Nodes
-from rlm_broker.cluster.outcomes import encoded_completion
+from rlm_broker.cluster.outcomes import encoded_completion, read_completion
 from rlm_broker.context.store import store
 from rlm_broker.errors import (
     ClusterFailed,
@@ -107,6 +109,42 @@ async def test_a_run_may_lose_three_nodes() -> None:
         assert nodes.stats().lost_runs == 3
 
 
+async def test_strangers_alone_end_no_run() -> None:
+    """An agent that takes a run, drops it and joins anew under other names cannot end it while another node is there."""
+    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes, "honest", 1) as honest:
+        first = rlm.start("a", "What?")
+        begin = await begun(honest)
+        run = rlm.start("a", "What?")
+        for name in ("one", "two", "three"):
+            async with played(nodes, name, 60_000) as link:
+                await begun(link)
+        await until(lambda: nodes.stats().lost_runs == 3)
+        await honest.send(ended(begin, "well"))
+        await answered(first)
+        await honest.send(ended(await begun(honest), "well"))
+        assert (await answered(run)).response == "well"
+
+
+async def test_an_outcome_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a large outcome takes a second, and the loop serves all other runs. An end behind it has no effect."""
+    threads: list[threading.Thread] = []
+
+    def read(raw: msgspec.Raw) -> Completion:
+        threads.append(threading.current_thread())
+        return read_completion(raw)
+
+    monkeypatch.setattr(attempt, "read_completion", read)
+    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+        run = rlm.start("a", "What?")
+        begin = await begun(link)
+        await link.send(ended(begin, "well"))
+        await link.send(ended(begin, "twice"))
+        await link.aclose()
+        assert (await answered(run)).response == "well"
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
 async def test_a_run_that_its_node_fails_goes_elsewhere() -> None:
     """An error of the node, and not of the run, ends the attempt alone. The run avoids that node, which is free."""
     async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes, "bad") as bad:
@@ -119,6 +157,16 @@ async def test_a_run_that_its_node_fails_goes_elsewhere() -> None:
             assert (await answered(run)).response == "well"
 
 
+async def test_a_node_cancels_no_run() -> None:
+    """A run that its node says was cancelled goes elsewhere: a cancelled one would end without a result in a batch."""
+    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+        run = rlm.start("a", "What?")
+        for _ in range(3):
+            await link.send(failed(await begun(link), "RunCancelled"))
+        with pytest.raises(SandboxFailed, match="has not cancelled it"):
+            await answered(run)
+
+
 @pytest.mark.parametrize("error", [SandboxFailed, IsolationUnavailable])
 async def test_an_error_of_all_nodes_is_raised(error: type[Exception]) -> None:
     """A run that no node can have fails with the error of the last one."""
@@ -128,6 +176,19 @@ async def test_an_error_of_all_nodes_is_raised(error: type[Exception]) -> None:
             await link.send(failed(await begun(link), error.__name__, "no memory", is_of_node=True))
         with pytest.raises(error, match="no memory"):
             await answered(run)
+
+
+@pytest.mark.parametrize("message", [Quit("\x1b[2J\nforged"), Happened(1, (msgspec.Raw(b'{"\\u001b\\n": 1}'),))])
+async def test_a_hostile_agent_forges_no_log(message: FromAgent, caplog: pytest.LogCaptureFixture) -> None:
+    """Words of an agent, and quotes of its messages, have no control characters in the log."""
+    told: list[Event] = []
+    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes, on_event=told.append) as rlm, played(nodes) as link:
+        rlm.start("a", "What?")
+        await begun(link)
+        await link.send(message)
+        await why_lost(link)
+        await until(lambda: any("is gone" in record.getMessage() for record in caplog.records))
+    assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
 async def test_an_agent_that_leaves_gives_its_runs_back() -> None:
@@ -490,6 +551,25 @@ async def test_an_answer_must_have_been_judged() -> None:
         await link.send(ended(begin, '{"number": 6}'))
         with pytest.raises(ClusterFailed, match="was not judged"):
             await answered(run)
+
+
+@pytest.mark.parametrize("bound", ["MOST_ASKED_OF_RUN", "MOST_ASKED_OF_NODE"])
+async def test_large_calls_at_once_are_refused(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node cannot keep many large prompts in the orchestrator's memory. A large one alone is answered."""
+    monkeypatch.setattr(attempt, bound, 10_000)
+    model = Gated(lambda _: "yes")
+    large = "x" * 2_000_000
+    model.held[large] = asyncio.Event()
+    async with Nodes() as nodes, RLM(model, cluster=nodes) as rlm, played(nodes) as link:
+        rlm.start("a", "What?")
+        begin = await begun(link)
+        await link.send(asking(begin, 1, large))
+        refused = await replied(link, asking(begin, 2, "small", question="y" * 8_000))
+        assert (refused.call, refused.failure) == (2, "more requests at the same time than a run may have")
+        model.held[large].set()
+        assert (await taken(link, Reply)).text == "yes"
+        parts = [{"type": "text", "text": "z" * 9_000}]
+        assert (await replied(link, msgspec.structs.replace(asking(begin, 3, ""), messages=(("user", parts),)))).text
 
 
 async def test_too_many_calls_at_once_are_refused() -> None:

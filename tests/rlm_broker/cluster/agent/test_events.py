@@ -10,7 +10,7 @@ import pytest
 from rlm_broker.cluster.agent import events as module
 from rlm_broker.cluster.agent.events import EventSender
 from rlm_broker.cluster.link import LinkLost
-from rlm_broker.cluster.messages import Happened
+from rlm_broker.cluster.messages import MOST_EVENTS, Happened
 from rlm_broker.trace.events import BlockPrinted, Event
 from tests.support.links import linked
 
@@ -44,6 +44,20 @@ async def test_events_arrive_in_order_and_batches() -> None:
         await sender.aclose()
     assert [number for message in got for _, number, _ in message] == [*range(1, 501)]
     assert len(got) < 10
+
+
+async def test_no_message_has_more_events_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The orchestrator ends a link with more. An event that is too large alone is counted as missed."""
+    monkeypatch.setattr("rlm_broker.cluster.events.EVENTS_BYTES", 300_000)
+    monkeypatch.setattr(module, "BATCH_CHARS", 1 << 22)
+    async with sending() as (sender, got):
+        for number in range(1, 1_501):
+            sender.add(printed(number))
+        sender.add(printed(1_501, "x" * 400_000))
+        await sender.aclose()
+    assert max(map(len, got)) <= MOST_EVENTS
+    assert got[-1][0][0] == "events_missed"
+    assert sum(count for message in got for _, _, count in message) == 1_501
 
 
 async def test_the_oldest_are_missed_if_the_link_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
