@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -51,10 +52,37 @@ def _nodes(command: str, where: Mapping[str, Any]) -> Iterator[Nodes]:
     token = token_of(given) if given is not None and Path(given).exists() else None
     timeout = {} if where["join_timeout_s"] is None else {"join_timeout_s": where["join_timeout_s"]}
     nodes = Nodes(where["nodes"], advertise=where["advertise"], plain=where["plain"], token=token, **timeout)
-    with nodes, _token_file(given, nodes.token, is_there=token is not None) as file:
+    with _tells_nodes(command), nodes, _token_file(given, nodes.token, is_there=token is not None) as file:
         join = f"{nodes.join_command()} --token-file {shlex.quote(str(file))}"
         say(f"rlm-broker {command}: run on each node, with a copy of the token file: {join}", err=True)
         yield nodes
+
+
+@contextlib.contextmanager
+def _tells_nodes(command: str) -> Iterator[None]:
+    """Print which nodes join and leave."""
+    log, shown = logging.getLogger("rlm_broker.cluster"), _Shown(command)
+    level, propagates = log.level, log.propagate
+    log.addHandler(shown)
+    log.setLevel(logging.INFO)
+    log.propagate = False  # else a loss is printed twice
+    try:
+        yield
+    finally:
+        log.propagate = propagates
+        log.setLevel(level)
+        log.removeHandler(shown)
+
+
+class _Shown(logging.Handler):
+    """Prints what is logged."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__()
+        self._command = command
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"rlm-broker {self._command}: {record.getMessage()}", err=True)
 
 
 @contextlib.contextmanager

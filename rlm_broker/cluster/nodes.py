@@ -26,7 +26,7 @@ from rlm_broker.trace.events import TreeEvents
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
 CLOSED = "the cluster was closed"
 
-_log = logging.getLogger("rlm_broker")
+_log = logging.getLogger("rlm_broker.cluster")
 
 
 class Nodes(AsyncResource):
@@ -204,7 +204,8 @@ class Nodes(AsyncResource):
             self._tls = made_tls()
         self._admission = Admission(self._tokens, self._joined, self._tls)
         self._listening = await self._admission.open(host, port, plain=self._plain)
-        self._placement = Placement(self._min_nodes, self._join_timeout_s, f"run on each node: {self.join_command()}")
+        hint = f"run on each node, with the token in FILE: {self.join_command()} --token-file FILE"
+        self._placement = Placement(self._min_nodes, self._join_timeout_s, hint)
 
     async def _close(self) -> None:
         admission, placement = self._admission, self._placement
@@ -226,6 +227,7 @@ class Nodes(AsyncResource):
             return
         node = Node(link, join, self._contexts, placement.look, source)
         placement.add(node)
+        _log.info("the node %s has joined the cluster", node.name)
         task = asyncio.get_running_loop().create_task(self._serve(node, placement))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)

@@ -38,7 +38,7 @@ async def test_coroutine_function_is_awaited() -> None:
 
 @pytest.mark.parametrize("value", [object(), {1}, math.nan, [math.inf]])
 async def test_score_that_json_lacks_is_an_error(value: object) -> None:
-    """It is not changed into another value, which a trainer would take for the score."""
+    """Another value in its place would be taken for the score by a trainer."""
     result = await Scoring(lambda *_: value).scored(ITEM, RESULT)
     assert result.score is None
     assert result.score_error is not None

@@ -61,6 +61,8 @@ def test_batch_runs_on_a_node(tmp_path: Path) -> None:
             _, err = batch.communicate(timeout=WAIT_S)
             assert node.wait(WAIT_S) == 0
     assert batch.returncode == 0, err
+    assert "rlm-broker batch: the node " in err
+    assert " has joined the cluster\n" in err
     assert json.loads((tmp_path / "out.jsonl").read_text())["answer"].startswith("2 lines")
 
 
