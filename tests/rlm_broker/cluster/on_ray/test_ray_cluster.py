@@ -15,7 +15,7 @@ from rlm_broker.cluster.on_ray.child import MODULE
 from rlm_broker.cluster.on_ray.ray_cluster import RayCluster
 from tests.support.waiting import until_now
 
-ray = pytest.importorskip("ray", reason="needs the extra ray")
+pytest.importorskip("ray.cluster_utils", reason="needs the extra ray")  # a folder `ray` is importable as well
 
 SLOW_S = 90.0
 """Seconds that Ray may take on a busy machine."""
@@ -173,7 +173,9 @@ def ray_paths() -> list[str]:
 
 
 def node_address() -> str:
-    return str(ray.util.get_node_ip_address())
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address())
 
 
 def reachable(host: str, port: int) -> bool:
