@@ -20,6 +20,7 @@ from rlm_broker.clients.base import BaseClient, LMRequest
 from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.clients.recording import CallId, Counted, Failure, Recorded, Recorder
 from rlm_broker.concurrency.allowance import Allowance
+from rlm_broker.concurrency.apart import Apart
 from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.errors import RlmBrokerError
@@ -40,6 +41,9 @@ from sandbox_worker.wire.prompts import Prompt, Prompts
 WINDOW_TOKENS = 128_000
 """Assumed context window in tokens, if a client does not state its own: most models of 2025 and 2026 have as many or
 more."""
+LARGE_CHARS = 1 << 17
+"""Characters of a reply beyond which its event has a turn of the event loop of its own. The search of its text for
+secrets takes 30 ms a megabyte."""
 MOST_DECODED_BYTES = 64 << 20
 """Memory in bytes of prompts of large queries that are decoded at the same time, for one tree; further ones wait."""
 
@@ -100,6 +104,7 @@ class TreeCalls:
         self._tells_text = tells_text
         self._places = FairSemaphore(ledger.limits.max_concurrent_calls)
         self._decoded = Allowance(MOST_DECODED_BYTES)
+        self._apart = Apart()
         self._answer_bytes = Counter[str]()
         self._numbers: dict[tuple[str, int], int] = {}
         self._batches = 0
@@ -327,7 +332,10 @@ class TreeCalls:
         self._ledger.settle(hold, run, call.root_model, depth, call.usage, len(call.response))
         if is_wanted:
             answered = (call.root_model, call.usage, call.execution_time, call.response)
-            emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
+            if len(call.response) <= LARGE_CHARS:
+                emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
+            else:
+                await self._apart.do(lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch)))
         return call
 
     def _record_unanswered(self, request: Callable[[], LMRequest]) -> None:
