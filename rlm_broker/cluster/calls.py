@@ -185,7 +185,9 @@ class _Charged:
 
 def weight_of(ask: Ask) -> int:
     """Return about how many characters of memory a call takes: those of its texts, and some for each value."""
-    weight, left = len(ask.question or ""), list[object](ask.messages)
+    place = "" if ask.id is None else ask.id.run
+    weight = sum(len(text or "") for text in (ask.question, ask.session, ask.model, place))
+    left = list[object](ask.messages)
     while left:
         each = left.pop()
         weight += VALUE_CHARS

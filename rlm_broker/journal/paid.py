@@ -17,7 +17,7 @@ run hold over all of its attempts. `replayed` says how much of that was paid bef
 
 import asyncio
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
 import msgspec
@@ -25,10 +25,10 @@ import msgspec
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.clients.recording import CallId, Request
-from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.handler.client_queue import OnRetry
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
+from rlm_broker.journal.answered import Answered, Asking
 from rlm_broker.results import Call
 from rlm_broker.usage import Tally, Usage, UsageSummary
 from sandbox_worker.wire.text_json import encode_escaped
@@ -67,6 +67,7 @@ class PaidCalls:
 
     Attributes:
         replayed: Usage of the calls that further attempts took from here.
+        answered: Answers of these calls, and calls that abandoned attempts have left under way.
     """
 
     def __init__(
@@ -75,9 +76,7 @@ class PaidCalls:
         self.replayed = Tally()
         self._paid = defaultdict[tuple[str, int], Tally](Tally)
         self._keep = keep
-        self._answered = defaultdict[bytes, list[Call]](list)
-        self._under_way = defaultdict[bytes, list[asyncio.Task[Call]]](list)
-        """Calls of abandoned attempts, by their request."""
+        self.answered = Answered[Call]()
         for paid in earlier:
             self._add(paid)
 
@@ -103,22 +102,16 @@ class PaidCalls:
 
     async def aclose(self) -> None:
         """End the calls of abandoned attempts, which no further attempt will join."""
-        left = [task for tasks in self._under_way.values() for task in tasks]
-        self._under_way.clear()
-        for task in left:
-            task.cancel()
-        if left:
-            await to_its_end(lambda: _ended(left))
+        await self.answered.aclose()
 
     # -- what attempts do with it ------------------------------------------------------------------------------------
 
     def answer(self, key: bytes, number: int) -> Call | None:
         """Return the answer to a request's call of that number, from 0; None if it was not paid yet."""
-        answers = self._answered.get(key, ())
-        if number >= len(answers):
-            return None
-        self.replayed.add(answers[number].usage)
-        return answers[number]
+        answer = self.answered.answer(key, number)
+        if answer is not None:
+            self.replayed.add(answer.usage)
+        return answer
 
     async def add(self, paid: PaidCall) -> None:
         """Keep a call that was answered and paid, and wait until it is written down."""
@@ -126,27 +119,9 @@ class PaidCalls:
         if self._keep is not None:
             await self._keep(paid)
 
-    def join(self, key: bytes) -> "asyncio.Task[Call] | None":
-        """Return a call with that request that an abandoned attempt has left under way; None if there is none."""
-        left = self._under_way.get(key)
-        return left.pop(0) if left else None
-
-    def leave(self, key: bytes, call: "asyncio.Task[Call]") -> None:
-        """Keep a call that is under way for a further attempt to join."""
-        self._under_way[key].append(call)
-        call.add_done_callback(lambda _: self._forget(key, call))
-
-    def _forget(self, key: bytes, call: "asyncio.Task[Call]") -> None:
-        """Forget a call that has ended before an attempt joined it: its answer is kept, and a failure is not."""
-        left = self._under_way.get(key, [])
-        if call in left:
-            left.remove(call)
-        if not left:
-            self._under_way.pop(key, None)
-
     def _add(self, paid: PaidCall) -> None:
         self._paid[paid.call.root_model, paid.depth].add(paid.call.usage)
-        self._answered[paid.key].append(paid.call)
+        self.answered.add(paid.key, paid.call)
 
 
 class Attempt:
@@ -159,13 +134,12 @@ class Attempt:
     def __init__(self, paid: PaidCalls, broker: Completing) -> None:
         self._paid = paid
         self._broker = broker
-        self._asked = Counter[bytes]()
-        self._is_abandoned = False
+        self._asking = Asking(paid.answered)
         self.routing: Routing = broker.routing
 
     def abandon(self) -> None:
         """Let calls that are under way go on when they are cancelled, for the next attempt to join."""
-        self._is_abandoned = True
+        self._asking.is_abandoned = True
 
     async def complete(
         self,
@@ -179,12 +153,10 @@ class Attempt:
         """Make one call, as `Broker.complete` does, unless it was paid before."""
         asked = recorded_request(request)
         key = _key(asked) if request.chars <= LARGE_CHARS else await asyncio.to_thread(_key, asked)
-        number = self._asked[key]
-        self._asked[key] += 1
-        if (answer := self._paid.answer(key, number)) is not None:
+        if (answer := self._paid.answer(key, self._asking.number(key))) is not None:
             return _told(answer, request)
-        if (joined := self._paid.join(key)) is not None:
-            return _told(await self._ended(key, joined), request)
+        if (joined := self._paid.answered.join(key)) is not None:
+            return _told(await self._asking.ended(key, joined), request)
 
         async def called() -> Call:
             mine = self._while_wanted(request)
@@ -192,22 +164,7 @@ class Attempt:
             await self._paid.add(PaidCall(key, request.depth, call, request.id, asked))
             return call
 
-        under_way = asyncio.get_running_loop().create_task(called())
-        under_way.add_done_callback(_read)
-        return await self._ended(key, under_way)
-
-    async def _ended(self, key: bytes, call: "asyncio.Task[Call]") -> Call:
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            if call.done():
-                raise
-            if self._is_abandoned:
-                self._paid.leave(key, call)
-            else:
-                call.cancel()
-                await to_its_end(lambda: _ended([call]))
-            raise
+        return await self._asking.ended(key, asyncio.get_running_loop().create_task(called()))
 
     def _while_wanted(self, request: LMRequest) -> LMRequest:
         """Return the request with pieces of the reply that no more come once the attempt is abandoned."""
@@ -216,7 +173,7 @@ class Attempt:
             return request
 
         def told(text: str) -> None:
-            if not self._is_abandoned:
+            if not self._asking.is_abandoned:
                 on_text(text)
 
         return msgspec.structs.replace(request, on_text=told)
@@ -230,13 +187,3 @@ def _told(answer: Call, request: LMRequest) -> Call:
     if request.on_text is not None and answer.response:
         request.on_text(answer.response)
     return answer
-
-
-async def _ended(calls: "list[asyncio.Task[Call]]") -> None:
-    await asyncio.wait(calls)
-
-
-def _read(call: "asyncio.Task[Call]") -> None:
-    """Read the error of a call, so that asyncio does not report it where no attempt waits for the call any more."""
-    if not call.cancelled():
-        call.exception()

@@ -90,3 +90,26 @@ async def test_a_cancelled_call_goes_on_if_abandoned(is_abandoned: bool) -> None
     assert ended == ([] if is_abandoned else ["ended"])
     await run.aclose()
     await until(lambda: ended == ["ended"])
+
+
+async def test_result_between_attempts_is_given_once() -> None:
+    """The second equal call of the next attempt is a call of its own."""
+    gate, counter = asyncio.Event(), Counter()
+
+    async def waits() -> int:
+        number = counter()
+        await gate.wait()
+        return number
+
+    run = RunTools(Tools({"waits": waits}), 60.0)
+    first = AttemptTools(run)
+    task = asyncio.ensure_future(first.answer(use("waits")))
+    await until(lambda: counter.calls == 1)
+    first.abandon()
+    task.cancel()
+    await asyncio.wait({task})
+    gate.set()
+    key_of_call = next(iter(run.answered._under_way))
+    await until(lambda: run.answered.answer(key_of_call, 0) is not None)
+    second = AttemptTools(run)
+    assert [(await second.answer(use("waits"))).text for _ in range(2)] == ["1", "2"]
