@@ -12,7 +12,8 @@ from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.batch.scoring import Score
 from rlm_broker.callback import Callback
 from rlm_broker.composition import answered
-from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.control.board import BOARD
 from rlm_broker.control.server import start_if_wanted
 from rlm_broker.engine import Engine, EngineParts
@@ -330,8 +331,10 @@ class RLM(AsyncResource):
             self._persistent_repl = await self._keeping.enter_async_context(repl)
 
     async def _close(self) -> None:
-        for run in list(self._runs):  # runs use the engine that is closed below
+        runs = list(self._runs)  # they use the engine that is closed below
+        for run in runs:
             run.cancel()
+        for run in runs:
             await run.ended()
         self._engine = None
         await self._keeping.aclose()

@@ -30,7 +30,8 @@ from rlm_broker.batch.progress import BatchProgress, Counting
 from rlm_broker.batch.scoring import Score, Scoring
 from rlm_broker.batch.spending import Metered, Spending
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, require_kind
 from rlm_broker.handler.completing import Completing
 from rlm_broker.journal.journal import Journal
@@ -181,12 +182,8 @@ class Batch(AsyncResource):
         self._room = asyncio.Semaphore(self._wanted.max_concurrent)
         self._places = asyncio.Semaphore(self._wanted.max_concurrent)
         self._running: set[asyncio.Task[None]] = set()
-        try:
-            self._journal = await self._keeping.enter_async_context(self._opened())
-            self._begin_counting()
-        except BaseException:
-            await to_its_end(self._keeping.aclose)
-            raise
+        self._journal = await self._keeping.enter_async_context(self._opened())
+        self._begin_counting()
         self._main = asyncio.get_running_loop().create_task(self._work())
 
     async def _close(self) -> None:

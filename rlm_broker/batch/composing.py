@@ -8,7 +8,8 @@ from rlm_broker.batch.batch import Batch, Wanted
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.opening import Opening
 from rlm_broker.batch.settings import settings_of
-from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.run import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.batch.batch import Wanted
-from rlm_broker.concurrency.event_loop import AsyncResource
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.journal.header import read_header
 from rlm_broker.journal.journal import Journal, folder_of, opened

@@ -16,7 +16,7 @@ from rlm_broker.cluster.placement import Placement
 from rlm_broker.cluster.remote_run import RemoteRun
 from rlm_broker.cluster.tls import ServerTls, made_tls, tls_of
 from rlm_broker.cluster.tokens import Tokens
-from rlm_broker.concurrency.event_loop import AsyncResource
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing

@@ -19,6 +19,8 @@ The functions here, by what is awaited after a cancel:
   `asyncio.wait` does not cancel what it waits for, so a cancellation of the caller reaches the caller alone.
   It is remembered, and raised once the task has ended. Used for work with processes below it.
 - `to_its_end` does the same for clean-up, which it never cancels.
+- The task that both make is `unlisted`. `asyncio.run` cancels all tasks of its loop when it ends, as it does after a
+  second Ctrl+C. It cannot cancel a task that asyncio does not list.
 - `in_time` stays in the caller's task and sets one timer: a request takes 25 to 35 microseconds in all, too few to add
   a task of its own. It uses `asyncio.timeout`, and answers points 2 and 3.
 - `closed_if_deaf` answers point 2 alone, for code of the user's that runs inside `within`.
@@ -74,7 +76,7 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asy
         StopRequested: `work` was cancelled since `stop` was resolved.
         asyncio.CancelledError: The caller was cancelled. Takes precedence over all that `work` returned or raised.
     """
-    task = asyncio.get_running_loop().create_task(work)
+    task = unlisted(work)
     waits_for: set[asyncio.Future[Any]] = {task} if stop is None else {task, stop}
     cancelled: asyncio.CancelledError | None = None
     try:
@@ -84,7 +86,7 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asy
     is_cut = not task.done()
     if is_cut:
         task.cancel()
-    await _ended(task, cancelled)
+    await ended(task, cancelled)
     if is_cut and task.cancelled():
         raise StopRequested if stop is not None and stop.done() else Late
     return task.result()
@@ -99,12 +101,22 @@ async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     Raises:
         asyncio.CancelledError: The caller was cancelled. Raised after the end of the work.
     """
-    task = asyncio.get_running_loop().create_task(work())
-    await _ended(task)
+    task = unlisted(work())
+    await ended(task)
     return task.result()
 
 
-async def _ended(task: "asyncio.Task[Any]", cancelled: asyncio.CancelledError | None = None) -> None:
+def unlisted(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Run `work` in a task that is cancelled by its holder alone, since `asyncio.all_tasks` does not list it.
+
+    The holder waits for it in a task of the loop. Otherwise `asyncio.run` would end before it does.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    asyncio._unregister_task(task)
+    return task
+
+
+async def ended(task: "asyncio.Task[Any]", cancelled: asyncio.CancelledError | None = None) -> None:
     """Wait for the end of `task`, however often the caller is cancelled meanwhile; then raise that cancellation.
 
     Args:

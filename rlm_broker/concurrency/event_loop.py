@@ -3,24 +3,25 @@
 Theory of operation
 -------------------
 The library is asyncio throughout. A future, lock or transport belongs to one loop and may be touched only from its
-thread. So each object with such parts (`AsyncResource`) lives on exactly one loop, which is decided when it is opened:
-
-- By `async with` (or `borrowed`): the loop that runs. When the object is closed it has no loop any more, and may be
-  opened again on another one. Two calls of `asyncio.run` are two loops.
-- By a plain `with` (or `bind_loop`): the background loop of this process, for good. It runs in one daemon thread that
-  is started when it is first used, and never stopped.
+thread. So each object with such parts lives on exactly one loop (`resource.AsyncResource`): the caller's, or the
+background loop of this process. The background loop runs in one daemon thread that is started when it is first used,
+and never stopped.
 
 All calls from elsewhere are carried over by a `Job`: `call_soon_threadsafe` starts the work on the object's loop, and
 a `concurrent.futures.Future` brings its outcome back. So the synchronous API is the same code as the asynchronous one.
 It works where a loop is already running, as in a notebook, and from several threads.
 
 A `Job` is over only when its work has really ended. If its caller is cancelled or interrupted, the work is cancelled
-and its end is awaited, since processes end in its `finally` blocks.
+once and its end is awaited, since processes end in its `finally` blocks.
 
-Two facts of the system bend the code:
+Work that cleans up is never cancelled, only the wait for it is (`CleanUp`). A task that is cancelled before its first
+step runs none of its code, and what it was to end would stay.
+
+Three facts of the system bend the code:
 
 - CPython runs a signal handler between two bytecodes of the main thread. A signal that arrives after the last check and
   before a lock's wait begins is handled only when the wait ends. So a thread waits in spans of `SPAN_S`.
+- A loop that is closed drops the work that it was given. So a wait looks at the loop after each span.
 - `fork` copies the calling thread alone. A child has no background loop, and a loop of the parent is dead there. So
   each reference keeps the id of its process (`is_alive`).
 
@@ -35,11 +36,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
-from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.deadline import ended, to_its_end, unlisted
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 
 T = TypeVar("T")
@@ -47,6 +47,7 @@ T = TypeVar("T")
 SPAN_S = 0.5
 """Longest single wait of a thread, in seconds. A signal that arrives just before a wait is handled only at its end."""
 WAITS_FOR_ITSELF = "this would wait for itself: use the async form (`await`, `async with`) in here"
+LOOP_ENDED = "this was opened on an event loop that has ended: open it again, or use it within that loop"
 
 _background: "EventLoopRef | None" = None
 _starting = threading.Lock()
@@ -113,20 +114,49 @@ class EventLoopRef:
             RuntimeError: The caller runs on this loop, and would wait for itself.
             ConfigurationError: The loop has ended, or belongs to the process that this one was forked from.
         """
-        self._require_alive(work)
         if self.is_here:
             work.close()
             raise RuntimeError(WAITS_FOR_ITSELF)
-        return Job(self._loop, work).run()
+        return self.job(work).run()
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on this loop and await it, from any loop."""
-        self._require_alive(work)
-        if asyncio.get_running_loop() is self._loop:
+        if self.is_here:
             return await work
-        job = Job(self._loop, work)
+        job = self.job(work)
         job.start()
         return await job.ended()
+
+    def clean_up(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run clean-up on this loop and wait for it, from another thread. Has no effect once the loop has ended.
+
+        Ctrl+C is raised when the clean-up has ended. A second one gives up waiting, and the clean-up goes on.
+
+        Args:
+            work: Makes the clean-up. A second one has no effect.
+
+        Raises:
+            RuntimeError: The caller runs on this loop, and would wait for itself.
+        """
+        if self.is_here:
+            raise RuntimeError(WAITS_FOR_ITSELF)
+        if not self.is_alive:
+            return
+        try:
+            CleanUp(self._loop, work()).run()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt, which may have come before the clean-up was started
+                CleanUp(self._loop, work()).start()
+            raise
+
+    async def aclean_up(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run clean-up on this loop and await its end, from any loop, however often the caller is cancelled."""
+        if self.is_here:
+            await to_its_end(work)
+        elif self.is_alive:
+            job = CleanUp(self._loop, work())
+            job.start()
+            await job.ended()
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Make this call on the loop, soon. The call is dropped if the loop has ended."""
@@ -156,10 +186,8 @@ class EventLoopRef:
             return
         work.close()
         if self._pid != os.getpid():  # fork copies the calling thread alone, and not the one of the loop
-            why = "this was opened before the process was forked: open it in here"
-        else:
-            why = "this was opened on an event loop that has ended: open it again, or use it within that loop"
-        raise ConfigurationError(why)
+            raise ConfigurationError("this was opened before the process was forked: open it in here")
+        raise ConfigurationError(LOOP_ENDED)
 
 
 class Job(Generic[T]):
@@ -174,10 +202,19 @@ class Job(Generic[T]):
         self._loop = loop
         self._work = work
         self._task: asyncio.Task[T] | None = None
+        self._is_cancelled = False
 
     def start(self) -> None:
-        """Have the loop begin the work, soon."""
-        self._loop.call_soon_threadsafe(self._start)
+        """Have the loop begin the work, soon.
+
+        Raises:
+            ConfigurationError: The loop has ended.
+        """
+        try:
+            self._loop.call_soon_threadsafe(self._start)
+        except RuntimeError:  # closed since it was looked at
+            self._require_loop()
+            raise
 
     def run(self) -> T:
         """Start the work and wait for it, from another thread. An exception that ends the wait cancels the work."""
@@ -186,7 +223,7 @@ class Job(Generic[T]):
             return self.result()
         except BaseException:  # mostly KeyboardInterrupt, but a signal handler of the user's may raise any exception
             self.cancel()
-            while not self.outcome.done():
+            while not self.outcome.done() and not self._loop.is_closed():
                 concurrent.futures.wait([self.outcome], SPAN_S)
             raise
 
@@ -198,6 +235,7 @@ class Job(Generic[T]):
 
         Raises:
             TimeoutError: The work takes longer than `timeout_s`. It goes on.
+            ConfigurationError: The loop has ended before the work did.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -209,17 +247,27 @@ class Job(Generic[T]):
                     return self.outcome.result()
                 if until is not None and time.monotonic() >= until:
                     raise
+                self._require_loop()
 
     async def ended(self) -> T:
-        """Await the work, on any loop. If the caller is cancelled, the work is cancelled and its end is awaited."""
+        """Await the work, on any loop. If the caller is cancelled, the work is cancelled and its end is awaited.
+
+        Raises:
+            ConfigurationError: The loop of the work has ended before the work did.
+        """
         outcome = asyncio.wrap_future(self.outcome)
         outcome.add_done_callback(_retrieve)
-        try:
-            return await asyncio.shield(outcome)
-        except asyncio.CancelledError:
-            self.cancel()
-            await asyncio.wait({outcome})
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not outcome.done():
+            try:
+                await asyncio.wait({outcome}, timeout=SPAN_S)
+                self._require_loop()
+            except asyncio.CancelledError as ours:
+                cancelled = ours
+                self.cancel()
+        if cancelled is not None:
+            raise cancelled
+        return outcome.result()
 
     def close(self) -> None:
         """Close work that was never started, so that Python does not report it as never awaited."""
@@ -227,9 +275,10 @@ class Job(Generic[T]):
         self.outcome.cancel()
 
     def cancel(self) -> None:
-        """Cancel the work. Has no effect once it has ended."""
+        """Cancel the work, once. Has no effect once it has ended."""
         if not self.outcome.done():
-            self._loop.call_soon_threadsafe(self._cancel)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._cancel)
 
     def _start(self) -> None:
         self._task = self._loop.create_task(self._work)
@@ -237,9 +286,12 @@ class Job(Generic[T]):
         self._task.add_done_callback(self._hand_over)
 
     def _cancel(self) -> None:
+        if self._is_cancelled or self.outcome.done():
+            return
+        self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
-        elif not self.outcome.done():  # an interrupt came inside `start`, before the loop was asked to begin
+        else:  # an interrupt came inside `start`, before the loop was asked to begin
             self._work.close()
             self.outcome.set_exception(concurrent.futures.CancelledError())
 
@@ -251,127 +303,31 @@ class Job(Generic[T]):
         else:
             self.outcome.set_result(task.result())
 
+    def _require_loop(self) -> None:
+        """Raise if the work can never end, since its loop was closed.
 
-class AsyncResource:
-    """An object that lives on one loop: a context manager of both kinds, opened once and closed once.
-
-    A subclass defines `_open` and `_close`. It may set `_event_loop` before it is opened, to live beside another
-    object.
-    """
-
-    _event_loop: EventLoopRef | None = None
-    _loop_is_callers = False
-    _is_open = False
-    _borrowers = 0
-    _borrowing: asyncio.Lock | None = None
-
-    async def _open(self) -> None:
-        raise NotImplementedError
-
-    async def _close(self) -> None:
-        raise NotImplementedError
-
-    @property
-    def event_loop(self) -> EventLoopRef | None:
-        """The loop that the object lives on; None where that is not decided yet."""
-        return self._event_loop
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the object was opened, and not closed since."""
-        return self._is_open
-
-    def bind_loop(self) -> EventLoopRef:
-        """Return the loop that the object lives on. If it has none, it is bound to the background loop for good."""
-        if self._event_loop is None:
-            self._event_loop = EventLoopRef.background()
-        return self._event_loop
-
-    def __enter__(self) -> Self:
-        self.bind_loop().run(self._enter())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        if self._event_loop is None:
-            self._event_loop, self._loop_is_callers = EventLoopRef.here(), True
-        if self._event_loop.is_here:
-            await self._open()
-            self._is_open = True
-        else:
-            await self._event_loop.arun(self._enter())
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-        if self._loop_is_callers:  # the object may be opened again, on another loop
-            self._event_loop, self._loop_is_callers = None, False
-
-    def close(self) -> None:
-        """Close the object and everything below it. Has no effect when repeated, or once its event loop has ended."""
-        if self._event_loop is not None and self._event_loop.is_alive:
-            self._event_loop.run(to_its_end(self._leave))
-
-    async def aclose(self) -> None:
-        """Close the object as `close` does, from any loop."""
-        if self._event_loop is not None and self._event_loop.is_alive:
-            await self._event_loop.arun(to_its_end(self._leave))
-
-    @contextlib.asynccontextmanager
-    async def borrowed(self) -> AsyncIterator[None]:
-        """Use the object inside the block. If its owner has not opened it, it is open until its last borrower ends."""
-        if self._event_loop is None:
-            self._event_loop, self._loop_is_callers = EventLoopRef.here(), True
-        loop = self._event_loop
-        is_counted = await loop.arun(self._borrow())
-        try:
-            yield
-        finally:
-            if is_counted and loop.is_alive:
-                await loop.arun(to_its_end(self._give_back))
-
-    async def _enter(self) -> None:
-        await self._open()
-        self._is_open = True
-
-    async def _leave(self) -> None:
-        self._is_open = False
-        await self._close()
-
-    async def _borrow(self) -> bool:
-        """Count one more borrower, and open the object for the first.
-
-        Returns:
-            Whether the object is open for borrowers alone, so that the last one closes it.
+        Raises:
+            ConfigurationError: It was.
         """
-        if self._is_open and not self._borrowers:
-            return False
-        self._borrowing = self._borrowing or asyncio.Lock()
-        self._borrowers += 1
-        try:
-            async with self._borrowing:
-                if not self._is_open:
-                    await self._enter()
-        except BaseException:
-            self._borrowers -= 1
-            raise
-        return True
+        if self._loop.is_closed() and not self.outcome.done():
+            if self._task is None:
+                self._work.close()
+            raise ConfigurationError(LOOP_ENDED)
 
-    async def _give_back(self) -> None:
-        assert self._borrowing is not None
-        self._borrowers -= 1
-        async with self._borrowing:
-            if self._borrowers or not self._is_open:
-                return
-            await self._leave()
-            if self._loop_is_callers and not self._borrowers:  # the object may be opened again, on another loop
-                self._event_loop, self._loop_is_callers, self._borrowing = None, False, None
+
+class CleanUp(Job[None]):
+    """Clean-up on one loop, which begins and ends although its caller is cancelled or interrupted."""
+
+    _waiter: "asyncio.Task[None] | None" = None
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = unlisted(self._work)
+            self._task.add_done_callback(self._hand_over)
+            self._waiter = self._loop.create_task(ended(self._task))  # `asyncio.run` waits for tasks that it knows
+
+    def _cancel(self) -> None:
+        self._start()  # an interrupt may have come inside `start`, before the loop was asked to begin
 
 
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:

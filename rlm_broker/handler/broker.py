@@ -13,7 +13,8 @@ from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
 from rlm_broker.clients.brought import adapted, original
 from rlm_broker.clients.field import FieldLike
 from rlm_broker.concurrency.bounded_map import bounded_map
-from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, ModelFailed, RlmBrokerError, UnknownModel, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
@@ -112,7 +113,7 @@ class Broker(AsyncResource):
 
     def start(self) -> tuple[str, int]:
         """Listen in the background; return host and port. A second call returns the same."""
-        self.bind_loop().run(self._enter())
+        self.__enter__()
         return self.address
 
     def stop(self) -> None:

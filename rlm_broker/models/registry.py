@@ -12,6 +12,7 @@ from rlm_broker.clients.brought import client_of
 from rlm_broker.clients.named import client_for
 from rlm_broker.clients.recorded import RecordedClient
 from rlm_broker.clients.recording import Recording
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.handler.cache import Cache
@@ -116,9 +117,13 @@ class Registry:
                 yield handler
         finally:
             self._users[id(loop)] -= 1
-            if self._users[id(loop)] == 0:  # only these are the registry's own: a client of the user stays open
-                for client in [*(made for made, _ in self._made.values()), *self._opened.values()]:
-                    await client.aclose()
+            if self._users[id(loop)] == 0:
+                await to_its_end(self._close_clients)
+
+    async def _close_clients(self) -> None:
+        """Close the clients that are the registry's own. A client of the user stays open."""
+        for client in [*(made for made, _ in self._made.values()), *self._opened.values()]:
+            await client.aclose()
 
     async def routing_for(
         self, handler: LMHandler, model: Given | None, sub_model: Given | None, limits: Limits

@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from rlm_broker.concurrency.event_loop import AsyncResource
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, ReplBusy, ValueTooLarge
 from rlm_broker.limits import ReplLimits

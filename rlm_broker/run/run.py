@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef
 from rlm_broker.errors import RunCancelled, RunFailed, require_kind
 from rlm_broker.results import Completion
@@ -132,7 +133,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.cancel()
-        await self.ended()
+        await to_its_end(self.ended)
 
     # -- what makes it -----------------------------------------------------------------------------------------------
 

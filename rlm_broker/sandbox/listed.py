@@ -1,6 +1,6 @@
 """A REPL that is on the board of its process while it is open, so that `ps` lists it and `stop` ends it."""
 
-from rlm_broker.concurrency.event_loop import AsyncResource
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.control.board import BOARD
 from rlm_broker.sandbox.repl_worker import ReplWorker
 
@@ -32,16 +32,10 @@ class ListedRepl(AsyncResource):
         raise NotImplementedError
 
     async def _open(self) -> None:
-        if self._worker.is_open or not self.is_listed:
-            await self._worker.open()
-            return
-        entry = BOARD.add_repl(self)
-        try:
-            await self._worker.open()
-        except BaseException:
-            entry.remove()
-            raise
-        entry.became("idle")
+        if self.is_listed:
+            BOARD.add_repl(self)
+        await self._worker.open()
+        BOARD.became(self, "idle")
 
     async def _close(self) -> None:
         try:

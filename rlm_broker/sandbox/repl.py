@@ -366,14 +366,14 @@ class SandboxedRepl(ListedRepl):
                 await to_its_end(partial(self._end_block, run))
                 raise
             except BaseException:  # the block has no caller any more that could end it
-                await self._worker.end_repl()
+                await to_its_end(self._worker.end_repl)
                 raise
             finally:
                 self._run = None
                 BOARD.became(self, "idle")
             if result is None:
                 limit = run.limit  # read before `end_repl`, after which the worker may be gone
-                seen = post_mortem.located(await self._worker.end_repl(explain=True), connection.block)
+                seen = post_mortem.located(await to_its_end(partial(self._worker.end_repl, True)), connection.block)
                 why = run.killed_because or "its processes are gone"
                 return outcome.killed(code, output, why, seen, limit, time.monotonic() - started)
             return outcome.ended(code, output, result, run.limit, wanted, fields, time.monotonic() - started)

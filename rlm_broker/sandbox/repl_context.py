@@ -117,9 +117,15 @@ class ReplContext:
         if len(has) + len(sizes_bytes) > MAX_LATER:
             raise ConfigurationError(f"a REPL is given {MAX_LATER} contexts at most while it lives: open another REPL")
 
-    def close(self) -> None:
-        """Free all that was stored for this REPL. Has no effect when repeated."""
-        self._is_closed = True
-        for stored in (self._own, *self.later.values()):
+    def free(self) -> None:
+        """Free all that was stored for this REPL, which may store its first context again."""
+        own, self._own = self._own, None
+        for stored in (own, *self.later.values()):
             if stored is not None:
                 stored.close()
+        self.later.clear()
+
+    def close(self) -> None:
+        """Free all that was stored for this REPL, and store no more. Has no effect when repeated."""
+        self._is_closed = True
+        self.free()

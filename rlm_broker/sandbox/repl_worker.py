@@ -28,7 +28,7 @@ class ReplWorker:
     Attributes:
         started: The worker; None before the REPL opens, and while there is none.
         connection: Connection of the REPL process that lives; None after it was killed.
-        is_open: Whether the REPL was opened.
+        is_open: Whether the REPL was opened. It stays so when it is closed.
         is_closed: Whether the REPL was closed, after which it stays closed.
     """
 
@@ -68,25 +68,22 @@ class ReplWorker:
             raise SandboxFailed("the REPL is not open: use it as `with sandbox.repl() as repl:`")
 
     async def open(self) -> None:
-        """Take the first worker. Has no effect when repeated."""
+        """Take the first worker. The caller closes the REPL if this fails."""
         if self.is_closed:
             raise ReplClosed("this REPL was closed: make another")
-        if self.is_open:
-            return
+        await self._use(await self._workers.start(await self._context.stored(), self._limits))
         self.is_open = True
-        try:
-            await self._use(await self._workers.start(await self._context.stored(), self._limits))
-        except BaseException:
-            await self.close()
-            raise
 
     async def close(self) -> None:
-        """End the worker and all that it started. Has no effect when repeated."""
-        self.is_closed = True
+        """End the worker and all that it started. A REPL that was never open may be opened later."""
+        self.is_closed = self.is_open
         if self.connection is not None:
             await self.connection.close()
         await self._end()
-        self._context.close()
+        if self.is_closed:
+            self._context.close()
+        else:
+            self._context.free()
 
     async def require_repl(self) -> Connection:
         """Return the connection of a REPL process that lives. If there is none, start one.

@@ -5,7 +5,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.control.server import start_if_wanted
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
@@ -132,13 +134,40 @@ class Sandbox(AsyncResource):
         Raises:
             ConfigurationError, IsolationUnavailable, SandboxFailed: As for `Sandbox` and its opening.
         """
+        given: dict[str, Any] = {"allow_exec": allow_exec, "warm": warm, "python": python, "packages": packages}
+        sandbox = cls._shared(limits, isolation, **given)
+        if not sandbox.is_open:  # not by `__enter__`: a caller that is interrupted must not close what others use
+            sandbox.bind_loop().run(sandbox._enter(sandbox))
+        return sandbox
+
+    @classmethod
+    async def ashared(
+        cls,
+        limits: ReplLimits | None = None,
+        isolation: str = "auto",
+        *,
+        allow_exec: bool | None = None,
+        warm: int | None = None,
+        python: str | os.PathLike[str] | None = None,
+        packages: Sequence[str] | None = None,
+    ) -> "Sandbox":
+        """Return the same sandbox as `shared` does, awaited: other tasks go on while it opens."""
+        given: dict[str, Any] = {"allow_exec": allow_exec, "warm": warm, "python": python, "packages": packages}
+        sandbox = cls._shared(limits, isolation, **given)
+        if not sandbox.is_open:
+            await sandbox.bind_loop().arun(sandbox._enter(sandbox))
+        return sandbox
+
+    @classmethod
+    def _shared(cls, limits: ReplLimits | None, isolation: str, **given: Any) -> "Sandbox":
+        """Return the shared sandbox with these settings, which may not be open yet."""
         require_limits(limits)
-        candidates(isolation, allow_exec)
-        _require_warm(warm)
+        candidates(isolation, given["allow_exec"])
+        _require_warm(given["warm"])
         bounds = (limits or ReplLimits()).model_dump_json(include=set(ReplLimits.model_fields))
-        key = (bounds, isolation, allow_exec, warm, chosen_packages(python, packages))
-        of_its_own: dict[str, Any] = {"allow_exec": allow_exec, "warm": warm, "python": python, "packages": packages}
-        return shared(key, lambda: cls(limits, isolation, **of_its_own))
+        chosen = chosen_packages(given["python"], given["packages"])
+        key = (bounds, isolation, given["allow_exec"], given["warm"], chosen)
+        return shared(key, lambda: cls(limits, isolation, **given))
 
     def stats(self) -> SandboxStats:
         """Return the number of REPLs that live in the sandbox, that are ready, and that it has started so far."""
@@ -252,24 +281,18 @@ class Sandbox(AsyncResource):
         return self._importable[wanted]
 
     async def _open(self) -> None:
-        if self._workers is not None:
-            return
         start_if_wanted()
-        try:
-            listener = self._listener
-            if listener is None:
-                listener = self._own_listener = Listener()
-                await listener.start()
-            self._fork_server = await self._strongest(listener, await venv_of(self._packages))
-            cold_start = ColdStart(self._fork_server, listener)
-            cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
-            cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)
-            self._pool = WarmPool(cold_start, self.limits, self._warm)
-            self._pool.fill()
-            self._workers = Workers(cold_start, self.limits, (cache, self._pool))
-        except BaseException:
-            await self._close()
-            raise
+        listener = self._listener
+        if listener is None:
+            listener = self._own_listener = Listener()
+            await listener.start()
+        self._fork_server = await self._strongest(listener, await venv_of(self._packages))
+        cold_start = ColdStart(self._fork_server, listener)
+        cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
+        cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)
+        self._pool = WarmPool(cold_start, self.limits, self._warm)
+        self._pool.fill()
+        self._workers = Workers(cold_start, self.limits, (cache, self._pool))
 
     async def _strongest(self, listener: Listener, venv: Venv | None) -> ForkServer:
         """Start a fork server at the strongest level that a canary shows to hold on this machine.
@@ -286,12 +309,11 @@ class Sandbox(AsyncResource):
                 if level.is_security_boundary:
                     await self._send_canary(fork_server, listener)
                 return fork_server
-            except IsolationUnavailable as error:
-                await fork_server.close()
+            except BaseException as error:
+                await to_its_end(fork_server.close)
+                if not isinstance(error, IsolationUnavailable):
+                    raise
                 refusals.append(error)
-            except BaseException:
-                await fork_server.close()
-                raise
         if len(refusals) == 1:
             raise refusals[0]
         raise IsolationUnavailable(" Also: ".join(dict.fromkeys(map(str, refusals))))
@@ -310,12 +332,12 @@ class Sandbox(AsyncResource):
         canary.require_held(fork_server.level, canary.verdict(fork_server.level, block.final_answer))
 
     async def _close(self) -> None:
-        workers, self._workers, self._pool = self._workers, None, None
-        if workers is not None:
-            await workers.close()
-        fork_server, self._fork_server = self._fork_server, None
-        if fork_server is not None:
-            await fork_server.close()
+        if self._workers is not None:
+            await self._workers.close()
+        self._workers = self._pool = None
+        if self._fork_server is not None:
+            await self._fork_server.close()
+        self._fork_server = None
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None

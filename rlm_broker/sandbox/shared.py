@@ -10,24 +10,30 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.sandbox import Sandbox
 
 _lock = threading.Lock()
+"""Held while the table is looked at, and never while a sandbox opens."""
 _sandboxes: "dict[tuple[Any, ...], Sandbox]" = {}
 """Process id and settings → sandbox. A forked process inherits the table, and must not use its parent's sandboxes."""
 
 
 def shared(key: tuple[Any, ...], make: "Callable[[], Sandbox]") -> "Sandbox":
-    """Return the open sandbox of this process for `key`. If there is none, `make` makes it. It is closed at exit."""
+    """Return the sandbox of this process for `key`, which lives on the background loop. The caller opens it.
+
+    Several callers may open it at the same time: one does, and the others wait for that alone. It is closed at exit.
+
+    Args:
+        key: Settings of the sandbox.
+        make: Makes the sandbox if there is none.
+    """
     with _lock:
-        known = (os.getpid(), *key)
-        sandbox = _sandboxes.get(known)
-        if sandbox is None or not sandbox.is_open:  # a caller may have closed it: a new one then takes its place
-            sandbox = make()
-            sandbox.__enter__()
-            _sandboxes[known] = sandbox
-        return sandbox
+        sandbox = _sandboxes.get((os.getpid(), *key))
+        if sandbox is None:
+            sandbox = _sandboxes[(os.getpid(), *key)] = make()
+    sandbox.bind_loop()
+    return sandbox
 
 
 def close_all() -> None:
-    """Close the shared sandboxes of this process. The next call of `shared` opens new ones."""
+    """Close the shared sandboxes of this process. The next call of `shared` makes new ones."""
     with _lock:
         own = [key for key in _sandboxes if key[0] == os.getpid()]
         sandboxes = [_sandboxes.pop(key) for key in own]

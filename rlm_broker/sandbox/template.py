@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
@@ -99,8 +100,6 @@ class Template(AsyncResource):
         return SandboxedRepl(self.bind_loop(), self._workers, given, answer, **more)
 
     async def _open(self) -> None:
-        if self._workers is not None:
-            return
         preparation = self._preparation
         if self._context is not NO_CONTEXT:
             given = self._context
@@ -109,26 +108,19 @@ class Template(AsyncResource):
             else:
                 self._stored = await asyncio.to_thread(store, given)
             preparation = Preparation(preparation.imports, preparation.setup, self._stored, preparation.timeout_s)
-        try:
-            self._fork_server = await self._sandboxes_fork_server.prepared(preparation)
-        except BaseException:
-            self._forget_context()
-            raise
+        self._fork_server = await self._sandboxes_fork_server.prepared(preparation)
         cold_start = ColdStart(self._fork_server, self._listener)
         pool = WarmPool(cold_start, self._limits, self._warm)
         pool.fill()
         self._workers = Workers(cold_start, self._limits, (pool,))
 
     async def _close(self) -> None:
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            await workers.close()
-        fork_server, self._fork_server = self._fork_server, None
-        if fork_server is not None:
-            await fork_server.close()
-        self._forget_context()
-
-    def _forget_context(self) -> None:
+        if self._workers is not None:
+            await self._workers.close()
+        self._workers = None
+        if self._fork_server is not None:
+            await self._fork_server.close()
+        self._fork_server = None
         if self._stored is not None:
             self._stored.close()
             self._stored = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from scripts.faults import commands, processes, providers, records, resources, user_code
+from scripts.faults import commands, life_cycles, processes, providers, records, resources, user_code
 from scripts.faults.cell import (
     ANSWER,
     BATCH,
@@ -69,6 +69,7 @@ class Other:
     scene: Scene
     phase: Phase = "-"
     is_quick: bool = False
+    leaves_folder: bool = False
 
 
 def each(phases: Sequence[Phase], losses: frozenset[str]) -> Losses:
@@ -250,6 +251,8 @@ OTHERS: Sequence[Other] = (
     Other("SIGHUP of ask at 33 random moments", commands.stormy(signal.SIGHUP, 33, SEED + 1)),
     Other("Ctrl+C of ask at 33 random moments", commands.stormy(signal.SIGINT, 33, SEED + 2)),
     Other("stdout of ask closed", commands.closed_stdout),
+    Other("100 openings and closings cut off", life_cycles.random_sequences(100), is_quick=True, leaves_folder=True),
+    Other("1,000 openings and closings cut off", life_cycles.random_sequences(1_000, seed=100), leaves_folder=True),
     *(
         Other("interpreter exits with everything open", commands.left_open(phase), phase, is_quick=phase == DEEP)
         for phase in PHASES
@@ -276,7 +279,7 @@ def cells() -> Iterator[Cell]:
             other.name,
             other.phase,
             other.scene,
-            leaves_folder=other.phase == STARTING,  # an interpreter that exits then
+            leaves_folder=other.leaves_folder or other.phase == STARTING,  # an interpreter that exits then
             is_quick=other.is_quick,
         )
 

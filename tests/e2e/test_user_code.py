@@ -1,5 +1,6 @@
 """Functions of the user's may do anything: it ends only their call."""
 
+import asyncio
 import multiprocessing
 import sys
 import threading
@@ -14,7 +15,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, Out
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.transport.connection import QueryHandler
-from tests.support.waiting import WAIT_S, for_ever
+from tests.support.waiting import WAIT_S, for_ever, until
 
 CATCHES = "try: result = t()\nexcept Exception as error: result = str(error)\nFINAL(str(result))"
 
@@ -216,3 +217,29 @@ def test_close_while_answering_is_a_clear_error() -> None:
     with pytest.raises(RlmBrokerError) as ended:
         rlm.completion("c", "q")
     assert not isinstance(ended.value, LimitReached)
+
+
+def test_closing_cancels_all_runs_before_it_waits_for_one() -> None:
+    """Two models of which each ends only once the other was cancelled, too."""
+    cancelled: list[asyncio.Event] = []
+    ended: list[bool] = []
+
+    async def model(_messages: list[dict[str, Any]]) -> str:
+        own = asyncio.Event()
+        cancelled.append(own)
+        try:
+            return await for_ever()
+        finally:
+            own.set()
+            for each in cancelled:
+                await each.wait()
+            ended.append(True)
+
+    async def ask() -> None:
+        async with RLM(model) as rlm:
+            for _ in range(2):
+                rlm.start("text", "?")
+            await until(lambda: len(cancelled) == 2)
+
+    asyncio.run(ask())
+    assert ended == [True, True]

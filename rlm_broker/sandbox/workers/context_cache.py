@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+from rlm_broker.concurrency.deadline import unlisted
 from rlm_broker.context.digest import digest_of
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
@@ -217,7 +218,7 @@ class ContextCache:
             return
         self._alive.discard(shared)
         shared.making.cancel()  # no REPL waits for it any more
-        ending = asyncio.get_running_loop().create_task(_ended(shared.making))
+        ending = unlisted(_ended(shared.making))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 

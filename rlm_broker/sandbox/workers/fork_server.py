@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.deadline import to_its_end, unlisted
 from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers import refusals
@@ -151,9 +151,9 @@ class ForkServer:
             SandboxFailed: A folder or group, which is named, could not be removed. All processes have ended.
         """
         self._closed = True
-        await asyncio.gather(*(other.close() for other in self._others))
+        await asyncio.gather(*(unlisted(other.close()) for other in self._others))
         async with self._one_at_a_time:  # waits for a worker that is being forked, and so ends it, too
-            await asyncio.gather(*map(self.end, list(self._workers)))
+            await asyncio.gather(*(unlisted(self.end(worker)) for worker in list(self._workers)))
             if self._zygote is not None:
                 await self._end_zygote(self._zygote)
         if self._groups is not None:

@@ -199,6 +199,24 @@ async def test_cleanup_finishes_despite_cancellations() -> None:
     assert done == ["one", "two", "three"]
 
 
+def test_cleanup_outlives_the_end_of_its_loop() -> None:
+    """`asyncio.run` cancels all tasks when it ends, those of a clean-up among them, and waits for its end."""
+    done: list[str] = []
+
+    async def end() -> None:
+        for step in ("one", "two", "three"):
+            await turns()
+            done.append(step)
+
+    async def main() -> None:
+        ending = asyncio.create_task(to_its_end(end))
+        await asyncio.sleep(0)
+        assert not ending.done()
+
+    asyncio.run(main())
+    assert done == ["one", "two", "three"]
+
+
 async def _deaf(ended: asyncio.Event) -> str:
     """Ignore every cancellation; end only once `ended` is set."""
     try:

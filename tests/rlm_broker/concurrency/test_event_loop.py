@@ -1,4 +1,4 @@
-"""`EventLoopRef`, `Job` and `AsyncResource`: calls from threads and other loops, and what Ctrl+C does."""
+"""`EventLoopRef` and `Job`: calls from threads and other loops, and what Ctrl+C does."""
 
 import asyncio
 import gc
@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from rlm_broker.concurrency.event_loop import AsyncResource, EventLoopRef
-from rlm_broker.errors import ModelFailed
+from rlm_broker.concurrency.event_loop import LOOP_ENDED, EventLoopRef
+from rlm_broker.errors import ConfigurationError, ModelFailed
 from tests.support.forked_python import Python
-from tests.support.waiting import WAIT_S, turns
+from tests.support.waiting import WAIT_S, turns, until_now
 
 
 async def loop_of() -> asyncio.AbstractEventLoop:
@@ -82,7 +82,7 @@ async def test_early_cancellation_is_not_lost() -> None:
 
 CTRL_C = """
 import asyncio, sys
-from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.event_loop import LOOP_ENDED, EventLoopRef
 async def work():
     print("running", flush=True)
     try:
@@ -116,37 +116,23 @@ def test_second_ctrl_c_does_not_wait(signals: int, said: list[str]) -> None:
     assert heard == said
 
 
-class Thing(AsyncResource):
-    def __init__(self) -> None:
-        self.story: list[str] = []
+def test_thread_does_not_wait_for_a_loop_that_was_closed() -> None:
+    """Work that a loop was given before it was closed will never run, and its caller is told so."""
+    loop = asyncio.new_event_loop()
+    ref, errors = EventLoopRef(loop), list[ConfigurationError]()
 
-    async def _open(self) -> None:
-        self.story.append("opened")
+    def call() -> None:
+        try:
+            ref.run(loop_of())
+        except ConfigurationError as error:
+            errors.append(error)
 
-    async def _close(self) -> None:
-        self.story.append("closed")
-
-
-async def test_resident_stays_on_its_loop() -> None:
-    """A resident lives on the loop on which it was opened."""
-    there, here = Thing(), Thing()
-    with there:
-        assert there.bind_loop() is EventLoopRef.background()
-    async with here:
-        assert await here.bind_loop().arun(loop_of()) is asyncio.get_running_loop()
-    assert there.story == here.story == ["opened", "closed"]
-
-
-def test_a_resident_may_be_opened_again_on_another_loop() -> None:
-    thing = Thing()
-
-    async def open_it() -> None:
-        async with thing:
-            assert await thing.bind_loop().arun(loop_of()) is asyncio.get_running_loop()
-
-    asyncio.run(open_it())
-    asyncio.run(open_it())
-    assert thing.story == ["opened", "closed"] * 2
+    thread = threading.Thread(target=call)
+    thread.start()
+    until_now(lambda: loop._ready)  # type: ignore[attr-defined]
+    loop.close()
+    thread.join(WAIT_S)
+    assert [str(error) for error in errors] == [LOOP_ENDED]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -1,8 +1,10 @@
 """A REPL's start that is given up at any moment, while its fork and its connection are under way."""
 
 import asyncio
+import contextlib
 import gc
 import random
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -86,21 +88,49 @@ async def test_repl_closed_during_its_start_is_cleaned_up() -> None:
         await until_left(before)
 
 
-async def test_repl_closed_on_arrival_of_its_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A REPL that is closed as soon as its worker is there is refused."""
+async def test_repl_closed_on_arrival_of_its_worker_may_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A REPL that is closed as soon as its worker is there has none, and takes another when it is opened again."""
     async with Sandbox(warm=0) as sandbox:
         before = left()
         repl, take = sandbox.repl("context"), ColdStart.take
+        closing: list[asyncio.Task[None]] = []
 
         async def closed_after(self: ColdStart, context: StoredContext | None, limits: ReplLimits) -> StartedWorker:
             started = await take(self, context, limits)
-            await repl.aclose()
+            closing.append(asyncio.create_task(repl.aclose()))
             return started
 
-        monkeypatch.setattr(ColdStart, "take", closed_after)
-        with pytest.raises(ReplClosed, match="this REPL was closed"):
-            await repl.__aenter__()
+        with monkeypatch.context() as patched:
+            patched.setattr(ColdStart, "take", closed_after)
+            with contextlib.suppress(SandboxFailed):  # or it was open in the moment before it was closed
+                await repl.__aenter__()
+            await asyncio.gather(*closing)
         await until_left(before)
+        if not repl.is_closed:
+            async with repl:
+                assert (await repl.aexecute("context")).stdout == "context\n"
+
+
+@pytest.mark.parametrize("use", ["block", "file", "program"])
+async def test_repl_that_is_used_while_it_opens_has_one_worker(use: str) -> None:
+    async with Sandbox(warm=0) as sandbox:
+        repl = sandbox.repl("context")
+        uses: dict[str, Callable[[], Awaitable[object]]] = {
+            "block": lambda: repl.aexecute("1"),
+            "file": lambda: repl.files.alist(),
+            "program": lambda: repl.arun(["true"]),
+        }
+        opening, refusals = asyncio.create_task(repl.__aenter__()), list[str]()
+        while not opening.done():
+            try:
+                await uses[use]()
+            except SandboxFailed as refusal:
+                refusals.append(str(refusal))
+            await asyncio.sleep(0)
+        assert set(refusals) == {"the REPL is not open: use it as `with sandbox.repl() as repl:`"}
+        assert sandbox.stats().workers == 1
+        await repl.aclose()
+        assert sandbox.stats().workers == 0
 
 
 async def test_repl_entered_twice_has_one_worker() -> None:

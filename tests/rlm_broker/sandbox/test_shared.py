@@ -1,5 +1,6 @@
 """Shared sandboxes of the process: the same for all callers, new after a fork, closed at exit."""
 
+import asyncio
 import os
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ from rlm_broker import ConfigurationError, Limits, ReplLimits, Sandbox
 from rlm_broker.sandbox.shared import close_all
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
+from tests.support.waiting import until, until_now
 
 
 def test_equal_settings_share_a_sandbox_from_any_thread() -> None:
@@ -62,6 +64,33 @@ def test_shared_sandbox_is_cleaned_up_at_exit_and_fork(isolation: str, tmp_path:
     done = python("-c", program, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "both\n", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sandbox_that_opens_keeps_no_caller_of_another_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call for a sandbox that is open returns while another one opens; calls for that one open it once."""
+    slow, may_open, openings, open_it = ReplLimits(cpu_s=7), threading.Event(), list[Sandbox](), Sandbox._open
+
+    async def slowly(self: Sandbox) -> None:
+        if self.limits == slow:
+            openings.append(self)
+            await until(may_open.is_set)
+        await open_it(self)
+
+    monkeypatch.setattr(Sandbox, "_open", slowly)
+    try:
+        fast = Sandbox.shared()
+        callers = [threading.Thread(target=Sandbox.shared, args=(slow,)) for _ in range(2)]
+        for caller in callers:
+            caller.start()
+        until_now(lambda: openings)
+        assert Sandbox.shared() is fast
+        assert asyncio.run(Sandbox.ashared()) is fast
+        may_open.set()
+        for caller in callers:
+            caller.join()
+        assert openings == [Sandbox.shared(slow)]
+    finally:
+        close_all()
 
 
 def test_stats_say_what_lives_and_what_was_started() -> None:
