@@ -1,7 +1,7 @@
 """The fenced blocks of a reply: their places and their contents.
 
 The rules are CommonMark's, bent where models break them. A list marker or words (`Okay! `) may precede the opening
-fence of code to run.
+fence.
 Code may have the fence's own characters inside a triple-quoted string. A fence that was never closed ends where the
 next block to run begins. Every look ahead is bounded, so that the time for a reply grows with its length alone.
 """
@@ -34,8 +34,9 @@ _FENCE_LINE = re.compile(
     ^(?P<indent>[ \t]*+)
     (?:
         (?P<marker>(?:[-*+]|\d{1,3}[.)])[ \t]++)
-      | (?P<words>(?!>|`{3})(?>(?:[^\n`]++|`[^\n`]++`)+)(?<!`))      # words, and spans of code that are closed
-        (?=`{3,}+[ \t]*+(?:repl|python3?|py)[ \t]*+$)
+      | (?P<words>(?!>|`{3})                                         # words, and closed spans of code
+          (?>(?:[^\n`]++|```[^\n`]++```(?!`)|``[^\n`]++``(?!`)|`[^\n`]++`(?!`))+)(?<!`))
+        (?=`{3,}+[ \t]*+[\w.+#:{}-]*+(?:[ \t]++\w++=[^\n`]*+)?[ \t]*+$)
     )?  # not possessive: CPython before 3.11.5 forgets the groups within a possessive one
     (?P<mark>`{3,}+(?=[^`\n]*+$)|~{3,}+)
     (?P<info>[^\n]*+)$
@@ -87,8 +88,8 @@ class _Line(NamedTuple):
 
     @property
     def is_mention(self) -> bool:
-        """Whether words precede it that do not announce code: it may be only mentioned at the end of a line."""
-        return bool(self.words) and not self.words.rstrip().endswith(":")
+        """Whether it may be only mentioned at the end of a line: it is not code that the words before announce."""
+        return bool(self.words) and not (self.tag in RUNNABLE_TAGS and self.words.rstrip().endswith(":"))
 
     def belongs_to(self, opener: "_Line") -> bool:
         """Whether it is of the opener's kind and at least as long: a closing fence, or the next opening one."""
@@ -111,7 +112,8 @@ def split_fences(text: str, inspector: Inspector) -> list[Fence]:
         end = len(text) if closer is None else closer.start
         inside = _inside(text, opener, end)
         is_closed = closer is not None and not closer.info
-        if opener.is_mention and not is_closed and inspector.tree(inside) is None:
+        is_open = opener.is_mention and not is_closed
+        if is_open and (opener.tag not in RUNNABLE_TAGS or inspector.tree(inside) is None):
             mentions += 1
             number += 1
             continue

@@ -69,7 +69,8 @@ _UNTAGGED = NotRun(
 )
 _MISPLACED = NotRun(
     "a ```repl fence that is not on lines of its own",
-    "Its code was not on the lines after it, or it was quoted; write ```repl, the code, and ``` on separate lines.",
+    "Its code was not on the lines after it, or it was quoted or not closed; write ```repl, the code, and ``` on "
+    "separate lines.",
 )
 _TOOL_CALL_REASON = "There are no tools to call in this way; write Python in a ```repl fence instead."
 _TOOL_CALL_IN_JSON = NotRun("a tool call in JSON", _TOOL_CALL_REASON)

@@ -69,6 +69,11 @@ CODE_SHAPES = {
     "a fence right behind a word": Shape("Okay```python\nx = 1\n```", ("x = 1",)),
     "a fence behind words and code in a line": Shape("I look at `x`. ```repl\nx = 1\n```", ("x = 1",)),
     "a fence behind code in a line": Shape("`x` first! ```repl\nx = 1\n```", ("x = 1",)),
+    "a fence behind words and a longer span of code": Shape(
+        "I use ```repl``` and ``x``. ```repl\nx = 1\n```", ("x = 1",)
+    ),
+    "a tag in braces behind words": Shape("So. ```{repl}\nx = 1\n```", ("x = 1",)),
+    "a tag and attributes behind words": Shape("So. ```repl title=x\nx = 1\n```", ("x = 1",)),
     "an upper-case fence behind words": Shape("So. ```REPL \nx = 1\n```", ("x = 1",)),
     "a longer fence behind words": Shape("So. ````repl\nx = '''\n```\n'''\n````", ("x = '''\n```\n'''",)),
     "an unclosed fence behind words": Shape("Okay! ```repl\nx = 1\nprint(x)", ("x = 1\nprint(x)",)),
@@ -144,7 +149,11 @@ NOT_RUN_SHAPES = {
     "a tag behind a backtick": Shape(
         "I write ` ```repl\nx = 1\n```", not_run=("a ```repl fence that is not on lines of its own",)
     ),
-    "a fence of data behind words": Shape('It is ```json\n{"a": 1}\n```'),
+    "a fence of data behind words": Shape('It is ```json\n{"a": 1}\n```', not_run=("a ```json fence",)),
+    "bash behind words": Shape("Okay! ```bash\nls\n```", not_run=("a ```bash fence",)),
+    "code in an untagged fence behind words": Shape("Okay! ```\nprint(1)\n```", not_run=("an untagged fence",)),
+    "an answer behind an untagged fence behind words": Shape("It is: ```\n1, 2\n```\nFINAL(3)", final="3"),
+    "an answer behind words that end with backticks": Shape("I use ```\nFINAL(3)", final="3"),
     "a mention of a fence, and code": Shape("I use ```repl``` fences.\n```repl\nx = 1\n```", ("x = 1",)),
     "a document that shows a fence behind words": Shape(
         "```markdown\nOkay! ```repl\nx = 1\n```\n", not_run=("a ```markdown fence",)
@@ -571,6 +580,9 @@ UNCLOSED = [
     "a ` ",
     "a `b` ",
     "a ```repl ",
+    "a ```b``` ``c`` ",
+    "a. ```\n",
+    "a. ```b\n",
     "```markdown\n```repl\n",
 ]
 NESTED = ["```\nx=\n```\n", "```a\n```b\n```\n", "```a\n```repl\n", "```repl\n'''\n```\n", "```repl\n#'''\n'''\n```\n"]
