@@ -191,10 +191,14 @@ class OpenAICompatibleClient(BaseClient):
             why = os.strerror(number) if number > 0 else str(error.os_error)
             raise self._failed(f"cannot connect to {self._base_url}: {why}", "transient") from None
         except aiohttp.ClientConnectionError as error:
-            raise self._failed(f"the connection to {self._base_url} broke: {error}", "transient") from None
+            why = failures.words_of(error)
+            raise self._failed(f"the connection to {self._base_url} broke: {why}", "transient") from None
         except aiohttp.ClientPayloadError:
             raise self._failed("the server broke off in the middle of its answer", "transient") from None
-        except (aiohttp.ClientError, ValueError) as error:  # a malformed answer
+        except aiohttp.ClientResponseError as error:
+            why = failures.words_of(error)
+            raise self._failed(f"the answer of {self._base_url} is no valid HTTP: {why}", "provider") from None
+        except (aiohttp.ClientError, ValueError) as error:
             raise self._failed(f"{type(error).__name__}: {error}", "provider") from None
 
     def _session(self) -> aiohttp.ClientSession:
