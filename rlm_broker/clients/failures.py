@@ -59,11 +59,12 @@ def one_line(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def words_of(error: Exception) -> str:
-    """Return the words of an error of aiohttp: one of a broken connection, or of an answer that is no HTTP."""
+    """Return the words of an error of aiohttp: one of a broken connection, or of a malformed answer."""
     message = getattr(error, "message", str(error))
     if not isinstance(message, str):  # the object of a status line, as far as that came
         message = "the server closed it in the middle of the head of its answer"
-    return message.rstrip("\n ^")  # aiohttp puts a mark below the wrong byte, on a line of its own
+    # aiohttp puts a mark below the wrong byte, on a line of its own.
+    return message.rstrip("\n ^") or type(error).__name__
 
 
 def no_text(text: str | None, finish_reason: str | None) -> str | None:

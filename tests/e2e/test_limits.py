@@ -198,6 +198,18 @@ def test_socket_buffers_count_as_memory() -> None:
         assert "memory_bytes = 128 MiB" in (block.error or "")
 
 
+def test_block_that_sleeps_after_a_query_is_interrupted() -> None:
+    """Compute time stands still while a block waits for a reply, and goes on with the reply."""
+
+    async def answer(query: Query) -> list[Slot]:
+        return [Slot(text=prompt) for prompt in query.texts]
+
+    limits = Limits(block_timeout_s=1.0, block_wall_timeout_s=WAIT_S, interrupt_grace_s=PATIENT_S)
+    with Sandbox(limits) as sandbox, sandbox.repl(answer=answer) as repl:
+        block = repl.execute("llm_query('?')\nimport time\ntime.sleep(1_000)")
+    assert (block.status, block.limit) == ("interrupted", "block_timeout_s")
+
+
 def test_block_waiting_for_replies_ends_at_wall_limit() -> None:
     """A block that waits for replies without end is ended at its wall limit."""
 

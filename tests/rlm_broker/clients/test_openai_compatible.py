@@ -176,7 +176,7 @@ async def test_errors_of_all_shapes_are_read(body: Any, said: str) -> None:
 
 
 BEGUN = "the connection to ADDRESS broke: the server closed it in the middle of the head of its answer"
-WRONG = "the answer of ADDRESS is no valid HTTP: "
+WRONG = "the answer of ADDRESS is malformed: "
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,23 @@ def test_json_value_comes_out_unchanged(value: Any) -> None:
     assert shown(decode(encode_json(value, "it"))) == shown(value)
 
 
+@pytest.mark.parametrize("encoder", [encode, encode_json])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"\ud800": 1},
+        {"a": 1, "\udfff b": "\ud83d"},
+        {"\ud83d\ude00": 1, "\U0001f600": 2},  # two halves are not the character
+        {"$str": "\ud800", "\udc00": {"$": None}},
+        {("\ud800", 1): {"\udfff": [{"\ud800": ()}]}},
+    ],
+)
+def test_dict_key_with_half_a_character_crosses_whole(encoder: Any, value: dict[Any, Any]) -> None:
+    found = decode(encoder(value, "it"))
+    assert found == value
+    assert [*found] == [*value]
+
+
 @given(st.binary() | st.text().map(str.encode) | VALUES.map(lambda value: encode(value, "it")[:-1]))
 def test_invalid_bytes_are_one_error(data: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
