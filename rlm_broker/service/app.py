@@ -28,7 +28,7 @@ from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
 from rlm_broker.service.files.routes import routes as file_routes
-from rlm_broker.service.guard import Guard, key_of
+from rlm_broker.service.guard import LEFT, Guard, key_of
 from rlm_broker.service.health import Health
 from rlm_broker.service.keys import Keys
 from rlm_broker.service.metrics import Metrics
@@ -250,7 +250,7 @@ async def _answered(_request: Request, error: Exception) -> Response:
 
 async def _left(_request: Request, _error: Exception) -> Response:
     """End a request whose client has left while it sent the body: there is no reader of an answer."""
-    return Response(status_code=400)
+    return Response(status_code=LEFT)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

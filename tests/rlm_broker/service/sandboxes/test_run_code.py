@@ -33,6 +33,13 @@ def result(response: sandbox_fusion.RunCodeResponse) -> CommandRunResult:
     return response.run_result
 
 
+@pytest.mark.parametrize("memory_mb", [1e308, 1e12, 2**31])
+def test_memory_that_no_machine_has_is_refused(served: Served, memory_mb: float) -> None:
+    body = {"code": "1", "language": "python", "memory_limit_MB": memory_mb}
+    answer = httpx.post(f"{served.url}/run_code", json=body, headers=served.headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "memory_limit_MB")
+
+
 def test_program_runs_as_by_python(served: Served) -> None:
     """With its stdin, its `__main__`, its threads, its functions of `atexit`, and no echo of a last value."""
     code = (
