@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
+from rlm_broker.concurrency.forking import left_to_parent
 from rlm_broker.errors import SandboxFailed
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 
@@ -81,13 +82,18 @@ class _End:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
+        left_to_parent(self, _End._leave)
 
     def close(self) -> None:
         """Close the end. Has no effect when repeated."""
         if self._fd >= 0:
             self._stop()
-            os.close(self._fd)
-            self._fd = -1
+            self._leave()
+
+    def _leave(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _stop(self) -> None:
         self._loop.remove_reader(self._fd)

@@ -7,6 +7,7 @@ import socket
 import warnings
 from collections.abc import Callable, Sequence
 
+from rlm_broker.concurrency.forking import FORKING, socket_of_parent
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 
 BACKLOG = 4096
@@ -65,7 +66,8 @@ class Acceptor:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_IN_A_ROW):
             try:
-                connected, _ = listening.accept()
+                with FORKING:
+                    connected = socket_of_parent(listening.accept()[0])
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -106,7 +108,8 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             if bound and port == 0:  # the kernel would choose another port for each address
                 break
             try:
-                bound.append(socket.socket(family, kind, protocol))
+                with FORKING:
+                    bound.append(socket_of_parent(socket.socket(family, kind, protocol)))
             except OSError as error:
                 if error.errno == errno.EAFNOSUPPORT:  # "localhost" is ::1, too, and the kernel may lack IPv6
                     continue

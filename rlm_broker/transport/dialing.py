@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 
+from rlm_broker.concurrency.forking import FORKING, socket_of_parent
 from rlm_broker.errors import SandboxFailed
 from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
@@ -33,7 +34,8 @@ async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket
     """
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    connected = socket.socket(family, socket.SOCK_STREAM)
+    with FORKING:
+        connected = socket_of_parent(socket.socket(family, socket.SOCK_STREAM))
     try:
         connected.setblocking(False)
         async with asyncio.timeout(timeout_s):

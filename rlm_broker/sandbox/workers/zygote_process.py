@@ -12,7 +12,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from rlm_broker.concurrency.forking import FORKING
+from rlm_broker.concurrency.forking import FORKING, left_to_parent, socketpair_of_parent
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
@@ -86,8 +86,9 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._usable = True
-        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, self._theirs = socketpair_of_parent()
         self._control.setblocking(False)
+        left_to_parent(self, Zygote._leave)
         try:
             self.folder = PrivateFolder()
         except BaseException:
@@ -162,7 +163,7 @@ class Zygote:
             if group is not None:
                 undo.callback(group.remove)
             scratch = self._make_scratch()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = socketpair_of_parent()
             undo.callback(ours.close)
             request = Spawn(allow_exec=self._allow_exec, scratch=refusals.utf8(scratch), bounds=limits.repl_bounds())
             with theirs:
@@ -192,6 +193,9 @@ class Zygote:
         Returns:
             Whether its folder is gone, too.
         """
+        with contextlib.suppress(OSError):  # closed already, or the zygote has ended
+            # A process that C code has forked from this one has a copy, which would keep the zygote from its end.
+            self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         self._theirs.close()
         if self._process is not None:
@@ -205,9 +209,15 @@ class Zygote:
             self._process.wait()
             if self._process.stderr is not None:
                 self._process.stderr.close()
-            os.close(self._pidfd)
+            self._leave()
             self._process = None
         return self.folder.remove()
+
+    def _leave(self) -> None:
+        """Close the pidfd, also in a forked process."""
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def _make_scratch(self) -> str:
         """Make a worker's scratch folder on the host, at a level without a root of its own; else return ""."""
@@ -251,11 +261,14 @@ def start(
     Raises:
         OSError: There was no process or descriptor. No process is left.
     """
-    program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote.main import main; main({control_fd})"
-    with FORKING:
+    own = os.pidfd_open(os.getpid())
+    serve = f"from sandbox_worker.zygote.main import main; main({control_fd}, {own})"
+    program = f"import sys; sys.path[:] = {paths!r}; {serve}"
+    with contextlib.ExitStack() as opened, FORKING:
+        opened.callback(os.close, own)
         process = subprocess.Popen(
             [sys.executable, *isolated(seed), "-S", "-c", program],
-            pass_fds=[control_fd],
+            pass_fds=[control_fd, own],
             env=environment(seed, venv),
             cwd="/",
             stdin=subprocess.DEVNULL,
