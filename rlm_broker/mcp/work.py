@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.roots import Root
 from rlm_broker.context.store import Paths
 from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
@@ -161,7 +162,8 @@ class Work:
         if paths is not None:
             if self._root is None:
                 raise ConfigurationError("this server reads no files: give the text as context")
-            context = Paths(await asyncio.to_thread(self._root.resolved, paths))
+            root, wanted = self._root, paths
+            context = Paths(await in_thread(lambda _: root.resolved(wanted)))
         hosted = self._runs.begin(call.owner, context, asked.question)
         return await self._waited(call, hosted, asked.wait_s)
 

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from rlm_broker.concurrency.forking import left_to_parent
-from rlm_broker.errors import SandboxFailed
+from rlm_broker.errors import refused_by_machine
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 
 PIECE_BYTES: Final = 1 << 16
@@ -49,7 +49,7 @@ class ProgramPipes:
                 self._stderr = _Output(stderr_fd, self._bounds)
                 opened.pop_all()
         except OSError as error:
-            raise SandboxFailed(f"there are no pipes for a program: {error.strerror}") from None
+            raise refused_by_machine("there are no pipes for a program", error) from None
         return self
 
     def __exit__(

@@ -1,9 +1,9 @@
 """`Service`: an ASGI application that serves an `RLM` and its sandbox to OpenAI's clients."""
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
@@ -107,7 +108,8 @@ class Service:
                 await require_priced("usd_a_day", filter(None, (own.root, own.sub)))
             contexts: dict[str, StoredContext] = {}
             for name, path in self._settings.contexts.items():
-                contexts[name] = opening.enter_context(await asyncio.to_thread(_stored, name, path))
+                stored = await in_thread(partial(_stored, name, path), discard=StoredContext.close)
+                contexts[name] = opening.enter_context(stored)
             self._parts = await self._parts_of(opening, contexts)
             self._require_models(self._parts.models)
             self._health = Health(self._rlm.sandbox)
@@ -213,7 +215,7 @@ class Service:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _stored(name: str, path: str) -> StoredContext:
+def _stored(name: str, path: str, _stop: object) -> StoredContext:
     """Read a context of the server.
 
     Raises:

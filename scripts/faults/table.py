@@ -28,6 +28,7 @@ from scripts.faults.cell import (
     Report,
     Scene,
 )
+from scripts.faults.descriptors import FREE, few_descriptors
 from scripts.faults.stage import Stage, Strike
 from scripts.faults.user_code import nothing
 
@@ -237,6 +238,10 @@ PROVIDERS: Sequence[Fault] = (
 )
 
 OTHERS: Sequence[Other] = (
+    *(
+        Other(f"EMFILE with {FREE.start} to {FREE.stop - 1} free numbers at {level}", few_descriptors(level))
+        for level in ("strict", "standard")
+    ),
     Other("trace truncated at every byte", records.truncated(records.traced, records.open_trace, 1)),
     Other("recording truncated at every byte", records.truncated(records.recorded, records.open_recording, 1)),
     Other("cache truncated at every byte", records.truncated(records.cached, records.open_cache, 1)),

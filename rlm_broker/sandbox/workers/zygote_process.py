@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rlm_broker.concurrency.forking import FORKING, left_to_parent, socketpair_of_parent
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, SandboxFailed
+from rlm_broker.errors import ConfigurationError, SandboxFailed, is_shortage, refused_by_machine
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers import refusals
@@ -171,7 +171,9 @@ class Zygote:
                     fds = [theirs.fileno(), *([group.join_fd] if group else [])]
                     socket.send_fds(self._control, [pack(request)], fds)
                     answer, answer_fds = await self._answer(limits.start_timeout_s)
-                except (OSError, EOFError):
+                except (OSError, EOFError) as error:
+                    if is_shortage(error):  # the pidfd was cut off; the worker ends with its control socket
+                        raise
                     self._usable = False
                     assert self._process is not None
                     why = refusals.why_ended(self._process)
@@ -226,7 +228,7 @@ class Zygote:
         try:
             return tempfile.mkdtemp(prefix="scratch-", dir=self.folder.path)
         except OSError as error:
-            raise SandboxFailed(f"no scratch folder can be made: {error.strerror}: {self.folder.path}") from None
+            raise refused_by_machine(f"no scratch folder can be made in {self.folder.path}", error) from None
 
     async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
         loop = asyncio.get_running_loop()
@@ -261,18 +263,21 @@ def start(
     Raises:
         OSError: There was no process or descriptor. No process is left.
     """
-    own = os.pidfd_open(os.getpid())
-    serve = f"from sandbox_worker.zygote.main import main; main({control_fd}, {own})"
-    program = f"import sys; sys.path[:] = {paths!r}; {serve}"
-    with contextlib.ExitStack() as opened, FORKING:
+    with contextlib.ExitStack() as opened:
+        own = os.pidfd_open(os.getpid())
         opened.callback(os.close, own)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # `Popen` would leave its own open if its pipe failed
+        opened.callback(os.close, null)
+        serve = f"from sandbox_worker.zygote.main import main; main({control_fd}, {own})"
+        program = f"import sys; sys.path[:] = {paths!r}; {serve}"
+        opened.enter_context(FORKING)
         process = subprocess.Popen(
             [sys.executable, *isolated(seed), "-S", "-c", program],
             pass_fds=[control_fd, own],
             env=environment(seed, venv),
             cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdin=null,
+            stdout=null,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a Ctrl+C at the terminal signals the orchestrator alone, which decides
         )
