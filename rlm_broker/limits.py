@@ -153,7 +153,7 @@ class RunLimits(_Bounds):
 
     # -- time
     run_timeout_s: PositiveFloat | None = 3_600.0
-    """Seconds of one whole run, with everything below it; then it ends with `LimitReached`."""
+    """Seconds of one whole run, with the reading of its context and all below it; then it ends with `LimitReached`."""
     child_timeout_s: PositiveFloat | None = 600.0
     """Seconds of one child run; then its query gets an error. A child never outlives its parent's own time limit."""
     iteration_timeout_s: PositiveFloat | None = None

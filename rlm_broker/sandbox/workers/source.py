@@ -113,9 +113,13 @@ class ColdStart:
     async def restart(self, worker: Worker, limits: ReplLimits) -> Connection:
         """Start a fresh REPL in a worker, on a fresh connection: the last REPL may have ended inside a frame."""
         connection, connected = await self._connect(limits)
-        with connected:
-            await worker.start(connected.fileno(), limits.start_timeout_s)
-        await self._ready(connection, limits)
+        try:
+            with connected:
+                await worker.start(connected.fileno(), limits.start_timeout_s)
+            await self._ready(connection, limits)
+        except BaseException:
+            await to_its_end(connection.close)
+            raise
         return connection
 
     async def _connect(self, limits: ReplLimits, after_others: bool = False) -> tuple[Connection, socket.socket]:
