@@ -209,10 +209,9 @@ class RemoteRun:
             RlmBrokerError: The run failed.
         """
         asked = self._asked
-        is_first = self._started is None
         if self._started is None:
             self._started = time.monotonic() - asked.spent_s
-        if not is_first or (asked.spent_s and asked.limits.run_timeout_s is not None):
+        if asked.limits.run_timeout_s is not None:
             limits = asked.limits.model_copy(update={"run_timeout_s": self._left_s()})
             begin = msgspec.structs.replace(begin, limits=limits_spec(limits))
         answer_type = None if asked.output_type is None else asked.output_type.again()
