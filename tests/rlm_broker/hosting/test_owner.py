@@ -1,8 +1,10 @@
 """Owners: their models, and the money of a day."""
 
+import datetime as dt
+
 import pytest
 
-from rlm_broker.hosting.owner import DAY_S, MoneySpent, NotAllowed, Owner, Purse
+from rlm_broker.hosting.owner import MoneySpent, NotAllowed, Owner, Purse
 
 
 def test_owner_may_use_its_models_alone() -> None:
@@ -13,9 +15,10 @@ def test_owner_may_use_its_models_alone() -> None:
     Owner("b").require_model("any")
 
 
-def test_money_of_a_day_is_back_the_next_day() -> None:
-    now = [DAY_S * 10 + 3_600.0]
-    purse = Purse(Owner("a", usd_a_day=2.0), lambda: now[0])
+def test_money_of_a_day_is_back_at_midnight_utc() -> None:
+    """The days are those of the calendar, whose instants are known without the product's own constant."""
+    now = dt.datetime(2026, 3, 1, 1, tzinfo=dt.UTC)
+    purse = Purse(Owner("a", usd_a_day=2.0), lambda: now.timestamp())
     purse.add(0.5)
     assert purse.left_usd == 1.5
     purse.require_some()
@@ -23,8 +26,10 @@ def test_money_of_a_day_is_back_the_next_day() -> None:
     assert purse.left_usd == 0
     with pytest.raises(MoneySpent, match=r"2 US dollars of today") as refused:
         purse.require_some()
-    assert refused.value.retry_after_s == DAY_S - 3_600
-    now[0] += DAY_S
+    assert refused.value.retry_after_s == dt.timedelta(hours=23).total_seconds()
+    now = dt.datetime(2026, 3, 1, 23, 59, 59, tzinfo=dt.UTC)
+    assert purse.left_usd == 0
+    now = dt.datetime(2026, 3, 2, tzinfo=dt.UTC)
     assert purse.left_usd == 2.0
 
 

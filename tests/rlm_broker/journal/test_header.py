@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,24 @@ def test_differences_are_named_and_counted(tmp_path: Path) -> None:
     said = str(refused.value)
     assert "model was 'a' and is 'b'; tools was [] and is ['t']; limits.y was None and is 2.5; and 1 more;" in said
     assert len(said) < 500
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"model": "m"}, {"model": "m", "routes": ["a"]}, "routes was None and is ['a'];"),
+        ({"limits": {"x": 1}}, {"limits": {"x": 1, "y": 0}}, "limits.y was None and is 0;"),
+        ({}, {"tools": []}, "tools was None and is [];"),
+        ({"model": "m", "routes": ["a"]}, {"model": "m"}, "routes was ['a'] and is None;"),
+    ],
+)
+def test_setting_that_one_side_alone_has_is_a_difference(
+    tmp_path: Path, before: dict[str, object], now: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"results of other settings: {said}")):
+        require_same(tmp_path, before, now)
+
+
+def test_setting_that_is_new_and_not_set_is_no_difference(tmp_path: Path) -> None:
+    """A later release knows more settings. A journal is gone on with if none of them is used."""
+    require_same(tmp_path, {"model": "m"}, {"model": "m", "routes": None})

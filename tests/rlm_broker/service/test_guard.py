@@ -59,6 +59,17 @@ def test_page_of_another_origin_is_refused(served: Served, origin: str) -> None:
     assert status(served, origin=origin) == (403, "origin")
 
 
+@pytest.mark.parametrize("behind", [".evil.example", ".evil.example:80", "@evil.example", "/.evil.example", "0"])
+def test_origin_that_begins_with_the_servers_own_is_refused(served: Served, behind: str) -> None:
+    assert status(served, origin=served.url + behind) == (403, "origin")
+    assert status(served, host="localhost", origin=f"http://localhost{behind}.evil") == (403, "origin")
+
+
+def test_origin_that_the_servers_own_begins_with_is_refused(served: Served) -> None:
+    assert status(served, origin="http://127.0.0.1") == (403, "origin")
+    assert status(served, origin="http://") == (403, "origin")
+
+
 def test_page_of_the_server_itself_is_let_in(served: Served) -> None:
     assert status(served, origin=served.url, sec_fetch_site="same-origin") == (200, "")
 

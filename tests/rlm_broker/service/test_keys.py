@@ -1,5 +1,7 @@
 """Keys: found by their text, which the server forgets."""
 
+import base64
+
 import pytest
 
 from rlm_broker import ConfigurationError, RunLimits
@@ -17,6 +19,24 @@ def test_key_is_found_by_its_text() -> None:
     assert keys.authenticated(f"Bearer {TEXT}") is ANN
     assert keys.authenticated(f"bearer  {TEXT} ") is ANN
     assert TEXT not in repr(vars(keys))
+
+
+def basic(credentials: str, scheme: str = "Basic") -> str:
+    return f"{scheme} {base64.b64encode(credentials.encode()).decode()}"
+
+
+@pytest.mark.parametrize("user", ["", "ann", "ann b@example.org"])
+def test_key_is_taken_as_the_password_of_any_user(user: str) -> None:
+    keys = Keys([(ANN, f"{TEXT}:1")])
+    assert keys.authenticated(basic(f"{user}:{TEXT}:1")) is ANN
+    assert keys.authenticated(basic(f"{user}:{TEXT}:1", "bASIC ")) is ANN
+
+
+@pytest.mark.parametrize("credentials", ["", ":", TEXT, f"{TEXT}:", f"{TEXT}:other", f"ann:{TEXT}x", f"ann:x{TEXT}"])
+def test_other_passwords_are_refused(credentials: str) -> None:
+    with pytest.raises(ApiError, match="a key of this server") as refused:
+        Keys([(ANN, TEXT)]).authenticated(basic(credentials))
+    assert refused.value.status == 401
 
 
 @pytest.mark.parametrize(
