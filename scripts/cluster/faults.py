@@ -9,10 +9,10 @@ from scripts.cluster.director import Play, seconds_until
 from scripts.cluster.network import Node
 
 NOTICED_WITHIN_S = 3.0
-"""Seconds within which a loss is noticed, and a node has ended what it can not go on with."""
+"""Seconds within which a loss is noticed, and a node has ended what it can not go on with, where nothing else runs."""
 UNWRITTEN_S = 0.5
 """Seconds before the end of an orchestrator within which an answer may not have been written down yet."""
-LEFT_WITHIN_S = 15.0
+LEFT_WITHIN_S = 60.0
 """Seconds to wait for what is to end. Beyond, it counts as left."""
 
 
@@ -26,6 +26,7 @@ class Outcome:
         ended_s: Seconds until the node had ended its runs and REPLs; None if they did not end, or need not.
         left: Processes on each node after the end, beside agents that wait for a broker.
         problems: What is not as it must be.
+        within_s: Seconds within which a loss is noticed. Infinity where other work delays all processes of the play.
     """
 
     is_loss: bool = False
@@ -33,6 +34,7 @@ class Outcome:
     ended_s: float | None = None
     left: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    within_s: float = NOTICED_WITHIN_S
 
 
 Fault = Callable[[Play, Outcome], None]
@@ -151,7 +153,7 @@ def _busy(play: Play) -> Node:
 def _noticed(play: Play, outcome: Outcome, node: Node, since: float) -> None:
     outcome.is_loss = True
     outcome.noticed_s = play.wait_until_lost(node, since)
-    if outcome.noticed_s > NOTICED_WITHIN_S:
+    if outcome.noticed_s > outcome.within_s:
         outcome.problems.append(f"noticed after {outcome.noticed_s:.1f} s")
 
 
@@ -162,7 +164,7 @@ def _ended(outcome: Outcome, node: Node, since: float, agents: int = 1) -> None:
         outcome.problems.append(f"{len(node.processes) - agents} processes of {node.name} did not end")
         return
     outcome.ended_s = max(taken, outcome.ended_s or 0.0)
-    if taken > NOTICED_WITHIN_S:
+    if taken > outcome.within_s:
         outcome.problems.append(f"{node.name} ended its runs after {taken:.1f} s")
 
 
