@@ -42,6 +42,7 @@ Fault = Callable[[Play, Outcome], None]
 
 def nothing(play: Play, _outcome: Outcome) -> None:
     """Inject no fault: what the others are compared with."""
+    play.go_on()
     play.finish()
 
 
@@ -50,6 +51,7 @@ def node_killed(play: Play, outcome: Outcome) -> None:
     node = _busy(play)
     since = time.monotonic()
     node.kill()
+    play.go_on()
     _noticed(play, outcome, node, since)
     play.finish()
 
@@ -59,6 +61,7 @@ def agent_killed(play: Play, outcome: Outcome) -> None:
     node = _busy(play)
     since = time.monotonic()
     node.agent.kill()
+    play.go_on()
     _ended(outcome, node, since, agents=0)
     _noticed(play, outcome, node, since)
     play.finish()
@@ -69,6 +72,7 @@ def link_cut(play: Play, outcome: Outcome) -> None:
     node = _busy(play)
     since = time.monotonic()
     node.cut()
+    play.go_on()
     _noticed(play, outcome, node, since)
     _ended(outcome, node, since)
     node.heal()
@@ -80,6 +84,7 @@ def link_flaps(play: Play, _outcome: Outcome) -> None:
     """Cut a link for a moment that is shorter than the silence which counts as a loss."""
     node = _busy(play)
     node.cut()
+    play.go_on()
     time.sleep(0.5)
     node.heal()
     play.finish()
@@ -91,6 +96,7 @@ def agent_stopped(play: Play, outcome: Outcome) -> None:
     since = time.monotonic()
     agent = node.agent
     agent.send_signal(signal.SIGSTOP)
+    play.go_on()
     _noticed(play, outcome, node, since)
     agent.send_signal(signal.SIGCONT)
     _ended(outcome, node, time.monotonic())
@@ -100,6 +106,7 @@ def agent_stopped(play: Play, outcome: Outcome) -> None:
 
 def orchestrator_killed(play: Play, outcome: Outcome) -> None:
     """SIGKILL the orchestrator; then give the same command again."""
+    play.go_on()
     play.wait_for_done(play.runs // 3)
     since = play.kill_orchestrator()
     for node in play.nodes:
@@ -145,8 +152,8 @@ def judge(play: Play, outcome: Outcome) -> None:
 
 
 def _busy(play: Play) -> Node:
-    """Wait until a part of the batch is done, and return a node that has runs."""
-    play.wait_for_done(play.runs // 3)
+    """Wait until all runs wait for the provider, and return a node that has some. The fault then lets them go on."""
+    play.wait_until_held()
     return max(play.nodes, key=lambda node: len(node.processes))
 
 

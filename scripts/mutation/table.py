@@ -33,6 +33,11 @@ MODULES = {
     "rlm_broker/concurrency/bounded_map.py": ["tests/rlm_broker/concurrency/test_bounded_map.py"],
     "rlm_broker/concurrency/deadline.py": ["tests/rlm_broker/concurrency/test_deadline.py"],
     "rlm_broker/concurrency/fair_semaphore.py": ["tests/rlm_broker/concurrency/test_fair_semaphore.py"],
+    "rlm_broker/service/guard.py": ["tests/rlm_broker/service/test_guard.py"],
+    "rlm_broker/service/bodies.py": ["tests/rlm_broker/service/test_bodies.py"],
+    "rlm_broker/service/keys.py": ["tests/rlm_broker/service/test_keys.py"],
+    "rlm_broker/handler/client_queue.py": ["tests/rlm_broker/handler/test_client_queue.py"],
+    "rlm_broker/handler/cache.py": ["tests/rlm_broker/handler/test_cache.py"],
     "sandbox_worker/wire/frames.py": ["tests/sandbox_worker/wire/test_frames.py"],
     "sandbox_worker/wire/headtail.py": ["tests/sandbox_worker/wire/test_headtail.py"],
 }
