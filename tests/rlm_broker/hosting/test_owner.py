@@ -4,7 +4,7 @@ import datetime as dt
 
 import pytest
 
-from rlm_broker.hosting.owner import MoneySpent, NotAllowed, Owner, Purse
+from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, Owner, Purse
 
 
 def test_owner_may_use_its_models_alone() -> None:
@@ -24,8 +24,9 @@ def test_money_of_a_day_is_back_at_midnight_utc() -> None:
     purse.require_some()
     purse.add(1.75)
     assert purse.left_usd == 0
-    with pytest.raises(MoneySpent, match=r"2 US dollars of today") as refused:
+    with pytest.raises(MoneySpent) as refused:
         purse.require_some()
+    assert str(refused.value) == "this key has spent its 2 US dollars of today (UTC)"
     assert refused.value.retry_after_s == dt.timedelta(hours=23).total_seconds()
     now = dt.datetime(2026, 3, 1, 23, 59, 59, tzinfo=dt.UTC)
     assert purse.left_usd == 0
@@ -38,3 +39,8 @@ def test_owner_without_bound_always_has_money() -> None:
     purse.add(1e9)
     assert purse.left_usd is None
     purse.require_some()
+
+
+def test_busy_service_says_when_to_come_again() -> None:
+    busy = Busy("all places are taken", 2.5)
+    assert (str(busy), busy.retry_after_s) == ("all places are taken", 2.5)
