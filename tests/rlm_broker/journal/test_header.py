@@ -21,6 +21,12 @@ def test_header_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (tmp_path / "header.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_format_is_the_first_one(tmp_path: Path) -> None:
+    """Another number would have earlier journals refused."""
+    (tmp_path / "header.json").write_bytes(b'{"rlm_broker_journal":1,"seed":null,"settings":{"a":[]}}')
+    assert read_header(tmp_path) == Header(1, None, {"a": []})
+
+
 @pytest.mark.parametrize("tears", [False, True])
 def test_kill_leaves_no_half_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tears: bool) -> None:
     header = Header(FORMAT, 5, {"model": "m"})
@@ -63,6 +69,18 @@ def test_differences_are_named_and_counted(tmp_path: Path) -> None:
     said = str(refused.value)
     assert "model was 'a' and is 'b'; tools was [] and is ['t']; limits.y was None and is 2.5; and 1 more;" in said
     assert len(said) < 500
+
+
+@pytest.mark.parametrize(("others", "more"), [(1, ""), (2, ""), (3, "; and 1 more")])
+def test_three_differences_are_shown_each_cut(tmp_path: Path, others: int, more: str) -> None:
+    before = {"long": "z" * 60} | {f"n{number}": "y" * 58 for number in range(others)}
+    shown = "; ".join(f"n{number} was '{'y' * 58}' and is None" for number in range(min(others, 2)))
+    with pytest.raises(ConfigurationError) as refused:
+        require_same(tmp_path, before, {})
+    assert str(refused.value) == (
+        f"the journal {tmp_path} has results of other settings: long was '{'z' * 59}... and is None; {shown}{more}; "
+        "give the same settings, or another file for the results"
+    )
 
 
 @pytest.mark.parametrize(
