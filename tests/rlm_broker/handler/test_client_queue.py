@@ -1,6 +1,7 @@
 """The queue before a client: its attempts, its pace and its fallbacks."""
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -317,6 +318,17 @@ async def test_error_of_a_client_is_a_failure(error: BaseException, said: str) -
         await LMHandler(client).complete(client, REQUEST)
 
 
+async def test_call_that_is_cancelled_is_no_failure() -> None:
+    client = Answering(for_ever)
+    call = asyncio.create_task(LMHandler(client).complete(client, REQUEST))
+    while not client.asked:
+        await asyncio.sleep(0)
+    await turns()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 async def test_end_of_the_time_says_whose_time_it_was() -> None:
     client = Answering(for_ever)
     with pytest.raises(ModelFailed, match=r"^answering: no answer within 5 s$") as late:
@@ -334,6 +346,7 @@ async def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) 
     handler = handler_of(client, Serving(max_retries=9))
     await handler.complete(client, REQUEST, 1_000, on_retry=lambda _, wait_s, __: waits.append(wait_s))
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert [after - before for before, after in itertools.pairwise(client.asked)] == pytest.approx(waits, abs=0.01)
 
 
 async def test_failing_call_is_attempted_five_times_by_default() -> None:

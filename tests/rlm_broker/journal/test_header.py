@@ -1,13 +1,17 @@
 """The header of a journal: whole or missing, and compared in words."""
 
 import contextlib
+import errno
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.journal import disk
 from rlm_broker.journal.header import FORMAT, Header, read_header, require_same, write_header
 from tests.support.journals import Crash, dying
 
@@ -58,6 +62,42 @@ def test_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "header.json")
     with pytest.raises(ConfigurationError, match=r"header\.json is not a regular file: remove it"):
         read_header(tmp_path)
+
+
+def test_header_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(path: Path) -> BinaryIO:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(disk, "open_to_read", failing)
+    with pytest.raises(ConfigurationError, match=r"^cannot read .*header\.json: Input/output error$"):
+        read_header(tmp_path)
+
+
+def test_header_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut would otherwise leave a header that is empty."""
+    done: list[str] = []
+
+    def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: (done.append(name), real(*given))[1]
+
+    for name in ("append", "sync", "put_in_place"):
+        monkeypatch.setattr(disk, name, noted(name, getattr(disk, name)))
+    write_header(tmp_path, Header(FORMAT, None, {}))
+    assert done == ["append", "sync", "put_in_place"]
+
+
+def test_full_disk_leaves_no_part_of_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:20])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_header(tmp_path, Header(FORMAT, None, {}))
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0]
 
 
 def test_differences_are_named_and_counted(tmp_path: Path) -> None:
