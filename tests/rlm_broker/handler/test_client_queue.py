@@ -12,7 +12,7 @@ import pytest
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.concurrency.rate_window import SPAN_S
 from rlm_broker.errors import FailureCause, ModelFailed
-from rlm_broker.handler.client_queue import BACKOFF_S, Serving
+from rlm_broker.handler.client_queue import BACKOFF_S, PendingCall, Serving
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
@@ -387,6 +387,19 @@ async def test_fallbacks_have_equal_shares_of_the_time(fallbacks: int, share_s: 
     before = time.monotonic()
     assert (await handler.complete(hanging, REQUEST, 40)).root_model == "last"
     assert last.asked[0] - before == pytest.approx(share_s, abs=0.01)
+
+
+async def test_time_of_an_attempt_goes_before_a_share() -> None:
+    hanging, spare = Answering(for_ever), Failing(name="spare")
+    handler = handler_of(hanging, Serving(fallbacks=(spare,), max_retries=0, attempt_timeout_s=5))
+    before = time.monotonic()
+    assert (await handler.complete(hanging, REQUEST, 40)).root_model == "spare"
+    assert spare.asked[0] - before == pytest.approx(5, abs=0.01)
+
+
+@pytest.mark.parametrize(("spent_s", "left_s"), [(0, 5), (4, 1), (5, 0), (7, 0)])
+def test_time_that_is_spent_is_not_left(spent_s: float, left_s: float) -> None:
+    assert PendingCall(REQUEST, 5, spent_s=spent_s).left_s == left_s
 
 
 async def test_announced_tokens_count_before_the_call() -> None:
