@@ -78,7 +78,11 @@ def test_header_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     done: list[str] = []
 
     def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: (done.append(name), real(*given))[1]
+        def call(*given: Any) -> Any:
+            done.append(name)
+            return real(*given)
+
+        return call
 
     for name in ("append", "sync", "put_in_place"):
         monkeypatch.setattr(disk, name, noted(name, getattr(disk, name)))
