@@ -119,7 +119,7 @@ async def receive() -> Message:
 
 
 class Sent(list[Message]):
-    """What an application has sent, and the requests that came to their end."""
+    """Messages that an application has sent, and the requests that came to their end."""
 
     def __init__(self) -> None:
         self.counted: list[tuple[str, int, float]] = []

@@ -163,7 +163,7 @@ def test_sleeping_process_is_sampled_about_twice_a_second() -> None:
 
 @pytest.mark.parametrize("are_several", [False, True])
 def test_process_that_may_grow_unseen_is_sampled_often(are_several: bool) -> None:
-    """Nothing else bounds a single process without RLIMIT_AS, nor several with it."""
+    """The watch alone bounds a single process without RLIMIT_AS, and several processes with it."""
     with child("x = 1") as one, child("x = 1") as other:
         pids = [one.pid, other.pid] if are_several else [one.pid]
         looking = Watch(Proc(), 1 << 40, MANY, lambda: pids, is_loose=not are_several)
