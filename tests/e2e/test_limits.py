@@ -12,7 +12,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
 from tests.support.skips import ONE_PROCESS
-from tests.support.waiting import WAIT_S, for_ever, turns
+from tests.support.waiting import WAIT_S, for_ever, turns, within_longer
 
 MIB = 1 << 20
 PATIENT_S = 60
@@ -343,14 +343,15 @@ def test_print_loop_costs_no_memory(repl: SandboxedRepl, loop: str) -> None:
 )
 def test_stubborn_block_is_ended_in_time(repl: SandboxedRepl, code: str, statuses: set[str]) -> None:
     """Code that resists its end is ended in time, and the next block works."""
-    block = repl.execute(code, timeout_s=0.3)
+    block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.status in statuses)
     assert block.status in statuses
     assert block.error
 
 
 def test_killed_block_names_its_line(repl: SandboxedRepl) -> None:
     repl.execute("import signal\ndef spin():\n    while True: pass")
-    block = repl.execute("signal.signal(signal.SIGINT, signal.SIG_IGN)\n\nspin()", timeout_s=0.3)
+    code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('there')\nspin()"
+    block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.stdout)
     assert block.post_mortem is not None
     assert block.post_mortem.where == "It was at line 3 of an earlier block, in spin"
     assert "It was at line 3 of an earlier block, in spin" in (block.error or "")
@@ -368,9 +369,11 @@ def test_kill_includes_daemonised_children(repl: SandboxedRepl) -> None:
         "        if os.fork() == 0:\n"
         "            while True: time.sleep(1)\n"
         "        os._exit(0)\n"
+        "print('there')\n"
         "while True: pass"
     )
-    assert repl.execute(code, timeout_s=0.3).status == "killed"
+    block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.stdout)
+    assert block.status == "killed"
     assert {process.pid for process in living_below()} <= before
 
 

@@ -21,6 +21,7 @@ from rlm_broker.service.http.protocol import MOST_HEADER_BYTES
 from rlm_broker.viewer.machine import MOST_CONNECTIONS, Viewer
 from tests.support.browser import browser
 from tests.support.traces import small
+from tests.support.waiting import until
 
 GOING = RunStatus(
     id="going",
@@ -218,9 +219,7 @@ async def test_reader_that_leaves_ends_the_following(link: str, source: Source) 
         assert json.loads(await answer.content.readline())["rows"]
         assert source.followers == 1
         answer.close()
-        async with asyncio.timeout(60):
-            while source.followers:
-                await asyncio.sleep(0.01)
+        await until(lambda: not source.followers)
 
 
 async def test_lost_process_is_told_in_the_stream(link: str, source: Source) -> None:
