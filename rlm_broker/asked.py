@@ -45,6 +45,7 @@ class Asked:
         place: Entered before the run begins, and left at its end; None begins at once.
         repl: REPL that outlives the run; None opens one for the run.
         completing: From the handler, makes what completes the calls of one attempt in its place; None is the handler.
+        spent_s: Seconds of `run_timeout_s` that were spent before the run began: its context was read.
     """
 
     context: object
@@ -60,6 +61,7 @@ class Asked:
     place: AbstractAsyncContextManager[Any] | None = None
     repl: PersistentRepl | None = None
     completing: MakesCompleting | None = None
+    spent_s: float = 0.0
 
     def completed_by(self, handler: Completing) -> Completing:
         """Return what completes the calls of a new attempt of the run."""

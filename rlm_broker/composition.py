@@ -1,6 +1,5 @@
 """The composition of a root run: its loop, and all parts that its tree shares."""
 
-import asyncio
 import contextlib
 import dataclasses
 import time
@@ -11,11 +10,13 @@ from rlm_broker import __version__
 from rlm_broker.asked import Asked, stored
 from rlm_broker.clients.recording import Recorder
 from rlm_broker.cluster.remote_run import RemoteRun
+from rlm_broker.concurrency.deadline import Late, in_time
 from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.control.board import BOARD
 from rlm_broker.engine import Engine, EngineParts, RunningCluster
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
@@ -60,7 +61,9 @@ async def answered(
             await own.enter_async_context(asked.place)
         context = asked.context
         if not isinstance(context, StoredContext):
-            context = own.enter_context(await asyncio.to_thread(stored, context, asked.question))
+            started = time.monotonic()
+            context = own.enter_context(await _stored_in_time(asked))
+            asked = dataclasses.replace(asked, spent_s=time.monotonic() - started)
         if engine is None:
             engine = await own.enter_async_context(parts.running(EventLoopRef.here()))
         begun = begun_run(
@@ -79,6 +82,23 @@ async def answered(
         run.hand_to(diverged)
         raise diverged
     return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)
+
+
+async def _stored_in_time(asked: Asked) -> StoredContext:
+    """Store the context within `run_timeout_s`. A stream or a file that stalls keeps a thread of its own alone.
+
+    Raises:
+        LimitReached: It took longer.
+        ConfigurationError: As for `RLM.completion`.
+    """
+    limit_s = asked.limits.run_timeout_s
+    storing = in_thread(lambda _: stored(asked.context, asked.question), discard=StoredContext.close)
+    if limit_s is None:
+        return await storing
+    try:
+        return await in_time(limit_s, storing)
+    except Late:
+        raise LimitReached("run_timeout_s", limit_s, limit_s) from None
 
 
 def begun_run(
@@ -166,9 +186,11 @@ def composed_run(
     if events.is_wanted:
         metadata = _metadata(routing, sandbox, limits, context)
         events.of(ROOT_RUN, 0)(RunStarted, asked.question, metadata["model"], metadata)
-    ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s
+    ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s - asked.spent_s
     caller = Caller(ROOT_RUN, 0, asked.question)
-    return run.begin(open_run(tree, caller, ends_at, asked.tools, asked.output_type, asked.repl or repl))
+    runner = open_run(tree, caller, ends_at, asked.tools, asked.output_type, asked.repl or repl)
+    runner.spent_s = asked.spent_s
+    return run.begin(runner)
 
 
 def _require_types(asked: Asked, routing: Routing) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlm_broker.shown import printable
 from sandbox_worker.wire.mime import MimeType
 
 RENDERED: tuple[MimeType, ...] = ("image/png", "image/jpeg", "text/plain")
@@ -48,10 +49,16 @@ class Display:
             mime: data if isinstance(data, str) else base64.b64encode(data).decode() for mime, data in self.data.items()
         }
 
+    _jsonable_ = to_dict
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:  # noqa: ARG002 - IPython's
-        """Return what a notebook shows: the picture, or text. HTML and SVG of model code stay out of its page."""
+        """Return what a notebook shows: the picture, or text. HTML and SVG of model code stay out of its page.
+
+        The text is escaped, since IPython in a terminal prints it as it is.
+        """
         forms = self.to_dict()
-        return {"text/plain": repr(self)} | {mime: forms[mime] for mime in RENDERED if mime in forms}
+        shown: dict[str, str] = {mime: forms[mime] for mime in RENDERED if mime in forms}
+        return shown | {"text/plain": printable(shown.get("text/plain", repr(self)), keep="\n\t")}
 
 
 def picture_in(display: Display) -> str | None:

@@ -31,7 +31,9 @@ Example, which keeps what a failed run had found:
         print(failed.partial_answer, failed.usage_summary.total_cost)
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import errno
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -285,6 +287,46 @@ class RunCancelled(RunFailed):
     def __init__(self, partial_answer: str | None = None) -> None:
         super().__init__("the run was cancelled before it had an answer")
         self.partial_answer = partial_answer
+
+
+SHORT_OF: Mapping[int, str] = MappingProxyType(
+    {
+        errno.EMFILE: "raise the limit of open files (`ulimit -n 4096`)",
+        errno.ETOOMANYREFS: "raise the limit of open files (`ulimit -n 4096`)",
+        errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
+        errno.EAGAIN: "raise the limit of processes (`ulimit -u`, LimitNPROC= or TasksMax= of a unit, --pids-limit)",
+        errno.ENOMEM: "free some memory, or raise the container's limit of it",
+        errno.ENOBUFS: "free some memory, or raise the container's limit of it",
+    }
+)
+"""Error number of the kernel that says what the process or the machine is short of → what would help."""
+
+
+def refused_by_machine(what: str, error: OSError) -> SandboxFailed:
+    """Return the error for something that the kernel refused.
+
+    Args:
+        what: What cannot be done, as the beginning of the sentence.
+        error: Error of the kernel.
+    """
+    remedy = SHORT_OF.get(error.errno or 0)
+    return SandboxFailed(f"{what}: {error.strerror or error}" + (f"; {remedy}" if remedy else ""))
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return whether the error says that the process or the machine is short of something, see `SHORT_OF`."""
+    return isinstance(error, OSError) and error.errno in SHORT_OF
+
+
+@contextlib.contextmanager
+def shortage_told(what: str) -> Iterator[None]:
+    """Raise `SandboxFailed` in place of an error that `is_shortage`. `what` is the beginning of its sentence."""
+    try:
+        yield
+    except OSError as error:
+        if not is_shortage(error):
+            raise
+        raise refused_by_machine(what, error) from None
 
 
 def require_kind(what: str, value: object, *kinds: type) -> None:

@@ -1,13 +1,17 @@
 """JSON Schemas that users bring: for answers, and for the arguments of tools."""
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, TypeVar
 
+from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.schema_steps import MOST_STEPS, TooManySteps, bounded, counted
@@ -16,19 +20,55 @@ MOST = 10
 """Mistakes named in one error; further ones are left out, because a long list may be wrong in each of its places."""
 
 
-_THREADS = DaemonThreads(2)
-"""Threads of checks that may take seconds. They are few, so that many checks leave time and threads to other work."""
+_PLACES = 2
+"""Checks that may take seconds, at the same time. They are few, so that many checks leave time to other work."""
+_THREADS = DaemonThreads(_PLACES)
+_TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FairSemaphore]" = weakref.WeakKeyDictionary()
+"""Turns of the checks of each event loop."""
+_WHOSE: ContextVar[Hashable] = ContextVar("whose", default=None)
+"""Owner of the schemas that are made now."""
 T = TypeVar("T")
 
 
-async def aside(work: Callable[[], T]) -> T:
+async def aside(work: Callable[[], T], whose: Hashable) -> T:
     """Check by a schema that is not trusted in a thread, so that the event loop goes on.
 
+    Args:
+        work: The check. Schemas that it makes are those of `whose`.
+        whose: Owner of the schema. Owners take turns.
+
     Returns:
-        What `work` returns. It is not begun if the caller is cancelled while it waits for a thread.
+        What `work` returns. It is not begun if the caller is cancelled while it waits for its turn.
     """
-    done: T = await asyncio.wrap_future(_THREADS.submit(work))
+    loop, turns = asyncio.get_running_loop(), _turns()
+    await turns.acquire(whose)
+
+    def check() -> T:
+        _WHOSE.set(whose)  # in the thread's copy of the caller's variables
+        return work()
+
+    try:
+        checking = _THREADS.submit(check)
+    except BaseException:
+        turns.release()
+        raise
+    checking.add_done_callback(lambda _: _pass_on(loop, turns))  # also if the caller is cancelled: a thread goes on
+    done: T = await asyncio.wrap_future(checking)
     return done
+
+
+def waiting(whose: Hashable) -> int:
+    """Return how many checks of an owner wait for their turn on this event loop."""
+    return _turns().waiting_of(whose)
+
+
+def _turns() -> FairSemaphore:
+    return _TURNS.setdefault(asyncio.get_running_loop(), FairSemaphore(_PLACES))
+
+
+def _pass_on(loop: asyncio.AbstractEventLoop, turns: FairSemaphore) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and no turn of it waits
+        loop.call_soon_threadsafe(turns.release)
 
 
 class Unfit(ValueError):
@@ -49,6 +89,7 @@ class JsonSchema:
     Attributes:
         text: Schema as JSON text.
         is_bounded: As given.
+        whose: Owner whose turn a check by it takes, where `aside` has made it.
 
     Raises:
         ConfigurationError: It is not a valid JSON Schema.
@@ -58,6 +99,7 @@ class JsonSchema:
         import jsonschema  # its import takes 0.1 s, which runs without a schema save
 
         self.is_bounded = is_bounded
+        self.whose = _WHOSE.get()
         try:
             self.text = json.dumps(schema, ensure_ascii=False)
             self._validator = _validator(self.text, is_bounded)
@@ -143,9 +185,42 @@ def _validator(text: str, is_bounded: bool) -> Any:
         kind.check_schema(schema)
         return made(schema)
     with counted():
-        for error in made(kind.META_SCHEMA).iter_errors(schema):
+        for error in made(kind.META_SCHEMA).iter_errors(_without_plain_parts(schema)):
             raise jsonschema.SchemaError.create_from(error)
     return made(schema)
+
+
+_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
+
+def _without_plain_parts(schema: Any) -> Any:
+    """Return a schema without those schemas in it that are valid in every draft.
+
+    These have no keyword but a description and the name of a type. The check of a schema takes a third of a
+    millisecond for each part, and most parts are such.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    for keyword in ("properties", "$defs", "definitions"):
+        if isinstance(parts := schema.get(keyword), dict):
+            thin = {name: _without_plain_parts(part) for name, part in parts.items()}
+            made[keyword] = {name: part for name, part in thin.items() if not _is_plain(part)}
+    if "items" in schema and _is_plain(items := _without_plain_parts(schema["items"])):
+        del made["items"]
+    elif "items" in schema:
+        made["items"] = items
+    return made
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether a schema needs no check: it has no keyword but harmless ones."""
+    return isinstance(schema, dict) and all(
+        (keyword in ("description", "title") and isinstance(value, str))
+        or (keyword == "type" and isinstance(value, str) and value in _TYPES)
+        or (keyword in ("properties", "$defs", "definitions") and value == {})
+        for keyword, value in schema.items()
+    )
 
 
 @functools.cache
@@ -247,7 +322,7 @@ def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: s
     @wraps(function)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         if checked.is_bounded:
-            return await function(**await aside(lambda: bound(args, kwargs)))
+            return await function(**await aside(lambda: bound(args, kwargs), checked.whose))
         return await function(**bound(args, kwargs))
 
     made: Any = awaited if inspect.iscoroutinefunction(function) else called

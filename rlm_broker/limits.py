@@ -20,7 +20,7 @@ from pydantic import (
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.units import accepted, amount
-from rlm_broker.validation import suggestion
+from rlm_broker.validation import no_such
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
@@ -44,6 +44,8 @@ def _short(value: object) -> str:
     """Return a value as text, cut after `MOST_CHARS` characters."""
     if isinstance(value, int) and value.bit_length() > MOST_CHARS:
         return "a number of too many digits"
+    if isinstance(value, list | dict) and value:  # it may have any number of long numbers
+        return f"a {type(value).__name__}"
     text = str(value)
     return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
 
@@ -64,7 +66,7 @@ class _Bounds(BaseModel):
         written = given if isinstance(given, dict) else {}
         for name, value in written.items():
             if name not in cls.model_fields:
-                raise ConfigurationError(f"there is no limit {name!r}{suggestion(str(name), cls.model_fields)}")
+                raise ConfigurationError(no_such("limit", str(name), cls.model_fields))
             if isinstance(value, bool):
                 raise ConfigurationError(f"limit {name} = {_short(value)}{sources.get(name, '')}: give a number")
         try:
@@ -151,7 +153,7 @@ class RunLimits(_Bounds):
 
     # -- time
     run_timeout_s: PositiveFloat | None = 3_600.0
-    """Seconds of one whole run, with everything below it; then it ends with `LimitReached`."""
+    """Seconds of one whole run, with the reading of its context and all below it; then it ends with `LimitReached`."""
     child_timeout_s: PositiveFloat | None = 600.0
     """Seconds of one child run; then its query gets an error. A child never outlives its parent's own time limit."""
     iteration_timeout_s: PositiveFloat | None = None

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlm_broker.display import Display
-
 SHOWN_CHARS = 200
 """Characters of an answer in the `repr` of a run's outcome. A longer answer is cut, and its length is given."""
 
@@ -41,7 +39,8 @@ def as_json(value: Any) -> str:
 def jsonable(value: Any) -> Any:
     """Return `value` as values that JSON has.
 
-    pydantic converts other classes; what it cannot convert becomes its `repr`. NaN and the infinities become None.
+    A dataclass may have a method `_jsonable_` that returns them. pydantic converts other classes; what it cannot
+    convert becomes its `repr`. NaN and the infinities become None.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -51,9 +50,9 @@ def jsonable(value: Any) -> Any:
         return {key if isinstance(key, str) else _key(key): jsonable(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [jsonable(each) for each in value]
-    if isinstance(value, Display):
-        return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if as_values := getattr(value, "_jsonable_", None):
+            return as_values()
         return {each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)}
     from pydantic_core import to_jsonable_python  # 0.1 s, which most results do not need
 

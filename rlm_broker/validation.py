@@ -9,12 +9,19 @@ import pydantic
 MOST = 10
 """Mistakes named in one sentence; further ones are left out, because a long list may be wrong in each of its places."""
 
+MOST_MESSAGE_CHARS = 2_000
+"""Characters of a message of pydantic, which may have a value of the client's in it."""
+
 MANY = 1_000
 """Mistakes above which only their number is given: pydantic describes all of them at once, at 4 microseconds each."""
 
 
 MOST_PLACE_CHARS = 200
 """Characters of the place of a mistake; a longer place is cut, because a client may have chosen its names."""
+
+MOST_NAME_CHARS = 100
+"""Characters of an unknown name in a sentence. A longer name is cut, and compared with no other: a client may have sent
+megabytes, which `difflib` compares letter by letter."""
 
 
 def complaints(error: pydantic.ValidationError, whole: str, what: str = "field") -> str:
@@ -25,13 +32,16 @@ def complaints(error: pydantic.ValidationError, whole: str, what: str = "field")
         whole: Word that stands for the value itself, such as "it".
         what: Word for a named part of the value, such as "argument".
     """
-    if (count := error.error_count()) > MANY:
-        return f"{whole}: {count:,} values are not of the type that is wanted"
+    if is_many(error):
+        return f"{whole}: {_told_many(error)}"
     found = error.errors(include_url=False)[:MOST]
     told = []
     for item in found:
-        place = ".".join(map(str, item["loc"]))
-        told.append(_in_words(item["type"], item.get("ctx", {}), place, what) or f"{place or whole}: {item['msg']}")
+        place = _place(item["loc"])
+        told.append(
+            _in_words(item["type"], item.get("ctx", {}), place, what)
+            or f"{place or whole}: {item['msg'][:MOST_MESSAGE_CHARS]}"
+        )
     return "; ".join(told)
 
 
@@ -47,16 +57,31 @@ def first_complaint(
         within: Place of the value in a larger one, such as "serve".
         known: Names of the parts, for one that does not exist.
     """
+    if is_many(error):
+        return within, f"{within or whole}: {_told_many(error)}"
     item = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in (*([within] if within else []), *item["loc"]))[:MOST_PLACE_CHARS]
+    place = _place((*([within] if within else []), *item["loc"]))
     said = _in_words(item["type"], item.get("ctx", {}), place, what)
     if said is None:
         name = shown(place) if place else whole
-        message = item["msg"][:1].lower() + item["msg"][1:]
+        message = item["msg"][:1].lower() + item["msg"][1:MOST_MESSAGE_CHARS]
         said = f"{name} {message}" if message.startswith("must ") else f"{name}: {message}"
     elif item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
         said += did_you_mean(str(item["loc"][0]), known)
     return place, said
+
+
+def is_many(error: pydantic.ValidationError) -> bool:
+    """Whether an error has so many mistakes that they are not told one by one."""
+    return error.error_count() > MANY
+
+
+def _told_many(error: pydantic.ValidationError) -> str:
+    return f"{error.error_count():,} values are not of the type that is wanted"
+
+
+def _place(parts: Iterable[int | str]) -> str:
+    return ".".join(str(part)[:MOST_PLACE_CHARS] for part in parts)[:MOST_PLACE_CHARS]
 
 
 def _in_words(kind: str, bounds: Mapping[str, Any], place: str, what: str) -> str | None:
@@ -79,6 +104,16 @@ def shown(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
+def quoted(name: str) -> str:
+    """Return a name in quotes and with escapes, cut after `MOST_NAME_CHARS`."""
+    return repr(name if len(name) <= MOST_NAME_CHARS else f"{name[:MOST_NAME_CHARS]}...")
+
+
+def no_such(what: str, name: str, known: Iterable[str]) -> str:
+    """Return a sentence about an unknown name, with the known name most like it, or all known names."""
+    return f"there is no {what} {quoted(name)}{suggestion(name, known)}"
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name: the known name most like it, or all known names."""
     return did_you_mean(name, known := list(known)) or f"; there are: {', '.join(known)}"
@@ -86,5 +121,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name: the known name most like it, or an empty text."""
+    if len(name) > MOST_NAME_CHARS:
+        return ""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import graphlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Annotated, Any
 
 import pydantic
@@ -30,6 +30,7 @@ class WantedType:
 
     Attributes:
         is_slow: Whether a check is to be done in a thread: the type is a `CheckedSchema`.
+        whose: Owner whose turn such a check takes.
 
     Raises:
         ConfigurationError: `wanted` is not a valid JSON Schema, or pydantic cannot validate it.
@@ -40,9 +41,10 @@ class WantedType:
         self._what = what
         self._whole = whole
         self.is_slow = False
+        self.whose: Hashable = None
         if isinstance(wanted, Mapping):
             schema = JsonSchema.of(wanted, what)
-            self.is_slow = schema.is_bounded
+            self.is_slow, self.whose = schema.is_bounded, schema.whose
             wanted = Annotated[Any, pydantic.AfterValidator(_fitting(schema, whole))]
         if isinstance(wanted, str):
             raise ConfigurationError(f"{what}: give the type itself, not the text {wanted!r:.60}")

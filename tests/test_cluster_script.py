@@ -9,8 +9,10 @@ import sys
 import psutil
 import pytest
 
+from rlm_broker.cluster.messages import BEAT_S, SILENCE_S
 from scripts.cluster import stage
 from scripts.cluster.__main__ import main
+from scripts.cluster.faults import NOTICED_WITHIN_S
 from scripts.cluster.simulation import simulated
 from tests.support.places import PROJECT
 from tests.support.waiting import until_now
@@ -33,6 +35,11 @@ def test_runs_of_a_cut_node_go_on_elsewhere() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 faults" in done.stdout
     assert "0 not as they must be" in done.stdout
+
+
+def test_silence_that_is_a_loss_ends_within_the_bound_of_the_faults() -> None:
+    """Seconds are measured by the whole script alone. What they consist of, beside the machine's own work, is here."""
+    assert SILENCE_S + BEAT_S < NOTICED_WITHIN_S
 
 
 def is_agent(process: psutil.Process) -> bool:

@@ -1,14 +1,15 @@
 """The opening of a batch: the engine of its runs, with a seed, and its journal."""
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlm_broker.batch.batch import Wanted
 from rlm_broker.concurrency.resource import AsyncResource
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.journal.header import read_header
 from rlm_broker.journal.journal import Journal, folder_of, opened
@@ -55,10 +56,10 @@ class Opening:
         """
         async with contextlib.AsyncExitStack() as own:
             file = header = None
-            if self._out is not None:  # locked first: another process may write its header just now
-                file = await asyncio.to_thread(OutFile, self._out)
+            if (out := self._out) is not None:  # locked first: another process may write its header just now
+                file = await in_thread(lambda _: OutFile(out), discard=OutFile.close)
                 own.callback(file.close)
-                header = await asyncio.to_thread(read_header, folder_of(self._out))
+                header = await in_thread(lambda _: read_header(folder_of(out)))
             if not self._rlm.is_open:
                 known = None if header is None else header.seed
                 own.enter_context(self._parts.seeded(secrets.randbits(SEED_BITS) if known is None else known))
@@ -68,7 +69,8 @@ class Opening:
                 await require_priced("max_budget_usd", engine.handler.routing.clients)
             journal = None
             if file is not None:
-                given = file, header, self._parts.seed, self._settings(engine)
-                journal = await asyncio.to_thread(opened, *given, retry_failed=self._retry_failed)
+                opens = partial(opened, file, header, self._parts.seed, self._settings(engine))
+                retry = self._retry_failed
+                journal = await in_thread(lambda _: opens(retry_failed=retry), discard=Journal.close)
                 own.push_async_callback(journal.aclose)
             yield journal

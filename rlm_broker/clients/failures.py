@@ -58,6 +58,15 @@ def one_line(text: str, secrets: Iterable[str] = ()) -> str:
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 
 
+def words_of(error: Exception) -> str:
+    """Return the words of an error of aiohttp: one of a broken connection, or of a malformed answer."""
+    message = getattr(error, "message", str(error))
+    if not isinstance(message, str):  # the object of a status line, as far as that came
+        message = "the server closed it in the middle of the head of its answer"
+    # aiohttp puts a mark below the wrong byte, on a line of its own.
+    return message.rstrip("\n ^") or type(error).__name__
+
+
 def no_text(text: str | None, finish_reason: str | None) -> str | None:
     """Return the reason why a reply has no text, or None if it has text or the model meant to send none."""
     if text or (text is not None and finish_reason in (None, "stop")):

@@ -15,6 +15,7 @@ from yarl import URL
 from rlm_broker.clients import failures
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.call_headers import call_headers
+from rlm_broker.clients.failures import words_of
 from rlm_broker.clients.served import Served, served
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel, require_kind
 from rlm_broker.redaction import secrets_in
@@ -191,11 +192,11 @@ class OpenAICompatibleClient(BaseClient):
             why = os.strerror(number) if number > 0 else str(error.os_error)
             raise self._failed(f"cannot connect to {self._base_url}: {why}", "transient") from None
         except aiohttp.ClientConnectionError as error:
-            raise self._failed(f"the connection to {self._base_url} broke: {error}", "transient") from None
+            raise self._failed(f"the connection to {self._base_url} broke: {words_of(error)}", "transient") from None
         except aiohttp.ClientPayloadError:
             raise self._failed("the server broke off in the middle of its answer", "transient") from None
-        except (aiohttp.ClientError, ValueError) as error:  # a malformed answer
-            raise self._failed(f"{type(error).__name__}: {error}", "provider") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise self._failed(f"the answer of {self._base_url} is malformed: {words_of(error)}", "provider") from None
 
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

@@ -210,8 +210,8 @@ class RemoteRun:
         """
         asked = self._asked
         if self._started is None:
-            self._started = time.monotonic()
-        else:
+            self._started = time.monotonic() - asked.spent_s
+        if asked.limits.run_timeout_s is not None:
             limits = asked.limits.model_copy(update={"run_timeout_s": self._left_s()})
             begin = msgspec.structs.replace(begin, limits=limits_spec(limits))
         answer_type = None if asked.output_type is None else asked.output_type.again()

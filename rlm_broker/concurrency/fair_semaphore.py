@@ -46,6 +46,10 @@ class FairSemaphore:
         """Whether a turn of the session waits for a place."""
         return session in self._queues
 
+    def waiting_of(self, session: Hashable) -> int:
+        """Return how many turns of the session wait for a place."""
+        return len(self._queues.get(session, ()))
+
     async def acquire(self, session: Hashable) -> None:
         """Wait for a place, in the turn of `session`. `release` it afterwards."""
         if self.take():

@@ -3,24 +3,30 @@
 import asyncio
 import contextlib
 import contextvars
+import errno
 import os
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.errors import SHORT_OF, SandboxFailed
 
 T = TypeVar("T")
+
+SLOW_S = 1.0
+"""Seconds after which a thread of the user's code or sources counts no more among those that may be busy at a time. So
+any number of them may stall. A call that was cancelled is awaited for as long."""
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class DaemonThreads:
     """Runs calls in at most `max_threads` threads; each is started when a call finds none idle.
 
-    While all of them are busy, calls wait in a queue without bound.
+    While all of them are busy, calls wait in a queue without bound. A thread that was `let_go` does not count.
 
     Not a `ThreadPoolExecutor`: the interpreter joins the threads of an executor at exit
     (`concurrent.futures.thread._python_exit`). A single function that never returns would keep the program alive.
@@ -45,9 +51,28 @@ class DaemonThreads:
                 return future
             self._jobs.put((future, partial(contextvars.copy_context().run, call)))
             if not self._idle.acquire(blocking=False) and self._started < self._max_threads:
-                threading.Thread(target=self._work, name=f"rlm-broker-call-{self._started}", daemon=True).start()
-                self._started += 1
+                try:
+                    self._start_thread()
+                except RuntimeError as error:  # "can't start new thread": the limit of processes counts threads, too
+                    if not self._started:
+                        future.cancel()
+                        raise SandboxFailed(f"{error}; {SHORT_OF[errno.EAGAIN]}") from None
         return future
+
+    def let_go(self, future: "Future[Any]") -> None:
+        """Have the thread of a call that is under way end with it, and another one take its place until then."""
+        with self._lock:
+            if not future.running() or future in self._let_go:
+                return
+            self._let_go.add(future)
+            self._started -= 1
+            if not self._jobs.empty():
+                with contextlib.suppress(RuntimeError):  # the call that waits begins when another one has ended
+                    self._start_thread()
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._work, name=f"rlm-broker-call-{self._started}", daemon=True).start()
+        self._started += 1
 
     def _start_afresh(self) -> None:
         self._pid = os.getpid()
@@ -55,6 +80,7 @@ class DaemonThreads:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._started = 0
+        self._let_go: set[Future[Any]] = set()
 
     def close(self, reason: Exception) -> None:
         """End each idle thread now, and each busy one when its call returns. Calls not begun fail with `reason`."""
@@ -72,8 +98,13 @@ class DaemonThreads:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            future = job[0]
             _run(*job)
-            del job  # an idle thread must not keep the last call's arguments, a whole conversation, in memory
+            with self._lock:
+                if future in self._let_go:
+                    self._let_go.discard(future)
+                    return
+            del job, future  # an idle thread must not keep the last call's arguments, a whole conversation, in memory
             self._idle.release()
 
 
@@ -88,26 +119,65 @@ def _run(future: "Future[Any]", call: Callable[[], Any]) -> None:
         future.set_result(answer)
 
 
-async def in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Run blocking work in a thread. If the caller is cancelled, request the work's stop and await its end.
+async def in_thread(
+    work: Callable[[threading.Event], T],
+    *,
+    discard: Callable[[T], object] | None = None,
+    at_end: Callable[[], object] | None = None,
+) -> T:
+    """Run code of the user's, or what reads the user's files and streams, in a thread.
+
+    If the caller is cancelled, the work is asked to stop. If it does not end soon, its thread is left alone: Python
+    cannot interrupt it, and it may wait for ever.
 
     Args:
-        work: Function to run. It gets an event, which is set when it should stop; it looks at the event itself, since
-            Python cannot interrupt a thread.
+        work: Function to run. It gets an event, which is set when it should stop, as `stop_requested` tells it.
+        discard: Called with a result that comes too late.
+        at_end: Called once the work has ended, or will never begin, before this function returns.
 
     Raises:
-        asyncio.CancelledError: The caller was cancelled. Raised after the end of `work`, whose error is dropped.
+        SandboxFailed: No thread can be started.
+        asyncio.CancelledError: The caller was cancelled. The error of `work` is dropped.
     """
     stop = threading.Event()
-    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    with contextlib.ExitStack() as unstarted:
+        if at_end is not None:
+            unstarted.callback(at_end)
+        future: Future[T] = _OF_USERS.submit(partial(_stoppable, work, stop))
+        ending = unstarted.pop_all()
+    future.add_done_callback(lambda _: ending.close())
+    ended = asyncio.wrap_future(future)
     try:
-        return await asyncio.shield(running)
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=SLOW_S)
+            _OF_USERS.let_go(future)
     except asyncio.CancelledError:
         stop.set()
-        with contextlib.suppress(Exception):
-            await to_its_end(lambda: _result(running))
+        if not future.cancel():
+            await to_its_end(lambda: asyncio.wait({ended}, timeout=SLOW_S))
+            _OF_USERS.let_go(future)
+            future.add_done_callback(partial(_discarded, discard))
+        if not ended.cancel() and not ended.cancelled():
+            ended.exception()  # read, or asyncio would report it as never retrieved
         raise
+    return ended.result()
 
 
-async def _result(running: "asyncio.Future[T]") -> T:
-    return await running
+def stop_requested() -> bool:
+    """Return whether the caller of the work that this thread does was cancelled, see `in_thread`."""
+    stop = _stop.get()
+    return stop is not None and stop.is_set()
+
+
+_OF_USERS: Final = DaemonThreads(32)
+_stop: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("stop", default=None)
+
+
+def _stoppable(work: Callable[[threading.Event], T], stop: threading.Event) -> T:
+    _stop.set(stop)
+    return work(stop)
+
+
+def _discarded(discard: Callable[[T], object] | None, future: "Future[T]") -> None:
+    if not future.cancelled() and future.exception() is None and discard is not None:
+        discard(future.result())

@@ -32,6 +32,10 @@ _ZIP_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZI
 """Compression methods that are read. LZMA is not one: it takes as much memory as the member states."""
 _ENCRYPTED: Final = 1
 """Bit of a zip member's flags that marks it as encrypted."""
+_END_BYTES: Final = 22 + (1 << 16) + 56 + 20
+"""Bytes at the end of a zip that have its end record: with the longest comment, the record of ZIP64 and its locator."""
+_IN_ZIP64: Final = 0xFFFF
+"""Number of entries of a zip whose record of ZIP64 has their number."""
 _LONG_NAME: Final = f"a name of more than {MAX_NAME_CHARS:,} characters in an archive"
 
 
@@ -93,7 +97,7 @@ def tar_members(reader: Reader, given: str, unpacking: Unpacking, was_packed: bo
             if global_chars > MAX_GLOBAL_HEADER_CHARS:
                 raise tarfile.ReadError(f"global headers of more than {MAX_GLOBAL_HEADER_CHARS:,} characters")
             vars(tar)["pax_headers"].clear()  # global headers are not used here, and are copied for each member
-            unpacking.count_member(given)
+            unpacking.count_members(1, given)
             if entry.isdir():
                 continue
             name = _shown(entry.name)
@@ -159,10 +163,12 @@ def zip_members(fd: int, given: str, unpacking: Unpacking) -> Iterator[Member]:
         FileUnfit: The zip is damaged or cut. This may come after any number of members.
         ContextRefused: The archives of the context have too many members.
     """
+    # Before the directory is read, which takes a second for 100,000 entries. What an end record states may be untrue.
+    unpacking.require_members(_stated_entries(fd), given)
     try:
         with zipfile.ZipFile(_Bounded(fd)) as archive:
+            unpacking.count_members(len(archive.infolist()), given)
             for entry in archive.infolist():
-                unpacking.count_member(given)
                 path = entry.filename.replace("\\", "/")  # some tools on Windows write backslashes, against the format
                 if path.endswith("/"):
                     continue
@@ -174,6 +180,18 @@ def zip_members(fd: int, given: str, unpacking: Unpacking) -> Iterator[Member]:
                     yield Member(name, data, was_packed=True)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, OSError) as error:
         raise FileUnfit(DAMAGED, f"{given} is damaged: it cannot be read as zip ({error!s:.100})") from None
+
+
+def _stated_entries(fd: int) -> int:
+    """Return the number of entries that the end record of a zip states; 0 if none is found."""
+    end = os.pread(fd, _END_BYTES, max(0, os.fstat(fd).st_size - _END_BYTES))
+    at = end.rfind(b"PK\x05\x06")
+    if at < 0 or len(end) < at + 12:
+        return 0
+    entries = int.from_bytes(end[at + 10 : at + 12], "little")
+    if entries == _IN_ZIP64 and (zip64 := end.rfind(b"PK\x06\x06", 0, at)) >= 0:
+        entries = int.from_bytes(end[zip64 + 32 : zip64 + 40], "little")
+    return entries
 
 
 def _unfit_of_zip(entry: zipfile.ZipInfo) -> str:

@@ -57,7 +57,7 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
 def _files_of(path: Path, skipped: LeftOut) -> list[FoundFile]:
     if is_glob(path):
         first = next(at for at, part in enumerate(path.parts) if _WILDCARDS & set(part))
-        base, pattern = Path(*path.parts[:first]), path.parts[first:]
+        base, pattern = Path(*path.parts[:first]), _without_repeats(path.parts[first:])
         if files := _walk(base, pattern, skipped) if stat.S_ISDIR(_mode(base)) else []:
             return files
         secret = f"; {skipped[SECRET]:,} left out: {SECRET}" if skipped[SECRET] else ""
@@ -166,12 +166,25 @@ def _mode(path: Path) -> int:
         return 0  # not the mode of any kind of file, so the caller leaves it out
 
 
+def _without_repeats(pattern: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the pattern in which `**` next to each other are one."""
+    return tuple(part for part, before in zip(pattern, ("", *pattern), strict=False) if part != "**" or before != "**")
+
+
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    if not pattern:
-        return not parts
-    if pattern[0] == "**":
-        return len(pattern) == 1 or any(_matches(parts[taken:], pattern[1:]) for taken in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+    """Whether `pattern` matches the path of `parts`, in at most `len(parts) * len(pattern)` comparisons.
+
+    `ends` has the numbers of parts that the pattern, as far as it was read, can match.
+    """
+    ends = {0}
+    for wanted in pattern:
+        if wanted == "**":
+            ends = set(range(min(ends), len(parts) + 1))
+        else:
+            ends = {end + 1 for end in ends if end < len(parts) and fnmatchcase(parts[end], wanted)}
+        if not ends:
+            return False
+    return len(parts) in ends
 
 
 def _may_hold(folder: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -1,11 +1,14 @@
 """Opening of the user's regular files, which may change meanwhile: none is mapped, waited for, or held as a whole."""
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from typing import Final
 
+from rlm_broker.concurrency.threads import stop_requested
 from rlm_broker.context.found import FileUnfit, FoundFile
+from rlm_broker.errors import ContextRefused
 
 PIECE_BYTES: Final = 1 << 18
 """Bytes that are read at once. A file of any size takes a few times as much of our own memory."""
@@ -34,6 +37,8 @@ def open_regular(file: FoundFile) -> tuple[int, int]:
         _refuse_special(file, os.stat(file.path).st_mode)  # noqa: PTH116 - a path object takes longer than the call
         fd = os.open(file.path, flags if file.named else flags | os.O_NOFOLLOW)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # not the file's fault, which would be left out of a folder
+            raise
         raise _unreadable(file, error) from error
     try:
         opened = os.fstat(fd)
@@ -63,6 +68,8 @@ def bytes_of(file: FoundFile, fd: int, size_bytes: int) -> Iterator[bytes]:
         while left and (piece := os.read(fd, min(left, PIECE_BYTES))):
             if not size_bytes and (size_bytes := os.fstat(fd).st_size):
                 return  # the file was empty: this was appended meanwhile, and a writer may append without end
+            if stop_requested():
+                raise ContextRefused(f"{file.given} was not read to its end")
             yield piece
             left -= len(piece)
     except OSError as error:

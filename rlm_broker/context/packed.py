@@ -90,14 +90,22 @@ class Unpacking:
         if self._stored_bytes_left < 0:
             raise _too_much(given, "stored, each character as wide as the widest of its text")
 
-    def count_member(self, given: str) -> None:
-        """Count an entry of an archive.
+    def count_members(self, number: int, given: str) -> None:
+        """Count entries of an archive.
 
         Raises:
             ContextRefused: The entries of all archives are too many.
         """
-        self._members_left -= 1
-        if self._members_left < 0:
+        self.require_members(number, given)
+        self._members_left -= number
+
+    def require_members(self, number: int, given: str) -> None:
+        """Check that an archive may have so many entries more.
+
+        Raises:
+            ContextRefused: The entries of all archives would be too many.
+        """
+        if number > self._members_left:
             raise ContextRefused(
                 f"{given}: the archives of a context may have {MAX_MEMBERS:,} entries together: unpack what is needed "
                 "yourself, or leave it out"

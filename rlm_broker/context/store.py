@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
+from rlm_broker.concurrency.threads import stop_requested
 from rlm_broker.context.files import find_files
 from rlm_broker.context.found import FileUnfit, FoundFile, printable
 from rlm_broker.context.memfd import TextMemfd, pieces_of
@@ -30,7 +31,7 @@ from rlm_broker.context.stored import (
     sealed,
 )
 from rlm_broker.context.text import DecodedText, Decoding, Errors
-from rlm_broker.errors import ContextRefused
+from rlm_broker.errors import ContextRefused, is_shortage, refused_by_machine
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 
 STREAM_BYTES: Final = 1 << 20
@@ -155,7 +156,8 @@ def store(value: object) -> StoredContext:
         The stored context. The caller closes it.
 
     Raises:
-        ContextRefused: It is none of these, it cannot be read, it is an empty file, or there is no memory for it.
+        ContextRefused: It is none of these, it cannot be read, or it is an empty file.
+        SandboxFailed: There is no memory or no descriptor for it.
     """
     refuse_a_name(value)
     return store_as_it_is(value)
@@ -187,6 +189,8 @@ def store_as_it_is(value: object) -> StoredContext:
             return _store_several(given)
         return store_value(given)
     except OSError as error:
+        if is_shortage(error):
+            raise refused_by_machine("the context cannot be stored in memory", error) from None
         raise ContextRefused(f"the context cannot be stored in memory: {error.strerror}") from error
 
 
@@ -219,7 +223,7 @@ def _store_stream(stream: Any, how: Decoding) -> StoredContext:
 
 def _read(stream: Any) -> Iterator[str | bytes]:
     kind: type[str] | type[bytes] | None = None
-    while True:
+    while not stop_requested():
         try:
             piece = stream.read(STREAM_BYTES)
         except Exception as error:
@@ -232,6 +236,7 @@ def _read(stream: Any) -> Iterator[str | bytes]:
         if not isinstance(piece, kind):
             raise ContextRefused(f"a stream's `read` must give only bytes or only text, not {type(piece).__name__}")
         yield piece
+    raise ContextRefused("the stream was not read to its end")
 
 
 def _store_paths(paths: Paths, how: Decoding) -> StoredContext:

@@ -102,6 +102,11 @@ class StoredContext:
         return self._pieces
 
     @property
+    def is_open(self) -> bool:
+        """Whether it was not closed yet."""
+        return self._close.alive
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of the context as it is stored."""
         return sum(piece.form.size_bytes for _, piece in self._pieces)

@@ -22,6 +22,7 @@ from typing import Self
 import msgspec
 
 from rlm_broker.concurrency.event_loop import EventLoopRef, Job
+from rlm_broker.concurrency.forking import FORKING, socket_of_parent
 from rlm_broker.control import folder, memory
 from rlm_broker.control.board import BOARD, ReplEntry, RunEntry
 from rlm_broker.control.messages import (
@@ -151,11 +152,6 @@ class ControlSocket:
             if place is not None:
                 os.unlink(self._name, dir_fd=place)
         return True
-
-    def abandon(self) -> None:
-        """Close this process's copy of the socket, which is the parent's."""
-        if self._socket is not None:
-            self._socket.close()
 
     async def _listen(self, listening: socket.socket) -> None:
         server = await asyncio.start_unix_server(self._connected, sock=listening)
@@ -364,7 +360,8 @@ def _is_wanted(*, default: bool) -> bool:
 
 def _listening(place: int, name: str) -> socket.socket:
     """Return a socket that listens. Its name appears when it does: a client removes a name that refuses it."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with FORKING:
+        listening = socket_of_parent(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     hidden = f".{name}"
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -379,12 +376,10 @@ def _listening(place: int, name: str) -> socket.socket:
 
 
 def _forget() -> None:
-    """Leave the socket to the process that this one was forked from: a copy would keep it open after its end."""
+    """Leave the socket to the process that this one was forked from."""
     global _own, _starting, _was_wanted
-    own, _own, _starting, _was_wanted = _own, None, threading.Lock(), False
+    _own, _starting, _was_wanted = None, threading.Lock(), False
     BOARD.clear()
-    if own is not None:
-        own.abandon()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -5,8 +5,10 @@ Theory of operation
 A file comes in pieces (`Files.receiving`), which go straight into a memfd: no copy of the whole is ever in the memory
 of this process, and none on a disk. It is sealed when it is whole (`Upload.keep`), and gets its id then.
 
-Its text, as a context, is stored when it is first asked for (`UploadedFile.stored`), and once: each run gets the same
-memory by descriptors of its own. So a run goes on when its file is deleted or expires meanwhile.
+Its text, as a context, is stored when it is first asked for (`UploadedFile.stored`), and kept: each run gets the same
+memory by descriptors of its own. So a run goes on when its file is deleted or expires meanwhile. A small archive may
+have a large text, so kept texts count to their owner as files do. Where there is no room, those that no run uses are
+dropped, the least recently used first: they can be stored again.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ import contextlib
 import os
 import secrets
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
@@ -23,6 +26,7 @@ from rlm_broker.context.store import OpenFile, store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from rlm_broker.hosting.owner import Owner, UnknownHandle
+from rlm_broker.validation import quoted
 
 ID_BYTES: Final = 16
 """Random bytes of an id, which an attacker cannot guess."""
@@ -42,8 +46,9 @@ class UploadedFile:
     """
 
     def __init__(
-        self, owner: Owner, fd: int, name: str, size_bytes: int, purpose: str, expires_s: float | None
+        self, files: "Files", owner: Owner, fd: int, name: str, size_bytes: int, purpose: str, expires_s: float | None
     ) -> None:
+        self._files = files
         self.id = f"file-{secrets.token_hex(ID_BYTES)}"
         self.owner = owner
         self.name = name
@@ -53,6 +58,13 @@ class UploadedFile:
         self.expires_at = None if expires_s is None else self.created_at + expires_s
         self._fd = fd
         self._storing: asyncio.Future[StoredContext] | None = None
+        self._handed_out: weakref.WeakSet[StoredContext] = weakref.WeakSet()
+        self._waiting = 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a caller waits for a context of its text, or has not closed it yet."""
+        return self._waiting > 0 or any(context.is_open for context in self._handed_out)
 
     def opened(self) -> int:
         """Return a descriptor of the bytes, which the caller closes. Read it by offsets: all descriptors share one.
@@ -72,23 +84,44 @@ class UploadedFile:
         Raises:
             ContextRefused: There is no text in the file, or no memory for it.
             UnknownHandle: The file was deleted.
+            ValueTooLarge: The owner has no room for the text.
         """
         if self._storing is None:
-            fd = self.opened()
-            self._storing = asyncio.ensure_future(asyncio.to_thread(_stored, fd, self.name))
+            self._storing = asyncio.ensure_future(self._store(self.opened()))
         storing = self._storing
+        self._waiting += 1
         try:
-            return (await asyncio.shield(storing)).another()
+            context = (await asyncio.shield(storing)).another()
         except Exception:
             if self._storing is storing:  # the next caller tries again: there may be memory by then
                 self._storing = None
             raise
+        finally:
+            self._waiting -= 1
+        self._handed_out.add(context)
+        if self._storing is storing:
+            self._files._use_text(self)
+        return context
+
+    def forget_text(self) -> None:
+        """Drop the text, which can be stored again. Contexts that were handed out go on."""
+        self._storing = None
 
     def close(self) -> None:
         """Drop the bytes. Contexts that were handed out go on."""
-        fd, self._fd, self._storing = self._fd, -1, None
+        fd, self._fd = self._fd, -1
+        self.forget_text()
         if fd >= 0:
             os.close(fd)
+
+    async def _store(self, fd: int) -> StoredContext:
+        stored = await asyncio.to_thread(_stored, fd, self.name)
+        try:
+            self._files._add_text(self, stored.size_bytes)
+        except ValueTooLarge:
+            stored.close()
+            raise
+        return stored
 
 
 class Files:
@@ -96,7 +129,7 @@ class Files:
 
     Args:
         file_bytes: Bytes of one file.
-        owner_bytes: Bytes of all files of one owner, with those that are being uploaded.
+        owner_bytes: Bytes of all files of one owner, with those that are being uploaded, and of their texts.
         owner_files: Files of one owner, with those that are being uploaded.
     """
 
@@ -107,7 +140,9 @@ class Files:
         self._files: OrderedDict[str, UploadedFile] = OrderedDict()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._used: dict[str, tuple[int, int]] = {}
-        """Name of an owner → number and bytes of its files, with those that are being uploaded."""
+        """Name of an owner → number and bytes of its files, with those that are being uploaded, and of their texts."""
+        self._texts: OrderedDict[UploadedFile, int] = OrderedDict()
+        """Files whose text is kept → its bytes, the least recently used first."""
 
     def __len__(self) -> int:
         return len(self._files)
@@ -170,19 +205,50 @@ class Files:
         del self._files[file.id]
         if (timer := self._timers.pop(file.id, None)) is not None:
             timer.cancel()
+        self._drop_text(file)
         self._count(file.owner, -1, -file.size_bytes)
         file.close()
+
+    def _add_text(self, file: UploadedFile, text_bytes: int) -> None:
+        """Keep the text of a file, which was stored."""
+        if self._files.get(file.id) is file:  # else it was deleted meanwhile, and its text goes with its callers
+            self._make_room(file.owner, text_bytes)
+            self._texts[file] = text_bytes
+            self._count(file.owner, 0, text_bytes)
+
+    def _use_text(self, file: UploadedFile) -> None:
+        if file in self._texts:
+            self._texts.move_to_end(file)
+
+    def _drop_text(self, file: UploadedFile) -> None:
+        self._count(file.owner, 0, -self._texts.pop(file, 0))
+        file.forget_text()
+
+    def _make_room(self, owner: Owner, more: int) -> None:
+        """Drop texts of the owner that no run uses, until `more` bytes fit.
+
+        Raises:
+            ValueTooLarge: They do not fit without them either.
+        """
+        used = self._used[owner.name][1]
+        unused = [file for file in self._texts if file.owner == owner and not file.is_used]
+        while used + more > self._owner_bytes and unused:
+            self._drop_text(unused.pop(0))
+            used = self._used[owner.name][1]
+        if used + more > self._owner_bytes:
+            had = f"the files of this key, with the texts that runs use, have more than {self._owner_bytes:,} bytes"
+            raise ValueTooLarge(f"{had}: delete some first")
 
     def _grow(self, owner: Owner, file_bytes: int, more: int) -> None:
         if file_bytes + more > self._file_bytes:
             raise ValueTooLarge(f"the file has more than {self._file_bytes:,} bytes")
         if self._used[owner.name][1] + more > self._owner_bytes:
-            raise ValueTooLarge(f"the files of this key have more than {self._owner_bytes:,} bytes: delete some first")
+            self._make_room(owner, more)
         self._count(owner, 0, more)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files, with those that are being uploaded."""
+        """Bytes of all files, with those that are being uploaded, and of their texts."""
         return sum(used_bytes for _, used_bytes in self._used.values())
 
     def _count(self, owner: Owner, files: int, bytes: int) -> None:
@@ -230,7 +296,7 @@ class Upload:
             expires_s: Seconds after which it is deleted; None keeps it until its owner deletes it, or the process ends.
         """
         size_bytes = self.size_bytes
-        self.kept = UploadedFile(self._owner, self._memfd.seal(), name, size_bytes, purpose, expires_s)
+        self.kept = UploadedFile(self._files, self._owner, self._memfd.seal(), name, size_bytes, purpose, expires_s)
         self._files._hold(self.kept)
         return self.kept
 
@@ -243,4 +309,4 @@ def _stored(fd: int, name: str) -> StoredContext:
 
 
 def _unknown(id: str) -> UnknownHandle:
-    return UnknownHandle(f"there is no file {id!r}: it was deleted, has expired, or never existed")
+    return UnknownHandle(f"there is no file {quoted(id)}: it was deleted, has expired, or never existed")

@@ -11,6 +11,7 @@ from typing import Final
 from rlm_broker.control.board import BOARD
 from rlm_broker.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.validation import quoted
 
 ID_BYTES: Final = 16
 """Random bytes of an id, which an attacker cannot guess."""
@@ -147,7 +148,7 @@ class HeldRepls:
         """
         held = self._held.get(id)
         if held is None or held.owner != owner:
-            raise UnknownHandle(f"there is no REPL {id!r}: it was closed, was idle too long, or never existed")
+            raise UnknownHandle(f"there is no REPL {quoted(id)}: it was closed, was idle too long, or never existed")
         return held
 
     def of(self, owner: Owner) -> list[HeldRepl]:

@@ -37,6 +37,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.tools import Tools
 from rlm_broker.trace.events import CallEnded, CallStarted, Emit, Event, all_of
+from rlm_broker.validation import quoted
 
 KEPT_CHARS: Final = 1 << 28
 """Characters of the events of ended runs that are kept together."""
@@ -107,7 +108,7 @@ class HostedRuns:
         self._forget_old()
         hosted = self._runs.get(id)
         if hosted is None or hosted.owner != owner:
-            raise UnknownHandle(f"there is no run {id!r}: it ended too long ago, or never existed")
+            raise UnknownHandle(f"there is no run {quoted(id)}: it ended too long ago, or never existed")
         return hosted
 
     def begin(

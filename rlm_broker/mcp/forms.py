@@ -13,6 +13,8 @@ LONGEST_WAIT_S: Final = 600.0
 """Longest wait for a run in one call, in seconds."""
 WAIT_S: Final = 45.0
 """Default wait for a run, in seconds. Some clients end each call after 60 s."""
+MOST_QUESTION_CHARS: Final = 100_000
+"""Characters of a question, which is a part of each prompt. Longer texts are contexts."""
 INSTRUCTIONS: Final = """\
 execute_python runs Python in a sandbox without network and without your files. Each result names a REPL: pass it as \
 `repl` to go on with its variables. ask_large_context has a model answer a question about texts that are too long to \
@@ -41,14 +43,22 @@ class Code(Arguments):
     code: Annotated[str, Field(description="Python source. The value of a last expression is shown.")]
     repl: Annotated[
         str | None,
-        Field(description="REPL of an earlier call, to go on with its variables. Without it, a new one begins."),
+        Field(
+            description="REPL of an earlier call, to go on with its variables. Without it, a new one begins.",
+            max_length=100,
+        ),
     ] = None
 
 
 class Question(Arguments):
     """Arguments of `ask_large_context` where no files may be named."""
 
-    question: Annotated[str, Field(description="What to find out. The model sees only this and the context.")]
+    question: Annotated[
+        str,
+        Field(
+            description="What to find out. The model sees only this and the context.", max_length=MOST_QUESTION_CHARS
+        ),
+    ]
     context: Annotated[str | None, Field(description="The text that the question is about.")] = None
     wait_s: WaitS = WAIT_S
 

@@ -1,12 +1,17 @@
-"""The server of the protocol as an ASGI app, for a server that knows who asks."""
+"""The server of the protocol as an ASGI app, for a server that knows who asks.
 
+Theory of operation
+-------------------
+A client of protocol 2025-11-25 or earlier has a session, which lives on between its requests. The SDK alone knows which
+request begins one and when one ends, and bounds the sessions of one manager. So each owner has a manager of its own:
+what the SDK counts is what the owner has, and no owner can take the sessions of another.
+"""
+
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from http import HTTPStatus
 from typing import Any, Final
 
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
 from mcp.server.context import ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
@@ -15,7 +20,6 @@ from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.mcp.forms import Right
 from rlm_broker.mcp.server import Call, server_of
-from rlm_broker.mcp.sessions import Sessions
 from rlm_broker.mcp.work import Work
 from rlm_broker.rlm import RLM
 
@@ -24,24 +28,23 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_BODY_BYTES: Final = 64 << 20
-"""Bytes of one request, and so of a context in it."""
-MOST_SESSIONS: Final = 10_000
-"""Sessions of clients of protocol 2025-11-25 of all owners at the same time. Those of 2026-07-28 have none."""
-SESSION: Final = b"mcp-session-id"
-VERSION: Final = b"mcp-protocol-version"
+"""Bytes of one request for the SDK. The server in front has bounds of its own, which are smaller."""
+MOST_SESSIONS: Final = 100
+"""Sessions of one owner at the same time; a further one is answered with 503. The SDK ends each that was idle for 30
+minutes. Clients of protocol 2026-07-28 have none."""
 
 
 class McpApp:
     """An ASGI app that serves the tools by streamable HTTP, in both eras of the protocol, at any path.
 
-    The server in front of it has checked the key, Host and Origin already. Enter `running` before the first request.
+    The server in front of it has checked the key, Host and Origin already, and bounds the body: the SDK decodes it on
+    the loop. Enter `running` before the first request.
 
     Args:
         work: The work of the tools.
         owner_of: Returns the owner of a request, from its ASGI scope.
         require: Raises a `RlmBrokerError` if the one who asks lacks a right.
         block_timeout_s: Compute time of a block in seconds, which the tool tells.
-        max_body_bytes: Bytes of one request at most.
     """
 
     def __init__(
@@ -51,53 +54,54 @@ class McpApp:
         require: Callable[[Scope, Right], object] | None,
         *,
         block_timeout_s: float,
-        max_body_bytes: int,
     ) -> None:
         self._owner_of = owner_of
         self._require = require
-        self._sessions = Sessions()
+        self._managers: dict[str, asyncio.Future[StreamableHTTPSessionManager]] = {}
+        self._holding: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
 
         async def at_once(_call: Call) -> Work:
             return work
 
-        server = server_of(
+        self._server = server_of(
             at_once,
             self._owner_of_call,
             with_paths=False,
             block_timeout_s=block_timeout_s,
             require=self._require_of_call,
         )
-        self._manager = StreamableHTTPSessionManager(
-            server, max_request_body_size=max_body_bytes, max_sessions=MOST_SESSIONS
-        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serve requests within the block. It can be entered once."""
-        async with self._manager.run():
+        try:
             yield
+        finally:
+            self._ended.set()
+            await asyncio.gather(*self._holding)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. The owner is also the user of its session, which is refused to all other owners.
+        """Answer one request. A session of another owner is unknown."""
+        manager = await self._manager_of(self._owner_of(scope))
+        await manager.handle_request(scope, receive, send)
 
-        Raises:
-            Busy: The owner has too many sessions.
-        """
-        owner = self._owner_of(scope)
-        user = AuthenticatedUser(AccessToken(token="", client_id=owner.name, scopes=[]))
-        headers = dict(scope["headers"])
-        if SESSION not in headers and VERSION not in headers:  # only such a request begins a session
-            self._sessions.require_room(owner)
+    async def _manager_of(self, owner: Owner) -> StreamableHTTPSessionManager:
+        opened = self._managers.get(owner.name)
+        if opened is None:
+            opened = self._managers[owner.name] = asyncio.get_running_loop().create_future()
+            holding = asyncio.get_running_loop().create_task(self._hold(opened))
+            self._holding.add(holding)
+        return await asyncio.shield(opened)
 
-        async def noting(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and message["status"] < HTTPStatus.BAD_REQUEST:
-                session = dict(message.get("headers", ())).get(SESSION) or headers.get(SESSION)
-                if session is not None:
-                    note = self._sessions.end if scope["method"] == "DELETE" else self._sessions.use
-                    note(owner, session.decode("latin-1"))
-            await send(message)
-
-        await self._manager.handle_request({**scope, "user": user}, receive, noting)
+    async def _hold(self, opened: "asyncio.Future[StreamableHTTPSessionManager]") -> None:
+        """Hold a manager open. Its cancel scope must end in the task in which it began, which no request is."""
+        manager = StreamableHTTPSessionManager(
+            self._server, max_request_body_size=MAX_BODY_BYTES, max_sessions=MOST_SESSIONS
+        )
+        async with manager.run():
+            opened.set_result(manager)
+            await self._ended.wait()
 
     def _owner_of_call(self, context: ServerRequestContext[Any, Any]) -> Owner:
         return self._owner_of(_scope(context))
@@ -121,7 +125,6 @@ def mcp_app(
     owner_of: Callable[[Scope], Owner],
     *,
     require: Callable[[Scope, Right], object] | None = None,
-    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> McpApp:
     """Return an app of the tools, to be mounted at a path such as /mcp.
 
@@ -131,7 +134,6 @@ def mcp_app(
         repls: REPLs of all owners.
         owner_of: Returns the owner of a request, from its ASGI scope.
         require: Raises a `RlmBrokerError`, such as `NotAllowed`, if the one who asks lacks the right of a tool.
-        max_body_bytes: Bytes of one request at most.
     """
     work = Work(rlm, runs, repls)
-    return McpApp(work, owner_of, require, block_timeout_s=rlm.limits.block_timeout_s, max_body_bytes=max_body_bytes)
+    return McpApp(work, owner_of, require, block_timeout_s=rlm.limits.block_timeout_s)

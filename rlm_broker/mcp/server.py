@@ -15,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp import forms
 from rlm_broker.telemetry.traceparent import checked, traceparent
-from rlm_broker.validation import complaints, suggestion
+from rlm_broker.validation import complaints, is_many, no_such
 
 if TYPE_CHECKING:
     from rlm_broker.hosting.owner import Owner
@@ -83,7 +83,7 @@ def server_of(
     ) -> types.CallToolResult:
         form = known.get(params.name)
         if form is None:
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}{suggestion(params.name, known)}")
+            raise MCPError(types.INVALID_PARAMS, no_such("tool", params.name, known))
         try:
             arguments = form.arguments.model_validate(params.arguments or {})
         except pydantic.ValidationError as error:
@@ -145,7 +145,8 @@ def _refusal(sentence: str) -> types.CallToolResult:
 
 
 def _complaint(error: pydantic.ValidationError, arguments: Mapping[str, Any]) -> str:
-    unknown = [each for each in error.errors(include_url=False) if each["type"] == "extra_forbidden"]
-    if any(each["loc"] == ("paths",) for each in unknown) and "paths" in arguments:
-        return NO_PATHS
+    if "paths" in arguments and not is_many(error):
+        found = error.errors(include_url=False)
+        if any(each["loc"] == ("paths",) and each["type"] == "extra_forbidden" for each in found):
+            return NO_PATHS
     return f"the arguments cannot be used: {complaints(error, 'they', 'argument')}"

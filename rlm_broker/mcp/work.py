@@ -7,21 +7,24 @@ of its own (`_in_own_task`): it is cancelled once, and may then end its block in
 for it, and tells its progress. The next block of the same REPL waits for a block that is being interrupted.
 
 A run that was asked for outlives the call only once its handle was told. A cancelled `ask_large_context` ends the run,
-because no client knows of it; a cancelled `get_run` ends the wait alone.
+because no client knows of it; a cancelled `get_run` ends the wait alone. So does a cancelled `execute_python` end the
+REPL that it has begun.
 """
 
 import asyncio
 import base64
 import binascii
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.roots import Root
 from rlm_broker.context.store import Paths
 from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
 from rlm_broker.hosting.hosted_run import HostedRun
-from rlm_broker.hosting.owner import Owner
+from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepl, HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.mcp import forms, telling
@@ -103,12 +106,22 @@ class Work:
     # -- blocks ------------------------------------------------------------------------------------------------------
 
     async def _execute(self, call: Call, asked: forms.Code) -> Told:
-        held = await self._new_repl(call) if asked.repl is None else self._repls.get(call.owner, asked.repl)
+        if asked.repl is not None:
+            return await self._executed(call, self._repls.get(call.owner, asked.repl), asked.code)
+        opening = self._begun(self._opened(call.owner))
+        try:
+            held = await _awaited(call, opening, lambda: "starts a REPL")
+            return await self._executed(call, held, asked.code)
+        except BaseException:
+            opening.add_done_callback(self._end_unheard)
+            raise
+
+    async def _executed(self, call: Call, held: HeldRepl, code: str) -> Told:
         if (last := self._blocks.get(held.id)) is not None:
             if not last.cancelling():
                 raise ReplBusy(f"the REPL {held.id} runs a block already: wait for it, or leave out repl for a new one")
             await asyncio.wait({last})
-        block = asyncio.get_running_loop().create_task(self._block(held, asked.code))
+        block = asyncio.get_running_loop().create_task(self._block(held, code))
         self._blocks[held.id] = block
         block.add_done_callback(lambda ended: self._forget(held.id, ended))
         return await _awaited(call, block, lambda: "runs the block")
@@ -122,14 +135,18 @@ class Work:
             block = await held.repl.aexecute(code, variables=True)
         return telling.told_block(block, None if held.repl.is_closed else held.id)
 
-    async def _new_repl(self, call: Call) -> HeldRepl:
-        return await self._in_own_task(call, self._opened(call.owner), lambda: "starts a REPL")
-
     async def _opened(self, owner: Owner) -> HeldRepl:
         async with self._repls.room(owner):
             repl = self._rlm.sandbox.repl()
             await repl.__aenter__()
             return self._repls.hold(owner, repl, repl.aclose)
+
+    def _end_unheard(self, opening: "asyncio.Task[HeldRepl]") -> None:
+        """End a REPL whose id its client has never heard."""
+        if not opening.cancelled() and opening.exception() is None:
+            held = opening.result()
+            with contextlib.suppress(UnknownHandle):
+                self._repls.end(held.owner, held.id)
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
@@ -145,7 +162,8 @@ class Work:
         if paths is not None:
             if self._root is None:
                 raise ConfigurationError("this server reads no files: give the text as context")
-            context = Paths(await asyncio.to_thread(self._root.resolved, paths))
+            root, wanted = self._root, paths
+            context = Paths(await in_thread(lambda _: root.resolved(wanted)))
         hosted = self._runs.begin(call.owner, context, asked.question)
         return await self._waited(call, hosted, asked.wait_s)
 
@@ -193,10 +211,13 @@ class Work:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     async def _in_own_task(self, call: Call, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
+        return await _awaited(call, self._begun(work), doing)
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await _awaited(call, task, doing)
+        return task
 
 
 async def _awaited(call: Call, task: "asyncio.Task[T]", doing: Callable[[], str]) -> T:

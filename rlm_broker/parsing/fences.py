@@ -1,6 +1,7 @@
 """The fenced blocks of a reply: their places and their contents.
 
-The rules are CommonMark's, bent where models break them. A list marker or a `Step 1:` may precede the opening fence.
+The rules are CommonMark's, bent where models break them. A list marker or words (`Okay! `) may precede the opening
+fence.
 Code may have the fence's own characters inside a triple-quoted string. A fence that was never closed ends where the
 next block to run begins. Every look ahead is bounded, so that the time for a reply grows with its length alone.
 """
@@ -24,20 +25,25 @@ _LOOKAHEAD_LINES = 32
 _MAX_FENCE_LINES = 10_000
 """Most fence lines that are read. What follows them in a reply is neither run nor read as prose."""
 
+_MAX_MENTIONS = 32
+"""Lines that end with the opening of a fence and open none, beyond which words open no more. Each looks at all that
+follows."""
+
 _FENCE_LINE = re.compile(
     r"""
     ^(?P<indent>[ \t]*+)
-    (?P<lead>
-        (?:[-*+]|\d{1,3}[.)])[ \t]++                                 # a list marker
-      | [^\n`>][^\n`]*+(?:(?<=:)|(?<=:[ ]))                          # a sentence that announces the code
-        (?=`{3,}+[ \t]*+(?:repl|python3?|py)[ \t]*+$)
+    (?:
+        (?P<marker>(?:[-*+]|\d{1,3}[.)])[ \t]++)
+      | (?P<words>(?!>|`{3})                                         # words, and closed spans of code
+          (?>(?:[^\n`]++|```[^\n`]++```(?!`)|``[^\n`]++``(?!`)|`[^\n`]++`(?!`))+)(?<!`))
+        (?=`{3,}+[ \t]*+[\w.+#:{}-]*+(?:[ \t]++\w++=[^\n`]*+)?[ \t]*+$)
     )?  # not possessive: CPython before 3.11.5 forgets the groups within a possessive one
     (?P<mark>`{3,}+(?=[^`\n]*+$)|~{3,}+)
     (?P<info>[^\n]*+)$
     """,
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
-"""Line that may open or close a fence: indentation, a lead such as a list marker, the mark, and the info string."""
+"""Line that may open or close a fence: indentation, a list marker or words, the mark, and the info string."""
 _TAG = re.compile(r"[\s{.]*+([\w.+#-]{0,24})")
 """First word of an info string, also in the forms `{python}` and `.python`."""
 
@@ -49,7 +55,7 @@ class Fence:
     Attributes:
         tag: First word of its info string in lower case; empty if there is none.
         text: Its content, without the fence's own indentation and without the end of the last line.
-        start: Offset of its opening line in the reply.
+        start: Offset of its opening line in the reply, or of its mark if words precede that.
         end: Offset of its end in the reply: behind its closing fence, if it has one.
     """
 
@@ -70,7 +76,8 @@ class _Line(NamedTuple):
     start: int
     end: int
     width: int
-    has_lead: bool
+    marker: str
+    words: str
     mark: str
     info: str
 
@@ -79,38 +86,52 @@ class _Line(NamedTuple):
         match = _TAG.match(self.info)
         return match[1].lower() if match else ""
 
+    @property
+    def is_mention(self) -> bool:
+        """Whether it may be only mentioned at the end of a line: it is not code that the words before announce."""
+        return bool(self.words) and not (self.tag in RUNNABLE_TAGS and self.words.rstrip().endswith(":"))
+
     def belongs_to(self, opener: "_Line") -> bool:
         """Whether it is of the opener's kind and at least as long: a closing fence, or the next opening one."""
-        return not self.has_lead and self.mark.startswith(opener.mark)
+        return not self.marker and not self.words and self.mark.startswith(opener.mark)
 
 
 def split_fences(text: str, inspector: Inspector) -> list[Fence]:
     """Return the outermost fences of `text`, in order. Lines must end with a line feed."""
     lines = [_line(match) for match in islice(_FENCE_LINE.finditer(text), _MAX_FENCE_LINES)]
     fences: list[Fence] = []
-    number = 0
+    number = mentions = 0
     while number < len(lines):
         opener = lines[number]
+        if opener.is_mention and mentions == _MAX_MENTIONS:
+            number += 1
+            continue
         find_end = _code_end if opener.tag in RUNNABLE_TAGS else _other_end
         end_number = find_end(text, lines, number, inspector)
         closer = lines[end_number] if end_number < len(lines) else None
         end = len(text) if closer is None else closer.start
         inside = _inside(text, opener, end)
-        if closer is not None and not closer.info:
+        is_closed = closer is not None and not closer.info
+        is_open = opener.is_mention and not is_closed
+        if is_open and (opener.tag not in RUNNABLE_TAGS or inspector.tree(inside) is None):
+            mentions += 1
+            number += 1
+            continue
+        if closer is not None and is_closed:
             end = closer.end
             end_number += 1
         fences.append(Fence(opener.tag, inside, opener.start, end))
         number = end_number
     if len(lines) == _MAX_FENCE_LINES:
-        fences.append(Fence("", "", fences[-1].end, len(text)))
+        end = max(lines[-1].end, fences[-1].end if fences else 0)
+        fences.append(Fence("", "", end, len(text)))
     return fences
 
 
 def _line(match: re.Match[str]) -> _Line:
-    indent, lead, mark, info = match.groups()
-    is_list_marker = lead is not None and lead[-1] in " \t" and ":" not in lead
-    width = len(indent) + (len(lead) if is_list_marker else 0)
-    return _Line(match.start(), match.end(), width, lead is not None, mark, info.strip())
+    indent, marker, words, mark, info = match.groups("")
+    start = match.start("mark") if words else match.start()
+    return _Line(start, match.end(), len(indent) + len(marker), marker, words, mark, info.strip())
 
 
 def _code_end(text: str, lines: list[_Line], number: int, inspector: Inspector) -> int:
@@ -180,13 +201,15 @@ def _inside(text: str, opener: _Line, end: int) -> str:
     """Return the lines between the opening line and `end`, without the opener's indentation.
 
     The first line decides whether the code was indented with its fence. If it was not, its own indentation is meant,
-    and stays.
+    and stays. Behind words, which may be those of a list, the indentation of the first line is the fence's.
     """
     inside = text[opener.end + 1 : end].removesuffix("\n")
-    if not opener.width:
+    if not opener.width and not opener.words:
         return inside
     first = inside.lstrip("\n \t")
     start_of_first = inside.rfind("\n", 0, len(inside) - len(first)) + 1
-    if len(inside) - len(first) - start_of_first < opener.width:
+    indentation = len(inside) - len(first) - start_of_first
+    width = indentation if opener.words else opener.width
+    if not width or indentation < width:
         return inside
-    return re.sub(rf"^[ \t]{{1,{opener.width}}}+", "", inside, flags=re.MULTILINE)
+    return re.sub(rf"^[ \t]{{1,{width}}}+", "", inside, flags=re.MULTILINE)

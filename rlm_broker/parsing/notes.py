@@ -69,7 +69,8 @@ _UNTAGGED = NotRun(
 )
 _MISPLACED = NotRun(
     "a ```repl fence that is not on lines of its own",
-    "A fence counts only at the start of a line; write ```repl, the code, and ``` on separate lines.",
+    "Its code was not on the lines after it, or it was quoted or not closed; write ```repl, the code, and ``` on "
+    "separate lines.",
 )
 _TOOL_CALL_REASON = "There are no tools to call in this way; write Python in a ```repl fence instead."
 _TOOL_CALL_IN_JSON = NotRun("a tool call in JSON", _TOOL_CALL_REASON)
@@ -100,8 +101,11 @@ _MARKUP = re.compile(
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
 """Tool calls in the markup of several model families: XML elements, special tokens, JSON."""
-_MISPLACED_FENCE = re.compile(r"^[ \t>]*+`{3,}+[ \t]*+(?:repl|python3?|py)\b", re.MULTILINE | re.IGNORECASE)
-"""Opening of a code fence that is no fence: it is in a quotation, or its code stands on the same line."""
+_MISPLACED_FENCE = re.compile(
+    r"(?P<start>^[ \t>]*+)?(?<!`)`{3,}+[ \t]*+(?:repl|python3?|py)\b", re.MULTILINE | re.IGNORECASE
+)
+"""Opening of a code fence that is no fence: it is in a quotation, or its code stands on the same line. Behind other
+words it may be only mentioned."""
 
 
 def fence_notes(fences: Iterable[Fence], inspector: Inspector) -> list[Note]:
@@ -135,8 +139,11 @@ def markup_notes(prose: str) -> list[Note]:
     for match in _MARKUP.finditer(prose):
         not_run = _tool_call(match)
         kinds.setdefault(not_run.what, Note(match.start(), not_run))
-    misplaced = _MISPLACED_FENCE.search(prose)
-    return [*kinds.values(), *([Note(misplaced.start(), _MISPLACED)] if misplaced else [])]
+    misplaced: dict[bool, Note] = {}
+    for match in _MISPLACED_FENCE.finditer(prose):
+        is_mention = match["start"] is None
+        misplaced.setdefault(is_mention, Note(match.start(), _MISPLACED, is_quiet=is_mention))
+    return [*kinds.values(), *misplaced.values()]
 
 
 def _tool_call(match: re.Match[str]) -> NotRun:

@@ -59,7 +59,7 @@ class OutputType:
             OutputInvalid: As for `judge`.
         """
         if self._type.is_slow:
-            return await aside(lambda: self.judge(answer, max_retries))
+            return await aside(lambda: self.judge(answer, max_retries), self._type.whose)
         return self.judge(answer, max_retries)
 
     def judge(self, answer: str, max_retries: int) -> tuple[str | None, Any]:

@@ -79,7 +79,12 @@ class Runner:
         tools: Functions and values that its model code may use.
         output_type: Type that its answer must have; None takes any text.
         persistent_repl: REPL that several runs share; None opens one for this run.
+
+    Attributes:
+        spent_s: Seconds of its time that were spent before `run`.
     """
+
+    spent_s = 0.0
 
     def __init__(
         self,
@@ -129,12 +134,12 @@ class Runner:
             OutputInvalid: The answer was not of the type that was asked for, after `max_output_retries` corrections.
             SandboxFailed: The sandbox itself broke.
         """
-        self._started = time.monotonic()
+        self._started = time.monotonic() - self.spent_s
         limits, depth = self._tree.limits, self._caller.depth
         limit_s = limits.child_timeout_s if depth else limits.run_timeout_s
         work = self._with_repl(context) if depth < limits.max_depth else self._without_repl(context)
         try:
-            response = await within(limit_s, work, self._stop)
+            response = await within(None if limit_s is None else limit_s - self.spent_s, work, self._stop)
         except StopRequested:
             self._kind, response = "stopped", self.progress.partial_answer
         except Late:

@@ -1,9 +1,9 @@
 """The number of tokens that a text has for a model: counted if its client can, and by samples for a long text."""
 
-import asyncio
 from typing import Final
 
 from rlm_broker.clients.base import CHARS_PER_TOKEN, BaseClient, LMRequest, estimate_tokens
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ModelFailed
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
 
@@ -70,5 +70,5 @@ def _sample(text: str) -> str:
 
 
 async def _counted(client: BaseClient, text: str) -> float:
-    own = await asyncio.to_thread(client.count_tokens, text) if client.counts_tokens else None
+    own = await in_thread(lambda _: client.count_tokens(text)) if client.counts_tokens else None
     return estimated(text) if own is None else own

@@ -1,11 +1,13 @@
 """Files of a REPL, as the orchestrator writes, reads, saves and lists them, beside a running block."""
 
+import contextlib
 import os
 import secrets
 import stat
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import FileIO
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -180,20 +182,22 @@ class ReplFiles:
             raise ConfigurationError(
                 f"data must be bytes or a Path of the host, not {type(data).__name__}: for text give `data.encode()`"
             )
-        with source if isinstance(source, memoryview) else _closing(source):
+        with contextlib.ExitStack() as opened:
+            opened.callback(source.release if isinstance(source, memoryview) else partial(os.close, source))
             size_bytes = len(source) if isinstance(source, memoryview) else os.fstat(source).st_size
             fd = await self._opened(OpenToWrite(names, size_bytes), path)
-            with _closing(fd), _naming(path):
-                await in_thread(lambda stop: _fill(fd, source, size_bytes, stop))
+            opened.callback(os.close, fd)
+            with _naming(path):
+                await in_thread(lambda stop: _fill(fd, source, size_bytes, stop), at_end=opened.pop_all().close)
 
     async def _read(self, path: object, max_bytes: object) -> bytes:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
             raise ConfigurationError(f"max_bytes = {max_bytes!r}: give a number of bytes")
         whole = bytearray()
         fd = await self._opened(OpenToRead(names_of(path)), path)
-        with _closing(fd), _naming(path):
+        with _naming(path):
             beyond = f"more than max_bytes = {max_bytes:,}: raise it, or use `save`"
-            await in_thread(lambda stop: _copy(fd, whole.extend, max_bytes, beyond, stop))
+            await in_thread(lambda stop: _copy(fd, whole.extend, max_bytes, beyond, stop), at_end=partial(os.close, fd))
         return bytes(whole)
 
     async def _save(self, path: object, to: object) -> None:
@@ -201,9 +205,11 @@ class ReplFiles:
             raise ConfigurationError(f"to must be a path of the host, not {to!r}")
         target, names = Path(to), names_of(path)
         fd = await self._opened(OpenToRead(names), path)
-        with _closing(fd), _naming(path):
+        with _naming(path):
             beyond = f"more than scratch_bytes = {self._max_bytes:,}"
-            await in_thread(lambda stop: _save_as(target, fd, self._max_bytes, beyond, stop))
+            await in_thread(
+                lambda stop: _save_as(target, fd, self._max_bytes, beyond, stop), at_end=partial(os.close, fd)
+            )
 
     async def _list(self, path: object) -> Entries:
         names = names_of(path, may_be_empty=True)
@@ -330,14 +336,6 @@ def _write_all(fd: int, piece: bytes) -> None:
         done = 0
         while done < len(rest):
             done += os.write(fd, rest[done:])
-
-
-@contextmanager
-def _closing(fd: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 @contextmanager

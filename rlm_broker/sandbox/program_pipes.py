@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
-from rlm_broker.errors import SandboxFailed
+from rlm_broker.concurrency.forking import left_to_parent
+from rlm_broker.errors import refused_by_machine
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 
 PIECE_BYTES: Final = 1 << 16
@@ -48,7 +49,7 @@ class ProgramPipes:
                 self._stderr = _Output(stderr_fd, self._bounds)
                 opened.pop_all()
         except OSError as error:
-            raise SandboxFailed(f"there are no pipes for a program: {error.strerror}") from None
+            raise refused_by_machine("there are no pipes for a program", error) from None
         return self
 
     def __exit__(
@@ -81,13 +82,18 @@ class _End:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._loop = asyncio.get_running_loop()
+        left_to_parent(self, _End._leave)
 
     def close(self) -> None:
         """Close the end. Has no effect when repeated."""
         if self._fd >= 0:
             self._stop()
-            os.close(self._fd)
-            self._fd = -1
+            self._leave()
+
+    def _leave(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _stop(self) -> None:
         self._loop.remove_reader(self._fd)

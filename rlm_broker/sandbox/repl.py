@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.control.board import BOARD
 from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
@@ -172,7 +173,7 @@ class SandboxedRepl(ListedRepl):
     async def aget(self, *names: str) -> Any:
         """Return values of variables as `get` does, awaited."""
         block = await self.bind_loop().arun(self._get(names))
-        return await asyncio.to_thread(values_of, names, block)  # decoding may take long, or import a package
+        return await in_thread(lambda _: values_of(names, block))  # decoding may take long, or import a package
 
     def run(
         self,

@@ -1,8 +1,8 @@
 """The contexts of one REPL. Each of its workers loads them anew, so that they are kept as long as the REPL."""
 
-import asyncio
 from dataclasses import dataclass
 
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ReplClosed
@@ -71,7 +71,7 @@ class ReplContext:
         if self._given is None or (isinstance(self._given, str) and len(self._given) < SMALL_CHARS):
             self._own = store_as_it_is(self._given)
         else:
-            self._own = await asyncio.to_thread(store_as_it_is, self._given)
+            self._own = await in_thread(lambda _: store_as_it_is(self._given), discard=StoredContext.close)
         return self._own
 
     def named(self, name: str) -> StoredContext | None:
@@ -90,7 +90,10 @@ class ReplContext:
             ConfigurationError: There is no room for it.
             ReplClosed, ContextRefused: As for `stored`.
         """
-        stored = given.another() if isinstance(given, StoredContext) else await asyncio.to_thread(store, given)
+        if isinstance(given, StoredContext):
+            stored = given.another()
+        else:
+            stored = await in_thread(lambda _: store(given), discard=StoredContext.close)
         try:
             if self._is_closed:
                 raise ReplClosed("this REPL was closed")

@@ -9,7 +9,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.control.server import start_if_wanted
-from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind
+from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind, shortage_told
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.arguments import require_limits
 from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
@@ -282,11 +282,12 @@ class Sandbox(AsyncResource):
 
     async def _open(self) -> None:
         start_if_wanted()
-        listener = self._listener
-        if listener is None:
-            listener = self._own_listener = Listener()
-            await listener.start()
-        self._fork_server = await self._strongest(listener, await venv_of(self._packages))
+        with shortage_told("the sandbox cannot be opened"):
+            listener = self._listener
+            if listener is None:
+                listener = self._own_listener = Listener()
+                await listener.start()
+            self._fork_server = await self._strongest(listener, await venv_of(self._packages))
         cold_start = ColdStart(self._fork_server, listener)
         cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
         cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)

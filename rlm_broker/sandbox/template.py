@@ -1,11 +1,11 @@
 """A fork server of the user's own: it has a context, modules and variables ready for many REPLs."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
@@ -106,7 +106,7 @@ class Template(AsyncResource):
             if isinstance(given, StoredContext):  # its owner may close it while the template is open
                 self._stored = given.another()
             else:
-                self._stored = await asyncio.to_thread(store, given)
+                self._stored = await in_thread(lambda _: store(given), discard=StoredContext.close)
             preparation = Preparation(preparation.imports, preparation.setup, self._stored, preparation.timeout_s)
         self._fork_server = await self._sandboxes_fork_server.prepared(preparation)
         cold_start = ColdStart(self._fork_server, self._listener)

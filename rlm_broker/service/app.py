@@ -1,9 +1,9 @@
 """`Service`: an ASGI application that serves an `RLM` and its sandbox to OpenAI's clients."""
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
@@ -28,7 +29,7 @@ from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
 from rlm_broker.service.files.routes import routes as file_routes
-from rlm_broker.service.guard import Guard, key_of
+from rlm_broker.service.guard import LEFT, Guard, key_of
 from rlm_broker.service.health import Health
 from rlm_broker.service.keys import Keys
 from rlm_broker.service.metrics import Metrics
@@ -107,7 +108,8 @@ class Service:
                 await require_priced("usd_a_day", filter(None, (own.root, own.sub)))
             contexts: dict[str, StoredContext] = {}
             for name, path in self._settings.contexts.items():
-                contexts[name] = opening.enter_context(await asyncio.to_thread(_stored, name, path))
+                stored = await in_thread(partial(_stored, name, path), discard=StoredContext.close)
+                contexts[name] = opening.enter_context(stored)
             self._parts = await self._parts_of(opening, contexts)
             self._require_models(self._parts.models)
             self._health = Health(self._rlm.sandbox)
@@ -213,7 +215,7 @@ class Service:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _stored(name: str, path: str) -> StoredContext:
+def _stored(name: str, path: str, _stop: object) -> StoredContext:
     """Read a context of the server.
 
     Raises:
@@ -250,7 +252,7 @@ async def _answered(_request: Request, error: Exception) -> Response:
 
 async def _left(_request: Request, _error: Exception) -> Response:
     """End a request whose client has left while it sent the body: there is no reader of an answer."""
-    return Response(status_code=400)
+    return Response(status_code=LEFT)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

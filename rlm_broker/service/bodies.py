@@ -8,15 +8,18 @@ from typing import Any, Final, TypeVar
 import pydantic_core
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlm_broker.service.errors import ApiError
 from rlm_broker.validation import first_complaint
-from sandbox_worker.wire.counting import has_more_values_than
+from sandbox_worker.wire.counting import has_longer_number_than, has_more_values_than
 
 T = TypeVar("T", bound=BaseModel)
 
 MOST_VALUES: Final = 1 << 17
 """JSON values of one body. Two bytes can become a list of 64 bytes, so they are counted before they are decoded."""
+MOST_DIGITS: Final = 100
+"""Digits of a number in a body of `WholeBodies`, whose application may write it into errors."""
 MOST_KEY_CHARS = 255
 """Characters of an idempotency key."""
 
@@ -57,6 +60,51 @@ async def body_of(request: Request, most_bytes: int, stall_s: float) -> bytes:
     return b"".join([piece async for piece in chunks_of(request, most_bytes, stall_s)])
 
 
+class WholeBodies:
+    """An ASGI application that gets each body as one message, once its bounds have held. Others are answered here.
+
+    Args:
+        app: Application behind it. It may decode the body on the loop.
+        most_bytes, stall_s: As for `chunks_of`.
+        most_values: JSON values of one body.
+    """
+
+    def __init__(self, app: ASGIApp, most_bytes: int, stall_s: float, most_values: int) -> None:
+        self._app = app
+        self._most_bytes = most_bytes
+        self._stall_s = stall_s
+        self._most_values = most_values
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its body, or answer it with an error."""
+        try:
+            body = await body_of(Request(scope, receive), self._most_bytes, self._stall_s)
+            require_few_values(body, self._most_values)
+            if has_longer_number_than(MOST_DIGITS, body):
+                raise ApiError(413, f"the body has a number of more than {MOST_DIGITS} digits", code="too_large")
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def received() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, received, send)
+
+
+def require_few_values(body: bytes, most: int = MOST_VALUES) -> None:
+    """Refuse JSON of too many values, before it is decoded.
+
+    Raises:
+        ApiError: 413.
+    """
+    if has_more_values_than(most, body):
+        raise ApiError(413, f"the body has more than {most:,} JSON values: upload them as a file", code="too_large")
+
+
 async def parsed(request: Request, kind: type[T], most_bytes: int, stall_s: float) -> tuple[T, bytes]:
     """Return a JSON body as a model, and its bytes.
 
@@ -71,10 +119,7 @@ async def parsed(request: Request, kind: type[T], most_bytes: int, stall_s: floa
         body.decode()
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: {error.reason} at byte {error.start:,}", code="not_utf8") from None
-    if has_more_values_than(MOST_VALUES, body):
-        raise ApiError(
-            413, f"the body has more than {MOST_VALUES:,} JSON values: upload them as a file", code="too_large"
-        )
+    require_few_values(body)
     try:
         value: Any = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -123,4 +168,13 @@ def _too_large(most_bytes: int) -> ApiError:
     return ApiError(413, f"the body has more than {most_bytes:,} bytes: upload it as a file", code="too_large")
 
 
-__all__ = ["ClientDisconnect", "body_of", "chunks_of", "fingerprint_of", "idempotency_key", "parsed", "validated"]
+__all__ = [
+    "ClientDisconnect",
+    "WholeBodies",
+    "body_of",
+    "chunks_of",
+    "fingerprint_of",
+    "idempotency_key",
+    "parsed",
+    "validated",
+]

@@ -20,6 +20,7 @@ from rlm_broker.errors import (
     ValueTooLarge,
 )
 from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
+from rlm_broker.validation import quoted
 
 INVALID = "invalid_request_error"
 """Type of all errors that the request itself has caused."""
@@ -71,7 +72,7 @@ class ApiError(Exception):
 
 def not_found(what: str, id: str, param: str | None = None) -> ApiError:
     """Return the error for a thing that this key does not have, whether or not another key has it."""
-    return ApiError(404, f"there is no {what} {id!r}", code="not_found", param=param)
+    return ApiError(404, f"there is no {what} {quoted(id)}", code="not_found", param=param)
 
 
 def api_error_of(error: Exception, *, is_paid: bool = False) -> ApiError:

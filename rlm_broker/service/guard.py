@@ -17,6 +17,8 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready", "/viewer", "/viewer/"})
 """Paths that need no key: whether the server lives, and the page of the viewer, whose data needs one."""
 KEY: Final = "rlm_broker.key"
 """Name in the scope under which the key of a request stands."""
+LEFT: Final = 499
+"""Status under which a request is counted that got no answer because its client had left, as nginx has it."""
 _HOST: Final = re.compile(r"(?:\[(?P<bracketed>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?")
 """A `Host` header, as a whole. A part that is not read would let the name of another page in."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -58,7 +60,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         traceparent.set(checked(Request(scope).headers.get("traceparent")))
-        started, status = time.monotonic(), 500
+        started, status = time.monotonic(), LEFT
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -73,6 +75,9 @@ class Guard:
                 await error.response()(scope, receive, watched)
                 return
             await self._app(scope, receive, watched)
+        except Exception:
+            status = 500 if status == LEFT else status
+            raise
         finally:
             if self._on_response is not None:
                 route = scope.get("route")

@@ -3,16 +3,22 @@
 import contextlib
 import importlib.util
 from collections.abc import AsyncIterator, MutableMapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.routing import Route
 
 from rlm_broker.hosting.owner import NotAllowed, Owner
+from rlm_broker.service.bodies import WholeBodies
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.guard import KEY
 from rlm_broker.service.keys import Key
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.settings import Right
+
+MOST_BODY_BYTES: Final = 8 << 20
+"""Bytes of one message. Files are not sent here, and the SDK decodes each message on the loop, more than once."""
+MOST_VALUES: Final = 1 << 12
+"""JSON values of one message. A call of a tool has a dozen."""
 
 
 @contextlib.asynccontextmanager
@@ -23,10 +29,11 @@ async def running(parts: Parts) -> AsyncIterator[list[Route]]:
         return
     from rlm_broker.mcp.http import mcp_app  # the SDK takes 0.3 s to import, and is an extra of its own
 
-    bound = parts.settings.body_bytes
-    app = mcp_app(parts.rlm, parts.runs, parts.repls, _owner, require=_require, max_body_bytes=bound)
+    settings = parts.settings
+    app = mcp_app(parts.rlm, parts.runs, parts.repls, _owner, require=_require)
+    bounded = WholeBodies(app, min(settings.body_bytes, MOST_BODY_BYTES), settings.stall_s, MOST_VALUES)
     async with app.running():
-        yield [Route("/mcp", app)]  # a `Mount` would redirect `/mcp` to `/mcp/`, which clients do not follow
+        yield [Route("/mcp", bounded)]  # a `Mount` would redirect `/mcp` to `/mcp/`, which clients do not follow
 
 
 def _owner(scope: MutableMapping[str, Any]) -> Owner:

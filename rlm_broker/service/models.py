@@ -8,7 +8,7 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.rlm import RLM
 from rlm_broker.service.errors import ApiError
-from rlm_broker.validation import suggestion
+from rlm_broker.validation import no_such
 
 AT: Final = "@"
 """Separator of a model and a context, as in "openai/gpt-5@logs"."""
@@ -67,10 +67,10 @@ class ServedModels:
         if name not in known and AT in name:
             model, _, context = name.rpartition(AT)
         if model != name and context not in self._contexts:
-            hint = suggestion(context, self._contexts)
-            raise ApiError(404, f"there is no context {context!r}{hint}", code="model_not_found", param="model")
+            said = no_such("context", context, self._contexts)
+            raise ApiError(404, said, code="model_not_found", param="model")
         if model not in known:
-            hint = suggestion(name, self.names(owner))
-            raise ApiError(404, f"there is no model {model!r}{hint}", code="model_not_found", param="model")
+            said = no_such("model", name, self.names(owner))
+            raise ApiError(404, said, code="model_not_found", param="model")
         owner.require_model(model)
         return ServedModel(name, None if model == self._root else model, self._contexts.get(context))

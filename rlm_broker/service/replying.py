@@ -80,8 +80,8 @@ class SlowJson:
     """An answer of one JSON value that takes long.
 
     Args:
-        value: Makes the value: its status, its headers, and what becomes JSON. An error that it raises is answered
-            with its own status, as long as that is not sent. It is cancelled when the client leaves.
+        value: Makes the value: its status, its headers, and what becomes JSON; text is JSON already. An error that it
+            raises is answered with its own status, as long as that is not sent. It is cancelled when the client leaves.
         heartbeat_s: Seconds of silence after which a blank line is sent, with status 200.
     """
 
@@ -117,7 +117,8 @@ class SlowJson:
                 _log.exception("a request failed")
             failed = api_error_of(error)
             status, headers, value = failed.status, failed.headers, failed.body()
-        return status, dict(headers), json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+        return status, dict(headers), text.encode()
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:

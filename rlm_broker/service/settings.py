@@ -65,7 +65,7 @@ class ServeSettings(BaseModel):
         stall_s: Seconds without a byte after which a body is given up.
         heartbeat_s: Seconds of silence after which a sign of life is sent to a client that waits.
         file_bytes: Bytes of one uploaded file.
-        files_bytes: Bytes of all uploaded files of one key.
+        files_bytes: Bytes of all uploaded files of one key, and of their texts while these are kept.
         max_files_per_key: Uploaded files of one key.
         max_executions: Programs and blocks in REPLs of their own at the same time, of all keys. Further ones wait, up
             to `max_queue`.

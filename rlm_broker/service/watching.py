@@ -9,11 +9,12 @@ from starlette.routing import Mount
 from rlm_broker.control.board import QUESTION_CHARS
 from rlm_broker.control.status import RunStatus
 from rlm_broker.hosting.hosted_run import HostedRun
+from rlm_broker.service.bodies import WholeBodies
 from rlm_broker.service.guard import key_of
 from rlm_broker.service.keys import Key
 from rlm_broker.service.parts import Parts
 from rlm_broker.trace.writer import encoded, plain
-from rlm_broker.viewer.live import LiveSource, live_app
+from rlm_broker.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
 
 PATH = "/viewer"
 """Path of the viewer. The page itself shows no run, so it needs no key; its data does."""
@@ -71,7 +72,7 @@ def routes(parts: Parts) -> list[Mount]:
     async def source_of(request: Request) -> LiveSource | None:
         return KeysRuns(parts, key_of(request))
 
-    return [Mount(PATH, live_app(source_of))]
+    return [Mount(PATH, WholeBodies(live_app(source_of), MOST_BODY_BYTES, parts.settings.stall_s, MOST_BODY_VALUES))]
 
 
 def status_of(hosted: HostedRun) -> RunStatus:

@@ -7,7 +7,8 @@ import socket
 import warnings
 from collections.abc import Callable, Sequence
 
-from rlm_broker.errors import ConfigurationError, SandboxFailed
+from rlm_broker.concurrency.forking import FORKING, socket_of_parent
+from rlm_broker.errors import ConfigurationError, SandboxFailed, is_shortage, refused_by_machine
 
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted. It is more than the REPLs of a full machine that connect
@@ -21,7 +22,6 @@ RETRY_S = 0.1
 _Address = tuple[
     socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 ]
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
@@ -65,11 +65,12 @@ class Acceptor:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_IN_A_ROW):
             try:
-                connected, _ = listening.accept()
+                with FORKING:
+                    connected = socket_of_parent(listening.accept()[0])
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in _EXHAUSTED:
+                if not is_shortage(error):
                     raise
                 self._wait(listening, error)
                 return
@@ -97,7 +98,7 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 
     Raises:
         ConfigurationError: An address cannot be bound.
-        SandboxFailed: This process may make no socket of the address's family.
+        SandboxFailed: This process may make no socket of the address's family, or has no descriptor left.
     """
     bound: list[socket.socket] = []
     try:
@@ -106,7 +107,8 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             if bound and port == 0:  # the kernel would choose another port for each address
                 break
             try:
-                bound.append(socket.socket(family, kind, protocol))
+                with FORKING:
+                    bound.append(socket_of_parent(socket.socket(family, kind, protocol)))
             except OSError as error:
                 if error.errno == errno.EAFNOSUPPORT:  # "localhost" is ::1, too, and the kernel may lack IPv6
                     continue
@@ -120,6 +122,8 @@ async def bind(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for each in bound:
             each.close()
+        if is_shortage(error):
+            raise refused_by_machine(f"cannot listen on {host}:{port}", error) from None
         number = error.errno or 0
         why = os.strerror(number) if number > 0 else error.strerror  # below 0: an error of the resolver, no errno
         raise ConfigurationError(

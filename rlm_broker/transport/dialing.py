@@ -6,7 +6,8 @@ import asyncio
 import os
 import socket
 
-from rlm_broker.errors import SandboxFailed
+from rlm_broker.concurrency.forking import FORKING, socket_of_parent
+from rlm_broker.errors import SandboxFailed, is_shortage
 from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import Hello, decode_welcome, encode
@@ -30,21 +31,30 @@ async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket
 
     Raises:
         SandboxFailed: The port is closed, the token is not known, or it took longer than `timeout_s`.
+        OSError: This process has no descriptor left, see `is_shortage`.
     """
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    connected = socket.socket(family, socket.SOCK_STREAM)
+    with FORKING:
+        connected = socket_of_parent(socket.socket(family, socket.SOCK_STREAM))
     try:
         connected.setblocking(False)
+        # The handler in this process takes a second descriptor. Without one it would wait for a descriptor until the
+        # time is over: here the error says so at once.
+        spare = os.dup(connected.fileno())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await loop.sock_connect(connected, address)
+        finally:
+            os.close(spare)
         async with asyncio.timeout(timeout_s):
-            await loop.sock_connect(connected, address)
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each frame is answered on its own
             await loop.sock_sendall(connected, encode_frame(encode(Hello(token=token)), MAX_WELCOME_BYTES))
             await _welcome(connected)
         connected.setblocking(True)
     except BaseException as error:
         connected.close()
-        if isinstance(error, OSError | WireError):
+        if isinstance(error, OSError | WireError) and not is_shortage(error):
             why = _reason(error, timeout_s)
             raise SandboxFailed(
                 f"the handler at {address[0]}:{address[1]} did not take the connection: {why}"

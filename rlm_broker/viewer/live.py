@@ -19,7 +19,8 @@ from rlm_broker.viewer.page import Page, document_head, document_script, policy
 from rlm_broker.viewer.rows import Row, Rows, encoded
 
 MOST_BODY_BYTES = 4_096
-"""Bytes of a request to stop a run."""
+MOST_BODY_VALUES = 16
+"""Bytes and JSON values of a request to stop a run. The server in front of `live_app` holds them."""
 ROWS_IN_MESSAGE = 500
 MOST_MESSAGE_BYTES = 1 << 20
 """Bounds of one message to the page, but for a single event that is larger."""
@@ -66,7 +67,7 @@ SourceOf = Callable[[Request], Awaitable[LiveSource | None]]
 
 
 def live_app(source: LiveSource | SourceOf, hosts: Collection[str] | None = None) -> Starlette:
-    """Return an ASGI app, which can be mounted at any path.
+    """Return an ASGI app, which can be mounted at any path, behind bounds for bodies.
 
     The page itself shows no run. It sends the key in the fragment of its own address (`#key=...`) with each request for
     data, as `Authorization: Bearer`.
@@ -141,13 +142,8 @@ async def _runs(_: Request, source: LiveSource) -> Response:
 async def _stop(request: Request, source: LiveSource) -> Response:
     if not request.headers.get("content-type", "").startswith("application/json"):
         return _sentence("the body must be JSON", 415)
-    body = bytearray()
     try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BODY_BYTES:
-                return _sentence(f"the body has more than {MOST_BODY_BYTES:,} bytes", 413)
-        asked = msgspec.json.decode(bytes(body), type=_Stop)
+        asked = msgspec.json.decode(await request.body(), type=_Stop)
         is_there = await source.stop(asked.run, asked.now)
     except (msgspec.DecodeError, ClientDisconnect):
         return _sentence('the body must be {"run": "ID", "now": false}', 400)

@@ -11,12 +11,18 @@ from starlette.requests import Request
 from rlm_broker.control import client
 from rlm_broker.control.status import RunStatus
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.viewer.live import LiveSource, live_app
+from rlm_broker.service.bodies import WholeBodies
+from rlm_broker.service.http.room import Room
+from rlm_broker.service.http.server import BoundedServer, configured
+from rlm_broker.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
 
 HOSTS = ("127.0.0.1", "localhost")
 """Addresses at which the viewer may listen. It has no TLS, so no other machine shall reach it."""
 MOST_CONNECTIONS = 200
-LEAVE_S = 1
+"""Connections at the same time. Any user of the machine can connect, so the server has the bounds of `serve`."""
+STALL_S = 30.0
+"""Seconds without a byte after which a body is given up."""
+LEAVE_S = 1.0
 """Seconds that open connections have when the command ends."""
 
 
@@ -74,6 +80,16 @@ class _WithKey:
         return self._source if hmac.compare_digest(shown, self._key) else None
 
 
+class _Server(BoundedServer):
+    """The server of `rlm-broker serve`, which takes the signals itself, and ends streams of events without a word."""
+
+    capture_signals = uvicorn.Server.capture_signals
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
 class Viewer:
     """Listens at an address of this machine. `link` is for the reader alone: it has the key.
 
@@ -104,18 +120,9 @@ class Viewer:
         key = secrets.token_urlsafe(24)
         self.link = f"http://{host}:{port}/#key={key}"
         app = live_app(with_key(source or MachineSource(), key), hosts=[f"{each}:{port}" for each in HOSTS])
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_level="critical",
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                ws="none",
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_graceful_shutdown=LEAVE_S,
-            )
-        )
+        bounded = WholeBodies(app, MOST_BODY_BYTES, STALL_S, MOST_BODY_VALUES)
+        config = configured(bounded, None, None, behind_proxy=False)
+        self._server = _Server(config, Room(MOST_CONNECTIONS), close_s=LEAVE_S)
 
     async def serve(self) -> None:
         """Answer requests until a signal comes."""

@@ -100,11 +100,11 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
     """
     _keep_only(fds)
     control = socket.socket(fileno=CONTROL_FD)
-    bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
-    hands = Hands() if spawn.bounds.later_context_bytes else None
-    children = syscalls.ended_children()
     bounds = _worker_bounds(spawn)
     try:
+        bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
+        hands = Hands() if spawn.bounds.later_context_bytes else None
+        children = syscalls.ended_children()
         proc = None if shared.proc_is_fresh else Proc()  # opened now: locking down mounts a file system over it
         if not shared.level.has_own_root:
             os.chdir(spawn.scratch)

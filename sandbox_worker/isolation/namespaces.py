@@ -20,6 +20,7 @@ which stays outside and writes the maps.
 import contextlib
 import errno
 import os
+import select
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,18 +206,35 @@ def write_below(folder_fd: int, name: str, text: str) -> None:
         os.close(fd)
 
 
-def continue_as_pid_1() -> None:
-    """Fork into the new pid namespace. Only the child returns; the parent waits for it and ends as it ends."""
+def continue_as_pid_1(orchestrator: int) -> None:
+    """Fork into the new pid namespace. Only the child returns; the parent waits for it and ends as it ends.
+
+    Args:
+        orchestrator: Pidfd of a process with which both end. The child, which is to be isolated, does not keep it.
+    """
     pid = os.fork()
     if pid:
-        _monitor(pid)
+        _monitor(pid, orchestrator)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.close(orchestrator)
 
 
-def _monitor(pid: int) -> NoReturn:
-    """Wait for the child and end with its code. All descriptors are closed: a reader of the child gets its EOF."""
-    os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+def _monitor(pid: int, orchestrator: int) -> NoReturn:
+    """Wait for the child and end with its code; end it when the orchestrator ends.
+
+    All descriptors but two pidfds are closed: a reader of the child gets its EOF.
+    """
+    os.dup2(orchestrator, 0)
+    os.closerange(1, os.sysconf("SC_OPEN_MAX"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the orchestrator, which ends this process later
+    child, poll = os.pidfd_open(pid), select.poll()
+    for pidfd in (0, child):
+        poll.register(pidfd, select.POLLIN)
+    if child not in dict(poll.poll()):
+        try:
+            signal.pidfd_send_signal(child, signal.SIGKILL)
+        except PermissionError:  # AppArmor forbids it; the end of this process has the child killed
+            os._exit(1)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os._exit(code if code >= 0 else 128 - code)
 

@@ -20,7 +20,9 @@ from sandbox_worker.wire.level import STANDARD, STRICT, Level
 HOSTNAME = "rlm"
 
 
-def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteLayers:
+def enter_zygote(
+    level: Level, new_root: str, readable: Sequence[str], hidden: Sequence[str], orchestrator: int
+) -> ZygoteLayers:
     """Apply the layers that all workers share. At "strict" it returns in a forked child, pid 1 of a namespace.
 
     Call it in a newly exec'd process with one thread, as real root or as an ordinary user. Modules that are imported
@@ -32,6 +34,7 @@ def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: S
         readable: Absolute folders and files that workers may read, such as the Python installation. At "strict" they
             are shown read-only under their own names, and may lie below folders that the host keeps private.
         hidden: Absolute folders that "strict" shows as empty if they lie in a shown folder.
+        orchestrator: Pidfd of the process with which this one ends. "strict" closes it.
 
     Raises:
         LayerFailed: A layer could not be applied. Earlier layers cannot be undone: the caller ends the process.
@@ -42,7 +45,7 @@ def enter_zygote(level: Level, new_root: str, readable: Sequence[str], hidden: S
         namespaces.require_one_thread()
     rlimits.forbid_core_dumps()  # here real root can still raise a hard limit of 0
     if level.confines_zygote:
-        return _strict(new_root, readable, hidden)
+        return _strict(new_root, readable, hidden, orchestrator)
     return _standard(readable)
 
 
@@ -93,7 +96,7 @@ def _others_can_read(path: str) -> bool:
 # -- strict ----------------------------------------------------------------------------------------------------------
 
 
-def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> ZygoteLayers:
+def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str], orchestrator: int) -> ZygoteLayers:
     applied: list[Layer] = []
     built, ids, mapper = False, None, None
     if os.getuid() == 0:
@@ -111,7 +114,7 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str]) -> Zy
         namespaces.enter_user_namespace(namespaces.ZYGOTE_NAMESPACES, proc_self, mapper)
         os.close(proc_self)
     with layer("pid 1", applied):
-        namespaces.continue_as_pid_1()
+        namespaces.continue_as_pid_1(orchestrator)
     proc_is_fresh = _make_proc_and_root(None if built else new_root, readable, hidden, applied)
     # Rootless podman's default profile denies it. Isolation does not depend on the name.
     with contextlib.suppress(OSError):

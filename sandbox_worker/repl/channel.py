@@ -6,6 +6,7 @@ thread takes over. So the usual case, a single thread, needs no switch between t
 
 import itertools
 import os
+import re
 import select
 import socket
 import threading
@@ -15,7 +16,7 @@ import msgspec
 
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
-from sandbox_worker.wire.frames import FrameDecoder, encode_frame
+from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import (
     FEW_BYTES,
     MAX_DISPLAY_BYTES,
@@ -25,6 +26,7 @@ from sandbox_worker.wire.messages import (
     Display,
     Environment,
     Execute,
+    FromOrchestrator,
     FromWorker,
     Message,
     Provide,
@@ -34,6 +36,7 @@ from sandbox_worker.wire.messages import (
     decode_from_orchestrator,
     encode,
 )
+from sandbox_worker.wire.text_json import decodable
 
 READ_BYTES = 1 << 18
 """Maximum bytes of one read from the socket."""
@@ -45,6 +48,8 @@ MOST_BYTES: dict[type[Message], int] = {
     Display: MAX_DISPLAY_BYTES,
 }
 """Kind of message → maximum bytes that the orchestrator accepts; for other kinds `FEW_BYTES`."""
+_REPLY = re.compile(rb'\{"type":"reply","id":"([^"\\]++)"')
+"""Beginning of a `Reply`, as msgspec writes it, with its id."""
 ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_batched, or use threads"
 """Error message for a query from a process that model code started."""
 
@@ -64,7 +69,8 @@ class Channel:
         connected: Socket that has received `Welcome`.
         max_frame_bytes: Largest payload of a frame, in both directions.
         interrupts: State of SIGINT, which must not interrupt a frame.
-        reserve: Address space that is opened to read, so that a read cannot fail for lack of memory.
+        reserve: Address space that is opened to read, so that a read cannot fail for lack of memory; and to encode a
+            message, where there is no other memory.
     """
 
     def __init__(
@@ -95,7 +101,8 @@ class Channel:
         Raises:
             FrameTooLarge: The frame is larger than the orchestrator accepts.
         """
-        return encode_frame(encode(message), min(self._max_frame_bytes, MOST_BYTES.get(type(message), FEW_BYTES)))
+        most_bytes = min(self._max_frame_bytes, MOST_BYTES.get(type(message), FEW_BYTES))
+        return self._reserve.helped(lambda: encode_frame(encode(message), most_bytes))
 
     def send(self, frame: bytes) -> None:
         """Send a whole frame. An interrupt meanwhile is raised at the end."""
@@ -120,6 +127,7 @@ class Channel:
         Raises:
             CannotAsk: No block is running, or this is not the REPL's own process.
             FrameTooLarge: The query is larger than the orchestrator accepts. It was not sent.
+            MemoryError: There is not enough memory, for the query or for its reply.
         """
         if os.getpid() != self._owner:
             raise CannotAsk(ONLY_HERE)
@@ -136,9 +144,11 @@ class Channel:
                 self._send(frame)
             try:
                 self._wait(lambda: query_id in self._replies)
-                return self._replies[query_id]
+                reply = self._replies[query_id]
+                if not reply.slots:
+                    raise MemoryError
+                return reply
             finally:
-                self._reserve.shut()
                 with self._changed:
                     self._wanted.discard(query_id)
                     self._replies.pop(query_id, None)
@@ -147,6 +157,7 @@ class Channel:
         """Wait for the next block, and return it with the messages before it. The reserve is open afterwards."""
         self._reserve.shut()
         self._wait(lambda: self._next is not None)
+        self._reserve.open()
         provided, self._provided = self._provided, []
         block, self._next = self._next, None
         assert block is not None
@@ -192,18 +203,28 @@ class Channel:
 
     def _read(self) -> None:
         # If memory were missing here, then bytes that are read would be lost, and all later frames with them.
-        self._reserve.open()
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except OSError as error:
-            raise ConnectionClosed from error
-        if not data:
-            raise ConnectionClosed
-        for payload in self._frames.feed(data):
-            message = decode_from_orchestrator(payload)
-            if isinstance(message, Execute):
-                self._next = message
-            elif isinstance(message, Given):
-                self._provided.append(message)
-            elif message.id in self._wanted:
-                self._replies[message.id] = message
+        with self._reserve:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except OSError as error:
+                raise ConnectionClosed from error
+            if not data:
+                raise ConnectionClosed
+            for payload in self._frames.feed(data):
+                message = _decoded(payload)
+                if isinstance(message, Execute):
+                    self._next = message
+                elif isinstance(message, Given):
+                    self._provided.append(message)
+                elif message.id in self._wanted:
+                    self._replies[message.id] = message
+
+
+def _decoded(payload: Payload) -> FromOrchestrator:
+    """Return a message. A reply for which there is not enough memory has no slots."""
+    try:
+        return decode_from_orchestrator(decodable(payload))
+    except MemoryError:
+        if (reply := _REPLY.match(payload)) is None:
+            raise
+        return Reply(reply[1].decode(), [])

@@ -17,7 +17,9 @@ from sandbox_worker.repl.classes import class_name, is_a
 from sandbox_worker.wire.encoding import MAX_NESTING
 from sandbox_worker.wire.messages import plain
 from sandbox_worker.wire.tasks import LONG_TASK_CHARS, MAX_INLINE_BYTES, ChildContext, beginning_and_end
+from sandbox_worker.wire.text_json import encode_growing
 
+_ENCODER = msgspec.json.Encoder(enc_hook=plain)
 PREFIX = ".context-"
 """Beginning of the names of the files. The number of the process that wrote the file follows."""
 MOST_INLINE_BYTES = 1 << 18
@@ -160,7 +162,7 @@ def _write_all(fd: int, piece: bytes) -> None:
 
 
 def _encode(value: Any) -> bytes:
-    return msgspec.json.encode(value, enc_hook=plain)
+    return encode_growing(value, _ENCODER)
 
 
 def _require_plain(value: Any, depth: int = 0) -> None:

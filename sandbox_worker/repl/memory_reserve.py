@@ -6,14 +6,21 @@ reserve is available for each block, also after a block that used up all memory.
 
 The REPL's own code frees a part of what it maps above the soft limit, and the allocator gives freed memory to model
 code. If code adds objects to full memory block after block, then it would take the reserve step by step: the C library
-maps 2 MiB at a time, CPython 1 MiB. So while memory is full, `close` fills the free memory with objects of its own, the
-ballast, and `open` drops them. `close` drops some at once, as room for short statements, such as the `del` that frees
+maps 2 MiB at a time, CPython 1 MiB. So while memory is full, `shut` fills the free memory with objects of its own, the
+ballast, and `open` drops them. `shut` drops some at once, as room for short statements, such as the `del` that frees
 the memory.
+
+Code of ours that model code calls, such as `print`, needs memory, too. It runs within `helped`: if there is no memory
+for it, then it is run again with the reserve open.
 """
 
 import mmap
 import resource
 import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 RESERVE_BYTES = 8 << 20
 """Maximum bytes of the reserve; of a small limit it is an eighth. It is address space alone, which takes no memory."""
@@ -52,12 +59,25 @@ class Reserve:
         self._bytes = hard - soft - later_bytes
         self._ballast: list[bytes] = []
         self._is_full = False
+        self._is_shut = False
+        self._users = 0
         self._closed_at = 0.0
+
+    def __enter__(self) -> None:
+        """Open the reserve for code of ours that runs among model code. Several threads may do so at the same time.
+
+        No object is made for this, since there may be no memory for one.
+        """
+        self._users += 1
+        self._open()
+
+    def __exit__(self, *_error: object) -> None:
+        self._users -= 1
+        if self._is_shut and not self._users:
+            self.shut()
 
     def close(self) -> None:
         """Close the reserve before a block's code runs, and make the ballast if memory is full."""
-        if self._is_full:
-            self._fill()
         self.shut()
         self._closed_at = time.monotonic()
 
@@ -70,18 +90,39 @@ class Reserve:
 
     def end_block(self) -> None:
         """Open the reserve after a block's code, and note whether the block has filled the memory."""
+        self._set(self._opened)  # first of all, since the test needs some memory itself
         if self._bytes and (self._is_full or time.monotonic() - self._closed_at > SLOW_S):
-            self._is_full = not self._is_half_free()
+            self._is_full = not self._is_free(self._bytes + self._bytes // 2)
         self.open()
 
     def open(self) -> None:
         """Open the reserve, and drop the ballast. Repeated calls do no harm."""
-        self._set(self._opened)
-        self._ballast.clear()
+        self._is_shut = False
+        self._open()
 
     def shut(self) -> None:
         """Close the reserve for model code that runs meanwhile, such as a thread that a block has left."""
+        self._is_shut = True
+        if self._users:
+            return  # another thread needs the reserve now, and shuts it
+        if self._is_full and not self._ballast:
+            self._fill()
         self._set(self._closed)
+
+    def helped(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns. If there is no memory for it, then call it again with the reserve open."""
+        try:
+            return work()
+        except MemoryError:
+            if self._users or not self._is_shut:
+                raise
+        self._is_full = True
+        with self:
+            return work()
+
+    def _open(self) -> None:
+        self._set(self._opened)
+        self._ballast.clear()
 
     def _set(self, limits: tuple[int, int]) -> None:
         if self._bytes:
@@ -93,11 +134,11 @@ class Reserve:
     def _fill(self) -> None:
         ballast = self._ballast
         try:
-            left = LEFT if self._is_half_free() else LEFT_AT_LEAST
+            left = LEFT if self._is_free(self._bytes // 2) else LEFT_AT_LEAST
             for_model_code = [bytes(OBJECT_BYTES - bytes.__basicsize__) for _ in range(left)]
             for_model_code += [bytes(PIECE_BYTES) for _ in range(left // 128 + 1)]
             ballast.extend([b""] * BALLAST)  # make the list as long as it will be while there is memory for it
-            self.shut()
+            self._set(self._closed)
             for at in range(BALLAST):
                 ballast[at] = bytes(OBJECT_BYTES - bytes.__basicsize__)
         except MemoryError:
@@ -105,10 +146,10 @@ class Reserve:
         # Drop these only now: ballast that was allocated after them keeps CPython from unmapping their pages.
         for_model_code = []
 
-    def _is_half_free(self) -> bool:
-        """Whether half of the reserve can be mapped now."""
+    def _is_free(self, size_bytes: int) -> bool:
+        """Whether so many bytes can be mapped now."""
         try:
-            mmap.mmap(-1, self._bytes // 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+            mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         except (OSError, MemoryError):
             return False
         return True

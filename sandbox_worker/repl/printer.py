@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds
@@ -49,6 +50,7 @@ class Printer(io.TextIOBase):
         bounds: Bounds of the output of one block, see `HeadTail`.
         send: Function that is called with each piece of text.
         undisturbed: Context manager around each call of `send`, which delays interrupts so that no text is lost.
+        helped: Function that calls another one, and gives it memory where it has none.
     """
 
     encoding = "utf-8"
@@ -60,11 +62,13 @@ class Printer(io.TextIOBase):
         bounds: OutputBounds,
         send: Callable[[Stream, str], None],
         undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
+        helped: Callable[[Callable[[], Any]], Any] = lambda work: work(),
     ) -> None:
         self._stream: Stream = stream
         self._bounds = bounds
         self._send = send
         self._undisturbed = undisturbed
+        self._helped = helped
         self.buffer = _Bytes(self)
         self._owner = os.getpid()
         self._forked = threading.Lock()  # only forked processes take it, so that it is free in each of them
@@ -131,9 +135,12 @@ class Printer(io.TextIOBase):
             if not self._block_runs:
                 return
             waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
-            text = "".join(waiting)
+            text = self._helped(lambda: "".join(waiting))
             for at in range(0, len(text), MAX_PIECE_CHARS):
-                self._send(self._stream, text[at : at + MAX_PIECE_CHARS])
+                self._helped(partial(self._send_piece, text, at))
+
+    def _send_piece(self, text: str, at: int) -> None:
+        self._send(self._stream, text[at : at + MAX_PIECE_CHARS])
 
     def begin_block(self) -> None:
         """Begin a block. Text that threads printed since the last block belongs to this one."""

@@ -17,6 +17,7 @@ from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, ValueInval
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
 from sandbox_worker.wire.prompts import MessagePart, Prompt, are_messages
 from sandbox_worker.wire.tasks import LONG_TASK_CHARS, ChildContext
+from sandbox_worker.wire.text_json import decodable
 from sandbox_worker.wire.values import decode, encode
 
 SHORTEST_S = 0.001
@@ -168,7 +169,7 @@ class Queries:
             if slot.error is not None:
                 raise ToolError(slot.error)
             try:
-                return decode(slot.text.encode())
+                return decode(decodable(slot.text.encode()))
             except ValueInvalid as invalid:
                 raise ToolError(f"{name}(): its result cannot be decoded: {invalid}") from None
 

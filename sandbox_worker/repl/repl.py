@@ -36,7 +36,7 @@ from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
 from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream
-from sandbox_worker.wire.values import decode, decode_context
+from sandbox_worker.wire.values import decode_context
 from sandbox_worker.wire.variables import VariableFact
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ class Repl:
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
         self._printers = [
-            Printer("stdout", bounds, self._print, interrupts.held),
-            Printer("stderr", bounds, self._print, interrupts.held),
+            Printer("stdout", bounds, self._print, interrupts.held, reserve.helped),
+            Printer("stderr", bounds, self._print, interrupts.held, reserve.helped),
         ]
         self._stdin = open(os.devnull)  # noqa: SIM115 - stays open as long as the process lives
         # Use a real module: pickle and multiprocessing look up definitions of blocks in `sys.modules["__main__"]`.
@@ -221,19 +221,24 @@ class Repl:
         return crossing(outcome.value, "the value")
 
     def _frame_of(self, result: Result) -> bytes:
-        """Return the result as a frame. If it is too large, leave out values first, then the final answer."""
+        """Return the result as a frame. If it is too large, leave out values first, and the final answer last."""
         try:
             return self._channel.encode(result)
         except (FrameTooLarge, MemoryError) as reason:
             why = _too_large(reason)
-        for name in ("final_value", "value"):
-            if getattr(result, name) is not msgspec.UNSET:
-                problem = {f"{name}_problem": f"the {name.replace('_', ' ')} is {why}"}
-                result = msgspec.structs.replace(result, **{name: msgspec.UNSET}, **problem)
-                try:
-                    return self._channel.encode(result)
-                except (FrameTooLarge, MemoryError) as reason:
-                    why = _too_large(reason)
+        less: list[dict[str, Any]] = [
+            {name: msgspec.UNSET, f"{name}_problem": f"the {name.replace('_', ' ')} is {why}"}
+            for name in ("final_value", "value")
+            if getattr(result, name) is not msgspec.UNSET
+        ]
+        for changes in (*less, {"draft": None, "variables": []}):
+            result = msgspec.structs.replace(result, **changes)
+            try:
+                return self._channel.encode(result)
+            except (FrameTooLarge, MemoryError) as reason:
+                why = _too_large(reason)
+        if result.final_answer is None:
+            return self._channel.encode(msgspec.structs.replace(result, error=f"the error is {why}"))
         error = f"the final answer is {why}"
         return self._channel.encode(msgspec.structs.replace(result, status="error", error=error, final_answer=None))
 
@@ -247,7 +252,14 @@ class Repl:
     # -- output ------------------------------------------------------------------------------------------------------
 
     def _print(self, stream: Stream, text: str) -> None:
-        self._channel.send(self._channel.encode(Output(block=self._block, stream=stream, text=text)))
+        try:
+            frame = self._channel.encode(Output(block=self._block, stream=stream, text=text))
+        except FrameTooLarge:
+            middle = len(text) // 2
+            self._print(stream, text[:middle])
+            self._print(stream, text[middle:])
+        else:
+            self._channel.send(frame)
 
     def _flush(self) -> None:
         for printer in self._printers:
@@ -299,7 +311,7 @@ class Repl:
                 _enter(each)
                 continue
             try:
-                value = self._attached(each) if isinstance(each, Attach) else decode(bytes(each.value))
+                value = self._attached(each) if isinstance(each, Attach) else decode_context(bytes(each.value))
             except (ValueInvalid, ContextBroken) as why:
                 what = "context" if isinstance(each, Attach) else "value"
                 refused = Outcome("error", f"the {what} {each.name} cannot be loaded: {why}")

@@ -21,6 +21,7 @@ _FLAT = rb'\[(?:[^"\[\]]++|"[^"\\]*+(?:(?:\\.)++[^"\\]*+)*+")*+\]'
 _PARTS = re.compile(rb'\[(?:[^"\[\]]++|"[^"\\]*+(?:(?:\\.)++[^"\\]*+)*+"|%s)*+\]' % _FLAT, re.DOTALL)
 """Pattern of a list that may hold flat lists: content parts, or chat messages whose content is a list of parts. A list
 that is nested deeper does not match."""
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _BETWEEN = re.compile(rb"[ \t\r\n]*+([,\]])[ \t\r\n]*+")
 _BEGIN = re.compile(rb"[ \t\r\n]*+\[[ \t\r\n]*+")
 
@@ -85,6 +86,15 @@ def has_more_values_than(most: int, payload: bytes | bytearray) -> bool:
     if has_more_strings_than(2 * most, payload):  # each string is a value, or the key of a value
         return True
     return _values(_STRING.sub(b"", payload)) > most  # commas in strings separate no values
+
+
+def has_longer_number_than(most: int, payload: bytes) -> bool:
+    """Whether JSON holds a number of more than `most` digits in a row. Python writes one of 4,300 digits in 0.1 ms."""
+    return _has_digits(most + 1, payload) and _has_digits(most + 1, _STRING.sub(b"", payload))
+
+
+def _has_digits(count: int, payload: bytes) -> bool:
+    return b"0" * count in payload.translate(_DIGITS)
 
 
 def _values(payload: bytes | bytearray) -> int:

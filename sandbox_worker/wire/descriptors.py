@@ -1,6 +1,8 @@
 """Fixed descriptor numbers of a worker's processes, beside 0, 1 and 2, and the reception of descriptors."""
 
 import array
+import errno
+import os
 import socket
 
 CONTROL_FD = 3
@@ -18,6 +20,18 @@ HANDED_FD = 7
 """Socket from init with the memfds of later contexts. It exists only if the REPL may be given such contexts."""
 
 
+class DescriptorsCut(OSError):
+    """The kernel has cut off descriptors beside a packet, since this process has too few free numbers for them.
+
+    Attributes:
+        packet: The packet itself.
+    """
+
+    def __init__(self, packet: bytes) -> None:
+        super().__init__(errno.EMFILE, os.strerror(errno.EMFILE))
+        self.packet = packet
+
+
 def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int = 0) -> tuple[bytes, list[int]]:
     """Return the next packet of a Unix socket and the descriptors beside it, which are close-on-exec.
 
@@ -26,16 +40,21 @@ def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int
     Args:
         connected: A connected SOCK_SEQPACKET socket.
         most_bytes: Size of the buffer for the packet; the kernel discards what lies beyond it.
-        most_fds: Number of descriptors that fit; the kernel closes further ones.
+        most_fds: Number of descriptors that fit.
         flags: Further flags of `recvmsg`.
 
     Raises:
+        DescriptorsCut: Not all of the descriptors could be received. Those that could are closed.
         OSError: `recvmsg` failed.
     """
     fds = array.array("i")
     beside = socket.CMSG_LEN(most_fds * fds.itemsize)
-    packet, received, _, _ = connected.recvmsg(most_bytes, beside, flags | socket.MSG_CMSG_CLOEXEC)
+    packet, received, told, _ = connected.recvmsg(most_bytes, beside, flags | socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in received:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    if told & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise DescriptorsCut(packet)
     return packet, fds.tolist()

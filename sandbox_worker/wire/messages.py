@@ -16,7 +16,7 @@ from sandbox_worker.wire.frames import Payload
 from sandbox_worker.wire.mime import PictureType, TextType
 from sandbox_worker.wire.prompts import Prompt, Prompts
 from sandbox_worker.wire.tasks import ChildContext
-from sandbox_worker.wire.text_json import encode_written_out
+from sandbox_worker.wire.text_json import encode_growing, encode_written_out
 from sandbox_worker.wire.variables import MAX_VARIABLES, VariableFact
 
 T = TypeVar("T")
@@ -336,7 +336,7 @@ def encode(message: Message) -> bytes:
             arrive unchanged.
     """
     try:
-        return _encoder.encode(message)
+        return encode_growing(message, _encoder)
     except UnicodeEncodeError:
         if isinstance(message, Execute | Environment | Provide | Attach | Query):
             raise

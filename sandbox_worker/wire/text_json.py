@@ -2,7 +2,7 @@
 
 msgspec refuses to encode them. There are four ways to handle them. The name of each function here says its way:
 
-- refused: `msgspec.json.encode` alone, for values that must arrive unchanged.
+- refused: `msgspec.json.encode` or `encode_growing` alone, for values that must arrive unchanged.
 - escaped: as JSON escapes such as `\\ud800`, for files of our own, since `json` and `decode_escaped` read them back.
 - written out: as six visible characters, for text that a person or a model reads, and for other programs, whose JSON
   parsers may refuse the escapes.
@@ -10,14 +10,51 @@ msgspec refuses to encode them. There are four ways to handle them. The name of 
 """
 
 import json
+import mmap
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+Data = TypeVar("Data", bound=bytes | bytearray)
+DECODING_FACTOR: Final = 3
+"""Peak memory of decoding, as a multiple of the encoded size: the text, its bytes, and the array made of them."""
+ALLOCATOR_BYTES: Final = 1 << 20
+"""Bytes that an allocator maps at a time for small objects."""
+_ENCODER = msgspec.json.Encoder()
 _LONE = re.compile("[\ud800-\udfff]")
+
+
+def encode_growing(value: Any, encoder: msgspec.json.Encoder = _ENCODER) -> bytes:
+    """Encode as JSON, also where memory may be full; lone surrogates are refused.
+
+    `encode` of msgspec 0.22 dereferences NULL if its buffer cannot grow, and a REPL would die by SIGSEGV. `encode_into`
+    does not.
+
+    Raises:
+        MemoryError: There is not enough memory.
+    """
+    buffer = bytearray()
+    encoder.encode_into(value, buffer)
+    return bytes(buffer)
+
+
+def decodable(data: Data) -> Data:
+    """Return JSON after a check that there is enough memory to decode it, which is mapped and released.
+
+    msgspec 0.22 dereferences NULL if the memory for a text is missing.
+
+    Raises:
+        MemoryError: There is not enough memory.
+    """
+    try:
+        size_bytes = DECODING_FACTOR * len(data) + ALLOCATOR_BYTES
+        mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        raise MemoryError from None
+    return data
 
 
 def encode_escaped(value: Any) -> bytes:
@@ -52,7 +89,7 @@ def encode_written_out(value: Any, enc_hook: Callable[[Any], Any] | None = None)
         enc_hook: Function for objects of other types, as for `msgspec.json.encode`.
     """
     try:
-        return msgspec.json.encode(value, enc_hook=enc_hook)
+        return encode_growing(value, msgspec.json.Encoder(enc_hook=enc_hook))
     except UnicodeEncodeError:
         return written_out(json.dumps(msgspec.to_builtins(value, enc_hook=enc_hook), ensure_ascii=False)).encode()
 

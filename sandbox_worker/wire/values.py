@@ -21,7 +21,6 @@ An object of a subclass, such as a Counter, arrives as an equal object of the bu
 would run code of the sender's choice. Names in a message are looked up in the fixed tables of these modules alone.
 """
 
-import mmap
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +30,7 @@ from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.decoding import Decoding
 from sandbox_worker.wire.encoding import MAX_NESTING, Encoding, Others
 from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueProblem, ValueRefused
+from sandbox_worker.wire.text_json import decodable, encode_growing
 
 MAX_ENCODED_VALUES: Final = 1 << 25
 """Maximum values inside one value that is encoded; more are refused. A frame of the default 64 MiB holds fewer: each
@@ -40,10 +40,6 @@ MAX_DECODED_VALUES: Final = 1 << 20
 empty lists takes 60 MB, and 0.1 s of the thread that reads the value."""
 MAX_BINARY_BYTES: Final = 1 << 30
 """Maximum bytes of all arrays and bytes objects inside one value; more are refused before they are copied."""
-
-
-DECODING_FACTOR: Final = 3
-"""Peak memory of decoding, as a multiple of the encoded size: the text, its bytes, and the array made of them."""
 
 
 def encode(
@@ -69,11 +65,11 @@ def encode(
     """
     try:
         try:
-            return msgspec.json.encode(Encoding(whole, others, most_values, most_bytes).wire(value))
+            return encode_growing(Encoding(whole, others, most_values, most_bytes).wire(value))
         # msgspec met lone surrogates, or an integer of more digits than Python prints. Look at each text and integer.
         except (UnicodeEncodeError, ValueError):
             encoding = Encoding(whole, others, most_values, most_bytes, is_plain_checked=True)
-            return msgspec.json.encode(encoding.wire(value))
+            return encode_growing(encoding.wire(value))
     except RecursionError:
         raise ValueRefused(f"{whole} is nested too deeply") from None
     except RuntimeError as error:  # another thread changed a dict or set while it was iterated
@@ -129,18 +125,16 @@ def decode(data: bytes | bytearray | memoryview, most_values: int | None = None)
 
 
 def decode_context(data: bytes) -> Any:
-    """Decode a context of kind `value`, which the orchestrator wrote.
+    """Decode a value that the orchestrator wrote, in a REPL.
 
     Raises:
         ContextBroken: A package is missing here, or there is not enough memory.
     """
     try:
-        # Map that much memory first, and release it: msgspec crashes if the memory for a long text is missing.
-        mmap.mmap(-1, DECODING_FACTOR * len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-        return decode(data)
+        return decode(decodable(data))
     except ValueInvalid as invalid:
         raise ContextBroken(str(invalid)) from None
-    except (OSError, MemoryError):
+    except MemoryError:
         raise ContextBroken(NO_MEMORY) from None
 
 

@@ -40,11 +40,17 @@ from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prep
 from sandbox_worker.zygote.warm_up import rehearse
 
 
-def main(control_fd: int) -> NoReturn:
-    """Serve the orchestrator at the other end of `control_fd` until it closes its end.
+def main(control_fd: int, orchestrator: int) -> NoReturn:
+    """Serve the orchestrator at the other end of `control_fd` until it closes its end, or ends.
+
+    Its end is seen by a pidfd as well: a process that C code has forked from it may hold a copy of its socket.
 
     The first packet must be `Configure`; the answer is `ZygoteReady`, `ZygoteFailed` or `NotPrepared`. Every later one
     must be `Spawn`.
+
+    Args:
+        control_fd: Control socket.
+        orchestrator: Pidfd of the orchestrator.
     """
     # A supervisor may have left SIGCHLD ignored. The kernel would then reap children itself, and waitpid would fail
     # with ECHILD (waitpid(2)).
@@ -53,8 +59,13 @@ def main(control_fd: int) -> NoReturn:
     packet, fds = receive(control, MAX_PACKET_BYTES, MAX_PIECES)
     configure = unpack_to_zygote(packet)
     assert isinstance(configure, Configure)
+    level = level_named(configure.level)
+    watched = None
+    if not level.confines_zygote:  # else the process outside of the namespaces watches, also while code prepares
+        watched = orchestrator
+        _end_with_parent_thread(orchestrator)
     try:
-        shared = enter_zygote(level_named(configure.level), configure.new_root, configure.readable, configure.hidden)
+        shared = enter_zygote(level, configure.new_root, configure.readable, configure.hidden, orchestrator)
         if configure.packages is not None:
             from sandbox_worker.zygote.packages import import_from  # imported here: most fork servers never need it
 
@@ -83,16 +94,34 @@ def main(control_fd: int) -> NoReturn:
     own = proc.status(proc.own_pid) or Status()
     proc.close()
     control.send(pack(ZygoteReady(layers=list(shared.layers), memory_bytes=own.memory_bytes)))
-    _serve(control, shared, mapped, preloaded)
+    _serve(control, watched, shared, mapped, preloaded)
 
 
-def _serve(control: socket.socket, shared: ZygoteLayers, mapped: bool, preloaded: Preloaded) -> NoReturn:
+def _end_with_parent_thread(orchestrator: int) -> None:
+    """Have the kernel end this process with the thread that waits for its preparation.
+
+    Code of the user's prepares, which may take long, and watches no descriptor. Later the parent's death signal would
+    be wrong: an event loop may go on in another thread.
+    """
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if select.select([orchestrator], [], [], 0)[0]:  # it ended before the signal was set
+        os._exit(0)
+
+
+def _serve(
+    control: socket.socket, orchestrator: int | None, shared: ZygoteLayers, mapped: bool, preloaded: Preloaded
+) -> NoReturn:
     ended = syscalls.ended_children()  # one descriptor for all: every fork copies each open descriptor, so no pidfds
     poll = select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(control.fileno(), select.POLLIN)
+    if orchestrator is not None:
+        poll.register(orchestrator, select.POLLIN)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 0)
     while True:
         for fd, _ in poll.poll():
+            if fd == orchestrator:
+                os._exit(0)
             if fd == ended:
                 _reap(ended)
                 continue

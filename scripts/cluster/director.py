@@ -73,7 +73,8 @@ class Play:
     def playing(self) -> Iterator["Play"]:
         """Start the provider, the orchestrator and an agent on each node; end all that is left afterwards."""
         try:
-            command = [sys.executable, "-m", "scripts.cluster.provider", str(self.delay_s)]
+            held_after = str(CALLS_PER_RUN * (self.runs // 3))
+            command = [sys.executable, "-m", "scripts.cluster.provider", str(self.delay_s), held_after]
             self._provider = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             assert self._provider.stdout is not None
             self._port = int(self._provider.stdout.readline())
@@ -128,6 +129,8 @@ class Play:
         self._orchestrator.kill()
         self._orchestrator.wait()
         self.killed_at = time.monotonic()
+        with contextlib.suppress(NotAsPlanned):  # what it has reported, and the end of its output
+            self.wait_for(lambda _: False)
         return self.killed_at
 
     # -- what is seen of it ------------------------------------------------------------------------------------------
@@ -180,6 +183,21 @@ class Play:
         found = next((change for change in self.changes if is_it(change)), None)
         return (found or self.wait_for(is_it)).at - since
 
+    def wait_until_held(self) -> None:
+        """Wait until a third of the batch is paid, and the provider holds the answers of the rest.
+
+        Raises:
+            NotAsPlanned: It was not in time.
+        """
+        try:
+            self._get("held")
+        except OSError as error:
+            raise NotAsPlanned(f"the provider was not asked for a third of the batch: {error}") from None
+
+    def go_on(self) -> None:
+        """Have the provider hold no answer any more."""
+        self._get("go_on")
+
     def finish(self) -> None:
         """Wait until the batch is over."""
         if self.over is None:
@@ -187,13 +205,16 @@ class Play:
 
     def counts(self) -> Counts:
         """Return the counts of the provider."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/counts", timeout=PATIENCE_S) as reply:
-            return msgspec.json.decode(reply.read(), type=Counts)
+        return msgspec.json.decode(self._get("counts"), type=Counts)
 
     @property
     def wanted_calls(self) -> int:
         """Calls that the batch takes if none is paid twice."""
         return self.runs * CALLS_PER_RUN
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{path}", timeout=PATIENCE_S) as reply:
+            return bytes(reply.read())
 
     def _log(self, name: str) -> IO[bytes]:
         return (self.folder / f"{name}.log").open("ab")

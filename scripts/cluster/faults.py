@@ -9,10 +9,10 @@ from scripts.cluster.director import Play, seconds_until
 from scripts.cluster.network import Node
 
 NOTICED_WITHIN_S = 3.0
-"""Seconds within which a loss is noticed, and a node has ended what it can not go on with."""
+"""Seconds within which a loss is noticed, and a node has ended what it can not go on with, where nothing else runs."""
 UNWRITTEN_S = 0.5
 """Seconds before the end of an orchestrator within which an answer may not have been written down yet."""
-LEFT_WITHIN_S = 15.0
+LEFT_WITHIN_S = 60.0
 """Seconds to wait for what is to end. Beyond, it counts as left."""
 
 
@@ -26,6 +26,7 @@ class Outcome:
         ended_s: Seconds until the node had ended its runs and REPLs; None if they did not end, or need not.
         left: Processes on each node after the end, beside agents that wait for a broker.
         problems: What is not as it must be.
+        within_s: Seconds within which a loss is noticed. Infinity where other work delays all processes of the play.
     """
 
     is_loss: bool = False
@@ -33,6 +34,7 @@ class Outcome:
     ended_s: float | None = None
     left: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    within_s: float = NOTICED_WITHIN_S
 
 
 Fault = Callable[[Play, Outcome], None]
@@ -40,6 +42,7 @@ Fault = Callable[[Play, Outcome], None]
 
 def nothing(play: Play, _outcome: Outcome) -> None:
     """Inject no fault: what the others are compared with."""
+    play.go_on()
     play.finish()
 
 
@@ -48,6 +51,7 @@ def node_killed(play: Play, outcome: Outcome) -> None:
     node = _busy(play)
     since = time.monotonic()
     node.kill()
+    play.go_on()
     _noticed(play, outcome, node, since)
     play.finish()
 
@@ -57,6 +61,7 @@ def agent_killed(play: Play, outcome: Outcome) -> None:
     node = _busy(play)
     since = time.monotonic()
     node.agent.kill()
+    play.go_on()
     _ended(outcome, node, since, agents=0)
     _noticed(play, outcome, node, since)
     play.finish()
@@ -67,6 +72,7 @@ def link_cut(play: Play, outcome: Outcome) -> None:
     node = _busy(play)
     since = time.monotonic()
     node.cut()
+    play.go_on()
     _noticed(play, outcome, node, since)
     _ended(outcome, node, since)
     node.heal()
@@ -78,6 +84,7 @@ def link_flaps(play: Play, _outcome: Outcome) -> None:
     """Cut a link for a moment that is shorter than the silence which counts as a loss."""
     node = _busy(play)
     node.cut()
+    play.go_on()
     time.sleep(0.5)
     node.heal()
     play.finish()
@@ -89,6 +96,7 @@ def agent_stopped(play: Play, outcome: Outcome) -> None:
     since = time.monotonic()
     agent = node.agent
     agent.send_signal(signal.SIGSTOP)
+    play.go_on()
     _noticed(play, outcome, node, since)
     agent.send_signal(signal.SIGCONT)
     _ended(outcome, node, time.monotonic())
@@ -98,6 +106,7 @@ def agent_stopped(play: Play, outcome: Outcome) -> None:
 
 def orchestrator_killed(play: Play, outcome: Outcome) -> None:
     """SIGKILL the orchestrator; then give the same command again."""
+    play.go_on()
     play.wait_for_done(play.runs // 3)
     since = play.kill_orchestrator()
     for node in play.nodes:
@@ -143,15 +152,15 @@ def judge(play: Play, outcome: Outcome) -> None:
 
 
 def _busy(play: Play) -> Node:
-    """Wait until a part of the batch is done, and return a node that has runs."""
-    play.wait_for_done(play.runs // 3)
+    """Wait until all runs wait for the provider, and return a node that has some. The fault then lets them go on."""
+    play.wait_until_held()
     return max(play.nodes, key=lambda node: len(node.processes))
 
 
 def _noticed(play: Play, outcome: Outcome, node: Node, since: float) -> None:
     outcome.is_loss = True
     outcome.noticed_s = play.wait_until_lost(node, since)
-    if outcome.noticed_s > NOTICED_WITHIN_S:
+    if outcome.noticed_s > outcome.within_s:
         outcome.problems.append(f"noticed after {outcome.noticed_s:.1f} s")
 
 
@@ -162,7 +171,7 @@ def _ended(outcome: Outcome, node: Node, since: float, agents: int = 1) -> None:
         outcome.problems.append(f"{len(node.processes) - agents} processes of {node.name} did not end")
         return
     outcome.ended_s = max(taken, outcome.ended_s or 0.0)
-    if taken > NOTICED_WITHIN_S:
+    if taken > outcome.within_s:
         outcome.problems.append(f"{node.name} ended its runs after {taken:.1f} s")
 
 

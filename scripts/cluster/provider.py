@@ -1,8 +1,10 @@
 """A provider of a model that plays a fixed part, and counts what it is asked and what it is paid for.
 
-    python -m scripts.cluster.provider DELAY_S
+    python -m scripts.cluster.provider DELAY_S HELD_AFTER
 
-It speaks OpenAI's chat completions on a free port of loopback, which it prints. `GET /counts` has the counts.
+It speaks OpenAI's chat completions on a free port of loopback, which it prints. `GET /counts` has the counts. After
+`HELD_AFTER` answers it gives no further one, so that a fault meets runs that wait, however slow the machine is.
+`GET /held` is answered then, and `GET /go_on` ends it.
 """
 
 import asyncio
@@ -40,8 +42,10 @@ def answer_of(number: int) -> str:
 class Provider:
     """Answers each call after a delay. An answer is paid, also if the caller has left by then."""
 
-    def __init__(self, delay_s: float) -> None:
+    def __init__(self, delay_s: float, held_after: int) -> None:
         self._delay_s = delay_s
+        self._held_after = held_after
+        self._holds, self._goes_on = asyncio.Event(), asyncio.Event()
         self._answered = dict[str, float]()
         self._again = list[float]()
         self._asked = 0
@@ -51,6 +55,9 @@ class Provider:
         self._asked += 1
         body = await request.json()
         await asyncio.sleep(self._delay_s)
+        if self._paid >= self._held_after:
+            self._holds.set()
+            await self._goes_on.wait()
         key = json.dumps(body["messages"])
         if key in self._answered:
             self._again.append(self._answered[key])
@@ -59,8 +66,21 @@ class Provider:
 
     async def counts(self, _request: web.Request) -> web.StreamResponse:
         """Return what was asked and paid, and for each call that was paid again when it was answered before."""
-        paid = len(self._answered) + len(self._again)
-        return web.json_response({"asked": self._asked, "paid": paid, "again": self._again})
+        return web.json_response({"asked": self._asked, "paid": self._paid, "again": self._again})
+
+    async def held(self, _request: web.Request) -> web.StreamResponse:
+        """Return when a call is held."""
+        await self._holds.wait()
+        return web.Response()
+
+    async def go_on(self, _request: web.Request) -> web.StreamResponse:
+        """Hold no call any more."""
+        self._goes_on.set()
+        return web.Response()
+
+    @property
+    def _paid(self) -> int:
+        return len(self._answered) + len(self._again)
 
 
 def _reply(messages: list[dict[str, Any]]) -> str:
@@ -80,11 +100,13 @@ def _completion(text: str) -> dict[str, Any]:
     }
 
 
-async def _serve(delay_s: float) -> None:
-    provider = Provider(delay_s)
+async def _serve(delay_s: float, held_after: int) -> None:
+    provider = Provider(delay_s, held_after)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", provider.complete)
     app.router.add_get("/counts", provider.counts)
+    app.router.add_get("/held", provider.held)
+    app.router.add_get("/go_on", provider.go_on)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -94,4 +116,4 @@ async def _serve(delay_s: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(float(sys.argv[1])))
+    asyncio.run(_serve(float(sys.argv[1]), int(sys.argv[2])))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from scripts.faults import leftovers
 from scripts.faults.stage import Stage, Strike
 
 WAIT_S = 10.0
@@ -78,5 +79,19 @@ def to_ourselves(number: int) -> Strike:
         os.kill(os.getpid(), number)
         if number == signal.SIGSTOP:
             time.sleep(0.05)  # the other threads stop a moment after this one
+
+    return strike
+
+
+def killed_beside(fork: Callable[[], int]) -> Strike:
+    """Fork a process that lives until all others of this one have ended, and kill the orchestrator."""
+
+    def strike(_stage: Stage) -> None:
+        others = leftovers.below()
+        if fork() == 0:
+            while any(map(leftovers.lives, others)):
+                time.sleep(leftovers.PAUSE_S)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     return strike

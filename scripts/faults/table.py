@@ -1,6 +1,8 @@
 """The table: which fault comes in which phases, and what it may cost."""
 
 import asyncio
+import ctypes
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from scripts.faults.cell import (
     Report,
     Scene,
 )
+from scripts.faults.descriptors import FREE, few_descriptors
 from scripts.faults.stage import Stage, Strike
 from scripts.faults.user_code import nothing
 
@@ -124,6 +127,8 @@ PROCESSES: Sequence[Fault] = (
     Fault("SIGSTOP of init", processes.signalled(processes.inits, STOP), may_lose=each(WORKING, REPL_LOST)),
     Fault("SIGSTOP of the REPL", processes.signalled(processes.repls, STOP), may_lose=each(WORKING, REPL_LOST)),
     Fault("SIGKILL of the orchestrator", processes.to_ourselves(KILL), dies=KILL, quick=(DEEP,)),
+    Fault("SIGKILL beside a forked process", processes.killed_beside(os.fork), dies=KILL, quick=(BLOCK,)),
+    Fault("SIGKILL beside a process that C code forked", processes.killed_beside(ctypes.PyDLL(None).fork), dies=KILL),
     Fault("SIGTERM of the orchestrator", processes.to_ourselves(signal.SIGTERM), dies=signal.SIGTERM),
     Fault("SIGHUP of the orchestrator", processes.to_ourselves(signal.SIGHUP), dies=signal.SIGHUP),
     Fault("SIGSTOP of the orchestrator", processes.to_ourselves(STOP), stops=True),
@@ -234,6 +239,10 @@ PROVIDERS: Sequence[Fault] = (
 )
 
 OTHERS: Sequence[Other] = (
+    *(
+        Other(f"EMFILE with {FREE.start} to {FREE.stop - 1} free numbers at {level}", few_descriptors(level))
+        for level in ("strict", "standard")
+    ),
     Other("trace truncated at every byte", records.truncated(records.traced, records.open_trace, 1)),
     Other("recording truncated at every byte", records.truncated(records.recorded, records.open_recording, 1)),
     Other("cache truncated at every byte", records.truncated(records.cached, records.open_cache, 1)),

@@ -131,7 +131,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
         for _ in range(round_trips):
             await honest.ask()
         before = honest.result()
-        unit_s = _unit_s()
+        took_unit_s = unit_s()
         hostile_block, hostile = _session(handler, sandbox, writer)
         arguments = [attack, str(handler.port), handler.listener.expect(hostile, WAIT_S)]
         attacker = await asyncio.create_subprocess_exec(
@@ -143,7 +143,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
             await hostile.ready()
             hostile_result = hostile_block()
             hostile_result.add_done_callback(lambda done: _ended(writer, done))
-        begun_kb = _restart_peak()
+        begun_kb = restart_peak()
         loop.longest_s = 0.0
         saturated = asyncio.ensure_future(attacker.stdout.readline())
         while not saturated.done() or len(honest.took_s) < round_trips or _is_coming(attack, hostile_result):
@@ -152,7 +152,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
         while not ending.done() or len(honest.took_s) < 2 * round_trips:
             await honest.ask()
         during = honest.result()
-        stretch_s, growth_kb = loop.longest_s, _peak_kb() - begun_kb
+        stretch_s, growth_kb = loop.longest_s, peak_kb() - begun_kb
         with contextlib.suppress(ProcessLookupError):
             attacker.kill()
         await attacker.wait()
@@ -164,7 +164,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
         "before_ms": before,
         "during_ms": during,
         "stretch_ms": round(stretch_s * 1e3, 1),
-        "unit_ms": round(unit_s * 1e3, 1),
+        "unit_ms": round(took_unit_s * 1e3, 1),
         "growth_mb": round(growth_kb / 1024, 1),
         "round_trips": honest._number,
     }
@@ -210,7 +210,7 @@ def _ended(writer: TraceWriter, done: "asyncio.Future[Result]") -> None:
         writer(RunEnded("1", 0, done.result().final_answer, None, 1, 1.0, UsageSummary({})))
 
 
-def _unit_s() -> float:
+def unit_s() -> float:
     """CPU time of a fixed piece of work, the shortest of three."""
     taken = []
     for _ in range(3):
@@ -220,13 +220,13 @@ def _unit_s() -> float:
     return min(taken)
 
 
-def _restart_peak() -> int:
+def restart_peak() -> int:
     """Start to count the peak of our memory from now on; return what it is, in kilobytes."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _peak_kb()
+    return peak_kb()
 
 
-def _peak_kb() -> int:
+def peak_kb() -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
 

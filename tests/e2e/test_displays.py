@@ -10,7 +10,7 @@ import pytest
 from rlm_broker import RLM, Block, BlockEnded, Display, Event, Limits, Sandbox, ScriptedClient, TraceWriter
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, within_longer
 
 MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 PIL = pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="needs pillow")
@@ -286,7 +286,7 @@ def test_display_method_that_fails_is_left_out(repl: SandboxedRepl, method: str)
 def test_display_method_ends_at_the_block_timeout(repl: SandboxedRepl) -> None:
     """A method that never returns is ended by the clock of its block."""
     code = f"kept = 5\n{RICH}def _repr_html_(self):\n        while True: pass\nRich()"
-    block = repl.execute(code, timeout_s=0.3)
+    block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.stdout)
     assert (block.status, block.limit, block.stdout) == ("interrupted", "block_timeout_s", "Rich()\n")
     assert repl.execute("kept").stdout == "5\n"
 
@@ -349,7 +349,7 @@ def test_display_in_forked_process_is_dropped(repl: SandboxedRepl) -> None:
 @pytest.mark.parametrize("end", ["1 / 0", "raise SystemExit", "os.kill(os.getpid(), 9)", "while True: pass"])
 def test_displays_stay_however_the_block_ends(repl: SandboxedRepl, end: str) -> None:
     code = f"{RICH}def _repr_html_(self): return 'x'\nimport os\ndisplay(Rich())\n{end}"
-    block = repl.execute(code, timeout_s=0.5)
+    block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.displays)
     assert block.status in ("error", "exited", "killed", "interrupted")
     assert [sorted(each.data) for each in block.displays] == [["text/html", "text/plain"]]
     assert repl.execute("1").displays == ()

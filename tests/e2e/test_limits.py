@@ -12,7 +12,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
 from tests.support.skips import ONE_PROCESS
-from tests.support.waiting import WAIT_S, for_ever, turns
+from tests.support.waiting import WAIT_S, for_ever, turns, within_longer
 
 MIB = 1 << 20
 PATIENT_S = 60
@@ -83,6 +83,77 @@ def test_repl_survives_repeated_memory_errors(level: str, fills: str) -> None:
                 assert repl.execute("held = [bytes(500) for _ in range(20_000)]").status == "ok"
 
 
+FULL = {
+    "of 1000": "held = []\ntry:\n    while True: held.append(bytes(1000))\nexcept MemoryError: pass\n",
+    "of lists": "held = []\ntry:\n    while True: held.append([None])\nexcept MemoryError: pass\n",
+}
+"""Blocks that go on with full memory."""
+SENT = {
+    "lines": "for _ in range(400): print('x' * 1000)",
+    "lines of halves of characters": "for _ in range(40): print('\\ud800' * 3000)",
+    "a batch": "llm_query_batched([f'{number}' + 'x' * 2000 for number in range(200)])",
+    "a long answer": "llm_query('long')",
+    "a tool's result": "tool('x' * 3000)",
+    "a child's context": "rlm_query('task', context=['x' * 1000] * 9)",
+    "a display": ("class Page:\n    def _repr_html_(self): return '<p>' * 30_000\ndisplay(Page())"),
+    "an answer": "FINAL('x' * 50_000)",
+    "fields": "SUBMIT(['x' * 1000] * 50)",
+    "the value": "held[:20_000]",
+}
+
+
+@pytest.mark.parametrize("level", ["strict", "standard"])
+def test_repl_sends_what_it_can_with_full_memory(level: str) -> None:
+    """No message ends the REPL, and the memory can be freed."""
+
+    async def answer(query: Query) -> list[Slot]:
+        return [Slot(text="y" * (300_000 if prompt == "long" else 1000)) for prompt in query.texts]
+
+    with Sandbox(Limits(memory_bytes=64 * MIB), level, warm=0) as sandbox:
+        for full in FULL.values():
+            for name, sends in SENT.items():
+                with sandbox.repl(answer=answer, tools=["tool"]) as repl:
+                    sent = repl.execute(full + sends, value=True)
+                    assert sent.status in ("ok", "error"), (name, sent.error)
+                    assert repl.execute("print(len(held) > 0)").stdout == "True\n", name
+                    assert repl.execute("del held\nprint(1)").stdout == "1\n", name
+
+
+@pytest.mark.parametrize("level", ["strict", "standard"])
+def test_repl_that_prints_with_full_memory_loses_no_line(level: str) -> None:
+    code = "lines = [f'{number} ' + 'x' * 3000 for number in range(200)]\n" + FULL["of 1000"]
+    with Sandbox(Limits(memory_bytes=64 * MIB), level, warm=0) as sandbox, sandbox.repl() as repl:
+        block = repl.execute(code + "for line in lines: print(line)")
+        assert (block.status, block.error) == ("ok", None)
+        assert block.stdout == "".join(f"{number} " + "x" * 3000 + "\n" for number in range(200))
+
+
+def test_print_longer_than_a_message_is_sent_in_pieces() -> None:
+    with Sandbox(Limits(max_frame_bytes=1 << 12), warm=0) as sandbox, sandbox.repl() as repl:
+        for unit in ("x", "\0\n", "\U0001f600"):
+            block = repl.execute(f"text = {unit!r} * 30_000\nprint(text)\nprint('end', text, flush=True)")
+            assert (block.status, block.stdout) == ("ok", f"{unit * 30_000}\nend {unit * 30_000}\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "answer = {'content': 'x' * 60_000, 'ready': False}",
+        "raise ValueError('\\0' * 900)",
+        "raise SystemExit('\\0' * 900)",
+        "FINAL('x' * 5_000)",
+        "SUBMIT(['x'] * 5_000)",
+        "['x'] * 5_000",
+        "".join(f"variable_{number} = {number}\n" for number in range(200)),
+    ],
+)
+def test_result_longer_than_a_message_ends_no_repl(code: str) -> None:
+    with Sandbox(Limits(max_frame_bytes=1 << 12), warm=0) as sandbox, sandbox.repl() as repl:
+        repl.execute("kept = 1")
+        assert repl.execute(code, value=True).status != "killed"
+        assert repl.execute("print(kept)").stdout == "1\n"
+
+
 def test_repl_without_memory_to_continue_says_so() -> None:
     no_memory = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))\nFINAL('x' * 4_000_000)"
     with Sandbox(Limits(memory_bytes=48 * MIB), warm=0) as sandbox, sandbox.repl() as repl:
@@ -125,6 +196,18 @@ def test_socket_buffers_count_as_memory() -> None:
         block = repl.execute(code)
         assert block.status == "killed"
         assert "memory_bytes = 128 MiB" in (block.error or "")
+
+
+def test_block_that_sleeps_after_a_query_is_interrupted() -> None:
+    """Compute time stands still while a block waits for a reply, and goes on with the reply."""
+
+    async def answer(query: Query) -> list[Slot]:
+        return [Slot(text=prompt) for prompt in query.texts]
+
+    limits = Limits(block_timeout_s=1.0, block_wall_timeout_s=WAIT_S, interrupt_grace_s=PATIENT_S)
+    with Sandbox(limits) as sandbox, sandbox.repl(answer=answer) as repl:
+        block = repl.execute("llm_query('?')\nimport time\ntime.sleep(1_000)")
+    assert (block.status, block.limit) == ("interrupted", "block_timeout_s")
 
 
 def test_block_waiting_for_replies_ends_at_wall_limit() -> None:
@@ -260,14 +343,15 @@ def test_print_loop_costs_no_memory(repl: SandboxedRepl, loop: str) -> None:
 )
 def test_stubborn_block_is_ended_in_time(repl: SandboxedRepl, code: str, statuses: set[str]) -> None:
     """Code that resists its end is ended in time, and the next block works."""
-    block = repl.execute(code, timeout_s=0.3)
+    block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.status in statuses)
     assert block.status in statuses
     assert block.error
 
 
 def test_killed_block_names_its_line(repl: SandboxedRepl) -> None:
     repl.execute("import signal\ndef spin():\n    while True: pass")
-    block = repl.execute("signal.signal(signal.SIGINT, signal.SIG_IGN)\n\nspin()", timeout_s=0.3)
+    code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('there')\nspin()"
+    block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.stdout)
     assert block.post_mortem is not None
     assert block.post_mortem.where == "It was at line 3 of an earlier block, in spin"
     assert "It was at line 3 of an earlier block, in spin" in (block.error or "")
@@ -285,9 +369,11 @@ def test_kill_includes_daemonised_children(repl: SandboxedRepl) -> None:
         "        if os.fork() == 0:\n"
         "            while True: time.sleep(1)\n"
         "        os._exit(0)\n"
+        "print('there')\n"
         "while True: pass"
     )
-    assert repl.execute(code, timeout_s=0.3).status == "killed"
+    block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.stdout)
+    assert block.status == "killed"
     assert {process.pid for process in living_below()} <= before
 
 

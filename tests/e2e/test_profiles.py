@@ -40,9 +40,10 @@ def test_strict_needs_each_added_call(name: str, tmp_path: Path) -> None:
     """`strict` fails without each call that the profile adds for it."""
 
     def enter() -> str:
+        own = os.pidfd_open(os.getpid())
         follow_profile(without=[name])
         try:
-            shared = zygote_layers.enter_zygote(STRICT, str(tmp_path), [], [])
+            shared = zygote_layers.enter_zygote(STRICT, str(tmp_path), [], [], own)
             if zygote_layers.fork_worker(shared) == 0:
                 os._exit(0)
         except LayerFailed as error:

@@ -14,15 +14,16 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError, ReplClosed
 from rlm_broker.limits import Limits
+from rlm_broker.results import Block
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.init.usage_watch import SLOWEST_S
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.forked_python import Python, python
 from tests.support.processes import kill_below, living_below
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, within_longer
 
-IGNORES_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+IGNORES_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('there')\nwhile True: pass"
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,11 @@ def sandbox() -> Iterator[Sandbox]:
 def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
     with sandbox.repl(context="the context") as opened:
         yield opened
+
+
+def limited(repl: SandboxedRepl, code: str) -> Block:
+    """Run code to its limit, which it reaches behind the line that prints."""
+    return within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.stdout)
 
 
 def test_block_keeps_variables_and_shows_last_expression(repl: SandboxedRepl) -> None:
@@ -129,13 +135,13 @@ def test_output_arrives_while_the_block_runs(repl: SandboxedRepl) -> None:
 
 
 def test_interrupt_keeps_variables(repl: SandboxedRepl) -> None:
-    assert repl.execute("x = 41\nwhile True: pass", timeout_s=0.3).status == "interrupted"
+    assert limited(repl, "x = 41; print('there')\nwhile True: pass").status == "interrupted"
     assert repl.execute("x + 1").stdout == "42\n"
 
 
 def test_kill_keeps_context_and_drops_variables() -> None:
     with Sandbox(Limits(interrupt_grace_s=0.2), warm=0) as sandbox, sandbox.repl("the context") as repl:
-        block = repl.execute(f"x = 1\n{IGNORES_SIGINT}", timeout_s=0.3)
+        block = limited(repl, f"x = 1\n{IGNORES_SIGINT}")
         assert block.status == "killed"
         assert "did not react to the interrupt" in (block.error or "")
         assert repl.execute("print(context, 'x' in globals())").stdout == "the context False\n"
@@ -358,7 +364,7 @@ def test_level_process_runs_code_and_warns() -> None:
         unprotected = Sandbox(isolation="process")
     with unprotected, unprotected.repl("text") as repl:
         assert repl.execute("print(context)").stdout == "text\n"
-        assert repl.execute(IGNORES_SIGINT, timeout_s=0.2).status == "killed"
+        assert limited(repl, IGNORES_SIGINT).status == "killed"
         assert repl.execute("print(context)").stdout == "text\n"
 
 

@@ -128,7 +128,7 @@ def test_standard_works_where_strict_does_not(names: str, layer: str, remedy: st
         ("latin-tmp", "configuration", r"/caf\xe9/"),
         ("af-unix", "sandbox", "no port can be opened on 127.0.0.1"),
         ("one-process", "sandbox", "raise the limit of processes"),
-        ("two-processes", "sandbox", "Raise the limit of processes"),
+        ("two-processes", "sandbox", "raise the limit of processes"),
     ],
 )
 def test_auto_without_any_level_says_why(names: str, kind: str, sentence: str) -> None:

@@ -4,6 +4,7 @@ import base64
 import copy
 import json
 import pickle
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,15 @@ def test_notebook_gets_nothing_that_could_run() -> None:
     assert every._repr_mimebundle_() == {"text/plain": repr(every), "image/png": "MQ=="}
     table = Display({"text/html": "<script>", "text/plain": "table"})
     assert table._repr_mimebundle_(include=None, exclude=None) == {"text/plain": "table"}
+
+
+def test_text_of_a_display_steers_no_terminal() -> None:
+    """IPython in a terminal prints the plain text as it is."""
+    text = "a\tb\n\x1b]52;c;aGk=\x07\x1b[2J\r\x9b1m\u202e\ud800é"
+    bundle = Display({"text/plain": text, "text/html": "<b>"})._repr_mimebundle_()
+    assert bundle == {"text/plain": "a\tb\n\\x1b]52;c;aGk=\\x07\\x1b[2J\\r\\x9b1m\\u202e\\ud800é"}
+    odd: Any = {"image/\x1b[2J": b""}
+    assert Display(odd)._repr_mimebundle_()["text/plain"].isprintable()
 
 
 def test_block_with_displays_is_a_value() -> None:

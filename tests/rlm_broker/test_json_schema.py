@@ -1,18 +1,57 @@
 """JSON Schemas of the user's: for answers, and for arguments of tools."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from rlm_broker import RLM, ConfigurationError, OutputInvalid, ScriptedClient
-from rlm_broker.json_schema import JsonSchema, Unfit, with_schema
+from rlm_broker import RLM, ConfigurationError, OutputInvalid, ScriptedClient, schema_steps
+from rlm_broker.json_schema import CheckedSchema, JsonSchema, Unfit, aside, waiting, with_schema
 from rlm_broker.run.output_type import OutputType
+from tests.support.waiting import WAIT_S
 
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
     "required": ["name"],
 }
+
+
+async def test_checks_go_round_the_owners() -> None:
+    """One owner's checks leave each second turn to another, also if their callers have left; a bound is told."""
+    goes_on, order = threading.Event(), list[str]()
+
+    def check(owner: str) -> None:
+        goes_on.wait(WAIT_S)
+        order.append(owner)
+
+    greedy = [asyncio.create_task(aside(lambda: check("eve"), "eve")) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert waiting("eve") == 18
+    for begun in greedy[:2]:
+        begun.cancel()
+    honest = [asyncio.create_task(aside(lambda: check("ann"), "ann")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert (waiting("eve"), waiting("ann")) == (18, 3)  # the threads of those that were cancelled go on
+    goes_on.set()
+    await asyncio.gather(*honest)
+    assert order.count("eve") <= 2 + 3 + 2
+    await asyncio.gather(*greedy, return_exceptions=True)
+    assert waiting("eve") == 0
+
+
+def test_check_of_plain_parts_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts without keywords take no step, however many they are, and wrong ones are found among them."""
+    monkeypatch.setattr(schema_steps, "MOST_STEPS", 2_000)
+    plain: dict[str, Any] = {f"p{number}": {"type": "string", "description": "?"} for number in range(500)}
+    CheckedSchema({"type": "array", "items": {"type": "object", "properties": plain, "title": "T"}}, "it")
+    with pytest.raises(ConfigurationError, match="too large"):
+        CheckedSchema({"properties": {name: {"minimum": 1} for name in plain}}, "it")
+    for wrong in ({"type": "nothing"}, {"type": ["nothing"]}, {"description": 7}, {"properties": 7}, {"items": 7}):
+        for at in ({"properties": {**plain, "a": wrong}}, {"items": wrong}, {"$defs": {"a": {"items": wrong}}}):
+            with pytest.raises(ConfigurationError, match="is not a JSON Schema"):
+                CheckedSchema(at, "it")
 
 
 def test_answer_of_a_schema_is_its_value() -> None:

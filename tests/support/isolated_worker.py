@@ -40,6 +40,7 @@ def main(spec: dict[str, Any]) -> None:
             spec["new_root"],
             [*readable, f"{spec['project']}/sandbox_worker"],
             spec["hidden"],
+            os.pidfd_open(os.getpid()),
         )
     except layer.LayerFailed as error:
         print(json.dumps({"failed": error.layer, "message": str(error)}))

@@ -7,7 +7,9 @@ reaches.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
 
 WAIT_S = 60
 """Seconds until a test that waits for an event fails."""
@@ -39,6 +41,24 @@ def until_now(is_so: Callable[[], object]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(_LOOK_AGAIN_S)
+
+
+def within_longer(attempt: Callable[[float], T], is_so: Callable[[T], object], first_s: float = 0.3) -> T:
+    """Attempt something within longer and longer limits, and return the first outcome that is so, or the last one.
+
+    Code that has to come to a certain point before its limit has not come there on a busy machine, however long the
+    limit usually is.
+
+    Args:
+        attempt: Is called with a limit in seconds.
+        is_so: Whether an outcome is that of code which had come to its point.
+        first_s: First limit in seconds.
+    """
+    for limit_s in (first_s, *LONGER_AND_LONGER):
+        outcome = attempt(limit_s)
+        if is_so(outcome):
+            break
+    return outcome
 
 
 async def turns(number: int = 5) -> None:

@@ -92,15 +92,15 @@ class QueryContexts:
         if "/" in name or "\0" in name or name in ("", ".", ".."):
             raise ContextRefused(f"{name!r} is not a file name")
         fd = await (await self._worker()).open_file(OpenToRead([os.fsencode(name)]))
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(os.close, fd)
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):  # init checks, too, but a descriptor out of a worker is untrusted
                 raise ContextRefused(f"{name!r} is not a regular file")
             if most_bytes is not None and found.st_size > most_bytes:
                 raise ContextRefused(f"it has {found.st_size:,} bytes, more than {most_bytes:,}: give a smaller part")
-            return await in_thread(lambda stop: store_part(fd, is_json, self._max_bytes, stop))
-        finally:
-            os.close(fd)
+            work = partial(store_part, fd, is_json, self._max_bytes)
+            return await in_thread(work, discard=StoredContext.close, at_end=opened.pop_all().close)
 
 
 class _Shared:

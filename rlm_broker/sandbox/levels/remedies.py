@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlm_broker.errors import SHORT_OF
 from sandbox_worker.wire.layers import Layer
 
 SWITCHES = (
@@ -49,12 +50,6 @@ WITHOUT_REMEDY: Mapping[Layer, str] = {
 }
 """Layers without a remedy → why no command or setting would give them. A filter may still refuse them."""
 CONTAINER_FILES = (".dockerenv", "run/.containerenv")
-OUT_OF_RESOURCES = {
-    errno.EMFILE: "Raise the limit of open files: `ulimit -n 4096`.",
-    errno.ENFILE: "Raise the machine's limit of open files: `sysctl fs.file-max`.",
-    errno.EAGAIN: "Raise the limit of processes: `ulimit -u`, LimitNPROC= or TasksMax= of a unit, --pids-limit.",
-    errno.ENOMEM: "Free some memory, or raise the container's limit of it.",
-}
 
 
 def remedy(
@@ -69,8 +64,8 @@ def remedy(
         root: Folder with the /proc of this process.
         environment: Variables of this process.
     """
-    if code in OUT_OF_RESOURCES:
-        return OUT_OF_RESOURCES[code]
+    if code in SHORT_OF:
+        return f"{SHORT_OF[code][0].upper()}{SHORT_OF[code][1:]}."
     if code == errno.ENOENT and (place := re.search(r"(?<!\S)/(proc|dev)\b", reason)):
         kind = "proc" if place[1] == "proc" else "devtmpfs"
         return f"It needs /{place[1]}: `mount -t {kind} {place[1]} /{place[1]}`."

@@ -14,8 +14,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
-from rlm_broker.concurrency.forking import FORKING
+from rlm_broker.concurrency.forking import FORKING, left_to_parent
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.redaction import is_secret_name, redact, secrets_of_environment, without_credentials
 from rlm_broker.sandbox.packages.requirements import Requirements
@@ -117,13 +118,14 @@ async def _run(command: list[str], folder: Path) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        assert process.stdin is not None
+        left_to_parent(process.stdin, IO.close)
     try:
         await _ended(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             # Ends all processes that the installer left. The group's number is its pid, which stays taken until `wait`.
             os.killpg(process.pid, signal.SIGKILL)
-        assert process.stdin is not None
         process.stdin.close()
         process.wait()
     if not succeeded.exists():

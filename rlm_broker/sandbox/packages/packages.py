@@ -1,11 +1,11 @@
 """The packages that code in a sandbox may import: the orchestrator's, an environment's, or those of a list."""
 
-import asyncio
 import functools
 import logging
 import os
 from collections.abc import Sequence
 
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.sandbox.packages.requirements import Requirements
 from rlm_broker.sandbox.workers.venv import Venv, read_venv
@@ -41,7 +41,7 @@ async def venv_of(chosen: Chosen) -> Venv | None:
         return await venv_with(chosen)
     if chosen is None:
         return None
-    venv = await asyncio.to_thread(read_venv, chosen.folder)  # read again: it may have changed since it was chosen
+    venv = await in_thread(lambda _: read_venv(chosen.folder))  # read again: it may have changed since it was chosen
     if venv.left_out:
         _tell_what_is_left_out(venv)
     return venv

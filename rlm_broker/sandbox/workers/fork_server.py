@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from rlm_broker.concurrency.deadline import to_its_end, unlisted
-from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed
+from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed, refused_by_machine
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.workers.private_folder import removed
 from rlm_broker.sandbox.workers.python_paths import installed
@@ -115,7 +114,7 @@ class ForkServer:
             try:
                 self._zygote, ready = await self._new_zygote()
             except OSError as error:
-                raise refusals.cannot_start(error) from None
+                raise refused_by_machine("the sandbox's fork server cannot be started", error) from None
             self.layers, self.memory_bytes = tuple(ready.layers), ready.memory_bytes
             if self._exact_memory and self._groups is None:
                 self._groups = MemoryGroups.find()

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
+from rlm_broker.concurrency.forking import left_to_parent
 from rlm_broker.errors import SandboxFailed
 
 KILL_TIMEOUT_S = 60.0
@@ -36,6 +37,7 @@ class HeldProcess:
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(pidfd, self._ended)
+        left_to_parent(self, HeldProcess._leave)
 
     @property
     def pid(self) -> int | None:
@@ -73,8 +75,13 @@ class HeldProcess:
         """Close the descriptor. Has no effect when repeated."""
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+            self._leave()
+
+    def _leave(self) -> None:
+        """Close the descriptor, also in a forked process, which shares the loop's epoll with its parent."""
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)

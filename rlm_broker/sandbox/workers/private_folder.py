@@ -40,11 +40,13 @@ class PrivateFolder:
 
     def remove(self) -> bool:
         """Remove the folder, and return whether it is gone. Has no effect when repeated."""
-        gone = remove_tree(self.path)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-        return gone
+        try:
+            gone = remove_tree(self.path)
+        finally:
+            lock, self._lock = self._lock, -1
+            if lock >= 0:
+                os.close(lock)
+        return gone or remove_tree(self.path)  # which takes a descriptor, and that of the lock may be the last
 
 
 def _new_folder() -> tuple[Path, int]:
@@ -80,7 +82,8 @@ def remove_tree(path: Path) -> bool:
         pass
     except (OSError, RecursionError):  # chmod and rm follow no link, and have no limit of depth
         for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-            subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
+            with contextlib.suppress(OSError):  # no process or descriptor is left for it
+                subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
     return not path.exists()
 
 

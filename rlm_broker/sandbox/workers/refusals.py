@@ -7,21 +7,13 @@ import signal
 import subprocess
 from pathlib import Path
 
-from rlm_broker.errors import ConfigurationError, RlmBrokerError, SandboxFailed
+from rlm_broker.errors import SHORT_OF, ConfigurationError, RlmBrokerError, SandboxFailed
 from rlm_broker.sandbox.levels.level import unavailable
-from rlm_broker.sandbox.levels.remedies import OUT_OF_RESOURCES, SYSTEM_CALLS
+from rlm_broker.sandbox.levels.remedies import SYSTEM_CALLS
 from sandbox_worker.wire.level import Level
 
 EXIT_OF_SIGNAL = 128
 """Added to a signal's number in the exit status of the fork server's parent, if it has one, as shells do."""
-
-
-def cannot_start(error: OSError) -> SandboxFailed:
-    """Return the error for a fork server whose process, sockets or folder the kernel refused."""
-    what_would = OUT_OF_RESOURCES.get(error.errno or 0, "")
-    return SandboxFailed(
-        f"the sandbox's fork server cannot be started: {error.strerror or error}. {what_would}".strip()
-    )
 
 
 def ended(level: Level, process: "subprocess.Popen[bytes]") -> RlmBrokerError:
@@ -31,8 +23,8 @@ def ended(level: Level, process: "subprocess.Popen[bytes]") -> RlmBrokerError:
         return unavailable(level, SYSTEM_CALLS, reason)
     why = why_ended(process)
     number = re.search(r"\[Errno (\d+)\]", why)  # as Python's traceback ends
-    what_would = OUT_OF_RESOURCES.get(int(number[1])) if number else None
-    return SandboxFailed(f"the sandbox's fork server cannot start: {why}" + (f". {what_would}" if what_would else ""))
+    what_would = SHORT_OF.get(int(number[1])) if number else None
+    return SandboxFailed(f"the sandbox's fork server cannot start: {why}" + (f"; {what_would}" if what_would else ""))
 
 
 def why_ended(process: "subprocess.Popen[bytes]") -> str:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import SandboxFailed, WorkerDied
+from rlm_broker.errors import SandboxFailed, WorkerDied, shortage_told
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
@@ -18,6 +18,8 @@ from rlm_broker.transport.dialing import dial
 from rlm_broker.transport.listener import Listener
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import Session
+
+_NO_REPL = "a REPL cannot be started"
 
 
 class WorkerSource(Protocol):
@@ -62,7 +64,8 @@ class StartedWorker:
 
     async def restart(self) -> Connection:
         """Start a fresh REPL with the same context, in place of one that has ended, and return its connection."""
-        connection = await self._cold_start.restart(self.worker, self.limits)
+        with shortage_told(_NO_REPL):
+            connection = await self._cold_start.restart(self.worker, self.limits)
         if self._context is not None:
             connection.provide(self._context)
         return connection
@@ -110,9 +113,13 @@ class ColdStart:
     async def restart(self, worker: Worker, limits: ReplLimits) -> Connection:
         """Start a fresh REPL in a worker, on a fresh connection: the last REPL may have ended inside a frame."""
         connection, connected = await self._connect(limits)
-        with connected:
-            await worker.start(connected.fileno(), limits.start_timeout_s)
-        await self._ready(connection, limits)
+        try:
+            with connected:
+                await worker.start(connected.fileno(), limits.start_timeout_s)
+            await self._ready(connection, limits)
+        except BaseException:
+            await to_its_end(connection.close)
+            raise
         return connection
 
     async def _connect(self, limits: ReplLimits, after_others: bool = False) -> tuple[Connection, socket.socket]:
@@ -137,7 +144,7 @@ class ColdStart:
     async def _undo(self, opening: "asyncio.Task[tuple[Connection, socket.socket]]", worker: Worker | None) -> None:
         """End all parts of a worker that could not be started."""
         opening.cancel()
-        with contextlib.suppress(asyncio.CancelledError, SandboxFailed):
+        with contextlib.suppress(asyncio.CancelledError, SandboxFailed, OSError):
             connection, connected = await opening
             connected.close()
             await connection.close()
@@ -172,10 +179,11 @@ class Workers:
             context: Value of the REPL's variable; None for the context that the fork server has.
             limits: Limits of the REPL.
         """
-        for source in self.sources:
-            if (taken := await source.take(context, limits)) is not None:
-                return taken
-        return await self._cold_start.take(context, limits)
+        with shortage_told(_NO_REPL):
+            for source in self.sources:
+                if (taken := await source.take(context, limits)) is not None:
+                    return taken
+            return await self._cold_start.take(context, limits)
 
     async def close(self) -> None:
         """Close the sources. Has no effect when repeated."""

@@ -6,9 +6,10 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
-from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied
+from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied, refused_by_machine
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
 from rlm_broker.sandbox.workers.held_process import HeldProcess
@@ -51,7 +52,7 @@ from sandbox_worker.wire.control import (
     pack,
     unpack_from_init,
 )
-from sandbox_worker.wire.descriptors import receive
+from sandbox_worker.wire.descriptors import DescriptorsCut, receive
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import Level
 
@@ -95,7 +96,7 @@ class Worker:
         self.group = group
         self._level = level
         self._control = control
-        self._answers: asyncio.Queue[FromInit | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[FromInit | OSError | None] = asyncio.Queue()
         self._exchanging = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         control.setblocking(False)
@@ -187,8 +188,6 @@ class Worker:
             exchange.add_done_callback(_close_opened)
             raise
         assert isinstance(opened, Opened)
-        if opened.fd < 0:
-            raise SandboxFailed("the worker's init sent no descriptor of a file")
         return opened.fd
 
     async def list_folder(self, path: list[bytes], after: bytes) -> Listed:
@@ -227,11 +226,7 @@ class Worker:
             raise SandboxFailed(f"a program did not end within {PROGRAM_END_S:g} s, and its worker was killed")
 
     async def kill(self) -> None:
-        """Kill init, and return when the whole worker is gone. Has no effect when it already is.
-
-        Raises:
-            SandboxFailed: A process has not ended after `held_process.KILL_TIMEOUT_S`.
-        """
+        """Kill init, and return when the whole worker is gone. Raises `SandboxFailed` if a process does not end."""
         with contextlib.suppress(OSError):  # closed, or init has ended
             # Init ends with it, also where the kernel or AppArmor forbids signals. What it has sent can still be read.
             self._control.shutdown(socket.SHUT_WR)
@@ -258,20 +253,18 @@ class Worker:
 
         async def exchanged() -> list[FromInit]:
             async with self._exchanging:
-                for message, fds in said:
+                for message, *fds in said:
                     self._say(message, *fds)
                 return [await self._answer(kind, timeout_s) for kind in kinds]
 
-        # Copies, since the caller may close its descriptors as soon as it is cancelled.
-        said = [(message, () if fd is None else (os.dup(fd),)) for message, fd in messages]
-        exchange = self._loop.create_task(exchanged())
-        exchange.add_done_callback(lambda done: _exchanged(done, [fd for _, fds in said for fd in fds]))
+        with contextlib.ExitStack() as copies:  # since the caller may close its descriptors as soon as it is cancelled
+            said = [(message,) if fd is None else (message, _copied(fd, copies)) for message, fd in messages]
+            exchange = self._loop.create_task(exchanged())
+            exchange.add_done_callback(partial(_exchanged, copies.pop_all()))
         return await asyncio.shield(exchange)
 
     def _say(self, message: Control, *fds: int) -> None:
-        """Send a message. If init has ended, the message is dropped without an error: the last message of init has the
-        reason, and must still be read. `_answer` and `gone` report the end.
-        """
+        """Send a message, or drop it if init has ended: its last message has the reason, and is still to be read."""
         try:
             socket.send_fds(self._control, [pack(message)], fds)
         except OSError as error:
@@ -287,6 +280,8 @@ class Worker:
             raise SandboxFailed(f"the worker's init did not answer within {timeout_s:g} s, and was killed") from None
         if isinstance(message, kind):
             return message
+        if isinstance(message, OSError):
+            raise refused_by_machine("a descriptor from a worker cannot be taken", message)
         if isinstance(message, Refused):
             raise FileRefused(message.reason)
         if isinstance(message, Failed):
@@ -307,6 +302,11 @@ class Worker:
             # unix(7): if init ends with a message unread, one read fails with ECONNRESET, before the reads that return
             # what init sent. The loop calls again.
             return
+        except DescriptorsCut as cut:
+            self._answers.put_nowait(cut)
+            if not isinstance(unpack_from_init(cut.packet), Opened):  # a REPL without its pidfd may outlive its init
+                self.init.send_kill()
+            return
         except OSError:
             packet = b""
         if not packet:
@@ -322,7 +322,8 @@ class Worker:
     def _heard(self, message: FromInit, fds: list[int]) -> None:
         match message:
             case Forked() if fds:
-                self._forget_repl()
+                if self._repl is not None:  # init starts a REPL only when all processes of the last have ended
+                    self._repl.forget()
                 self._repl = HeldProcess(fds[0], _ignore)
             case Opened() if fds:
                 self._answers.put_nowait(Opened(fd=fds[0]))
@@ -365,11 +366,6 @@ class Worker:
         self._programs.clear()
         self.on_change()
 
-    def _forget_repl(self) -> None:
-        """Forget the pidfd of the last REPL. Init starts a REPL only when all processes of the last have ended."""
-        if self._repl is not None:
-            self._repl.forget()
-
 
 class Program(NamedTuple):
     """A program that runs beside a REPL. Wait for `ended` without cancelling it: None says that the worker is gone."""
@@ -378,9 +374,13 @@ class Program(NamedTuple):
     ended: "asyncio.Future[ProgramEnded | None]"
 
 
-def _exchanged(exchange: "asyncio.Task[list[FromInit]]", fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+def _copied(fd: int, copies: contextlib.ExitStack) -> int:
+    copies.callback(os.close, copy := os.dup(fd))
+    return copy
+
+
+def _exchanged(copies: contextlib.ExitStack, exchange: "asyncio.Task[list[FromInit]]") -> None:
+    copies.close()
     if not exchange.cancelled():
         exchange.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
 

@@ -12,9 +12,9 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from rlm_broker.concurrency.forking import FORKING
+from rlm_broker.concurrency.forking import FORKING, left_to_parent, socketpair_of_parent
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, SandboxFailed
+from rlm_broker.errors import ConfigurationError, SandboxFailed, is_shortage, refused_by_machine
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers import refusals
@@ -86,8 +86,9 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._usable = True
-        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, self._theirs = socketpair_of_parent()
         self._control.setblocking(False)
+        left_to_parent(self, Zygote._leave)
         try:
             self.folder = PrivateFolder()
         except BaseException:
@@ -162,7 +163,7 @@ class Zygote:
             if group is not None:
                 undo.callback(group.remove)
             scratch = self._make_scratch()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = socketpair_of_parent()
             undo.callback(ours.close)
             request = Spawn(allow_exec=self._allow_exec, scratch=refusals.utf8(scratch), bounds=limits.repl_bounds())
             with theirs:
@@ -170,7 +171,9 @@ class Zygote:
                     fds = [theirs.fileno(), *([group.join_fd] if group else [])]
                     socket.send_fds(self._control, [pack(request)], fds)
                     answer, answer_fds = await self._answer(limits.start_timeout_s)
-                except (OSError, EOFError):
+                except (OSError, EOFError) as error:
+                    if is_shortage(error):  # the pidfd was cut off; the worker ends with its control socket
+                        raise
                     self._usable = False
                     assert self._process is not None
                     why = refusals.why_ended(self._process)
@@ -192,6 +195,9 @@ class Zygote:
         Returns:
             Whether its folder is gone, too.
         """
+        with contextlib.suppress(OSError):  # closed already, or the zygote has ended
+            # A process that C code has forked from this one has a copy, which would keep the zygote from its end.
+            self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         self._theirs.close()
         if self._process is not None:
@@ -205,9 +211,15 @@ class Zygote:
             self._process.wait()
             if self._process.stderr is not None:
                 self._process.stderr.close()
-            os.close(self._pidfd)
+            self._leave()
             self._process = None
         return self.folder.remove()
+
+    def _leave(self) -> None:
+        """Close the pidfd, also in a forked process."""
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def _make_scratch(self) -> str:
         """Make a worker's scratch folder on the host, at a level without a root of its own; else return ""."""
@@ -216,7 +228,7 @@ class Zygote:
         try:
             return tempfile.mkdtemp(prefix="scratch-", dir=self.folder.path)
         except OSError as error:
-            raise SandboxFailed(f"no scratch folder can be made: {error.strerror}: {self.folder.path}") from None
+            raise refused_by_machine(f"no scratch folder can be made in {self.folder.path}", error) from None
 
     async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
         loop = asyncio.get_running_loop()
@@ -251,15 +263,21 @@ def start(
     Raises:
         OSError: There was no process or descriptor. No process is left.
     """
-    program = f"import sys; sys.path[:] = {paths!r}; from sandbox_worker.zygote.main import main; main({control_fd})"
-    with FORKING:
+    with contextlib.ExitStack() as opened:
+        own = os.pidfd_open(os.getpid())
+        opened.callback(os.close, own)
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # `Popen` would leave its own open if its pipe failed
+        opened.callback(os.close, null)
+        serve = f"from sandbox_worker.zygote.main import main; main({control_fd}, {own})"
+        program = f"import sys; sys.path[:] = {paths!r}; {serve}"
+        opened.enter_context(FORKING)
         process = subprocess.Popen(
             [sys.executable, *isolated(seed), "-S", "-c", program],
-            pass_fds=[control_fd],
+            pass_fds=[control_fd, own],
             env=environment(seed, venv),
             cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdin=null,
+            stdout=null,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a Ctrl+C at the terminal signals the orchestrator alone, which decides
         )

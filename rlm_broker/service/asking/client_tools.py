@@ -187,8 +187,10 @@ class ClientTools:
 
             return {**made, "tool": called, "schema": tool.schema}
 
+        checked = tool.schema.checked
+
         async def called_with(arguments: dict[str, Any]) -> str:
-            await aside(lambda: tool.schema.checked.require(arguments, "arguments"))
+            await aside(lambda: checked.require(arguments, "arguments"), checked.whose)
             return await self._result(tool, arguments)
 
         return {**made, "tool": called_with}

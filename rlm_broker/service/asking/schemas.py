@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.json_schema import CheckedSchema
+from rlm_broker.hosting.owner import Busy, Owner
+from rlm_broker.json_schema import CheckedSchema, aside, waiting
 from rlm_broker.service.errors import ApiError
 
 MOST_CHARS: Final = 100_000
@@ -14,10 +15,15 @@ MOST_CHARS: Final = 100_000
 MOST_NODES: Final = 1_000
 """Schemas within one schema, with each reference followed once on each way; more would take too long to check.
 
-The check of a new schema takes a millisecond or two for each. So call `safe_schema` in a thread.
+The check of a new schema takes a millisecond or two for each. So call `safe_schema` by `checked_in_turn`.
 """
 MOST_NODES_OF_ALL: Final = 5_000
 """Schemas within all tools of a request."""
+MOST_WAITING: Final = 64
+"""Checks of schemas of one key that wait for their turn."""
+RETRY_AFTER_S: Final = 1.0
+"""Seconds after which another attempt is reasonable."""
+T = TypeVar("T")
 _OF_SCHEMAS: Final = frozenset({"properties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 """Keywords whose values map names to schemas."""
 _OF_VALUES: Final = frozenset({"const", "enum", "default", "examples", "required", "dependentRequired"})
@@ -58,6 +64,19 @@ class Room:
         if self._chars < 0 or self._nodes < 0:
             why = f"have more than {MOST_CHARS:,} characters, or {MOST_NODES_OF_ALL:,} parts in their schemas"
             raise ApiError(400, f"the {self._param} {why}: give fewer, or simpler ones", param=self._param)
+
+
+async def checked_in_turn(owner: Owner, check: Callable[[], T]) -> T:
+    """Check the schemas of a request in a thread, in the turn of its owner, and return what `check` returns.
+
+    Raises:
+        Busy: Many requests of the owner wait for it already.
+        ApiError: As for `safe_schema`.
+    """
+    if waiting(owner.name) >= MOST_WAITING:
+        said = f"{MOST_WAITING} requests of this key wait for a check of their schemas: try again later"
+        raise Busy(said, RETRY_AFTER_S)
+    return await aside(check, owner.name)
 
 
 def safe_schema(schema: Any, param: str, room: Room | None = None) -> CheckedSchema:

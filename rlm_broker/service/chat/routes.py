@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from rlm_broker.hosting.owner import Owner
-from rlm_broker.json_schema import aside
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Following, Since
 from rlm_broker.service.asking.client_tools import FunctionTool
 from rlm_broker.service.asking.conversation import Divided, divided
+from rlm_broker.service.asking.schemas import checked_in_turn
 from rlm_broker.service.asking.wanted import Wanted
 from rlm_broker.service.bodies import fingerprint_of, idempotency_key, parsed
 from rlm_broker.service.chat.messages import Conversation, read
@@ -52,7 +52,7 @@ async def _asked(
     if said.results:
         asked = parts.asking.resumed(owner, said.results, f"{said.at}.tool_call_id")
         return asked, asked.since
-    output_type, tools = await _types(chat)
+    output_type, tools = await _types(owner, chat)
     divide = _divided(parts, chat, said, has_context=model.context is not None)
     wanted = Wanted(
         model=model,
@@ -71,11 +71,11 @@ async def _asked(
     return await parts.asking.begin(owner, wanted), BEGINNING
 
 
-async def _types(chat: ChatRequest) -> tuple[Mapping[str, Any] | None, Sequence[FunctionTool]]:
+async def _types(owner: Owner, chat: ChatRequest) -> tuple[Mapping[str, Any] | None, Sequence[FunctionTool]]:
     """Return the type of the answer and the tools. Their check takes long, so it is done in a thread."""
     if chat.response_format is None and not chat.tools:
         return None, chat.function_tools()
-    return await aside(lambda: (chat.output_type(), chat.function_tools()))
+    return await checked_in_turn(owner, lambda: (chat.output_type(), chat.function_tools()))
 
 
 def _divided(parts: Parts, chat: ChatRequest, said: Conversation, *, has_context: bool) -> Divided:

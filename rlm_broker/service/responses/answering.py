@@ -23,12 +23,12 @@ from typing import Any, Final
 
 from rlm_broker.errors import RunCancelled
 from rlm_broker.hosting.owner import Owner
-from rlm_broker.json_schema import aside
 from rlm_broker.service.asking.asking import BEGINNING, Asked, Since, Suspended
 from rlm_broker.service.asking.client_tools import FunctionTool
 from rlm_broker.service.asking.conversation import divided
 from rlm_broker.service.asking.counts import MOST_ITEMS
 from rlm_broker.service.asking.outcome import Outcome
+from rlm_broker.service.asking.schemas import checked_in_turn
 from rlm_broker.service.asking.wanted import Wanted
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.models import ServedModel
@@ -76,7 +76,7 @@ class Answering:
             Busy, MoneySpent, NotAllowed, UnknownHandle: As for `Asking.begin`.
         """
         request.require_supported()
-        types = await _types(request)
+        types = await _types(owner, request)
         model = self._parts.models.named(owner, request.model)
         before = self._before(owner, request, size)
         given = given_items(request)
@@ -241,11 +241,11 @@ async def _told(made: Made, asked: Asked, teller: Teller, since: Since) -> None:
         made.ended.set()
 
 
-async def _types(request: ResponseRequest) -> tuple[Mapping[str, Any] | None, Sequence[FunctionTool]]:
+async def _types(owner: Owner, request: ResponseRequest) -> tuple[Mapping[str, Any] | None, Sequence[FunctionTool]]:
     """Return the type of the answer and the tools. Their check takes long, so it is done in a thread."""
     if request.text is None and not request.tools:
         return None, request.function_tools()
-    return await aside(lambda: (request.output_type(), request.function_tools()))
+    return await checked_in_turn(owner, lambda: (request.output_type(), request.function_tools()))
 
 
 def _unclaimed(repl: LastingRepl, last: str) -> None:

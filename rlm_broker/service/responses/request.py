@@ -66,7 +66,28 @@ class ImagePart(_Lenient):
     type: Literal["input_image"]
 
 
-Part = Annotated[TextPart | RefusalPart | FilePart | ImagePart, Field(discriminator="type")]
+_PARTS: Final = {
+    **dict.fromkeys(("input_text", "output_text", "text"), "text"),
+    **{kind: kind for kind in ("refusal", "input_file", "input_image")},
+}
+"""Type of a part → its form."""
+
+
+def _part_form(value: Any) -> str | None:
+    """Return which form of part this is, or None. pydantic's own discriminator would write any value into its error."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _PARTS.get(kind) if isinstance(kind, str) else None
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | Annotated[FilePart, Tag("input_file")]
+    | Annotated[ImagePart, Tag("input_image")],
+    Discriminator(
+        _part_form, custom_error_type="part_form", custom_error_message=f"must be a part of type {', '.join(_PARTS)}"
+    ),
+]
 
 
 class MessageItem(_Lenient):
@@ -169,7 +190,7 @@ class ResponseRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
-    model: str
+    model: Annotated[str, Field(max_length=500)]
     input: Annotated[Input, COUNTED]
     instructions: str | None = None
     stream: StrictBool | None = None

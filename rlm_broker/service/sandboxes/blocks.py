@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import io
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp
@@ -26,9 +28,12 @@ from rlm_broker.service.parts import Parts
 from rlm_broker.service.replying import EventStream, SlowJson, sse
 from rlm_broker.shown import jsonable
 
+ITEMS_AT_ONCE: Final = 1_000
+"""Items of a list that become JSON in one step."""
+_dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Work = Callable[[OnOutput | None], Awaitable[dict[str, Any]]]
-"""Runs a block, passes its output on as it comes, and returns what is told of it at its end."""
+Work = Callable[[OnOutput | None], Awaitable[str]]
+"""Runs a block, passes its output on as it comes, and returns what is told of it at its end, as JSON text."""
 
 
 _OWN_NAMES = {"block_timeout_s": "timeout_s", "block_wall_timeout_s": "wall_timeout_s"}
@@ -164,8 +169,11 @@ async def put(repl: SandboxedRepl, file: UploadedFile) -> None:
         os.close(fd)
 
 
-async def executed(repl: SandboxedRepl, asked: BlockRequest, on_output: OnOutput | None) -> dict[str, Any]:
-    """Run the code of a request in a REPL, and return the block as JSON has it; see `told`."""
+async def executed(repl: SandboxedRepl, asked: BlockRequest, on_output: OnOutput | None) -> str:
+    """Run the code of a request in a REPL, and return the block as JSON text; see `_told`.
+
+    A block with a value or displays becomes text in a thread: it may have 64 MB, and decoding may import a package.
+    """
     block = await repl.aexecute(
         asked.code,
         asked.timeout_s,
@@ -175,25 +183,50 @@ async def executed(repl: SandboxedRepl, asked: BlockRequest, on_output: OnOutput
         stdin=asked.stdin,
         variables=asked.variables,
     )
-    shown = await told(block, asked.value)
+    if not asked.value and not block.displays:
+        return _dumps(_told(block, asked))
+    return await asyncio.to_thread(lambda: _in_pieces(_told(block, asked)))
+
+
+def _told(block: Block, asked: BlockRequest) -> dict[str, Any]:
+    """Return a block as JSON has it: the fields of `rlm-broker exec --json`, displays as base64 by MIME type."""
+    shown: dict[str, Any] = jsonable(block)
+    if asked.value:
+        shown |= {"value": jsonable(block.value), "value_problem": block.value_problem}
     own = _OWN_NAMES.get(block.limit or "")
     if block.limit and block.error and own and getattr(asked, own) is not None:
         shown["error"] = block.error.replace(block.limit, own)
     return shown
 
 
-async def told(block: Block, with_value: bool) -> dict[str, Any]:
-    """Return a block as JSON has it: the fields of `rlm-broker exec --json`, displays as base64 by MIME type.
+def _in_pieces(value: Any) -> str:
+    """Return a value as JSON text. `json.dumps` would hold the interpreter's lock, and so the loop, until its end."""
+    text = io.StringIO()
 
-    Args:
-        block: The block.
-        with_value: Whether its value was asked for.
-    """
-    shown: dict[str, Any] = jsonable(block)
-    if with_value:  # in a thread: decoding may take long, or import a package
-        shown["value"] = await asyncio.to_thread(lambda: jsonable(block.value))
-        shown["value_problem"] = block.value_problem
-    return shown
+    def write(part: Any) -> None:
+        if isinstance(part, dict) and part:
+            for number, (key, each) in enumerate(part.items()):
+                text.write(f"{',' if number else '{'}{_dumps(key)}:")
+                write(each)
+            text.write("}")
+        elif isinstance(part, list) and part:
+            for start in range(0, len(part), ITEMS_AT_ONCE):
+                text.write("," if start else "[")
+                write_items(part[start : start + ITEMS_AT_ONCE])
+            text.write("]")
+        else:
+            text.write(_dumps(part))
+
+    def write_items(items: list[Any]) -> None:
+        if not any(isinstance(each, list | dict) for each in items):
+            text.write(_dumps(items)[1:-1])
+            return
+        for number, each in enumerate(items):
+            text.write("," if number else "")
+            write(each)
+
+    write(value)
+    return text.getvalue()
 
 
 def answer(is_streamed: bool, work: Work, heartbeat_s: float) -> ASGIApp:
@@ -215,7 +248,7 @@ async def _events(work: Work) -> AsyncIterator[bytes]:
         while (piece := await pieces.get()) is not None:
             stream, text = piece
             yield sse({"type": "output", "stream": stream, "text": text}, "output")
-        yield sse({"type": "block", "block": working.result()}, "block")
+        yield sse(f'{{"type":"block","block":{working.result()}}}', "block")
     finally:
         working.cancel()
         await to_its_end(lambda: _settled(working))

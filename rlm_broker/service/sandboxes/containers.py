@@ -33,6 +33,7 @@ from rlm_broker.service.sandboxes.blocks import (
     opened,
     tightened,
 )
+from rlm_broker.validation import quoted
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
 """Memory of a container, in OpenAI's words."""
@@ -149,7 +150,7 @@ class _Containers:
         asked, _ = await parsed(request, BlockRequest, settings.body_bytes, settings.stall_s)
         asked.require_within(self._parts.rlm.sandbox.limits)
 
-        async def work(on_output: OnOutput | None) -> dict[str, Any]:
+        async def work(on_output: OnOutput | None) -> str:
             async with self._parts.repls.used(held.owner, held.id):
                 held.repl.renew()  # a container lives on, however often its code has it killed
                 return await executed(held.repl, asked, on_output)
@@ -208,5 +209,5 @@ def container_of(parts: Parts, request: Request) -> HeldRepl:
     try:
         return parts.repls.get(owner, id)
     except UnknownHandle:
-        said = f"there is no container {id!r}: it was deleted, was idle too long, or never existed"
+        said = f"there is no container {quoted(id)}: it was deleted, was idle too long, or never existed"
         raise UnknownHandle(said) from None

@@ -1,7 +1,5 @@
 """`POST /v1/execute`: one block in a REPL of its own, which is ready before the request comes and ends with it."""
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -36,7 +34,7 @@ def routes(parts: Parts) -> list[Route]:
         limits = asked.own_limits(servers)
         files = files_of(parts, key.owner, asked.files, "files")
 
-        async def work(on_output: OnOutput | None) -> dict[str, Any]:
+        async def work(on_output: OnOutput | None) -> str:
             async with parts.places.place(key.owner), opened(parts, key.owner, asked, files, limits) as repl:
                 repl.kills_when_cancelled = True
                 return await executed(repl, asked, on_output)

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.hosting.owner import Owner
-from rlm_broker.limits import ReplLimits
+from rlm_broker.limits import MOST, ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.as_program import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.files import MAX_READ_BYTES
@@ -115,6 +115,9 @@ def routes(parts: Parts) -> list[Route]:
         if asked.run_timeout > servers.block_timeout_s:
             most = f"{servers.block_timeout_s:g} of this server"
             raise ApiError(400, f"run_timeout = {asked.run_timeout:g} is above the {most}", param="run_timeout")
+        if asked.memory_limit_MB > MOST >> 20:
+            said = f"memory_limit_MB = {asked.memory_limit_MB:g} is above {MOST >> 20:,}: give less, or -1"
+            raise ApiError(422, said, param="memory_limit_MB")
         files = _decoded(asked.files)
 
         async def work() -> tuple[int, dict[str, str], Any]:

@@ -175,6 +175,41 @@ async def test_errors_of_all_shapes_are_read(body: Any, said: str) -> None:
     assert str(failed.value) == f"test-model: {said}"
 
 
+BEGUN = "the connection to ADDRESS broke: the server closed it in the middle of the head of its answer"
+WRONG = "the answer of ADDRESS is malformed: "
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"", "the connection to ADDRESS broke: Server disconnected"),
+        (b"HTTP", BEGUN),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", BEGUN),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "the server broke off in the middle of its answer"),
+        (b"\x16\x03\x01\x00\x05", WRONG),
+        (b"HTTP/1.1 \x1b[2J 200 OK\r\n\r\n", WRONG),
+        (b"HTTP/1.1 200 OK\r\n: x\r\n\r\n", WRONG),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", WRONG),
+    ],
+)
+async def test_broken_answer_is_told_in_one_sentence(sent: bytes, said: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        asked = OpenAICompatibleClient(address, "test-model")
+        with pytest.raises(ModelFailed) as failed:
+            await asked.complete(REQUEST)
+        await asked.aclose()
+    told = str(failed.value)
+    assert told.startswith(f"test-model: {said.replace('ADDRESS', address)}")
+    assert told.isprintable()
+    assert not any(word in told for word in ("Error", "Raw", "^", "\\n", "<"))
+
+
 async def test_no_secret_is_in_an_error_or_its_traceback() -> None:
     told = "no: Bearer sk-of-the-test, x-api-key hidden-header-value"
     with FakeOpenAI(failure(401, told)) as server:

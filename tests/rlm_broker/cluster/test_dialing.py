@@ -15,7 +15,7 @@ from rlm_broker.cluster.tls import ServerTls, WrongBroker, made_tls
 from rlm_broker.cluster.tokens import Tokens
 from sandbox_worker.wire.frames import PREFIX
 from tests.support.links import admitting, asking
-from tests.support.waiting import WAIT_S, until
+from tests.support.waiting import LONGER_AND_LONGER, WAIT_S, until
 
 
 class Impostor(asyncio.Protocol):
@@ -104,11 +104,15 @@ async def test_refusal_shows_no_control_characters() -> None:
 
 
 async def test_broker_that_never_answers_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DIAL_S", 0.2)
     async with impostor() as (target, heard):
-        with pytest.raises(NotReached, match=r"no answer within 0\.2 s"):
-            await join(target, asking("x" * 43))
+        for limit_s in (0.2, *LONGER_AND_LONGER):  # a busy machine may not even have connected within the first
+            monkeypatch.setattr(module, "DIAL_S", limit_s)
+            with pytest.raises(NotReached, match=rf"no answer within {limit_s:g} s"):
+                await join(target, asking("x" * 43))
+            if heard:
+                break
         assert heard
+    monkeypatch.setattr(module, "DIAL_S", 0.2)
     deaf = socket.create_server(("127.0.0.1", 0))  # it accepts no connection, and shows no certificate
     with deaf, pytest.raises(NotReached, match=r"no answer within 0\.2 s"):
         await join(Target("127.0.0.1", deaf.getsockname()[1], "sha256:" + "0" * 64), asking("x" * 43))
@@ -174,7 +178,7 @@ async def test_lost_node_joins_again_under_its_name() -> None:
     async with admitting() as port:
         token = port.tokens.make(uses=1)
         attending = asyncio.create_task(attend(port.target, asking(token), take_all, wait_s=WAIT_S, tell=told.append))
-        await until(lambda: len(port.joined) == 1)
+        await until(lambda: len(told) == 1)  # the node has its welcome; a link that ends before was none
         port.joined[0][0].close()
         await until(lambda: len(port.joined) == 2)
         port.joined[1][0].post(Quit("all is done"))
@@ -191,14 +195,15 @@ async def test_lost_node_joins_again_under_its_name() -> None:
 
 async def test_new_broker_gets_the_token_again() -> None:
     """The new broker does not know the secret of the broker before it."""
+    told: list[str] = []
     tokens = Tokens()
     token = tokens.make()
     async with admitting(tokens=tokens) as port:
-        attending = asyncio.create_task(attend(port.target, asking(token), take_all, wait_s=WAIT_S))
-        await until(lambda: port.joined)
+        attending = asyncio.create_task(attend(port.target, asking(token), take_all, wait_s=WAIT_S, tell=told.append))
+        await until(lambda: told)
         tokens.forget("node")
         port.joined[0][0].close()
-        await until(lambda: len(port.joined) == 2)
+        await until(lambda: len(told) == 3)
         assert port.joined[1][0].name == "node-2"
         tokens._passes.clear()
         port.joined[1][0].close()
@@ -227,11 +232,14 @@ async def test_broker_is_looked_for_as_long_as_asked(monkeypatch: pytest.MonkeyP
 
 
 async def test_loss_ends_a_node_that_asked_for_it() -> None:
+    joined = asyncio.Event()
     async with admitting() as port:
         attending = asyncio.create_task(
-            attend(port.target, asking(port.tokens.make()), take_all, wait_s=WAIT_S, once=True)
+            attend(
+                port.target, asking(port.tokens.make()), take_all, wait_s=WAIT_S, once=True, tell=lambda _: joined.set()
+            )
         )
-        await until(lambda: port.joined)
+        await joined.wait()
         port.joined[0][0].close()
         with pytest.raises(LinkLost, match=r"was lost: the other side has closed the connection$"):
             await attending

@@ -25,6 +25,7 @@ from rlm_broker.cluster.messages import (
     Reply,
     ReplyText,
 )
+from rlm_broker.cluster.silence import Silence
 from rlm_broker.cluster.tls import client_context, made_tls
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.frames import PREFIX
@@ -238,15 +239,19 @@ async def test_flood_of_posts_to_slow_reader_ends_link() -> None:
 
 async def test_messages_that_are_not_taken_stop_reading() -> None:
     """The queue is bounded, and the link of a side that takes nothing is lost on both sides."""
-    async with linked(SHORT_S) as (broker, agent):
+    async with linked(WAIT_S) as (broker, agent):
         big = ReplyText(1, 1, "x" * (1 << 20))
 
         async def send_for_ever() -> None:
             while True:
                 await broker.send(big)
 
+        sending = asyncio.create_task(send_for_ever())
+        await until(lambda: not agent._is_reading and not broker._room.is_set())
+        for link in (broker, agent):  # from here on, so that no slow transfer is taken for silence
+            link._silence = Silence(asyncio.get_running_loop().time(), SHORT_S, SHORT_S)
         with pytest.raises(LinkLost):
-            await send_for_ever()
+            await sending
         await agent.lost()
         assert link_module.MOST_QUEUED_BYTES < agent._queued_bytes < link_module.MOST_QUEUED_BYTES + (4 << 20)
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from rlm_broker.cluster import attempt, remote_run
-from rlm_broker.cluster.link import Link
+from rlm_broker.cluster.link import Link, encode
 from rlm_broker.cluster.messages import (
     PIECE_BYTES,
     Ask,
@@ -301,11 +301,12 @@ async def test_time_goes_on_from_attempt_to_attempt() -> None:
     async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm:
         run = rlm.start("a", "What?", timeout_s=50)
         async with played(nodes, "lost") as link:
-            assert (await begun(link)).limits["run_timeout_s"] == 50
+            first_s = (await begun(link)).limits["run_timeout_s"]
+            assert 0 < first_s < 50  # the reading of the context was counted
         async with played(nodes, "next") as link:
             begin = await begun(link)
             left_s = begin.limits["run_timeout_s"]
-            assert 0 < left_s < 50
+            assert 0 < left_s < first_s
             facts = {"limit": "run_timeout_s", "spent": left_s, "allowed": left_s}
             await link.send(failed(begin, "LimitReached", facts=facts))
             with pytest.raises(LimitReached) as reached:
@@ -397,8 +398,7 @@ async def test_a_context_crosses_once() -> None:
             digests = {begin.context.digest for begin in begins}
             assert len(digests) == 1
             [digest] = digests
-            await link.send(Need(digest))
-            await link.send(Need(digest))
+            link._write(2 * encode(Need(digest)))  # in one segment: a second one may come when the transfer has ended
             pieces: list[bytes] = []
             size = begins[0].context.size_bytes
             async for message, data in link.receive():

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.context import archives, packed
+from rlm_broker.context.found import FileUnfit
 from rlm_broker.context.store import Encoded, Paths, store
 from rlm_broker.errors import ContextRefused
 from tests.support.contexts import loaded, written
@@ -231,6 +232,40 @@ def test_number_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     for path in (tarred(tmp_path / "a.tar", files), zipped(tmp_path / "a.zip", files)):
         with pytest.raises(ContextRefused, match="the archives of a context may have 5 entries together"):
             store(path)
+
+
+@pytest.mark.parametrize("comment", [b"", b"a comment" * 7_000])
+def test_zip_of_too_many_entries_is_refused_by_its_end_record(tmp_path: Path, comment: bytes) -> None:
+    """A zip with a member that takes long is refused before any of its members is read, or its directory."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", allowZip64=True) as archive:
+        for number in range(70_001):  # more than 65,535 are counted by a record of ZIP64
+            archive.writestr(zipfile.ZipInfo(f"{number}"), b"")
+        archive.comment = comment
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    unpacking = packed.Unpacking()
+    unpacking.count_members(packed.MAX_MEMBERS - 70_000, "others")
+    at = data.rindex(b"PK\x06\x06")
+    data[at - 46 : at] = bytes(46)  # the end of the directory: it cannot be read
+    with open(written(tmp_path / "b.zip", bytes(data)), "rb") as file:
+        with pytest.raises(ContextRefused, match="may have 100,000 entries together"):
+            next(archives.zip_members(file.fileno(), "b.zip", unpacking))
+        with pytest.raises(FileUnfit, match="damaged"):
+            next(archives.zip_members(file.fileno(), "b.zip", packed.Unpacking()))
+
+
+@pytest.mark.parametrize("stated", [0, 1, 7])
+def test_zip_that_states_too_few_entries_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: int
+) -> None:
+    monkeypatch.setattr(packed, "MAX_MEMBERS", 7)
+    data = bytearray(zipped(tmp_path / "a.zip", {f"{number}": "x" for number in range(8)}).read_bytes())
+    at = data.rindex(b"PK\x05\x06")
+    data[at + 10 : at + 12] = stated.to_bytes(2, "little")
+    read: list[archives.Member] = []
+    path = written(tmp_path / "a.zip", bytes(data))
+    with open(path, "rb") as file, pytest.raises(ContextRefused, match="may have 7 entries together"):
+        read += archives.zip_members(file.fileno(), "a.zip", packed.Unpacking())
+    assert read == []
 
 
 def test_bombs_in_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

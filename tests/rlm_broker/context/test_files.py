@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +354,10 @@ def test_odd_gitignore_is_harmless(tmp_path: Path) -> None:
         ("**/*.py", ["a.py", "src/b.py", "src/c.py", "src/x/y/d.py"]),
         ("src/**", ["b.py", "c.py", "x/y/d.py"]),
         ("src/**/y/*.py", ["x/y/d.py"]),
+        ("**/**/x/**/**/d.py", ["src/x/y/d.py"]),
+        ("**/src/**/**", ["src/b.py", "src/c.py", "src/x/y/d.py"]),
+        ("s*/**/*/**/*.py", ["src/x/y/d.py"]),
+        ("**/*/y/**", ["src/x/y/d.py"]),
     ],
 )
 def test_glob_is_a_dict_of_matching_files(
@@ -377,6 +382,31 @@ def test_glob_skips_folders_that_cannot_match(tmp_path: Path) -> None:
                 assert stored.info.skipped == {}
         finally:
             (folder / "closed").chmod(0o700)
+
+
+@pytest.mark.parametrize("unit", ["**", "**/*", "**/a", "*/**/**"])
+def test_each_part_of_a_glob_is_compared_once_with_each_part_of_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    deep = "a/" * 20
+    written(tmp_path / deep / "file", "here")
+    compared = 0
+
+    def counted(name: str, pattern: str) -> bool:
+        nonlocal compared
+        compared += 1
+        return fnmatchcase(name, pattern)
+
+    monkeypatch.setattr(files, "fnmatchcase", counted)
+    for times in (1, 9):
+        compared = 0
+        pattern = "/".join([unit] * times)
+        with store(tmp_path / f"{pattern}/**/file") as stored:
+            assert list(loaded(stored).values()) == ["here"]
+        with pytest.raises(ContextRefused, match="matches no file"):
+            store(tmp_path / f"{pattern}/other")
+        # Two walks, with 21 entries of up to 21 parts each.
+        assert compared < 2 * 21 * 21 * (2 * times + 2)
 
 
 def test_file_named_like_a_glob_is_read(tmp_path: Path) -> None:

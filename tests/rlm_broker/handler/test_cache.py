@@ -12,7 +12,7 @@ from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.handler.cache import AFTER_FAILURE_S, Cache
+from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import Serving
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
@@ -84,6 +84,16 @@ async def test_least_recently_used_replies_are_evicted(tmp_path: Path, monkeypat
     assert (b"99",) in kept
     assert (b"1",) not in kept
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 10_000_000
+
+
+async def test_full_cache_loses_a_tenth_of_its_replies_at_once(tmp_path: Path) -> None:
+    """The next writes then find room, and need not remove."""
+    cache = Cache(tmp_path / "cache")
+    for number in range(100):
+        await cache.put(b"%d" % number, LMReply("x" * 5_000, Usage(1)))
+    cache._max_bytes = cache._bytes()
+    await cache.put(b"one more", LMReply("x" * 5_000, Usage(1)))
+    assert cache._count() == 101 - 10
 
 
 FILLS = """
@@ -178,7 +188,39 @@ async def test_locked_cache_costs_only_a_moment(tmp_path: Path, monkeypatch: pyt
     for number in range(20):
         await cache.put(b"%d" % number, LMReply("x", Usage(1)))
     other.execute("ROLLBACK")
+    now += 9.5
+    await cache.put(b"sooner", LMReply("x", Usage(1)))
     assert len(tried) == 1
-    now += AFTER_FAILURE_S
+    now += 0.5
     await cache.put(b"later", LMReply("x", Usage(1)))
     assert await cache.get(b"later") is not None
+    assert cache._database.execute("PRAGMA busy_timeout").fetchone() == (200,)  # milliseconds
+
+
+async def test_use_is_written_down_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path / "cache")
+    now = begun = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    used = []
+    await cache.put(b"key", LMReply("x", Usage(1)))
+    for after_s in (59.5, 60.5, 119, 121):
+        now = begun + after_s
+        assert await cache.get(b"key") is not None
+        (row,) = cache._database.execute("SELECT used FROM replies").fetchall()
+        used.append(row[0] - begun)
+    assert used == pytest.approx([0, 60.5, 60.5, 121])
+
+
+@pytest.mark.parametrize("path", [5, None, b"cache"])
+def test_path_of_another_type_is_refused(path: Any) -> None:
+    with pytest.raises(ConfigurationError, match="path"):
+        Cache(path)
+
+
+@pytest.mark.parametrize(("mode", "is_taken"), [(0o600, True), (0o655, True), (0o620, False), (0o602, False)])
+def test_file_is_refused_if_others_may_write_to_it(tmp_path: Path, mode: int, is_taken: bool) -> None:
+    path = tmp_path / "cache"
+    path.touch()
+    path.chmod(mode)
+    with contextlib.nullcontext() if is_taken else pytest.raises(ConfigurationError, match="other users may write"):
+        Cache(path).close()

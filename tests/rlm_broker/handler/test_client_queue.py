@@ -1,15 +1,18 @@
 """The queue before a client: its attempts, its pace and its fallbacks."""
 
 import asyncio
+import itertools
+import random
 import time
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.concurrency.rate_window import SPAN_S
 from rlm_broker.errors import FailureCause, ModelFailed
-from rlm_broker.handler.client_queue import BACKOFF_S, Serving
+from rlm_broker.handler.client_queue import BACKOFF_S, PendingCall, Serving
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
@@ -40,6 +43,25 @@ class Failing:
 
     async def aclose(self) -> None:
         """Close no connection: there is none."""
+
+
+def times(number: int, cause: FailureCause) -> list[FailureCause]:
+    return [cause] * number
+
+
+class Answering(Failing):
+    """Answers each call with one object, raises it if it is an error, or awaits what it returns."""
+
+    def __init__(self, answer: object) -> None:
+        super().__init__(name="answering")
+        self._answer = answer
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        await super().complete(request)
+        if isinstance(self._answer, BaseException):
+            raise self._answer
+        answer: Any = await self._answer() if callable(self._answer) else self._answer
+        return cast("LMReply", answer)
 
 
 def handler_of(client: Client, serving: Serving) -> LMHandler:
@@ -237,7 +259,14 @@ async def test_waiting_for_a_provider_counts_as_the_calls_time() -> None:
 
 @pytest.mark.parametrize(
     "usage",
-    [Usage(1, -1000, 5, 0.1), Usage(1, 10, 5, -3.0), Usage(1, 10, 5, float("nan")), Usage(1, 2.5, 5, 0.1)],  # type: ignore[arg-type]
+    [
+        Usage(1, -1000, 5, 0.1),
+        Usage(1, 10, 5, -3.0),
+        Usage(1, 10, 5, float("nan")),
+        Usage(1, 10, 5, float("inf")),
+        Usage(1, 10, 5, 0.1, cached_input_tokens=-1),
+        Usage(1, 2.5, 5, 0.1),  # type: ignore[arg-type]
+    ],
 )
 async def test_counts_that_cannot_be_are_unknown(usage: Usage) -> None:
     class Odd(Failing):
@@ -249,6 +278,137 @@ async def test_counts_that_cannot_be_are_unknown(usage: Usage) -> None:
     assert counted.total_cost is None
     assert counted.total_input_tokens in (0, 10)
     assert counted.total_output_tokens == 5
+
+
+@pytest.mark.parametrize(
+    "usage", [Usage(1, 0, 0, 0.0), Usage(1, 1, 1, None), Usage(1, 9, 9, 0.5, cached_input_tokens=9)]
+)
+async def test_counts_that_can_be_are_kept(usage: Usage) -> None:
+    client = Answering(LMReply("x", usage))
+    assert (await LMHandler(client).complete(client, REQUEST)).usage == usage
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("text", "the client returned str, not LMReply"),
+        (LMReply(5, Usage(1)), "the text of the client's reply is int, not str"),  # type: ignore[arg-type]
+        (LMReply("x", None), "the usage of the client's reply is NoneType, not Usage"),  # type: ignore[arg-type]
+    ],
+)
+async def test_reply_of_another_type_is_a_failure(reply: object, said: str) -> None:
+    client = Answering(reply)
+    with pytest.raises(ModelFailed, match=f"^answering: {said}$"):
+        await LMHandler(client).complete(client, REQUEST)
+    assert len(client.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (asyncio.CancelledError(), "the client cancelled its own call"),
+        (ZeroDivisionError("of theirs"), "ZeroDivisionError: of theirs"),
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit("now"), "GeneratorExit: now"),
+    ],
+)
+async def test_error_of_a_client_is_a_failure(error: BaseException, said: str) -> None:
+    client = Answering(error)
+    with pytest.raises(ModelFailed, match=f"^answering: {said}$"):
+        await LMHandler(client).complete(client, REQUEST)
+
+
+async def test_call_that_is_cancelled_is_no_failure() -> None:
+    client = Answering(for_ever)
+    call = asyncio.create_task(LMHandler(client).complete(client, REQUEST))
+    while not client.asked:
+        await asyncio.sleep(0)
+    await turns()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
+async def test_end_of_the_time_says_whose_time_it_was() -> None:
+    client = Answering(for_ever)
+    with pytest.raises(ModelFailed, match=r"^answering: no answer within 5 s$") as late:
+        await handler_of(client, Serving(attempt_timeout_s=5, max_retries=0)).complete(client, REQUEST, 60)
+    assert late.value.cause == "transient"
+    with pytest.raises(ModelFailed, match=r"^llm_query timed out after 7s$") as late:
+        await handler_of(client, Serving(attempt_timeout_s=8)).complete(client, REQUEST, 7)
+    assert late.value.cause == "transient"
+
+
+async def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda _least, most: most)
+    waits: list[float] = []
+    client = Failing(*times(9, "transient"))
+    handler = handler_of(client, Serving(max_retries=9))
+    await handler.complete(client, REQUEST, 1_000, on_retry=lambda _, wait_s, __: waits.append(wait_s))
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert [after - before for before, after in itertools.pairwise(client.asked)] == pytest.approx(waits, abs=0.01)
+
+
+async def test_failing_call_is_attempted_five_times_by_default() -> None:
+    client = Failing(*times(9, "transient"))
+    with pytest.raises(ModelFailed, match="failing: no"):
+        await LMHandler(client).complete(client, REQUEST, 1_000)
+    assert len(client.asked) == 5
+
+
+async def test_client_is_cooling_for_half_a_minute_by_default() -> None:
+    spare, broken = Failing(name="spare"), Failing(*times(3, "provider"), name="broken")
+    handler = handler_of(broken, Serving(fallbacks=(spare,)))
+    for after_s, answers in ((0, "spare"), (0, "spare"), (0, "spare"), (29.5, "spare"), (1, "broken")):
+        await asyncio.sleep(after_s)
+        assert (await handler.complete(broken, REQUEST)).root_model == answers
+    assert len(broken.asked) == 4
+
+
+async def test_call_that_cannot_outwait_the_provider_fails_at_once() -> None:
+    client = Failing(ModelFailed("slow down", "transient", retry_after_s=30))
+    handler = LMHandler(client)
+    first = asyncio.create_task(handler.complete(client, REQUEST, 100))
+    while not client.asked:
+        await asyncio.sleep(0)
+    await turns()
+    before = time.monotonic()
+    with pytest.raises(ModelFailed, match=r"^failing: the provider takes no request for another 30\.0 s$") as refused:
+        await handler.complete(client, REQUEST, 29)
+    assert (time.monotonic(), refused.value.cause) == (before, "transient")
+    assert (await first).response == "failing"
+
+
+@pytest.mark.parametrize(("fallbacks", "share_s"), [(1, 20), (3, 10)])
+async def test_fallbacks_have_equal_shares_of_the_time(fallbacks: int, share_s: float) -> None:
+    spares = [Failing("provider", name=f"spare {number}") for number in range(fallbacks - 1)]
+    hanging, last = Answering(for_ever), Failing(name="last")
+    handler = handler_of(hanging, Serving(fallbacks=(*spares, last), max_retries=0))
+    before = time.monotonic()
+    assert (await handler.complete(hanging, REQUEST, 40)).root_model == "last"
+    assert last.asked[0] - before == pytest.approx(share_s, abs=0.01)
+
+
+async def test_time_of_an_attempt_goes_before_a_share() -> None:
+    hanging, spare = Answering(for_ever), Failing(name="spare")
+    handler = handler_of(hanging, Serving(fallbacks=(spare,), max_retries=0, attempt_timeout_s=5))
+    before = time.monotonic()
+    assert (await handler.complete(hanging, REQUEST, 40)).root_model == "spare"
+    assert spare.asked[0] - before == pytest.approx(5, abs=0.01)
+
+
+@pytest.mark.parametrize(("spent_s", "left_s"), [(0, 5), (4, 1), (5, 0), (7, 0)])
+def test_time_that_is_spent_is_not_left(spent_s: float, left_s: float) -> None:
+    assert PendingCall(REQUEST, 5, spent_s=spent_s).left_s == left_s
+
+
+async def test_announced_tokens_count_before_the_call() -> None:
+    """A call is expected to use all of the tokens that it allows."""
+    client = Answering(lambda: asyncio.sleep(90, LMReply("x", Usage(1, 10))))
+    handler = handler_of(client, Serving(tokens_per_minute=100))
+    asked = LMRequest(REQUEST.messages, max_completion_tokens=60)
+    await asyncio.gather(*(handler.complete(client, asked) for _ in range(2)))
+    assert client.asked[1] - client.asked[0] >= SPAN_S - 0.001
 
 
 async def test_backoff_is_the_shortest_wait() -> None:

@@ -1,7 +1,10 @@
 """Uploaded files: their owners, bounds and ends, and that nothing is left of them."""
 
 import asyncio
+import gc
+import io
 import os
+import zipfile
 
 import pytest
 
@@ -13,10 +16,12 @@ from tests.support.fds import memfds
 ALICE, BOB = Owner("alice"), Owner("bob")
 
 
-def uploaded(files: Files, data: bytes = b"data", owner: Owner = ALICE, expires_s: float | None = None) -> UploadedFile:
+def uploaded(
+    files: Files, data: bytes = b"data", owner: Owner = ALICE, expires_s: float | None = None, name: str = "a.txt"
+) -> UploadedFile:
     with files.receiving(owner) as upload:
         upload.write(data)
-        return upload.keep("a.txt", expires_s=expires_s)
+        return upload.keep(name, expires_s=expires_s)
 
 
 def test_file_is_there_for_its_owner_alone() -> None:
@@ -56,6 +61,41 @@ def test_bounds_hold_while_a_file_comes() -> None:
         files.delete(ALICE, files.of(ALICE)[0].id)
         uploaded(files, b"x" * 10)
     assert memfds("upload") == before
+
+
+def packed(text: str) -> bytes:
+    """A small archive of a large text."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.txt", text)
+    return made.getvalue()
+
+
+async def test_texts_of_files_count_to_their_owner() -> None:
+    """Those that no caller uses make room for others, the least recently used first, and can be stored again."""
+    before = memfds("")
+    with Files(owner_bytes=250_000) as files:
+        first, second, third = (uploaded(files, packed(letter * 100_000), name="a.zip") for letter in "abc")
+        for file in (first, second, first):
+            (await file.stored()).close()
+        assert 200_000 < files.size_bytes < 250_000
+        (await third.stored()).close()
+        assert list(files._texts) == [first, third]
+        assert 200_000 < files.size_bytes < 250_000
+        with await second.stored() as used:
+            assert used.value() == {"a.txt": "b" * 100_000}
+            uploaded(files, b"x" * 100_000)
+            assert list(files._texts) == [second]
+            with pytest.raises(ValueTooLarge, match="with the texts that runs use, have more than 250,000 bytes"):
+                await first.stored()
+        (await first.stored()).close()
+        for text in await asyncio.gather(*(uploaded(files, packed("d"), BOB, name="a.zip").stored() for _ in range(2))):
+            text.close()
+        files.delete(ALICE, first.id)
+        assert first not in files._texts
+    assert files.size_bytes == 0
+    gc.collect()
+    assert memfds("") == before
 
 
 async def test_expired_file_is_gone() -> None:

@@ -1,12 +1,15 @@
 """REPLs that outlive a request: their handles, their bounds, their idle time and their end."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from rlm_broker import Sandbox
+from rlm_broker.control.board import BOARD
 from rlm_broker.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepl, HeldRepls
 from tests.support.processes import living_below
@@ -22,11 +25,11 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield opened
 
 
-async def opened(repls: HeldRepls, sandbox: Sandbox, owner: Owner = ANN, idle_s: float = 1_200.0) -> HeldRepl:
+async def opened(repls: HeldRepls, sandbox: Sandbox, owner: Owner = ANN, **more: Any) -> HeldRepl:
     async with repls.room(owner):
         repl = sandbox.repl()
         await repl.__aenter__()
-        return repls.hold(owner, repl, repl.aclose, idle_s=idle_s, name="mine")
+        return repls.hold(owner, repl, repl.aclose, name="mine", **more)
 
 
 async def test_handle_finds_its_repl_for_its_owner_alone(sandbox: Sandbox) -> None:
@@ -35,6 +38,7 @@ async def test_handle_finds_its_repl_for_its_owner_alone(sandbox: Sandbox) -> No
         first, second = await opened(repls, sandbox), await opened(repls, sandbox)
         assert first.id.startswith("repl_")
         assert len(first.id) == len("repl_") + 32
+        assert (first.owner, first.name, first.run, first.idle_s) == (ANN, "mine", None, 20 * 60)
         assert repls.get(ANN, first.id) is first
         assert (repls.of(ANN), repls.of(BOB), len(repls)) == ([first, second], [], 2)
         for owner, id in ((BOB, first.id), (ANN, "repl_x")):
@@ -99,7 +103,7 @@ async def test_least_recently_used_idle_one_makes_room(sandbox: Sandbox) -> None
         async with repls.used(ANN, first.id), repls.used(ANN, third.id):
             with pytest.raises(Busy, match="all 2 REPLs are in use") as refusal:
                 await opened(repls, sandbox)
-            assert refusal.value.retry_after_s > 0
+            assert refusal.value.retry_after_s == 5
 
 
 async def test_bound_of_all_takes_the_oldest_of_any(sandbox: Sandbox) -> None:
@@ -123,6 +127,21 @@ async def test_room_counts_those_that_are_opened(sandbox: Sandbox) -> None:
         await opened(repls, sandbox)
 
 
+async def test_twenty_of_an_owner_and_a_thousand_of_all_by_default() -> None:
+    async with HeldRepls() as repls, contextlib.AsyncExitStack() as rooms:
+        for _ in range(20):
+            await rooms.enter_async_context(repls.room(ANN))
+        with pytest.raises(Busy, match=r"^all 20 REPLs are in use: end one, or try again later$"):
+            await rooms.enter_async_context(repls.room(ANN))
+        for number in range(980):
+            await rooms.enter_async_context(repls.room(Owner(f"other {number}")))
+        with pytest.raises(Busy, match=r"^all 1,000 REPLs are in use"):
+            await rooms.enter_async_context(repls.room(BOB))
+        await rooms.aclose()
+        async with repls.room(BOB):
+            assert len(repls) == 0
+
+
 async def test_repl_that_died_in_use_loses_its_handle(sandbox: Sandbox) -> None:
     async with HeldRepls() as repls:
         held = await opened(repls, sandbox)
@@ -130,3 +149,21 @@ async def test_repl_that_died_in_use_loses_its_handle(sandbox: Sandbox) -> None:
             await held.repl.aclose()
         with pytest.raises(UnknownHandle):
             repls.get(ANN, held.id)
+
+
+async def test_stop_command_interrupts_a_block_or_ends_its_repl(sandbox: Sandbox) -> None:
+    """The REPL is on the board under its handle and its owner, and the command waits for its end."""
+    async with HeldRepls() as repls:
+        held = await opened(repls, sandbox)
+        (entry,) = [entry for entry in BOARD.repls if entry.id == held.id]
+        assert entry.owner == "ann"
+        begun = asyncio.Event()
+        code = "print('begun')\nwhile True: pass"
+        block = asyncio.ensure_future(held.repl.aexecute(code, on_output=lambda *_: begun.set()))
+        await begun.wait()
+        await entry.stop(now=False)
+        assert (await block).status == "interrupted"
+        assert repls.get(ANN, held.id) is held
+        await entry.stop(now=True)
+        assert held.repl.is_closed
+        assert len(repls) == 0

@@ -77,12 +77,19 @@ async def test_second_process_on_a_file_is_refused(tmp_path: Path) -> None:
     await open_journal(out).aclose()
 
 
-@pytest.mark.parametrize("now", [{"model": "other"}, {"model": "m", "limits": {"max_depth": 2}}])
+@pytest.mark.parametrize(
+    "now",
+    [
+        {"model": "other", "limits": {"max_depth": 1}},
+        {"model": "m", "limits": {"max_depth": 2}},
+        {"model": "m", "limits": {"max_depth": 1}, "routes": ["new"]},
+    ],
+)
 async def test_other_settings_are_refused_with_the_difference(tmp_path: Path, now: dict[str, object]) -> None:
     out = tmp_path / "out.jsonl"
     await open_journal(out, {"model": "m", "limits": {"max_depth": 1}}).aclose()
     before = files_of(out)
-    with pytest.raises(ConfigurationError, match=r"model was 'm' and is 'other'|limits.max_depth was 1 and is 2"):
+    with pytest.raises(ConfigurationError, match=r"'m' and is 'other'|_depth was 1 and is 2|routes was None and"):
         open_journal(out, now)
     assert files_of(out) == before
 

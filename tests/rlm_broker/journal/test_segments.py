@@ -142,3 +142,28 @@ def test_moved_calls_of_waiting_items_are_found(tmp_path: Path) -> None:
     segments.close()
     again, _ = scanned(tmp_path)
     assert texts(again.earlier(digest("early"))) == ["first", "last"]
+
+
+def test_calls_share_a_segment_until_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full one is on the disk before the next begins, and its descriptor is closed."""
+    synced: list[int] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+
+    writing = Segments(tmp_path)
+    for number in range(3):
+        writing.append([line("a", number)])
+    assert [path.name for path in tmp_path.iterdir()] == ["calls-000001.jsonl"]
+    writing.close()
+    monkeypatch.setattr(disk, "sync", sync)
+    writing = Segments(tmp_path, most_bytes=1)
+    before = None
+    for number in range(3, 9):
+        writing.append([line("a", number)])
+        held = len(list(Path("/proc/self/fd").iterdir()))
+        before = before or held
+        assert held == before
+    size = len(line("a", 3)[1])
+    assert synced == [size] * 6
+    writing.close()

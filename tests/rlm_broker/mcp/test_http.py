@@ -1,5 +1,8 @@
 """The server over HTTP, as raw requests: sessions of others, bodies, and what is checked by the server in front."""
 
+import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest_asyncio
 from rlm_broker import RLM
 from rlm_broker.hosting.owner import NotAllowed, Owner
 from rlm_broker.hosting.repls import HeldRepls
+from rlm_broker.mcp import http
 from tests.support.mcp_clients import OWNER, held, over_http, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -62,9 +66,44 @@ async def test_body_that_is_no_request_is_refused(url: str, version: str) -> Non
     assert '"error"' in body
 
 
-async def test_body_beyond_the_bound_is_refused() -> None:
-    async with RLM("offline") as rlm, HeldRepls() as repls, held(served(rlm, repls, max_body_bytes=1_000)) as address:
-        assert (await post(address, {**LIST, "params": {"x": "y" * 1_000}}))[0] == 413
+@pytest.mark.parametrize("version", [None, "2025-06-18", "2025-11-25"])
+async def test_owner_cannot_take_the_sessions_of_another(
+    url: str, version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions are counted as the SDK opens them, whichever version the header names, also if many begin at once."""
+    monkeypatch.setattr(http, "MOST_SESSIONS", 3)
+    eve = {OWNER: f"eve {version}", **({} if version is None else {"mcp_protocol_version": version})}
+    began = await asyncio.gather(*(post(url, HELLO, **eve) for _ in range(8)))
+    assert sorted(status for status, _, _ in began) == [200] * 3 + [503] * 5
+    assert (await post(url, HELLO, **{OWNER: "ann"}))[0] == 200
+    session = next(headers["mcp-session-id"] for status, headers, _ in began if status == 200)
+    named = {"mcp_session_id": session, "mcp_protocol_version": "2025-11-25"}
+    async with aiohttp.ClientSession() as client:
+        headers = {OWNER: eve[OWNER], **{name.replace("_", "-"): value for name, value in named.items()}}
+        async with client.delete(url, headers=headers) as ended:
+            assert ended.status == 200
+    assert (await post(url, HELLO, **eve))[0] == 200
+
+
+async def test_made_up_sessions_are_not_kept(url: str) -> None:
+    """A client of the newer protocol names a session that does not exist, another one each time, and 30 kB long."""
+    modern = {OWNER: "fay", "mcp_protocol_version": "2026-07-28", "mcp_method": "tools/list"}
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+    listing = {**LIST, "params": {"_meta": meta}}
+
+    async def ask(number: int) -> None:
+        status, _, body = await post(url, listing, mcp_session_id=f"{number}{'x' * 6_000}", **modern)
+        assert status == 200, body
+
+    await ask(0)
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            await ask(number)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 25 * 6_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_right_and_model_are_asked_for() -> None:

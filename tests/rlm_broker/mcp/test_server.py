@@ -13,7 +13,11 @@ from mcp import Client, MCPError
 from mcp.types import CallToolResult, ImageContent, TextContent
 
 from rlm_broker import RLM, Model
+from rlm_broker.hosting.owner import Owner
 from rlm_broker.hosting.repls import HeldRepls
+from rlm_broker.hosting.runs import HostedRuns
+from rlm_broker.mcp import forms
+from rlm_broker.mcp.work import Work
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.mcp_clients import (
     FAILS,
@@ -27,6 +31,17 @@ from tests.support.mcp_clients import (
     server_parameters,
 )
 from tests.support.waiting import WAIT_S
+
+
+class Told:
+    """The call of a client that reads no progress."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+
+    async def tell(self, seconds: float, doing: str) -> None:
+        """Tell the client nothing."""
+
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODERN, LEGACY = "2026-07-28", "legacy"
@@ -251,6 +266,27 @@ async def test_cancelled_block_is_interrupted_and_variables_stay(client: Client)
         while (again := await client.call_tool("execute_python", {"code": "n", "repl": repl})).is_error:
             await asyncio.sleep(0)
     assert again.structured_content["stdout"] == "2\n"
+
+
+async def test_cancelled_block_leaves_no_repl_that_no_client_knows() -> None:
+    """The call is cancelled while its REPL opens, and while its block runs: neither tells the id of the REPL."""
+    rlm = RLM("offline")
+    async with rlm, HeldRepls() as repls:
+        work = Work(rlm, HostedRuns(rlm), repls)
+        for is_running in (False, True):
+            call = Told(Owner("ann"))
+            asked = asyncio.create_task(work.done(call, forms.EXECUTE, forms.Code(code="import time; time.sleep(600)")))
+            async with asyncio.timeout(WAIT_S):
+                while not (repls.all() and repls.all()[0].users) if is_running else not repls._opening:
+                    await asyncio.sleep(0)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            async with asyncio.timeout(WAIT_S):
+                while repls._opening or repls.all() or repls._closing:
+                    await asyncio.sleep(0)
+        kept = await work.done(call, forms.EXECUTE, forms.Code(code="1"))
+        assert [held.id for held in repls.all()] == [kept.result.model_dump()["repl"]]
 
 
 async def test_errors_are_sentences(client: Client) -> None:

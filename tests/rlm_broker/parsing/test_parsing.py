@@ -63,6 +63,36 @@ CODE_SHAPES = {
     "a fence in a list": Shape("1. ```repl\n   x = 1\n   ```\n2. Done", ("x = 1",)),
     "a closing fence that is indented": Shape("```repl\nx = 1\n  ```\nThen we see.", ("x = 1",)),
     "a fence behind a sentence": Shape("Step 1: ```python\nx = 1\n```\nDone.", ("x = 1",)),
+    "a fence behind an exclamation": Shape("Okay! ```repl\nx = 1\n```\nDone.", ("x = 1",)),
+    "a fence behind a whole sentence": Shape("Let me look. ```repl\nx = 1\n```", ("x = 1",)),
+    "a fence behind bold words": Shape("**Code:** ```repl\nx = 1\n```", ("x = 1",)),
+    "a fence right behind a word": Shape("Okay```python\nx = 1\n```", ("x = 1",)),
+    "a fence behind words and code in a line": Shape("I look at `x`. ```repl\nx = 1\n```", ("x = 1",)),
+    "a fence behind code in a line": Shape("`x` first! ```repl\nx = 1\n```", ("x = 1",)),
+    "a fence behind words and a longer span of code": Shape(
+        "I use ```repl``` and ``x``. ```repl\nx = 1\n```", ("x = 1",)
+    ),
+    "a tag in braces behind words": Shape("So. ```{repl}\nx = 1\n```", ("x = 1",)),
+    "a tag and attributes behind words": Shape("So. ```repl title=x\nx = 1\n```", ("x = 1",)),
+    "an upper-case fence behind words": Shape("So. ```REPL \nx = 1\n```", ("x = 1",)),
+    "a longer fence behind words": Shape("So. ````repl\nx = '''\n```\n'''\n````", ("x = '''\n```\n'''",)),
+    "an unclosed fence behind words": Shape("Okay! ```repl\nx = 1\nprint(x)", ("x = 1\nprint(x)",)),
+    "an unclosed fence behind an announcement": Shape("So: ```repl\n!ls", ("!ls",)),
+    "fences behind words in a row": Shape("First. ```repl\nx = 1\n```\nThen. ```repl\ny = 2\n```", ("x = 1", "y = 2")),
+    "a fence behind words, not closed before the next": Shape(
+        "Okay! ```repl\nx = 1\n```repl\ny = 2\n```", ("x = 1", "y = 2")
+    ),
+    "a fence behind the words of a list": Shape(
+        "1. Let me look. ```repl\n   if x:\n     y()\n   ```\n2. Done", ("if x:\n  y()",)
+    ),
+    "a fence behind an announcement in a list": Shape("- Code: ```repl\n  x = 1\n  ```", ("x = 1",)),
+    "a fence behind words inside a string": Shape(
+        '```repl\nx = """\nOkay! ```repl\n"""\n```', ('x = """\nOkay! ```repl\n"""',)
+    ),
+    "a fence behind words in a comment": Shape("```repl\n# as in ```repl\nx = 1\n```", ("# as in ```repl\nx = 1",)),
+    "words that end with a tag, and a block": Shape(
+        "I put code into ```repl\nfences, like so:\n```repl\nx = 1\n```", ("x = 1",)
+    ),
     "CRLF": Shape("```repl\r\nx = 1\r\ny = 2\r\n```\r\n", ("x = 1\ny = 2",)),
     "an unclosed last fence": Shape("Look:\n```repl\nx = 1\nprint(x)", ("x = 1\nprint(x)",)),
     "backticks at the end of a line close nothing": Shape(
@@ -103,6 +133,31 @@ NOT_RUN_SHAPES = {
     "an empty fence": Shape("```repl\n\n```", not_run=("an empty ```repl fence",)),
     "code on the line of the tag": Shape("```repl print(1)\n```", not_run=("an empty ```repl fence",)),
     "a fence on one line": Shape("```repl print(1)```", not_run=("a ```repl fence that is not on lines of its own",)),
+    "a fence on one line behind words": Shape(
+        "Okay! ```repl print(1)```", not_run=("a ```repl fence that is not on lines of its own",)
+    ),
+    "a quoted fence behind words": Shape(
+        "> Okay! ```repl\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)
+    ),
+    "words that end with a tag": Shape(
+        "Code goes into a fence with ```repl\nand I have none.",
+        not_run=("a ```repl fence that is not on lines of its own",),
+    ),
+    "a tag in a span of code at the end of a line": Shape(
+        "I write `` ```repl ``\nand then code.", not_run=("a ```repl fence that is not on lines of its own",)
+    ),
+    "a tag behind a backtick": Shape(
+        "I write ` ```repl\nx = 1\n```", not_run=("a ```repl fence that is not on lines of its own",)
+    ),
+    "a fence of data behind words": Shape('It is ```json\n{"a": 1}\n```', not_run=("a ```json fence",)),
+    "bash behind words": Shape("Okay! ```bash\nls\n```", not_run=("a ```bash fence",)),
+    "code in an untagged fence behind words": Shape("Okay! ```\nprint(1)\n```", not_run=("an untagged fence",)),
+    "an answer behind an untagged fence behind words": Shape("It is: ```\n1, 2\n```\nFINAL(3)", final="3"),
+    "an answer behind words that end with backticks": Shape("I use ```\nFINAL(3)", final="3"),
+    "a mention of a fence, and code": Shape("I use ```repl``` fences.\n```repl\nx = 1\n```", ("x = 1",)),
+    "a document that shows a fence behind words": Shape(
+        "```markdown\nOkay! ```repl\nx = 1\n```\n", not_run=("a ```markdown fence",)
+    ),
     "a quoted fence": Shape("> ```repl\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)),
     "a quoted fence with an upper-case tag, later": Shape(
         "Look:\n> ```REPL\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)
@@ -228,6 +283,13 @@ FINAL_SHAPES = {
     "an answer that is never closed stops before code": Shape(
         "FINAL(sad :()\n```repl\nprint(1)\n```\n(See above.)", ("print(1)",), final="sad :("
     ),
+    "a fence behind the first words of an answer is the answer": Shape(
+        "FINAL(Use ```python\nprint(1)\n```\n)", final="Use ```python\nprint(1)\n```"
+    ),
+    "a fence behind an announcement in an answer is the answer": Shape(
+        "FINAL(Use: ```python\nprint(1)\n```\n)", final="Use: ```python\nprint(1)\n```"
+    ),
+    "an answer before a fence on its line": Shape("FINAL(1) ```repl\nx = 1\n```", ("x = 1",), final="1"),
     "never closed": Shape("FINAL(the answer is", not_run=(WITHIN,)),
     "never closed, with parentheses in it": Shape("FINAL((a) is it\nor not", not_run=(WITHIN,)),
     "code and an answer": Shape("```repl\nx = 1\n```\nFINAL(1)", ("x = 1",), final="1"),
@@ -297,6 +359,18 @@ def test_text_after_ten_thousand_fences_is_ignored() -> None:
     assert parsed.final is None
 
 
+@pytest.mark.parametrize(("mentions", "found"), [(31, ("x = 1", "y = 2")), (32, ("x = 1",))])
+def test_words_open_no_fence_behind_so_many_mentions(mentions: int, found: tuple[str, ...]) -> None:
+    block = "```repl\nx = 1\n```\n"
+    reply = "as in ```repl\nor\n" * mentions + block + "Okay! ```repl\ny = 2\n```"
+    assert parse_reply(reply).code == found
+
+
+def test_ten_thousand_mentions_are_no_fence() -> None:
+    parsed = parse_reply("as in ```repl\nor\n" * 10_001 + "FINAL(1)")
+    assert (parsed.code, parsed.final) == ((), None)
+
+
 def test_an_answer_among_ten_thousand_fence_lines_counts() -> None:
     block = "```repl\nx = 1\n```\n"
     fewer = block * 4_998 + "```repl\nx = 1\n```repl\nx = 2\n```\n"  # 9,999 lines
@@ -311,6 +385,7 @@ def test_an_answer_among_ten_thousand_fence_lines_counts() -> None:
         ("Look:\n```repl\nx = 1\n```\nThen:\n```repl\nx = 2\n```\nDone.", "Look:\n\nThen:\n\nDone."),
         ('Data:\n```json\n{"a": 1}\n```', 'Data:\n```json\n{"a": 1}\n```'),
         ("<think>A draft.</think>It is so.", "It is so."),
+        ("Okay! ```repl\nx = 1\n```\nDone.", "Okay! \nDone."),
         ("```repl\nx = 1\n```", ""),
     ],
 )
@@ -501,6 +576,13 @@ UNCLOSED = [
     "```repl\nx\n",
     "```\nx=1\n",
     "a:```repl\n",
+    "a. ```repl\n",
+    "a ` ",
+    "a `b` ",
+    "a ```repl ",
+    "a ```b``` ``c`` ",
+    "a. ```\n",
+    "a. ```b\n",
     "```markdown\n```repl\n",
 ]
 NESTED = ["```\nx=\n```\n", "```a\n```b\n```\n", "```a\n```repl\n", "```repl\n'''\n```\n", "```repl\n#'''\n'''\n```\n"]

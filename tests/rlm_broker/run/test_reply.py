@@ -57,6 +57,19 @@ def test_answer_beside_output_is_questioned_once(sandbox: Sandbox, beside: str, 
     assert "Block 1: " in told[1]
 
 
+def test_answer_beside_an_unseen_picture_is_doubted(sandbox: Sandbox) -> None:
+    """The block prints nothing, and what it shows has no text: only its picture has not been seen."""
+    code = (
+        "from sandbox_worker.repl.displays import Forms, current\n"
+        "current().show(Forms({}, {'image/png': b'\\x89PNG\\r\\n\\x1a\\n'}))"
+    )
+    done, told = ran(sandbox, f"```repl\n{code}\n```\nFINAL(a guess)", "FINAL(corrected)")
+    (shown,) = done.trajectory[0].blocks
+    assert (shown.stdout, shown.stderr, len(shown.displays)) == ("", "", 1)
+    assert UNSEEN in told[1]
+    assert done.response == "corrected"
+
+
 @pytest.mark.parametrize("beside", [PRINTS, RAISES])
 def test_repeated_answer_with_the_same_code_is_taken(sandbox: Sandbox, beside: str) -> None:
     """The same answer beside the same code is taken the second time."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlm_broker import RLM, ConfigurationError, ContextRefused, KeySettings, Scr
 from rlm_broker.service.app import Service
 from rlm_broker.service.settings import ServeSettings
 from tests.support.service import Served, serving
+from tests.support.waiting import until_now
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +126,24 @@ async def test_draining_server_is_not_ready() -> None:
         ready = await client.get("/ready")
         assert (ready.status_code, ready.json()["reason"]) == (503, "the server is about to end")
         assert (await client.get("/health")).status_code == 200
+
+
+def test_client_that_has_left_is_no_failure_of_the_server() -> None:
+    """A client counts as 499 that leaves while it sends its body, or while it waits for its answer."""
+    code = b'{"code": "while True: pass"}'
+    with serving() as own:
+        for body, sent in ((code, len(code)), (code, 5)):
+            head = f"POST /v1/execute HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {own.key}\r\n"
+            with socket.create_connection(("127.0.0.1", own.port)) as connection:
+                connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:sent])
+                if sent == len(body):
+                    until_now(lambda: own.parts.places._places.taken == 1)
+
+        def counted() -> str:
+            return httpx.get(f"{own.url}/metrics", headers=own.headers).text
+
+        until_now(lambda: 'route="/v1/execute",status="499"} 2.0' in counted())
+        assert 'status="500"' not in counted()
 
 
 def test_metrics_are_read_by_keys_with_the_right(served: Served) -> None:

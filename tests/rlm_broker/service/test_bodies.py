@@ -10,9 +10,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Message
 
 from rlm_broker.service.app import HANDLERS
-from rlm_broker.service.bodies import MOST_VALUES, parsed
+from rlm_broker.service.bodies import MOST_VALUES, body_of, fingerprint_of, idempotency_key, parsed
+from rlm_broker.service.errors import ApiError
 from tests.support.asgi_server import http_server
 
 
@@ -99,8 +101,63 @@ def test_pieces_beyond_the_bound_are_refused(url: str) -> None:
     assert answer.status_code == 413
 
 
+@pytest.mark.parametrize("is_declared", [True, False])
+@pytest.mark.parametrize(("size", "status"), [(1_000, 200), (1_001, 413)])
+def test_bound_of_bytes_is_exact(url: str, is_declared: bool, size: int, status: int) -> None:
+    body = b'{"count": 3}'.ljust(size)
+    answer = httpx.post(url, content=body if is_declared else iter([body[:600], body[600:]]))
+    assert answer.status_code == status
+    if status == 413:
+        assert answer.json()["error"]["message"] == "the body has more than 1,000 bytes: upload it as a file"
+    else:
+        assert answer.json() == {"count": 3, "bytes": size}
+
+
+def test_bound_of_values_is_exact(large: str) -> None:
+    """The body, its number, and the list with one too many are counted beside the texts."""
+    for more, status in ((0, 200), (1, 413)):
+        names = b",".join([b'""'] * ((1 << 17) - 3 + more))
+        answer = httpx.post(large, content=b'{"count": 3, "names": [' + names + b"]}")
+        assert answer.status_code == status
+    assert answer.json()["error"]["message"] == "the body has more than 131,072 JSON values: upload them as a file"
+
+
+def requested(path: str = "/", **headers: str) -> Request:
+    told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "path": path, "query_string": b"", "headers": [(b"host", b"h"), *told]})
+
+
+def test_idempotency_key_is_a_short_text() -> None:
+    assert idempotency_key(requested(idempotency_key="k" * 255)) == "k" * 255
+    assert idempotency_key(requested(idempotency_key="")) is None
+    assert idempotency_key(requested()) is None
+    with pytest.raises(ApiError, match=r"^Idempotency-Key has more than 255 characters$") as refused:
+        idempotency_key(requested(idempotency_key="k" * 256))
+    assert (refused.value.status, refused.value.param) == (400, "Idempotency-Key")
+
+
+def test_fingerprint_is_that_of_the_path_and_the_body() -> None:
+    asked = [("/a", b"x"), ("/a", b"y"), ("/ax", b""), ("/b", b"x")]
+    assert len({fingerprint_of(requested(path), body) for path, body in asked}) == len(asked)
+    assert fingerprint_of(requested("/a"), b"x") == fingerprint_of(requested("/a", other="header"), b"x")
+
+
+async def test_header_of_the_length_is_looked_at_before_the_body() -> None:
+    async def receive() -> Message:
+        raise AssertionError("the body was read")
+
+    request = Request(requested(content_length="1001").scope, receive)
+    with pytest.raises(ApiError) as refused:
+        await body_of(request, 1_000, 5)
+    assert refused.value.status == 413
+    with pytest.raises(AssertionError, match="was read"):
+        await body_of(Request(requested(content_length="1000").scope, receive), 1_000, 5)
+
+
 def test_stalled_body_is_given_up(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(b'POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"count"')
-        assert b"408" in connection.recv(4096).split(b"\r\n")[0]
+        with connection.makefile("rb") as answer:
+            assert b"408" in answer.readline()
+            assert b"the body stalled: no byte came for 0.2 seconds" in answer.read()

@@ -389,12 +389,10 @@ async def test_queries_of_more_than_their_weight_wait_for_replies(prompt_chars: 
         await running(both, slow)
         frames = [encode(query(number, "x" * prompt_chars)) for number in range(many)]
         saying = asyncio.create_task(_say_all(worker, frames))
-        while len(asked) < most_open or not _is_waiting(connection):
-            await asyncio.sleep(0.001)
+        await until(lambda: len(asked) >= most_open and _is_waiting(connection))
         assert len(asked) == most_open
         go_on.set()
-        while len(asked) < many:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(asked) == many)
         await saying
 
 
@@ -442,8 +440,7 @@ async def test_unread_replies_become_errors_and_take_no_memory() -> None:
         worker.reader._transport.pause_reading()  # type: ignore[attr-defined]
         for number in range(20):
             worker.say(query(number))
-        while answered < 20 or connection._session.open_queries:
-            await asyncio.sleep(0.001)
+        await until(lambda: answered == 20 and not connection._session.open_queries)
         transport = connection._transport
         assert transport is not None
         assert transport.get_write_buffer_size() <= MOST_UNREAD_BYTES + 17_000_000

@@ -20,8 +20,7 @@ from sandbox_worker.wire.frames import PREFIX
 from tests.rlm_broker.transport.test_listener import fresh_connection, hello, port_of
 from tests.support.socket_peer import Peer
 from tests.support.stand_ins import Echo
-
-WAIT_S = 60
+from tests.support.waiting import WAIT_S, until
 
 
 class Named:
@@ -141,8 +140,7 @@ async def test_half_a_request_is_weighed_and_refused(monkeypatch: pytest.MonkeyP
     half = PREFIX.pack(MAX_REQUEST_BYTES) + b" " * 60_000
     async with await Peer.to(port_of(listener)) as first, await Peer.to(port_of(listener)) as second:
         first.writer.write(half)
-        while not listener._strangers._weight:
-            await asyncio.sleep(0.001)
+        await until(lambda: listener._strangers._weight)
         second.writer.write(half)
         assert json.loads(await second.receive())["error"] == BUSY
     await listener.stop()

@@ -1,11 +1,14 @@
 """The viewer of runs that go on: its HTTP interface, and the page in Chromium with it."""
 
 import asyncio
+import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from threading import Event as ThreadEvent
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -14,9 +17,11 @@ pytest.importorskip("starlette", reason="needs rlm-broker[serve]")
 
 from rlm_broker.control.status import RunStatus
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.viewer.machine import Viewer
+from rlm_broker.service.http.protocol import MOST_HEADER_BYTES
+from rlm_broker.viewer.machine import MOST_CONNECTIONS, Viewer
 from tests.support.browser import browser
 from tests.support.traces import small
+from tests.support.waiting import until
 
 GOING = RunStatus(
     id="going",
@@ -214,9 +219,7 @@ async def test_reader_that_leaves_ends_the_following(link: str, source: Source) 
         assert json.loads(await answer.content.readline())["rows"]
         assert source.followers == 1
         answer.close()
-        async with asyncio.timeout(60):
-            while source.followers:
-                await asyncio.sleep(0.01)
+        await until(lambda: not source.followers)
 
 
 async def test_lost_process_is_told_in_the_stream(link: str, source: Source) -> None:
@@ -235,6 +238,20 @@ async def test_malformed_event_is_left_out(ask: Ask, source: Source) -> None:
     rows, _ = _rows(body)
     assert len(rows) == len(small().lines) - 2
     assert "could not be read" in body
+
+
+async def test_other_users_of_the_machine_lock_no_reader_out(ask: Ask, link: str) -> None:
+    """Any of them can connect: more silent connections than there is room for, and a header without an end."""
+    address = urlsplit(link).hostname, urlsplit(link).port
+    with contextlib.ExitStack() as many:
+        for _ in range(MOST_CONNECTIONS + 60):
+            many.enter_context(socket.create_connection(address))
+        assert (await ask("api/runs"))[0] == 200
+        endless = many.enter_context(socket.create_connection(address))
+        with contextlib.suppress(ConnectionError):
+            for _ in range(100):
+                endless.sendall(b"GET / HTTP/1.1\r\nx: " + b"y" * MOST_HEADER_BYTES)
+        assert endless.recv(100).startswith(b"HTTP/1.1 431") or not endless.recv(1)
 
 
 def test_run_is_followed_and_stopped_in_the_browser(link: str, source: Source) -> None:

@@ -1,5 +1,6 @@
 """The watch, on real processes."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from sandbox_worker.init.procfs import Proc
-from sandbox_worker.init.usage_watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch
+from sandbox_worker.init.usage_watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch, WorkerUsage
 from tests.support.places import PROJECT
 from tests.support.waiting import until_now
 
@@ -142,3 +143,37 @@ def test_watch_draws_its_moments_anew() -> None:
             waits.add(round(looking.wait_s(), 4))
     assert len(waits) >= 10
     assert max(waits) > 2 * min(waits)
+
+
+def looked(watch: Watch) -> Watch:
+    watch.look()
+    return watch
+
+
+def test_sleeping_process_is_sampled_about_twice_a_second() -> None:
+    with child("x = 1") as repl:
+        looking = Watch(Proc(), 1 << 40, MANY)
+        looking.repl_started(repl.pid, 0)
+        looking.block_started()
+        until_now(lambda: looked(looking)._interval_s == 0.5)
+        waits = [looked(looking).wait_s() for _ in range(20)]
+    assert 0.3 < max(waits) <= 0.625
+    assert min(waits) < 0.45
+
+
+@pytest.mark.parametrize("are_several", [False, True])
+def test_process_that_may_grow_unseen_is_sampled_often(are_several: bool) -> None:
+    """The watch alone bounds a single process without RLIMIT_AS, and several processes with it."""
+    with child("x = 1") as one, child("x = 1") as other:
+        pids = [one.pid, other.pid] if are_several else [one.pid]
+        looking = Watch(Proc(), 1 << 40, MANY, lambda: pids, is_loose=not are_several)
+        looking.repl_started(one.pid, 0)
+        until_now(lambda: looked(looking)._interval_s == 0.02)
+        intervals = [looked(looking)._interval_s for _ in range(8)]
+    assert max(intervals) < 0.2
+
+
+def test_nothing_is_used_before_the_first_sample() -> None:
+    assert WorkerUsage() == WorkerUsage(0, 0.0, 0, 0, 0, 0)
+    looking = Watch(Proc(), 1 << 40, MANY, lambda: [])
+    assert dataclasses.replace(looking.look(), cpu_s=0.0) == WorkerUsage()

@@ -5,6 +5,7 @@ import errno
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -158,19 +159,19 @@ def test_failed_fork_leaves_no_pid_namespace(monkeypatch: pytest.MonkeyPatch) ->
 def test_monitor_ends_with_pid_1(ending: str, expected: int) -> None:
     monitor = os.fork()
     if monitor == 0:
-        namespaces.continue_as_pid_1()
+        namespaces.continue_as_pid_1(os.pidfd_open(os.getppid()))
         if ending == "exits_with_7":
             os._exit(7)
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(monitor, 0)[1]) == expected
 
 
-def start_monitored(pipe: int) -> int:
+def start_monitored(pipe: int, orchestrator: int) -> int:
     """Fork a monitor whose child writes to `pipe` and stays; return the monitor's pid."""
     monitor = os.fork()
     if monitor == 0:
         signal.alarm(2 * WAIT_S)  # where the layers under test fail, no other process would end them
-        namespaces.continue_as_pid_1()
+        namespaces.continue_as_pid_1(orchestrator)
         signal.alarm(2 * WAIT_S)
         os.write(pipe, b"up")
         signal.pause()
@@ -178,11 +179,11 @@ def start_monitored(pipe: int) -> int:
     return monitor
 
 
-def holds_nothing_soon(pid: int) -> bool:
+def holds_pidfds_alone_soon(pid: int) -> bool:
     """The monitor closes its descriptors after the fork, when its child may be running already."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        if not list(Path(f"/proc/{pid}/fd").iterdir()):
+        if [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()] == ["anon_inode:[pidfd]"] * 2:  # noqa: PTH115
             return True
         os.sched_yield()
     return False
@@ -193,24 +194,26 @@ def ended(pipe: int) -> bool:
     return bool(select.select([pipe], [], [], WAIT_S)[0]) and os.read(pipe, 1) == b""
 
 
-@pytest.mark.parametrize("victim", ["the_child", "the_monitor"])
+@pytest.mark.parametrize("victim", ["the_child", "the_monitor", "the_orchestrator"])
 def test_monitor_and_child_end_together(victim: str) -> None:
-    """If the monitor or its child is killed, both are gone, and no descriptor is held."""
+    """If the monitor, its child or the orchestrator is killed, the first two are gone, and no descriptor is held."""
     read_end, write_end = os.pipe()
-    monitor = start_monitored(write_end)
+    orchestrator = subprocess.Popen(["sleep", "infinity"])
+    pidfd = os.pidfd_open(orchestrator.pid)
+    monitor = start_monitored(write_end, pidfd)
     try:
         assert os.read(read_end, 2) == b"up"
         child = int(Path(f"/proc/{monitor}/task/{monitor}/children").read_text())
-        if victim == "the_child":
-            assert holds_nothing_soon(monitor)
-            os.kill(child, signal.SIGKILL)
-        else:
-            os.kill(monitor, signal.SIGKILL)
+        assert holds_pidfds_alone_soon(monitor)
+        os.kill({"the_child": child, "the_monitor": monitor}.get(victim, orchestrator.pid), signal.SIGKILL)
         assert ended(read_end)
     finally:
         with contextlib.suppress(ProcessLookupError):  # it may have ended with its child
             os.kill(monitor, signal.SIGKILL)
+        orchestrator.kill()
+        orchestrator.wait()
         os.waitpid(monitor, 0)
+        os.close(pidfd)
         os.close(read_end)
 
 

@@ -21,6 +21,7 @@ def failure(**changes: Any) -> list[str]:
         "new_root": "/",
         "readable": [],
         "hidden": [],
+        "orchestrator": -1,
     } | changes
 
     def enter() -> list[str]:
@@ -51,7 +52,7 @@ def test_process_with_threads_is_refused_unchanged() -> None:
         thread = threading.Thread(target=release.wait)
         thread.start()
         with pytest.raises(LayerFailed, match="2 threads") as caught:
-            zygote_layers.enter_zygote(STRICT, "/", [], [])
+            zygote_layers.enter_zygote(STRICT, "/", [], [], -1)
         release.set()
         thread.join()
         return [caught.value.layer, str(Path("/proc/self/ns/mnt").readlink())]

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_worker.wire.counting import has_more_strings_than, has_more_values_than, split_prompts
+from sandbox_worker.wire.counting import (
+    has_longer_number_than,
+    has_more_strings_than,
+    has_more_values_than,
+    split_prompts,
+)
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a,[{"\\'),
@@ -86,3 +91,17 @@ def test_prompts_are_split_where_json_splits_them(prompts: list[Any]) -> None:
 def test_foreign_or_too_many_arrays_are_not_split(array: bytes) -> None:
     """Arrays of other values, or of too many, are not split."""
     assert split_prompts(array, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "is_longer"),
+    [
+        (b"[1234, 5678.9012e1234]", False),
+        (b'{"12345": "1234567890"}', False),
+        (b'{"12345": [1, -98765]}', True),
+        (b'["12345", 0.00000]', True),
+        (b'["12345', False),
+    ],
+)
+def test_long_numbers_are_found_outside_of_texts(payload: bytes, is_longer: bool) -> None:
+    assert has_longer_number_than(4, payload) is is_longer

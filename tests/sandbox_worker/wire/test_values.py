@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from sandbox_worker.wire.decoding import _DECODE
 from sandbox_worker.wire.encoding import MAX_NESTING
 from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueRefused
-from sandbox_worker.wire.values import decode, encode, encode_json
+from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode, encode, encode_json
 from tests.support.places import PROJECT
 
 MOST = 1 << 16
@@ -111,6 +111,23 @@ def test_plain_json_is_itself_on_the_wire(value: Any) -> None:
 @given(PLAIN | st.dictionaries(st.sampled_from(["$tuple", "a"]), PLAIN) | st.lists(st.text(st.characters())))
 def test_json_value_comes_out_unchanged(value: Any) -> None:
     assert shown(decode(encode_json(value, "it"))) == shown(value)
+
+
+@pytest.mark.parametrize("encoder", [encode, encode_json])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"\ud800": 1},
+        {"a": 1, "\udfff b": "\ud83d"},
+        {"\ud83d\ude00": 1, "\U0001f600": 2},  # two halves are not the character
+        {"$str": "\ud800", "\udc00": {"$": None}},
+        {("\ud800", 1): {"\udfff": [{"\ud800": ()}]}},
+    ],
+)
+def test_dict_key_with_half_a_character_crosses_whole(encoder: Any, value: dict[Any, Any]) -> None:
+    found = decode(encoder(value, "it"))
+    assert found == value
+    assert [*found] == [*value]
 
 
 @given(st.binary() | st.text().map(str.encode) | VALUES.map(lambda value: encode(value, "it")[:-1]))
@@ -324,6 +341,13 @@ def test_hostile_input_is_one_named_error(data: bytes, why: str) -> None:
     with pytest.raises(ValueInvalid) as invalid:
         decode(data, MOST)
     assert why in str(invalid.value)
+
+
+def test_bound_of_values_from_a_worker_is_exact() -> None:
+    for beyond in (0, 1):
+        data = b"[" + b"1," * ((1 << 20) - 2 + beyond) + b"1]"  # the list itself is a value
+        with pytest.raises(ValueInvalid, match="more than 1,048,576 values") if beyond else contextlib.nullcontext():
+            assert len(decode(data, MAX_DECODED_VALUES)) == (1 << 20) - 1
 
 
 MODULUS = sys.hash_info.modulus

@@ -23,7 +23,7 @@ from rlm_broker.sandbox.workers.fork_server import TRIES
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.processes import living_below
-from tests.support.waiting import until_now
+from tests.support.waiting import until, until_now
 
 WAIT_S = 60
 
@@ -138,9 +138,9 @@ async def test_unused_dead_repl_is_replaced() -> None:
     async with opened() as sandbox, sandbox.repl("the context") as repl:
         (pid,) = [each.pid for each in living_below() if not each.children()]
         os.kill(pid, signal.SIGKILL)
-        assert repl._worker.connection is not None
-        while repl._worker.connection.is_open:
-            await asyncio.sleep(0.001)
+        connection = repl._worker.connection
+        assert connection is not None
+        await until(lambda: not connection.is_open)
         assert (await repl.aexecute("print(context)")).stdout == "the context\n"
 
 

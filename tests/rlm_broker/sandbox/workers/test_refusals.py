@@ -40,7 +40,7 @@ def test_level_is_unavailable_if_fork_server_is_filtered(status: int) -> None:
         (
             1,
             "OSError: [Errno 24] Too many open files",
-            "OSError: [Errno 24] Too many open files. Raise the limit of open files: `ulimit -n 4096`.",
+            "OSError: [Errno 24] Too many open files; raise the limit of open files (`ulimit -n 4096`)",
         ),
     ],
 )

@@ -1,12 +1,36 @@
 """JSON Schemas of clients: what is too much to check is refused, and patterns become words."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
+from rlm_broker.hosting.owner import Busy, Owner
 from rlm_broker.json_schema import Unfit
-from rlm_broker.service.asking.schemas import MOST_CHARS, Room, safe_schema
+from rlm_broker.service.asking import schemas
+from rlm_broker.service.asking.schemas import MOST_CHARS, Room, checked_in_turn, safe_schema
 from rlm_broker.service.errors import ApiError
+from tests.support.waiting import WAIT_S
+
+
+async def test_key_with_many_checks_that_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another key is not, and the first one is not when its checks are done."""
+    monkeypatch.setattr(schemas, "MOST_WAITING", 3)
+    eve, ann, goes_on = Owner("eve"), Owner("ann"), threading.Event()
+
+    async def checked(owner: Owner) -> bool:
+        return await checked_in_turn(owner, lambda: goes_on.wait(WAIT_S))
+
+    begun = [asyncio.create_task(checked(eve)) for _ in range(2 + 3)]
+    await asyncio.sleep(0)
+    with pytest.raises(Busy, match="3 requests of this key wait"):
+        await checked(eve)
+    honest = asyncio.create_task(checked(ann))
+    await asyncio.sleep(0)
+    goes_on.set()
+    assert all(await asyncio.gather(*begun, honest))
+    assert await checked(eve)
 
 
 def test_patterns_are_told_and_not_checked() -> None:

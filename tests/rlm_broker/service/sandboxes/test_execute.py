@@ -12,6 +12,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.service.settings import ServeSettings
 from tests.support.fds import memfds
+from tests.support.felt import Felt
 from tests.support.service import Served, serving
 from tests.support.waiting import WAIT_S, until
 
@@ -43,6 +44,24 @@ async def executed(client: httpx.AsyncClient, code: str, **given: Any) -> dict[s
     assert answer.status_code == 200, answer.text
     block: dict[str, Any] = json.loads(answer.text)
     return block
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_large_value_becomes_json_off_the_loop(served: Served, client: httpx.AsyncClient, stream: bool) -> None:
+    """Decoding and writing half a million values is no step of the loop."""
+    code = "{'floats': [n / 7 for n in range(400_000)], 'lists': [[n] for n in range(50_000)], 'none': {}}"
+    asked = {"code": code, "value": True, "stream": stream}
+    assert (await client.post("/v1/execute", json={**asked, "code": "1"})).status_code == 200  # all is imported now
+    felt = Felt(served.loop)
+    answer = await client.post("/v1/execute", json=asked)
+    assert felt.units < 2
+    text = answer.text.rpartition("data: ")[2] if stream else answer.text
+    block = json.loads(text)["block"] if stream else json.loads(text)
+    assert block["value"] == {
+        "floats": [n / 7 for n in range(400_000)],
+        "lists": [[n] for n in range(50_000)],
+        "none": {},
+    }
 
 
 async def upload(client: httpx.AsyncClient, name: str, data: bytes) -> str:

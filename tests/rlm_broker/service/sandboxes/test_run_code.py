@@ -12,6 +12,7 @@ from sandbox_fusion.models import CommandRunResult
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from tests.support.service import Served, serving
+from tests.support.waiting import within_longer
 
 KEYS: dict[str, dict[str, Any]] = {"alice": {}, "runner": {"rights": ("run",)}}
 
@@ -31,6 +32,13 @@ def ran(served: Served, code: str, **given: Any) -> sandbox_fusion.RunCodeRespon
 def result(response: sandbox_fusion.RunCodeResponse) -> CommandRunResult:
     assert response.run_result is not None
     return response.run_result
+
+
+@pytest.mark.parametrize("memory_mb", [1e308, 1e12, 2**31])
+def test_memory_that_no_machine_has_is_refused(served: Served, memory_mb: float) -> None:
+    body = {"code": "1", "language": "python", "memory_limit_MB": memory_mb}
+    answer = httpx.post(f"{served.url}/run_code", json=body, headers=served.headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "memory_limit_MB")
 
 
 def test_program_runs_as_by_python(served: Served) -> None:
@@ -67,7 +75,10 @@ def test_failed_program_has_its_exit_code(served: Served, code: str, return_code
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(60)"])
 def test_late_program_is_told_apart(served: Served, code: str) -> None:
-    response = ran(served, f"print('begun')\n{code}", run_timeout=0.5)
+    response = within_longer(
+        lambda limit_s: ran(served, f"print('begun')\n{code}", run_timeout=limit_s),
+        lambda response: result(response).stdout,
+    )
     assert response.status == "Failed"
     assert (result(response).status, result(response).return_code) == ("TimeLimitExceeded", None)
     assert result(response).stdout == "begun\n"
