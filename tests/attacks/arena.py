@@ -21,6 +21,7 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.forked_python import near
 from tests.support.processes import living_below
 from tests.support.skips import PROTECTS_NOTHING
 
@@ -59,7 +60,8 @@ class Arena:
         self.udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self.udp.bind(("127.0.0.1", 0))
         self.unix = stack.enter_context(socket.socket(socket.AF_UNIX))
-        self.unix.bind(str(self.folder / "socket"))
+        with near(self.folder / "socket") as address:
+            self.unix.bind(address)
         (self.folder / "socket").chmod(0o777)
         self.abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
         self.abstract_name = f"arena-{self.secret[:8]}"

@@ -296,7 +296,8 @@ def test_code_in_a_sandbox_reaches_no_socket(tmp_path: Path) -> None:
     code = f"import socket\nsocket.socket(socket.AF_UNIX).connect({str(path)!r})"
     with Sandbox() as sandbox, sandbox.repl() as repl:
         block = repl.execute(code)
-    assert (block.status, str(block.error).partition(":")[0]) == ("error", "PermissionError")
+    refused = "PermissionError" if len(str(path)) < 108 else "OSError"  # no address is as long
+    assert (block.status, str(block.error).partition(":")[0]) == ("error", refused)
 
 
 def test_call_that_would_wait_for_itself_is_not_listed(control: ControlSocket) -> None:

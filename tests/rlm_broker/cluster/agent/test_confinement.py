@@ -16,6 +16,7 @@ from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.errors import IsolationUnavailable
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.forked_python import near
 from tests.support.nodes import agent
 from tests.support.waiting import until
 
@@ -88,7 +89,8 @@ async def around(
     with contextlib.ExitStack() as stack:
         ray = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         ray_unix = stack.enter_context(socket.socket(socket.AF_UNIX))
-        ray_unix.bind(str(home / "raylet"))
+        with near(home / "raylet") as address:
+            ray_unix.bind(address)
         ray_unix.listen()
         async with Nodes() as nodes, RLM(client, cluster=nodes, sandbox=level) as rlm:
             for path in (home / ".ray" / "auth_token", home / "token"):
