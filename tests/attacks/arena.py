@@ -21,7 +21,7 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.support.forked_python import near
+from tests.support.places import SHORT
 from tests.support.processes import living_below
 from tests.support.skips import PROTECTS_NOTHING
 
@@ -51,7 +51,7 @@ class Arena:
     def __init__(self, level: str, stack: ExitStack) -> None:
         self.level = level
         self.secret = secrets.token_hex(16)
-        self.folder = Path(tempfile.mkdtemp(prefix="arena-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="arena-", dir=SHORT))
         stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
         self.folder.chmod(0o777)
         self.file = self.folder / "secret.py"
@@ -60,8 +60,7 @@ class Arena:
         self.udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self.udp.bind(("127.0.0.1", 0))
         self.unix = stack.enter_context(socket.socket(socket.AF_UNIX))
-        with near(self.folder / "socket") as address:
-            self.unix.bind(address)
+        self.unix.bind(str(self.folder / "socket"))
         (self.folder / "socket").chmod(0o777)
         self.abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
         self.abstract_name = f"arena-{self.secret[:8]}"
