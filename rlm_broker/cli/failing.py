@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 from rlm_broker.cli import stopping
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ModelFailed, RlmBrokerError, RunCancelled, RunFailed
-from rlm_broker.shown import printable
 
 LONGEST_CHARS = 4_000
 """Maximum characters of a sentence; a longer one, which repeats what the user has given, loses its middle."""
@@ -34,7 +33,7 @@ def fail(
         had = {} if run is None else _had(run)
         say(json.dumps({"error": {"kind": kind, "message": sentence, **had}}, ensure_ascii=False))
     else:
-        say(f"{' '.join(['rlm-broker', command]).strip()}: {printable(sentence)}", err=True)
+        say(f"{' '.join(['rlm-broker', command]).strip()}: {sentence}", err=True)
     sys.exit(exit_code)
 
 

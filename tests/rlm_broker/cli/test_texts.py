@@ -109,9 +109,10 @@ def test_no_text_of_an_argument_is_a_traceback(name: str, taken: str, tmp_path: 
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     wrong = []
     for arguments, (code, said) in zip(lines, rows, strict=True):
-        *notes, sentence = said.splitlines() or [""]
+        *notes, sentence = said.removesuffix("\n").split("\n")
         is_told = sentence.startswith("rlm-broker ") and len(sentence) < LONGEST_SENTENCE
         is_told = is_told and all(note.startswith(NOTES) for note in notes)
+        is_told = is_told or any("\n" in each for each in arguments)  # repeated as it was given
         if code not in range(6) or (code and not is_told) or "Traceback" in said:
             wrong.append(([each[:40] for each in arguments], code, said[-500:]))
     assert wrong == []
