@@ -48,6 +48,16 @@ def left(cache: Path) -> list[str]:
     return [path.name for path in cache.iterdir() if path.suffix != ".lock"]
 
 
+async def test_cache_is_private_also_where_groups_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordinary users of Ubuntu and of Debian 13 have the umask 002."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    before = os.umask(0o002)
+    try:
+        assert (await venv_with(Requirements.of([]))).folder.is_relative_to(tmp_path / "new")
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.parametrize(
     ("archive", "line"),
     [
