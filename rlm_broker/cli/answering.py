@@ -9,6 +9,7 @@ from typing import Any
 
 from rlm_broker.cli.clusters import opened_cluster
 from rlm_broker.cli.composing import models_of, rlm_of
+from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.progress import ProgressLine, spent
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
@@ -118,7 +119,7 @@ def _require_fit(question: str, paths: tuple[str, ...], files: Mapping[str, Path
 def _require_no_address(paths: tuple[str, ...]) -> None:
     """Refuse an address before it becomes a `Path`, which drops one of its two slashes: the error would show one."""
     for path in paths:
-        if "://" in path and not Path(path).exists():
+        if "://" in path and not exists(path):
             raise ConfigurationError(f"{path!r} is an address, and ask reads files: download it, and name the file")
 
 
@@ -131,13 +132,13 @@ def _require_apart(trace: Path | None, record: Path | None) -> None:
 def _require_elsewhere(option: str, file: Path | None, paths: tuple[str, ...]) -> None:
     """Refuse a trace or a recording within the context: a second run of the same command would read it, too."""
     for path in paths if file is not None else ():
-        if file is not None and Path(path).exists() and file.resolve().is_relative_to(Path(path).resolve()):
+        if file is not None and exists(path) and file.resolve().is_relative_to(Path(path).resolve()):
             raise ConfigurationError(f"--{option} {file} lies in what you ask about, {path}: name a file elsewhere")
 
 
 def _require_order(question: str, paths: tuple[str, ...]) -> None:
     """Refuse a path as the question, unless one of the paths exists: then a file may be called like the question."""
-    if Path(question).exists() and STDIN not in paths and not any(Path(path).exists() for path in paths):
+    if exists(question) and STDIN not in paths and not any(map(exists, paths)):
         raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
 
 

@@ -17,6 +17,7 @@ from rlm_broker.cli.batch_progress import BatchLine, used
 from rlm_broker.cli.batch_status import by_kind
 from rlm_broker.cli.clusters import opened_cluster
 from rlm_broker.cli.composing import rlm_of
+from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
@@ -97,7 +98,7 @@ def run(
 
 def _require_apart(input: str, out: Path) -> None:
     """Refuse to write the results into the file that is read."""
-    if input != STDIN and out.exists() and Path(input).exists() and out.samefile(input):
+    if input != STDIN and exists(out) and exists(input) and out.samefile(input):
         raise ConfigurationError(f"--out {out} is the file that is read: name another one for the results")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.cli.joining import token_of
+from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.terminal import say
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.control import folder
@@ -49,7 +50,7 @@ def opened_cluster(command: str, where: Mapping[str, Any]) -> Iterator[Nodes | N
 @contextlib.contextmanager
 def _nodes(command: str, where: Mapping[str, Any]) -> Iterator[Nodes]:
     given: str | None = where["token_file"]
-    token = token_of(given) if given is not None and Path(given).exists() else None
+    token = token_of(given) if given is not None and exists(given) else None
     timeout = {} if where["join_timeout_s"] is None else {"join_timeout_s": where["join_timeout_s"]}
     nodes = Nodes(where["nodes"], advertise=where["advertise"], plain=where["plain"], token=token, **timeout)
     with _tells_nodes(command), nodes, _token_file(given, nodes.token, is_there=token is not None) as file:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlm_broker.batch.batch import Batch
 from rlm_broker.cli.composing import rlm_of
+from rlm_broker.cli.parameters import is_folder
 from rlm_broker.cli.terminal import say
 from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, LimitReached
@@ -160,7 +161,7 @@ def plan(
     if how["retry_failed"] and out is None:
         raise ConfigurationError("--retry-failed needs the results of an earlier process: name their folder by --out")
     is_quiet, assignments = rest.pop("quiet"), rest.pop("assignments")
-    if picture is not None and not picture.parent.is_dir():  # it is written last, when all runs have been paid
+    if picture is not None and not is_folder(picture.parent):  # it is written last, when all runs have been paid
         raise ConfigurationError(f"cannot write {picture}: {picture.parent} is not a folder")
     questions, source = _questions(data, **{name: rest.pop(name) for name in GENERATED})
     flags = assigned(assignments, **rest)

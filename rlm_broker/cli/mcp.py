@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from rlm_broker.cli.failing import failures
-from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, FOLDER, run_options, sandbox_options
+from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, FOLDER, is_folder, run_options, sandbox_options
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError
 
@@ -50,7 +50,7 @@ def command(root: str, *, assignments: tuple[str, ...], only_config: bool, debug
     The client starts this command, and talks with it by stdin and stdout. The command ends when stdin does.
     """
     with failures("mcp", as_json=False, debug=debug):
-        if not Path(root).is_dir():
+        if not is_folder(root):
             raise ConfigurationError(f"{root} is not a folder: name one by --root")
         if only_config:
             say(json.dumps(configuration(_own_arguments()), indent=2, ensure_ascii=False))

@@ -1,7 +1,9 @@
 """Parameters and groups of several commands. `--help` imports this module, so it must not import much."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,6 +22,16 @@ FILE = click.Path()
 FOLDER = click.Path(file_okay=False)
 """A folder, likewise."""
 FROM_ENVIRONMENT = "env:"
+
+
+def exists(path: str | Path) -> bool:
+    """Whether a user's text is the path of a file or folder. A paragraph is not, for which `Path.exists` raises."""
+    return os.path.exists(path)  # noqa: PTH110 - before Python 3.14, `Path` raises OSError for a name of 256 bytes
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether a user's text is the path of a folder, likewise."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 class _Key(click.ParamType[str]):

@@ -129,7 +129,8 @@ async def _served(service: Service, settings: ServeSettings, listener: socket.so
             loop.call_soon_threadsafe(stop, now)
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, stop)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
+                loop.add_signal_handler(number, stop)
         control = ControlSocket("serve", stopped).start()
         serving = asyncio.ensure_future(server.serve([listener]))
         try:

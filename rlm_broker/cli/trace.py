@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rlm_broker.cli.failing import failures
-from rlm_broker.cli.parameters import Group
+from rlm_broker.cli.parameters import Group, exists
 from rlm_broker.cli.terminal import say
 
 TRACE = click.Path(path_type=Path)
@@ -20,7 +20,7 @@ class _Traces(Group):
     """The commands for traces. If a file stands in the place of a command, the error names `trace show`."""
 
     def suggested(self, ctx: click.Context, name: str) -> str:
-        return f"; did you mean trace show {name}?" if Path(name).exists() else super().suggested(ctx, name)
+        return f"; did you mean trace show {name}?" if exists(name) else super().suggested(ctx, name)
 
 
 @click.group("trace", cls=_Traces)
@@ -61,7 +61,7 @@ def view(file: Path, out: Path | None, no_open: bool) -> None:
     with failures("trace", as_json=False):
         from rlm_broker.viewer.page import write_page
 
-        page = out or file.with_suffix(".html")
+        page = out or file.parent / f"{file.stem}.html"  # `with_suffix` raises for a path without a name
         for note in write_page(file, page).notes:
             say(f"note: {note}", err=True)
         link = page.resolve().as_uri()

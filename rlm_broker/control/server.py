@@ -13,11 +13,12 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -154,7 +155,9 @@ class ControlSocket:
         return True
 
     async def _listen(self, listening: socket.socket) -> None:
-        server = await asyncio.start_unix_server(self._connected, sock=listening)
+        # CPython 3.13 would look the socket up by its address, which leads through a descriptor that is closed by now.
+        more: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        server = await asyncio.start_unix_server(self._connected, sock=listening, **more)
         try:
             await asyncio.get_running_loop().create_future()
         finally:

@@ -173,7 +173,10 @@ def _chars(line: _Line) -> int:
     if line.path is None:
         return len(line.context) if isinstance(line.context, str) else len(msgspec.json.encode(line.context))
     path = Path(line.path)
-    return path.stat().st_size if path.is_file() else 0
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except (OSError, ValueError):  # no path can be so long, or have such characters: the run says so
+        return 0
 
 
 def _key(line: _Line, where: str) -> Key:

@@ -3,9 +3,9 @@
     python -m scripts.hosts [KIND ...] [--tests] [--root DIR ...] [--json FILE]
 
 Kinds are surrounding, container, unit, python and root; all of them without any. On each host it runs `doctor` and
-`exec`, and with --tests the isolation tests, where the host can write to this checkout. A host that cannot be tried is
-named with the reason. The exit code is 1 if `doctor` and `exec` disagree on a host, if either fails with a traceback,
-or if a test fails.
+`exec`, and with --tests those tests that the host may decide, where it can use this checkout. A host that cannot be
+tried is named with the reason. The exit code is 1 if `doctor` and `exec` disagree on a host, if either fails with a
+traceback, or if a test fails.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Row:
     Attributes:
         auto: The level that `auto` takes there, or "none".
         exec_ran: Whether `exec` ran code.
-        tests: Passed, failed and skipped isolation tests.
+        tests: Passed, failed and skipped tests.
         notes: Why strict is not available, or why the host was not tried.
         defects: What must not happen on any host.
     """
@@ -80,7 +80,7 @@ def tried(host: Host, with_tests: bool) -> Row:
             row.defects.append(f"doctor says {row.auto}, and exec ends with {done.returncode}")
         if "Traceback" in done.stderr:
             row.defects.append(f"exec: {_last_line(done.stderr)}")
-        if (with_tests and host.kind in ("python", "root")) or (with_tests and "plain" in host.name):
+        if with_tests and host.tests:
             _test(row, host)
     except subprocess.TimeoutExpired as error:
         row.defects.append(f"no end within {error.timeout:g} s")
@@ -103,12 +103,12 @@ def _judge(row: Row, doctor: "subprocess.CompletedProcess[str]") -> None:
 
 
 def _test(row: Row, host: Host) -> None:
-    options = ["tests/sandbox_worker/isolation", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    done = _run(host, ["-m", "pytest", *options], wait_s=TESTS_WAIT_S)
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider"]
+    done = _run(host, ["-m", "pytest", *host.tests, *options], wait_s=TESTS_WAIT_S)
     counts = {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
     row.tests = "/".join(str(counts.get(what, 0)) for what in ("passed", "failed", "skipped"))
     if done.returncode:
-        row.defects.append(f"isolation tests: {_last_line(done.stdout)}")
+        row.defects.append(f"tests: {_last_line(done.stdout)}")
 
 
 def _run(
@@ -144,7 +144,7 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(prog="scripts.hosts", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--tests", action="store_true", help="run the isolation tests, too")
+    parser.add_argument("--tests", action="store_true", help="run tests there, too")
     parser.add_argument("--root", action="append", default=[], metavar="DIR", help="root folder of a distribution")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE")
     given = parser.parse_args()

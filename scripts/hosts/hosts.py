@@ -10,14 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.hosts.surroundings import PROFILES, PROJECT, SURROUNDINGS
+from scripts.hosts.surroundings import ISOLATION_TESTS, PROFILES, PROJECT, SURROUNDINGS
 
 PUBLIC = "public-python"
+ORDINARY = "ordinary-user"
+NEED_PUBLIC = ("cap-", "no-sys-admin", ORDINARY)
+"""Beginnings of surroundings whose users may not read root's Python."""
 ENVIRONMENTS = PROJECT / ".hosts"
 """Virtual environments of other Pythons, made once."""
 OLDEST, NEWEST = 11, 15
 """Minor versions of Python 3 that are looked for."""
 INSTALL_TIMEOUT_S = 900
+READING_TESTS = (
+    "tests/test_patterns.py",
+    "tests/rlm_broker/test_redaction.py",
+    "tests/rlm_broker/parsing",
+    "tests/rlm_broker/sandbox/packages/test_cache.py",
+)
+"""Tests of what differs between patches of Python and releases of pip: regular expressions, and lists of packages."""
 IMAGE = "rlm-broker-hosts:latest"
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc")
 """Shown to containers, whose own image is empty, so that no download is needed."""
@@ -69,6 +79,7 @@ class Host:
         prefix: Put before a command, it runs the command there.
         python: An interpreter there that has this package.
         why_not: Why it cannot be tried, or "".
+        tests: Arguments of pytest for the tests that --tests runs there.
     """
 
     kind: str
@@ -76,24 +87,30 @@ class Host:
     prefix: tuple[str, ...] = ()
     python: str = sys.executable
     why_not: str = ""
+    tests: tuple[str, ...] = ()
 
 
 # -- surroundings ----------------------------------------------------------------------------------------------------
 
 
 def surroundings() -> Iterator[Host]:
-    """Each of `SURROUNDINGS`; those of root's capabilities with a Python that other users can read."""
+    """Each of `SURROUNDINGS`; those of other users and capabilities with a Python that other users can read."""
     for name, surrounding in SURROUNDINGS.items():
         if name == PUBLIC:
             continue
-        names = f"{PUBLIC},{name}" if name.startswith("cap-") or name == "no-sys-admin" else name
+        names = f"{PUBLIC},{name}" if name.startswith(NEED_PUBLIC) else name
         needs_root = surrounding.needs_root or PUBLIC in names
         yield Host(
             "surrounding",
             f"{name} ({surrounding.stands_for})",
-            (sys.executable, "-m", "scripts.hosts.surroundings", names),
+            _within(names),
             why_not="only root can make it" if needs_root and os.getuid() != 0 else "",
+            tests=surrounding.tests,
         )
+
+
+def _within(names: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "scripts.hosts.surroundings", names)
 
 
 # -- containers ------------------------------------------------------------------------------------------------------
@@ -178,21 +195,36 @@ def units() -> Iterator[Host]:
 
 
 def pythons() -> Iterator[Host]:
-    """Each other version of Python 3 that pyenv or the search path has, in an environment of its own."""
+    """The oldest and the newest patch of each Python 3 that pyenv or the search path has, in an environment of its own.
+
+    Each brings the pip that it was released with. The tests run there as root and as an ordinary user.
+    """
     for name, python in _other_pythons().items():
         environment = ENVIRONMENTS / name
         why_not = "" if (environment / "bin/rlm-broker").exists() else _install(python, environment)
-        yield Host("python", name, python=str(environment / "bin/python"), why_not=why_not)
+        inside = str(environment / "bin/python")
+        yield Host("python", name, python=inside, why_not=why_not, tests=(*ISOLATION_TESTS, *READING_TESTS))
+        if os.getuid() == 0 and Path(python).is_relative_to("/usr"):
+            user = _within(f"{PUBLIC},{ORDINARY}")
+            yield Host("python", f"{name} as an ordinary user", user, inside, why_not, READING_TESTS)
 
 
 def _other_pythons() -> dict[str, str]:
+    """Return the interpreters by their versions, without that of this process."""
     found: dict[str, str] = {}
     for minor in range(OLDEST, NEWEST + 1):
-        versions = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))
-        python = str(versions[-1]) if versions else shutil.which(f"python3.{minor}", path="/usr/local/bin:/usr/bin")
-        if python is not None and minor != sys.version_info.minor:
-            found[f"3.{minor}"] = python
+        on_path = shutil.which(f"python3.{minor}", path="/usr/local/bin:/usr/bin")
+        pythons = [str(python) for python in Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python")]
+        patches = {_patch(python): python for python in [*pythons, *filter(None, [on_path])]}
+        for patch in {min(patches), max(patches)} if patches else ():
+            if (minor, patch) != sys.version_info[1:3]:
+                found[f"3.{minor}.{patch}"] = patches[patch]
     return found
+
+
+def _patch(python: str) -> int:
+    asked = [python, "-I", "-S", "-c", "import sys; print(sys.version_info.micro)"]
+    return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
 
 
 def _install(python: str, environment: Path) -> str:
@@ -255,7 +287,7 @@ def roots(folders: list[str]) -> Iterator[Host]:
                 [*prefix, "sh", "-c", setup], capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
             )
             why_not = "" if done.returncode == 0 else f"it cannot be installed: {_last_line(done.stderr)}"
-        yield Host("root", name, prefix, f"{environment}/bin/python", why_not)
+        yield Host("root", name, prefix, f"{environment}/bin/python", why_not, ISOLATION_TESTS)
 
 
 def _last_line(text: str) -> str:

@@ -52,11 +52,13 @@ class Surrounding:
         stands_for: Where users meet it.
         make: Changes the calling process.
         needs_root: Whether only root can make it.
+        tests: Arguments of pytest for the tests that --tests runs there; none are run without any.
     """
 
     stands_for: str
     make: Callable[[], None]
     needs_root: bool = True
+    tests: tuple[str, ...] = ()
 
 
 # -- system call filters ---------------------------------------------------------------------------------------------
@@ -156,6 +158,19 @@ def few_processes(limit: int) -> Callable[[], None]:
     return make
 
 
+def _ordinary_user() -> None:
+    """Become an ordinary user with a home of its own, as after `useradd` and `su -`."""
+    home = tempfile.mkdtemp()
+    os.chown(home, UNUSED_UID, UNUSED_UID)
+    os.environ["HOME"] = home
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
+        os.environ.pop(name, None)
+    os.setgroups([])
+    os.setresgid(UNUSED_UID, UNUSED_UID, UNUSED_UID)
+    os.setresuid(UNUSED_UID, UNUSED_UID, UNUSED_UID)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +219,12 @@ def odd_temporary_folder(name: bytes) -> Callable[[], None]:
         os.environ |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
     return make
+
+
+def _long_temporary_folder() -> None:
+    """TMPDIR is longer than the 107 bytes that an address of a socket may have."""
+    os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="long-" * 35)
+    Path(os.environ["TMPDIR"]).chmod(0o1777)
 
 
 def _public_python() -> None:
@@ -269,8 +290,17 @@ def _ignore(which: int) -> Callable[[], None]:
     return make
 
 
+ISOLATION_TESTS = ("tests/sandbox_worker/isolation",)
+SIGNAL_TESTS = (
+    "tests/rlm_broker/cli/test_ask.py",
+    "tests/rlm_broker/mcp/test_stdio.py",
+    "tests/rlm_broker/cli/test_serve.py",
+    "-k",
+    "signal or hangup or ends",
+)
 SURROUNDINGS: dict[str, Surrounding] = {
-    "plain": Surrounding("this machine as it is", lambda: None, needs_root=False),
+    "plain": Surrounding("this machine as it is", lambda: None, needs_root=False, tests=ISOLATION_TESTS),
+    "ordinary-user": Surrounding("useradd, su -", _ordinary_user, tests=ISOLATION_TESTS),
     "public-python": Surrounding("a Python that all users can read, as in most images", _public_python),
     "cap-drop-all": Surrounding("docker run --cap-drop ALL; CapabilityBoundingSet=", keep_capabilities),
     "cap-no-kill": Surrounding(
@@ -312,11 +342,17 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "no-tmp": Surrounding("docker run --read-only", _no_temporary_folder),
     "odd-tmp": Surrounding("TMPDIR in UTF-8 with LC_ALL=C", odd_temporary_folder("é 中".encode()), needs_root=False),
     "latin-tmp": Surrounding("TMPDIR that is not UTF-8", odd_temporary_folder(b"caf\xe9"), needs_root=False),
+    "long-tmp": Surrounding(
+        "TMPDIR of a deep folder", _long_temporary_folder, needs_root=False, tests=("tests/rlm_broker/control",)
+    ),
     "few-files": Surrounding("ulimit -n 17", _limit(resource.RLIMIT_NOFILE, 17), needs_root=False),
     "one-process": Surrounding("LimitNPROC=1 of an ordinary user", few_processes(1)),
     "two-processes": Surrounding("LimitNPROC=2 of an ordinary user", few_processes(2)),
     "no-sigchld": Surrounding("a supervisor that ignores SIGCHLD", _ignore(signal.SIGCHLD), needs_root=False),
-    "no-sigint": Surrounding("nohup, a job in the background", _ignore(signal.SIGINT), needs_root=False),
+    "no-sigint": Surrounding(
+        "a script's job in the background", _ignore(signal.SIGINT), needs_root=False, tests=SIGNAL_TESTS
+    ),
+    "nohup": Surrounding("nohup", _ignore(signal.SIGHUP), needs_root=False, tests=SIGNAL_TESTS),
     "closed-home": Surrounding("su without -, ENV HOME=/root with --user 1000", _closed_home),
     "no-home": Surrounding("DynamicUser=yes", _no_home),
     "chroot": Surrounding("chroot(2)", _chroot),

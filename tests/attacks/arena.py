@@ -21,6 +21,7 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.places import SHORT
 from tests.support.processes import living_below
 from tests.support.skips import PROTECTS_NOTHING
 
@@ -50,7 +51,7 @@ class Arena:
     def __init__(self, level: str, stack: ExitStack) -> None:
         self.level = level
         self.secret = secrets.token_hex(16)
-        self.folder = Path(tempfile.mkdtemp(prefix="arena-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="arena-", dir=SHORT))
         stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
         self.folder.chmod(0o777)
         self.file = self.folder / "secret.py"

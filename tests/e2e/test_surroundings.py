@@ -60,6 +60,9 @@ def doctor(names: str) -> dict[str, Any]:
         "our-profile",
         "public-python,cap-five",
         "public-python,no-sys-admin",
+        "public-python,ordinary-user",
+        "long-tmp",
+        "nohup",
     ],
 )
 def test_strict_works_within(names: str) -> None:

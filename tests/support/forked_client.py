@@ -24,7 +24,10 @@ def main() -> int:
         "ignores": [],
     }
     with socket.socket(socket.AF_UNIX) as connected:
-        connected.connect(address)
+        folder, _, name = address.rpartition("/")
+        place = os.open(folder, os.O_PATH)
+        connected.connect(f"/proc/self/fd/{place}/{name}")  # TMPDIR may be longer than an address of a socket may be
+        os.close(place)
         socket.send_fds(connected, [json.dumps(request).encode() + b"\n"], [_opened(number) for number in range(3)])
         replies = connected.makefile()
         pid = int(replies.readline())

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -97,7 +97,7 @@ class Python:
             self.stdout, out = _output(stdout, theirs)
             self.stderr, err = (None, out) if stderr == subprocess.STDOUT else _output(stderr, theirs)
             self._connected = socket.socket(socket.AF_UNIX)
-            self._connected.connect(forks or address())
+            self._connected.connect(theirs.enter_context(near(forks or address())))
             socket.send_fds(self._connected, [json.dumps(request).encode() + b"\n"], [read, out, err])
         self._replies = self._connected.makefile()
         self.pid = int(self._replies.readline())
@@ -205,7 +205,8 @@ def address(*more: str) -> str:
     path = f"{folder}/socket"
     ended, _lifeline = os.pipe()  # this process keeps the other end open until it ends
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
+        with near(path) as short:
+            listening.bind(short)
         listening.listen()
         # The first process ends at once: tests that count the processes below them do not see the second.
         subprocess.run(
@@ -218,6 +219,16 @@ def address(*more: str) -> str:
         )
     os.close(ended)
     return path
+
+
+@contextlib.contextmanager
+def near(path: str | Path) -> Iterator[str]:
+    """Give an address of the socket at `path` that fits into the 107 bytes that the kernel takes, however long TMPDIR is."""
+    folder = os.open(Path(path).parent, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/{Path(path).name}"
+    finally:
+        os.close(folder)
 
 
 def _input(wanted: int, theirs: contextlib.ExitStack) -> tuple[io.TextIOWrapper | None, int]:
@@ -304,6 +315,10 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.setsid()
     if request["takes_terminal"]:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # Under `nohup` and in the background of a script, the tests' own process and all below it ignore signals.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     for number in request["ignores"]:
         signal.signal(number, signal.SIG_IGN)
     os.chdir(request["cwd"])

@@ -9,6 +9,8 @@ import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+import pytest
+
 from rlm_broker.cluster.admission import Admission
 from rlm_broker.cluster.dialing import Target
 from rlm_broker.cluster.link import Link, from_agent, from_broker
@@ -16,6 +18,7 @@ from rlm_broker.cluster.messages import PROTOCOL, SILENCE_S, FromAgent, FromBrok
 from rlm_broker.cluster.tls import ServerTls
 from rlm_broker.cluster.tokens import Tokens
 from sandbox_worker import RELEASE
+from tests.support.skips import NEEDS_SOCKET_FILTERS
 
 SO_ATTACH_FILTER = 26
 BPF_RETURN = 0x06
@@ -35,7 +38,10 @@ def cut(transport: asyncio.BaseTransport) -> None:
     """Let the kernel drop all that arrives for a connection, as behind a cut cable: no byte, no FIN, no acknowledgement."""
     connected = transport.get_extra_info("socket")
     program = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
-    connected.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(program)))
+    try:
+        connected.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(program)))
+    except PermissionError:
+        pytest.skip(NEEDS_SOCKET_FILTERS)
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 NEEDS_ROOT = "needs root"
 NEEDS_ORDINARY_USER = "needs an ordinary user"
+NEEDS_SOCKET_FILTERS = "needs a kernel that lets this user attach a filter to a socket"
 NEEDS_CRUN = "needs crun"
 ONE_PROCESS = "at the level standard a REPL is one process"
 PROTECTS_NOTHING = "the level process protects nothing"

@@ -97,7 +97,7 @@ def _environments() -> Path:
     except RuntimeError:
         raise ConfigurationError("packages cannot be kept: this user has no home: set HOME or XDG_CACHE_HOME") from None
     folder = cache / "rlm-broker" / "environments"
-    cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(0o700, parents=True, exist_ok=True)  # where the umask is 002, its group could write to it
     found = cache.stat()
     others_may_swap = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
     if others_may_swap or found.st_uid not in (0, os.geteuid()):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from rlm_broker.concurrency.forking import FORKING, left_to_parent
 from rlm_broker.errors import ConfigurationError
@@ -93,11 +93,16 @@ def _locked(report: Mapping[str, Sequence[Mapping[str, Mapping[str, object]]]]) 
     lines = []
     for each in report["install"]:
         archive = each["download_info"].get("archive_info")
-        hashes = archive.get("hashes") if isinstance(archive, dict) else None
-        known = [f" --hash={kind}:{value}" for kind, value in (hashes or {}).items()]
+        known = [f" --hash={kind}:{value}" for kind, value in _hashes(archive if isinstance(archive, dict) else {})]
         metadata = each["metadata"]
         lines.append(f"{metadata['name']}=={metadata['version']}{''.join(known)}\n")
     return sorted(lines)
+
+
+def _hashes(archive: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return kinds and values of a wheel's hashes. Reports of pip before 23.1 have one, as `kind=value`."""
+    kind, _, value = (archive.get("hash") or "").partition("=")
+    return [*(archive.get("hashes") or ({kind: value} if value else {})).items()]
 
 
 async def _run(command: list[str], folder: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_file_that_may_not_be_read_is_named(script: Path) -> None:
         pytest.skip(NEEDS_ORDINARY_USER)
     script.write_text("1")
     script.chmod(0)
-    assert "Permission denied" in sentence(run("exec", script))
+    assert "is not readable" in sentence(run("exec", script))
 
 
 def test_without_protection_it_warns() -> None:

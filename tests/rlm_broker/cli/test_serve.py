@@ -7,7 +7,7 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ LOW = 150
 
 
 @contextmanager
-def server(*arguments: str, cwd: Path | None = None, **variables: str) -> Iterator[Python]:
+def server(
+    *arguments: str, cwd: Path | None = None, ignores: Sequence[signal.Signals] = (), **variables: str
+) -> Iterator[Python]:
     environment = {**ENVIRONMENT, "SERVER_KEY": KEY, **variables}
-    with started("serve", "--port", "0", *arguments, env=environment, cwd=cwd) as process:
+    with started("serve", "--port", "0", *arguments, env=environment, cwd=cwd, ignores=ignores) as process:
         try:
             yield process
         finally:
@@ -62,6 +64,20 @@ def test_server_is_ready_lists_models_and_ends_by_signal(tmp_path: Path) -> None
         assert (process.returncode, err) == (0, "")
         assert KEY not in out
         assert not any(each.is_running() for each in below)
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGINT])
+def test_signal_that_is_ignored_from_the_start_stays_ignored(ignored: signal.Signals) -> None:
+    """Under `nohup`, and in the background of a script, only another signal ends the server."""
+    other = signal.SIGINT if ignored is signal.SIGHUP else signal.SIGHUP
+    with server("--key", "env:SERVER_KEY", ignores=[ignored]) as process:
+        base = address(process)
+        for _ in range(2):  # a second signal ends a server that the first has told to end
+            process.send_signal(ignored)
+            assert get(base.removesuffix("/v1") + "/ready", None) == (200, {"status": "ready"})
+        process.send_signal(other)
+        _, err = process.communicate(timeout=WAIT_S)
+        assert (process.returncode, err) == (0, "")
 
 
 def test_flood_of_half_open_connections_is_survived_quietly() -> None:

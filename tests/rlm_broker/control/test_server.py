@@ -22,7 +22,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.writer import TraceWriter
 from sandbox_worker.wire.frames import encode_frame
 from tests.support.forked_child import in_child
-from tests.support.forked_python import python
+from tests.support.forked_python import near, python
 from tests.support.skips import NEEDS_ROOT
 from tests.support.stand_ins import Hanging
 from tests.support.waiting import WAIT_S, until
@@ -242,9 +242,9 @@ def test_another_user_gets_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
             def asked_as(user: int) -> int:
                 os.setresuid(user, user, user)
-                with socket.socket(socket.AF_UNIX) as own:
+                with socket.socket(socket.AF_UNIX) as own, near(path) as address:
                     own.settimeout(WAIT_S)
-                    own.connect(str(path))
+                    own.connect(address)
                     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
                         own.sendall(STATUS)
                         return len(own.recv(100))

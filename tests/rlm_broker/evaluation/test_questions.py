@@ -66,14 +66,16 @@ def test_own_questions_are_read_when_they_are_asked(tmp_path: Path) -> None:
         "",
         {"question": "What?", "path": str(tmp_path / "notes.txt"), "answer": 3},
         {"id": 17, "question": "Which?", "context": ["a", "b"], "answer": "a"},
+        {"id": 18, "question": "Where?", "path": "no name is so long " * 20, "answer": "a"},
     )
     questions = own(file)
     assert [(each.id, each.task, each.length) for each in questions] == [
         ("ä", "people", OWN_LENGTH),
         ("3", "data", OWN_LENGTH),
         ("17", "data", OWN_LENGTH),
+        ("18", "data", OWN_LENGTH),
     ]
-    contexts = [question.problem().context for question in questions]
+    contexts = [question.problem().context for question in questions[:3]]
     assert contexts == ["Ada is.", tmp_path / "notes.txt", ["a", "b"]]
     file.unlink()
     with pytest.raises(ConfigurationError, match="cannot read"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlm_broker.errors import IsolationUnavailable
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.nodes import agent
+from tests.support.places import SHORT
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -71,9 +73,7 @@ class Surroundings:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["strict", "standard"])
-async def around(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Surroundings]:
+async def around(request: pytest.FixtureRequest) -> AsyncIterator[Surroundings]:
     """A real node at one level, with what Ray has on a machine."""
     level = request.param
     try:
@@ -81,11 +81,11 @@ async def around(
             pass
     except IsolationUnavailable as unavailable:
         pytest.skip(str(unavailable))
-    home = tmp_path_factory.mktemp("home")
-    home.chmod(0o755)
-    (home / ".ray").mkdir()
     client = ScriptedClient([])
     with contextlib.ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=SHORT)))
+        home.chmod(0o755)
+        (home / ".ray").mkdir()
         ray = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         ray_unix = stack.enter_context(socket.socket(socket.AF_UNIX))
         ray_unix.bind(str(home / "raylet"))

@@ -48,6 +48,31 @@ def left(cache: Path) -> list[str]:
     return [path.name for path in cache.iterdir() if path.suffix != ".lock"]
 
 
+async def test_cache_is_private_also_where_groups_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordinary users of Ubuntu and of Debian 13 have the umask 002."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    before = os.umask(0o002)
+    try:
+        assert (await venv_with(Requirements.of([]))).folder.is_relative_to(tmp_path / "new")
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("archive", "line"),
+    [
+        ({"hash": "sha256=ab", "hashes": {"sha256": "ab"}}, "lenses==1.0 --hash=sha256:ab"),
+        ({"hash": "sha256=ab"}, "lenses==1.0 --hash=sha256:ab"),  # pip 23.0, which Debian 12 has
+        ({}, "lenses==1.0"),
+        (None, "lenses==1.0"),
+    ],
+)
+def test_lock_has_the_hash_that_each_pip_reports(archive: dict[str, str] | None, line: str) -> None:
+    about = {"download_info": {"url": "file:///x.whl"} | ({} if archive is None else {"archive_info": archive})}
+    report = {"install": [{"metadata": {"name": "lenses", "version": "1.0"}} | about]}
+    assert installer_module._locked(report) == [f"{line}\n"]
+
+
 async def test_environment_has_what_was_listed_and_what_that_needs(installer: str, tmp_path: Path) -> None:
     venv = await venv_with(LENSES)
     (packages,) = venv.site_packages
