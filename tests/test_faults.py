@@ -6,7 +6,7 @@ from scripts.soak import Sample, grown
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
 
-WAIT_S = 110
+WAIT_S = 280
 BAD_CELL = """
 import subprocess, sys
 from pathlib import Path

@@ -42,6 +42,8 @@ THINGS: Final = ("repl", "repl", "repl", "repl", "template", "sandbox", "rlm")
 LONGEST_TURNS, LONGEST_S = 200, 0.03
 """Latest moment of a cut in a phase, in turns of the loop and in seconds: about what an opening takes."""
 BUSY_S = 0.002
+POOLS: Final = ("asyncio_", "rlm-broker-call-")
+"""Beginnings of the names of threads that wait for further work."""
 ONE_LOOP: Final = ("repl", "template")
 """Objects that live on the loop of their sandbox for good."""
 SHOWN = 3
@@ -146,14 +148,18 @@ class _Homes:
 
         with self._busy(self._refs[life.home]) if life.is_busy and life.home != HERE else contextlib.nullcontext():
             try:
-                with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError, Planned, RlmBrokerError):
-                    if life.is_threads:
-                        _threads_life(life, cut, make(self._sandboxes[life.home], self._refs[life.home]))
-                    else:
-                        asyncio.run(self._coroutines_life(life, cut, make))
-            except KeyboardInterrupt:  # the second one, while the first was being caught
-                pass
-            cut.wait()
+                try:
+                    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError, Planned, RlmBrokerError):
+                        if life.is_threads:
+                            _threads_life(life, cut, make(self._sandboxes[life.home], self._refs[life.home]))
+                        else:
+                            asyncio.run(self._coroutines_life(life, cut, make))
+                    cut.hold()
+                except KeyboardInterrupt:  # the first one, after its sequence, or the second one
+                    cut.hold()
+            except KeyboardInterrupt:
+                cut.hold()
+            cut.end()
         if life.home == HERE and life.cut == TWO_CTRL_C:
             # `asyncio.run` raises the second one inside the code that runs then, maybe that of the clean-up, and closes
             # the loop. What is left ends with this process, which the engine looks at.
@@ -165,7 +171,7 @@ class _Homes:
 
     def _counts(self) -> Counter[str]:
         tasks = [task for ref in self._refs.values() for task in asyncio.all_tasks(ref._loop)]
-        threads = [each.name for each in threading.enumerate() if not each.name.startswith("asyncio_")]
+        threads = [each.name for each in threading.enumerate() if not each.name.startswith(POOLS)]
         folders = [f"folder {each.name}" for each in Path(tempfile.gettempdir()).iterdir()]
         counts = Counter([*leftovers.processes(), *folders, *(f"thread {name}" for name in threads)])
         counts["task"] = len(tasks)
@@ -225,11 +231,17 @@ class _Cut:
         else:
             self._in_turns(self._life.turns)
 
-    def wait(self) -> None:
-        """Wait until all signals were sent."""
-        while self._sender is not None and self._sender.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
-                self._sender.join()
+    def hold(self) -> None:
+        """Hold back signals that are still to come."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    def end(self) -> None:
+        """Wait until all signals were sent, and drop those that were held back."""
+        if self._sender is not None:
+            self._sender.join()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _send(self) -> None:
         for _ in range(2 if self._life.cut == TWO_CTRL_C else 1):
