@@ -173,8 +173,8 @@ class _Homes:
         tasks = [task for ref in self._refs.values() for task in asyncio.all_tasks(ref._loop)]
         threads = [each.name for each in threading.enumerate() if not each.name.startswith(POOLS)]
         folders = [f"folder {each.name}" for each in Path(tempfile.gettempdir()).iterdir()]
-        counts = Counter([*leftovers.processes(), *folders, *(f"thread {name}" for name in threads)])
-        counts["task"] = len(tasks)
+        counts = Counter([*folders, *(f"thread {name}" for name in threads)])
+        counts["process"], counts["task"] = len(leftovers.below()), len(tasks)
         return counts + leftovers.descriptors()
 
     async def _coroutines_life(
