@@ -21,12 +21,11 @@ def failure(**changes: Any) -> list[str]:
         "new_root": "/",
         "readable": [],
         "hidden": [],
-        "orchestrator": -1,
     } | changes
 
     def enter() -> list[str]:
         with pytest.raises(LayerFailed) as caught:
-            zygote_layers.enter_zygote(**arguments)
+            zygote_layers.enter_zygote(**arguments, orchestrator=os.pidfd_open(os.getppid()))
         return [caught.value.layer, caught.value.reason, str(caught.value)]
 
     result = in_child(enter)
