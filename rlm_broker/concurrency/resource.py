@@ -1,4 +1,4 @@
-"""Objects that live on one event loop: how they are opened and closed, whatever becomes of the caller meanwhile.
+"""Objects that live on one event loop: how they are opened and closed, also for callers that are gone meanwhile.
 
 Theory of operation
 -------------------
@@ -8,8 +8,8 @@ How an object is opened decides where it lives:
   opened again on another one. Two calls of `asyncio.run` are two loops.
 - By a plain `with` (or `bind_loop`): on the background loop of this process, for good.
 
-An opened object is closed, also if its caller is cancelled at any `await` or interrupted between two bytecodes. Four
-rules make that hold:
+An opened object is closed, also if its caller is cancelled at any `await`, or interrupted while it waits. Four rules
+make that hold:
 
 1. Openings and closings of an object take turns. A `close` that comes during an opening cancels the opening first.
 2. An opening has a task of its own, which is cancelled once (`deadline.within`). If it does not succeed, `_close` takes
@@ -22,6 +22,7 @@ rules make that hold:
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
@@ -34,6 +35,15 @@ from rlm_broker.errors import SandboxFailed
 
 _binding = threading.Lock()
 """Held while an object is bound to a loop, or freed of one."""
+
+
+def _renew() -> None:
+    """Renew the lock in a forked child, where a thread that was not forked may hold it."""
+    global _binding
+    _binding = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 class AsyncResource:
