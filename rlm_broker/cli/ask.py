@@ -1,112 +1,210 @@
-"""The command line of `rlm-broker ask QUESTION PATH...`. Its work is in `answering`, which `--help` does not import."""
+"""`rlm-broker ask QUESTION PATH...`: settings, one run, and what the user is told of it."""
 
+import dataclasses
 import sys
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from rlm_broker.cli.failing import fail, failures
-from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, cluster_options, run_options, sandbox_options
+from rlm_broker.cli.clusters import cluster_options, opened_cluster
+from rlm_broker.cli.composition import models_of, rlm_of
+from rlm_broker.cli.failing import fail
+from rlm_broker.cli.parameters import exists
+from rlm_broker.cli.progress import ProgressLine, spent
+from rlm_broker.cli.sources import STDIN, stored
+from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
-from rlm_broker.errors import LimitReached, RunCancelled
+from rlm_broker.clients.offline.question import NOTE
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.text import Errors
+from rlm_broker.control.server import ControlSocket
+from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
+from rlm_broker.models.models import Models
+from rlm_broker.results import Completion
+from rlm_broker.settings.settings import Settings, assigned
+from rlm_broker.settings.user_files import schema_of
+from rlm_broker.shown import as_json as to_json
+from rlm_broker.trace.events import Emit, all_of
+from rlm_broker.trace.story import counted, tokens
+from rlm_broker.trace.writer import TraceWriter
 
-if TYPE_CHECKING:
-    from rlm_broker.cli.progress import ProgressLine
 
-EXIT_CODES = """\b
-exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or configuration is wrong,
-3 a limit or `rlm-broker stop` ended it (the partial answer is printed), 4 the isolation cannot be had or the sandbox
-failed, 5 the model provider failed, 130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP (the partial answer is printed)"""
-
-
-@click.command("ask", epilog=EXIT_CODES)
-@click.argument("question")
-@click.argument("paths", nargs=-1, type=click.Path(), metavar="[PATH]...")
-@click.option(
-    "--encoding", metavar="NAME", help="Encoding of text without a byte order mark, such as cp1252 (default utf-8)."
-)
-@click.option(
-    "--strict-text", is_flag=True, help="Refuse text with bytes that cannot be decoded; default: replace them."
-)
-@click.option("-m", "--model", metavar="NAME", help="The root model (default offline).")
-@click.option("-s", "--sub-model", metavar="NAME", help="The model that code asks; default: the root model.")
-@BASE_URL
-@API_KEY
-@click.option("--max-depth", type=int, metavar="N", help="Levels of runs that have a REPL (default 1).")
-@sandbox_options
-@click.option(
-    "--tools",
-    type=FILE,
-    metavar="FILE",
-    help="Python file whose functions and values code may use. It runs without a sandbox.",
-)
-@click.option(
-    "-o", "--output-type", type=FILE, metavar="FILE", help="A JSON Schema of the answer, which is printed as JSON."
-)
-@run_options
-@cluster_options
-@click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: run_timeout_s=10m.")
-@click.option("--system", metavar="TEXT", help="System prompt, in place of the built-in one.")
-@click.option(
-    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write all events to a new file, as JSON lines."
-)
-@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Write all model calls to a new file.")
-@click.option(
-    "--replay",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Take replies from such a file; no model is called.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="Print no progress and no advice.")
-@click.option(
-    "-v", "--verbose", is_flag=True, help="Show each turn's reply, code, output and calls, and left-out files."
-)
-@click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
-def command(
+def run(
     question: str,
     paths: tuple[str, ...],
     *,
     as_json: bool,
     quiet: bool,
     verbose: bool,
-    debug: bool,
+    encoding: str | None,
+    strict_text: bool,
     **options: Any,
-) -> None:
-    """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.
+) -> int:
+    """Answer a question about paths, print the answer, and return the exit code.
 
-    The answer goes to stdout, all else to stderr.
+    Args:
+        options: The trace, the recording, the cluster and the settings.
+
+    Raises:
+        ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
+        RunFailed: The run ended without an answer. What it used has been printed.
     """
     if not paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
-    with failures("ask", as_json=as_json, debug=debug):
-        try:
-            with ExitStack() as stack:
-                progress = None if quiet else stack.enter_context(closing(_progress(verbose)))
-                from rlm_broker.cli import answering  # pydantic and aiohttp: half a second, and more on a busy machine
+    errors: Errors = "strict" if strict_text else "replace"
+    try:
+        with ExitStack() as stack:
+            progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
+            sources = partial(stored, paths, encoding, errors, names_left_out=verbose)
+            completion = _completion(question, paths, sources, progress, **options)
+    except (LimitReached, RunCancelled) as stopped:
+        if stopped.partial_answer and not as_json:
+            say(stopped.partial_answer)
+        raise
+    answer = completion.response if completion.parsed is None else to_json(completion.parsed)
+    if answer is None:
+        if completion.is_stopped:
+            fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
+        fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
+    say(_in_json(completion) if as_json else answer)
+    if completion.limit is None and not completion.is_stopped:
+        return 0
+    if not as_json:
+        why = "the run was stopped" if completion.is_stopped else f"{completion.limit} was reached"
+        say(f"rlm-broker ask: {why}: that is the best answer so far", err=True)
+    return 3
 
-                completion = answering.ask(question, paths, progress=progress, is_verbose=verbose, **options)
-        except (LimitReached, RunCancelled) as stopped:
-            if stopped.partial_answer and not as_json:
-                say(stopped.partial_answer)
-            raise
-        answer = answering.answer_of(completion)
-        if answer is None:
-            if completion.is_stopped:
-                fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
-            fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
-        say(answering.in_json(completion) if as_json else answer)
-        if completion.limit is not None or completion.is_stopped:
-            if not as_json:
-                why = "the run was stopped" if completion.is_stopped else f"{completion.limit} was reached"
-                say(f"rlm-broker ask: {why}: that is the best answer so far", err=True)
-            sys.exit(3)
+
+def _completion(
+    question: str,
+    paths: tuple[str, ...],
+    sources: Callable[[], StoredContext],
+    progress: ProgressLine | None,
+    *,
+    assignments: tuple[str, ...],
+    system: str | None,
+    trace: Path | None,
+    record: Path | None,
+    replay: Path | None,
+    **flags: Any,
+) -> Completion:
+    """Run the question, with the trace and the recording that the options name.
+
+    Args:
+        sources: Reads the context.
+        progress: Follows the run, and is closed when the run has ended. None is `--quiet`.
+        flags: Options of the cluster, and settings.
+    """
+    where = cluster_options(flags)
+    if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
+        raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+    _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
+    settings = Settings(assigned(assignments, **flags))
+    schema = settings.path("output_type")
+    output_type = None if schema is None else schema_of(schema)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(ControlSocket("ask"))
+            watchers: list[Emit] = []
+            if trace is not None:
+                watchers.append(stack.enter_context(_writer(trace)))
+            if (spans := stack.enter_context(sent_spans())) is not None:
+                watchers.append(spans)
+            models = Models(record=record, replay=replay) if replay else models_of(settings, record)
+            with progress.paused() if progress is not None else nullcontext():
+                cluster = stack.enter_context(opened_cluster("ask", where))
+            told = all_of(watchers)
+            rlm = rlm_of(settings, models=models, system_prompt=system, on_event=told, cluster=cluster)
+            if progress is not None:
+                watchers.append(stack.enter_context(closing(progress)))
+            typed = progress is not None and STDIN in paths and sys.stdin.isatty()
+            with progress.paused() if progress is not None and typed else nullcontext():
+                context = stack.enter_context(sources())
+            completion = rlm.completion(context, question, output_type=output_type)
+    except RunFailed as failed:
+        if progress is not None:
+            _say_used(failed)
+        raise
+    if progress is not None:
+        _say_used(completion)
+    return _without_advice(completion, is_quiet=progress is None)
 
 
-def _progress(is_verbose: bool) -> "ProgressLine":
-    """Return the progress, whose clock begins before the imports and the settings."""
-    from rlm_broker.cli.progress import ProgressLine
+def _without_advice(completion: Completion, *, is_quiet: bool) -> Completion:
+    """Return the answer of the model offline without its last line, which is advice to users and goes to stderr."""
+    response = completion.response or ""
+    if not response.endswith(f"\n{NOTE}"):
+        return completion
+    if not is_quiet:
+        say(NOTE, err=True)
+    return dataclasses.replace(completion, response=response.removesuffix(f"\n{NOTE}"))
 
-    return ProgressLine(sys.stderr, is_verbose=is_verbose)
+
+@contextmanager
+def _writer(trace: Path) -> Iterator[TraceWriter]:
+    with TraceWriter(trace) as writer:
+        yield writer
+        if writer.lost:
+            say(f"warning: the trace {trace} is not whole: {writer.lost}", err=True)
+
+
+def _require_fit(question: str, paths: tuple[str, ...], files: Mapping[str, Path | None]) -> None:
+    """Refuse a question and paths that are in the wrong order or cannot be read, and files that are in their way."""
+    _require_no_address(paths)
+    _require_apart(files["trace"], files["record"])
+    for option, file in files.items():
+        _require_elsewhere(option, file, paths)
+    _require_order(question, paths)
+
+
+def _require_no_address(paths: tuple[str, ...]) -> None:
+    """Refuse an address before it becomes a `Path`, which drops one of its two slashes: the error would show one."""
+    for path in paths:
+        if "://" in path and not exists(path):
+            raise ConfigurationError(f"{path!r} is an address, and ask reads files: download it, and name the file")
+
+
+def _require_apart(trace: Path | None, record: Path | None) -> None:
+    """Refuse one file for both: the recording, which is opened second, would be refused because the file exists."""
+    if trace is not None and record is not None and trace.resolve() == record.resolve():
+        raise ConfigurationError(f"--trace and --record name the same file, {trace}: give each its own")
+
+
+def _require_elsewhere(option: str, file: Path | None, paths: tuple[str, ...]) -> None:
+    """Refuse a trace or a recording within the context: a second run of the same command would read it, too."""
+    for path in paths if file is not None else ():
+        if file is not None and exists(path) and file.resolve().is_relative_to(Path(path).resolve()):
+            raise ConfigurationError(f"--{option} {file} lies in what you ask about, {path}: name a file elsewhere")
+
+
+def _require_order(question: str, paths: tuple[str, ...]) -> None:
+    """Refuse a path as the question, unless one of the paths exists: then a file may be called like the question."""
+    if exists(question) and STDIN not in paths and not any(map(exists, paths)):
+        raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
+
+
+def _say_used(ended: Completion | RunFailed) -> None:
+    """Print what a run took and used in one line, and a table by model and by depth if there are several."""
+    if not ended.execution_time:  # no run had begun
+        return
+    turns = counted(len(ended.trajectory), "turn")
+    say(f"{ended.execution_time:.1f} s, {turns}, {spent(ended.usage_summary.total)}", err=True)
+    if not any(tokens(usage) for usage in ended.usage_by_depth.values()):
+        return
+    models = list(ended.usage_summary.model_usage_summaries.items())
+    depths = [(f"depth {depth}", usage) for depth, usage in ended.usage_by_depth.items()]
+    rows = [*(models if len(models) > 1 else []), *(depths if len(depths) > 1 else [])]
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, usage in rows:
+        say(f"  {name:{width}}  {spent(usage)}", err=True)
+
+
+def _in_json(completion: Completion) -> str:
+    """Return a completion as one JSON object, without the context and without the conversation, which a trace holds."""
+    shown = completion.to_dict()
+    del shown["messages"], shown["trajectory"], shown["prompt"]
+    return to_json(shown)

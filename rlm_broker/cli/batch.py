@@ -1,122 +1,125 @@
-"""The command line of `rlm-broker batch INPUT --out OUT`. Its work is in `batching`, which `--help` does not import."""
+"""`rlm-broker batch INPUT --out OUT`: settings, one batch, and what the user is told of it."""
 
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
-from rlm_broker.cli.failing import failures
-from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, FOLDER, cluster_options, run_options, sandbox_options
+from rlm_broker.batch.batch import Batch
+from rlm_broker.batch.items import BatchResult
+from rlm_broker.batch.limits import BatchLimits
+from rlm_broker.batch.progress import BatchProgress
+from rlm_broker.cli import stopping
+from rlm_broker.cli.batch_input import BatchInput
+from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
+from rlm_broker.cli.clusters import cluster_options, opened_cluster
+from rlm_broker.cli.composition import rlm_of
+from rlm_broker.cli.parameters import exists
+from rlm_broker.cli.sources import STDIN
+from rlm_broker.cli.spans import sent_spans
+from rlm_broker.cli.terminal import say
+from rlm_broker.control.server import ControlSocket
+from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
+from rlm_broker.settings.settings import Settings, assigned
+from rlm_broker.settings.user_files import function_of, schema_of
+from rlm_broker.shown import as_json as to_json
+from rlm_broker.trace.story import counted
+from rlm_broker.units import accepted, amount
 
-EXIT_CODES = """\b
-a line of INPUT is one of these, with "metadata": {...} for values of your own:
-  {"id": "a1", "question": "Which disk failed?", "context": "a text, an object or a list"}
-  {"id": "a2", "question": "Which disk failed?", "path": "logs/a2.log"}
-
-\b
-exit codes: 0 each item has a result, and none failed, 1 some items failed, 2 the command line, the input or
-the configuration is wrong, or it does not fit OUT, 3 a limit of the batch or `rlm-broker stop` ended it,
-4 the isolation cannot be had or the sandbox failed, 5 the model provider failed before the first item,
-130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP.
-After 3, 4, 5, 130, 143, 129 and a kill the same command goes on with the items that have no result."""
+LIMITS = {"max_budget_usd": "--batch-budget-usd", "max_tokens": "--batch-tokens", "timeout_s": "--batch-timeout"}
+"""Limit of a batch -> the option that sets it."""
 OF_STATUS = ("input", "status", "as_json", "debug")
 """Parameters that may stand beside --status."""
-MOST_RUNS = 4_096
-"""Runs at the same time, at most."""
+GO_ON = "the same command goes on"
 
 
-@click.command("batch", epilog=EXIT_CODES)
-@click.argument("input", required=False, type=click.Path(), metavar="INPUT")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="File of results, as JSON lines.")
-@click.option("--status", type=click.Path(path_type=Path), metavar="FILE", help="Show how far the batch of FILE is.")
-@click.option(
-    "--max-concurrent",
-    type=click.IntRange(1, MOST_RUNS),
-    default=16,
-    show_default=True,
-    metavar="N",
-    help="Runs at the same time.",
-)
-@click.option("--fail-fast", is_flag=True, help="End the batch when an item fails; default: a failure is a result.")
-@click.option("--retry-failed", is_flag=True, help="Ask items again that have failed in an earlier batch.")
-@click.option(
-    "--batch-budget-usd", type=click.FloatRange(min=0, min_open=True), metavar="USD", help="Dollars of the whole batch."
-)
-@click.option("--batch-tokens", type=click.IntRange(1), metavar="N", help="Tokens of the whole batch.")
-@click.option("--batch-timeout", metavar="TIME", help="Time of the whole batch, such as 90s or 1h30m.")
-@click.option("--trajectories", is_flag=True, help="Write the conversation of each item, as chat messages.")
-@click.option(
-    "--score",
-    metavar="PLACE:FUNCTION",
-    help="Function (item, result) whose value each line has; PLACE is a FILE.py or a module. No sandbox.",
-)
-@click.option("--root", type=FOLDER, metavar="DIR", help="Folder of the paths in lines (default: that of INPUT).")
-@click.option(
-    "--encoding", metavar="NAME", help="Encoding of text without a byte order mark, such as cp1252 (default utf-8)."
-)
-@click.option(
-    "--strict-text", is_flag=True, help="Refuse text with bytes that cannot be decoded; default: replace them."
-)
-@click.option("-m", "--model", metavar="NAME", help="The root model (default offline).")
-@click.option("-s", "--sub-model", metavar="NAME", help="The model that code asks; default: the root model.")
-@BASE_URL
-@API_KEY
-@click.option("--max-depth", type=int, metavar="N", help="Levels of runs that have a REPL (default 1).")
-@sandbox_options
-@click.option(
-    "--tools",
-    type=FILE,
-    metavar="FILE",
-    help="Python file whose functions and values code may use. It runs without a sandbox.",
-)
-@click.option("-o", "--output-type", type=FILE, metavar="FILE", help="A JSON Schema of the answers.")
-@run_options
-@cluster_options
-@click.option(
-    "--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any limit of each item: max_budget_usd=0.1."
-)
-@click.option("--system", metavar="TEXT", help="System prompt, in place of the built-in one.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object about the batch at its end.")
-@click.option("-q", "--quiet", is_flag=True, help="Print no progress.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
-@click.pass_context
-def command(
-    context: click.Context,
-    /,
-    input: str | None,
-    *,
-    out: Path | None,
-    status: Path | None,
-    as_json: bool,
-    quiet: bool,
-    debug: bool,
-    **options: Any,
-) -> None:
-    """Ask the questions of INPUT, one JSON object a line, and write each result to OUT as soon as there is one.
+class _Ended(NamedTuple):
+    """An end before all items were done."""
 
-    If INPUT is -, lines are read from stdin. The same command goes on after a kill: finished items are not asked again,
-    and calls that were paid are not paid again. Limits of the whole batch hold for all of its processes together.
+    kind: str
+    sentence: str
+    exit_code: int
+
+
+def run(input: str | None, *, out: Path | None, status: Path | None, as_json: bool, **options: Any) -> int:
+    """Ask the questions of a file and write their results to another, or show how far a batch is.
+
+    Args:
+        input: File of questions, `-` for stdin.
+        out: File of results.
+        status: File of results of a batch to show; it stands alone.
+        options: As `_answered` has them.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ConfigurationError: An option, a setting or a line cannot be used, or OUT belongs to another batch.
     """
-    with failures("batch", as_json=as_json, debug=debug):
-        if status is not None:
-            _require_alone(context, input)
-            from rlm_broker.cli import batch_status
-
-            batch_status.show(status, as_json=as_json)
-            return
-        if input is None:
-            raise click.UsageError("Missing argument 'INPUT': name a file of JSON lines, or - for stdin.")
-        if out is None:
-            raise click.UsageError("Missing option '--out': name the file of results.")
-        from rlm_broker.cli import batching  # pydantic and aiohttp: half a second, and more on a busy machine
-
-        exit_code = batching.run(input, out, is_quiet=quiet, as_json=as_json, **options)
-    sys.exit(exit_code)
+    if status is not None:
+        _require_alone(input)
+        show_status(status, as_json=as_json)
+        return 0
+    if input is None:
+        raise click.UsageError("Missing argument 'INPUT': name a file of JSON lines, or - for stdin.")
+    if out is None:
+        raise click.UsageError("Missing option '--out': name the file of results.")
+    return _answered(input, out, as_json=as_json, **options)
 
 
-def _require_alone(context: click.Context, input: str | None) -> None:
+def _answered(
+    input: str,
+    out: Path,
+    *,
+    root: str | None,
+    encoding: str | None,
+    strict_text: bool,
+    score: str | None,
+    system: str | None,
+    assignments: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+    **flags: Any,
+) -> int:
+    """Run the batch, and return the exit code.
+
+    Args:
+        flags: Options of the cluster, settings, limits of the batch, and further arguments of `RLM.batch`.
+    """
+    _require_apart(input, out)
+    where = cluster_options(flags)
+    arguments = {name: flags.pop(name) for name in ("max_concurrent", "fail_fast", "trajectories", "retry_failed")}
+    limits = _limits(*(flags.pop(f"batch_{name}") for name in ("budget_usd", "tokens", "timeout")))
+    settings = Settings(assigned(assignments, **flags))
+    schema = settings.path("output_type")
+    items = BatchInput(input, root, encoding, "strict" if strict_text else "replace")
+    items.check()
+    with ExitStack() as stack:
+        told = stack.enter_context(sent_spans())
+        cluster = stack.enter_context(opened_cluster("batch", where))
+        rlm = rlm_of(settings, system_prompt=system, on_event=told, cluster=cluster)
+        batch = rlm.batch(
+            items.items,
+            out=out,
+            limits=limits,
+            output_type=None if schema is None else schema_of(schema),
+            score=None if score is None else function_of(score, "score"),
+            **arguments,
+        )
+        counts = _Counts()
+        ended = _followed(batch, counts, fails_fast=arguments["fail_fast"], is_quiet=quiet)
+    return _told(batch, counts, ended, out, is_quiet=quiet, as_json=as_json)
+
+
+# -- before it -----------------------------------------------------------------------------------------------------
+
+
+def _require_alone(input: str | None) -> None:
     """Refuse options of a batch beside --status, which would have no effect.
 
     Raises:
@@ -124,8 +127,144 @@ def _require_alone(context: click.Context, input: str | None) -> None:
     """
     if input is not None:
         raise click.UsageError("give either INPUT or --status FILE: --status asks nothing.")
+    context = click.get_current_context()
     for parameter in context.command.params:
         if parameter.name in OF_STATUS or parameter.name is None:
             continue
         if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{parameter.opts[-1]} has no effect beside --status: leave it out.")
+
+
+def _require_apart(input: str, out: Path) -> None:
+    """Refuse to write the results into the file that is read."""
+    if input != STDIN and exists(out) and exists(input) and out.samefile(input):
+        raise ConfigurationError(f"--out {out} is the file that is read: name another one for the results")
+
+
+def _limits(budget_usd: float | None, tokens: int | None, timeout: str | None) -> BatchLimits:
+    """Return the limits of the batch. The time may have a unit.
+
+    Raises:
+        ConfigurationError: A limit cannot have its value.
+    """
+    if timeout is None:
+        return BatchLimits(budget_usd, tokens)
+    try:
+        return BatchLimits(budget_usd, tokens, float(str(amount("timeout_s", timeout))))
+    except ValueError:
+        raise ConfigurationError(f"--batch-timeout {timeout}: {accepted('timeout_s')}") from None
+
+
+# -- while it goes on ----------------------------------------------------------------------------------------------
+
+
+class _Counts:
+    """Counts of the results of this process."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self.failed = Counter[str]()
+        self.limited = Counter[str]()
+        self.last_failed: BatchResult | None = None
+        self.unscored = 0
+        self.score_error: str | None = None
+
+    def add(self, result: BatchResult) -> None:
+        """Count a result."""
+        if result.score_error is not None:
+            self.unscored += 1
+            self.score_error = self.score_error or result.score_error
+        if result.status == "failed":
+            self.failed[result.error_kind or "failed"] += 1
+            self.last_failed = result
+        elif result.status == "limited":
+            self.limited[result.limit or "stopped"] += 1
+        else:
+            self.answered += 1
+
+
+def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool) -> _Ended | None:
+    """Take all results, and return why the batch ended before all items were done, or None."""
+    was_stopped = False
+
+    async def stop(_: bool) -> None:
+        nonlocal was_stopped
+        was_stopped = True
+        batch.cancel()
+
+    try:
+        with ControlSocket("batch", stop), nullcontext() if is_quiet else _line(batch) as line:
+            for result in batch:
+                counts.add(result)
+                if line is not None and result.status == "failed":
+                    line.note(f"{result.id} failed: {result.error}")
+    except (RunCancelled, KeyboardInterrupt):
+        exit_code = LimitReached.exit_code if was_stopped and not stopping.has_come() else stopping.exit_code()
+        return _Ended(RunCancelled.kind, f"stopped; {GO_ON}", exit_code)
+    except LimitReached as error:
+        return _Ended(error.kind, f"{error}: raise {LIMITS[error.limit]}, and {GO_ON}", error.exit_code)
+    except Exception:
+        if not fails_fast or (failed := counts.last_failed) is None:
+            raise
+        return _Ended("items_failed", f"{failed.id} failed: {failed.error}", 1)
+    return None
+
+
+@contextmanager
+def _line(batch: Batch) -> Iterator[BatchLine]:
+    with closing(BatchLine(sys.stderr, lambda: batch.progress)) as line:
+        yield line
+
+
+# -- after it ------------------------------------------------------------------------------------------------------
+
+
+def _told(batch: Batch, counts: _Counts, ended: _Ended | None, out: Path, *, is_quiet: bool, as_json: bool) -> int:
+    """Say how the batch ended, and return the exit code."""
+    progress = batch.progress
+    failed = sum(counts.failed.values()) + progress.failed_before
+    if ended is None and failed:
+        have = "has" if failed == 1 else "have"
+        sentence = f"{counted(failed, 'item')} {have} failed: {out} says why, and --retry-failed asks again"
+        ended = _Ended("items_failed", sentence, 1)
+    if ended is None and counts.unscored:
+        sentence = f"{counted(counts.unscored, 'score')} failed, the first with {counts.score_error}: see {out}"
+        ended = _Ended("scores_failed", sentence, 1)
+    if not is_quiet:
+        say(_summary(progress, counts), err=True)
+    if as_json:
+        error = {} if ended is None else {"error": {"kind": ended.kind, "message": ended.sentence}}
+        say(to_json(_in_json(progress, counts) | error))
+    elif ended is not None:
+        say(f"rlm-broker batch: {ended.sentence}", err=True)
+    return 0 if ended is None else ended.exit_code
+
+
+def _summary(progress: BatchProgress, counts: _Counts) -> str:
+    """Return one line: items by their end, those of earlier processes, and what all processes together have used."""
+    ends = {
+        "answered": str(counts.answered),
+        "at a limit": by_kind(counts.limited) if counts.limited else "",
+        "failed": by_kind(counts.failed) if counts.failed else "",
+    }
+    done = ", ".join(f"{number} {end}" for end, number in ends.items() if number not in ("", "0"))
+    before = f"; {progress.skipped:,} done before" if progress.skipped else ""
+    left = 0 if progress.total is None else progress.total - progress.done - progress.skipped
+    before += f"; {left:,} left" if left > 0 else ""
+    return f"{counted(progress.done, 'item')}{done and ': '}{done}{before}; {progress.seconds:.1f} s, {used(progress)}"
+
+
+def _in_json(progress: BatchProgress, counts: _Counts) -> dict[str, Any]:
+    """Return the same for programs. Names that `--status --json` has too mean the same, for this process alone."""
+    return {
+        "total": progress.total,
+        "done": progress.done,
+        "answered": counts.answered,
+        "failed": dict(counts.failed),
+        "limited": dict(counts.limited),
+        "done_before": progress.skipped,
+        "failed_before": progress.failed_before,
+        "usage": progress.usage.to_dict(),
+        "replayed": progress.replayed.to_dict(),
+        "seconds": round(progress.seconds, 3),
+    }

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.cli.joining import token_of
+from rlm_broker.cli.node import token_of
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.terminal import say
 from rlm_broker.cluster.nodes import Nodes
@@ -20,13 +20,21 @@ from rlm_broker.extras import require_extra
 FILE_MODE = 0o600
 
 
+OPTIONS = ("nodes", "advertise", "token_file", "plain", "cluster", "join_timeout_s")
+
+
+def cluster_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of the cluster out of those of a command, and return them."""
+    return {name: options.pop(name) for name in OPTIONS}
+
+
 @contextlib.contextmanager
 def opened_cluster(command: str, where: Mapping[str, Any]) -> Iterator[Nodes | None]:
     """Open the cluster on which a command runs, and say how nodes join it; None is this machine.
 
     Args:
         command: Name of the command, such as `ask`.
-        where: Options of `parameters.cluster_options`.
+        where: Options of the cluster, see `cluster_options`.
 
     Raises:
         ConfigurationError: Two options contradict each other, or one of them cannot be used.

@@ -1,17 +1,30 @@
-"""`rlm-broker doctor`: starts a real worker at each level, lets it try what is forbidden, and reports."""
+"""`rlm-broker doctor`: starts a real worker at each level, lets it try what is forbidden, and reports.
 
+The report has facts of this machine, or of the container around this process, that bound sandboxes.
+"""
+
+import contextlib
 import dataclasses
 import json
-import sys
-from typing import TYPE_CHECKING, Any
+import os
+import platform
+import resource
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import click
+import psutil
 
-from rlm_broker.cli.failing import failures
+from rlm_broker.errors import IsolationUnavailable, RlmBrokerError
+from rlm_broker.sandbox.levels import canary
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroups, memory_bytes
+from rlm_broker.sandbox.workers.python_paths import maps_texts
+from sandbox_worker.wire.level import LEVELS, Level, LevelName
 
-if TYPE_CHECKING:
-    from sandbox_worker.wire.level import Level, LevelName
-
+DESCRIPTORS_EACH = 4
+"""Descriptors of the orchestrator for one REPL: its connection, its control socket, and pidfds."""
 TEXTS = {
     True: "shared by all REPLs",
     False: "copied by each REPL: this Python has another layout of strings",
@@ -20,25 +33,19 @@ TEXTS = {
 """Descriptions of `maps_texts`."""
 
 
-@click.command("doctor", epilog="exit codes: 0 isolation 'auto' works here, 4 it does not")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(as_json: bool) -> None:
-    """Show what isolation this machine offers, tried out in a real worker of each level."""
-    from rlm_broker.cli import machine  # imports psutil, which --help need not wait for
-    from sandbox_worker.wire.level import LEVELS
-
-    with failures("doctor", as_json=as_json):
-        facts = machine.offered()
-        mapped = _maps_texts()
-        levels = {level.name: _tried_out(level) for level in LEVELS if level.is_security_boundary}
-        groups = _memory_groups_version()
+def run(*, as_json: bool) -> int:
+    """Try each level out, print the report, and return the exit code."""
+    facts = machine_facts()
+    mapped = _maps_texts()
+    levels = {level.name: _tried_out(level) for level in LEVELS if level.is_security_boundary}
+    groups = _memory_groups_version()
     auto = _auto(levels)
     report = {
         "auto": auto,
         "levels": levels,
         "exact_memory": groups is not None,
         "control_groups": groups,
-        "repls_that_fit": machine.repls_that_fit(facts),
+        "repls_that_fit": repls_that_fit(facts),
         "maps_texts": mapped,
         "machine": facts,
     }
@@ -46,22 +53,18 @@ def command(as_json: bool) -> None:
         click.echo(json.dumps(report, ensure_ascii=False))
     else:
         _print(report)
-        click.echo(machine.described(facts))
+        click.echo(described(facts))
         click.echo(f"isolation 'auto' is '{auto}' here" if auto else "isolation 'auto' cannot be had here")
-    sys.exit(0 if auto else 4)
+    return 0 if auto else 4
 
 
-def _tried_out(level: "Level") -> dict[str, Any]:
+def _tried_out(level: Level) -> dict[str, Any]:
     """Return what a worker of a level found.
 
     Keys: `layers` has the names of the layers that hold. `refused` maps each attempt of the canary to whether it was
     refused. `problem` is None or a sentence. With a problem there is its `kind`, as in JSON errors; if a layer failed,
     there are also `failed_layer`, `reason` and `remedy`.
     """
-    from rlm_broker.errors import IsolationUnavailable, RlmBrokerError  # these import what --help need not wait for
-    from rlm_broker.sandbox.levels import canary
-    from rlm_broker.sandbox.sandbox import Sandbox
-
     try:
         with Sandbox(isolation=level.name) as sandbox, sandbox.repl() as repl:
             refused = canary.verdict(level, repl.execute(canary.PROGRAM).final_answer)
@@ -81,18 +84,14 @@ def _tried_out(level: "Level") -> dict[str, Any]:
 
 def _maps_texts() -> bool | None:
     """Return whether REPLs share the texts of a context; None if no process can be forked to try it out."""
-    from rlm_broker.sandbox.workers.python_paths import maps_texts
-
     try:
         return maps_texts()
     except OSError:  # no further process is allowed; or SIGCHLD is ignored, so that the kernel keeps no exit status
         return None
 
 
-def _auto(levels: "dict[LevelName, dict[str, Any]]") -> "LevelName | None":
+def _auto(levels: dict[LevelName, dict[str, Any]]) -> LevelName | None:
     """Return the level that `auto` takes: a weaker one only if the stronger one is not available on this machine."""
-    from rlm_broker.errors import IsolationUnavailable
-
     for level, found in levels.items():
         if found["problem"] is None:
             return level
@@ -103,8 +102,6 @@ def _auto(levels: "dict[LevelName, dict[str, Any]]") -> "LevelName | None":
 
 def _memory_groups_version() -> int | None:
     """Return the version of control groups that give REPLs exact limits of memory; None if there are none."""
-    from rlm_broker.sandbox.workers.cgroups import MemoryGroups
-
     try:
         groups = MemoryGroups.find()
     except OSError:  # /proc is not mounted
@@ -115,8 +112,6 @@ def _memory_groups_version() -> int | None:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY
-
     for level, found in report["levels"].items():
         click.echo(f"{level}:")
         for layer in found["layers"]:
@@ -131,3 +126,69 @@ def _print(report: dict[str, Any]) -> None:
     exact = f"control groups (version {version})" if version else f"no control group for memory: {GROUP_REMEDY}"
     click.echo(f"exact_memory: {exact}")
     click.echo(f"texts of a context: {TEXTS[report['maps_texts']]}")
+
+
+def machine_facts(root: Path = Path("/")) -> dict[str, Any]:
+    """Return facts by name; None for a fact that cannot be found out, for example because /proc is not mounted.
+
+    `memory_bytes` is the container's limit if that is lower than the machine's memory. `max_open_files` is the hard
+    limit, to which a sandbox raises its own.
+
+    Args:
+        root: Folder in which /sys/fs/cgroup is looked for.
+    """
+    facts: dict[str, Any] = {
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory_bytes(),
+        "memory_available_bytes": None,
+        "max_open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        "temporary_folder": None,
+        "temporary_free_bytes": None,
+        "control_groups": _control_groups(root / "sys/fs/cgroup"),
+    }
+    with contextlib.suppress(OSError, psutil.Error):
+        facts["memory_available_bytes"] = psutil.virtual_memory().available
+    with contextlib.suppress(OSError):
+        facts["temporary_folder"] = tempfile.gettempdir()
+        facts["temporary_free_bytes"] = psutil.disk_usage(facts["temporary_folder"]).free
+    return facts
+
+
+def repls_that_fit(facts: dict[str, Any]) -> int:
+    """Return how many REPLs at a time the limit of open files allows."""
+    return int(facts["max_open_files"] // DESCRIPTORS_EACH)
+
+
+def described(facts: dict[str, Any]) -> str:
+    """Return the facts as lines of text."""
+    available = facts["memory_available_bytes"]
+    folder = facts["temporary_folder"]
+    return "\n".join(
+        (
+            f"machine: Linux {facts['kernel']} on {facts['architecture']}, Python {facts['python']}",
+            f"  CPUs: {facts['cpus']} usable",
+            f"  memory: {_size(facts['memory_bytes'])}" + (f", {_size(available)} available" if available else ""),
+            f"  temporary folder: {folder}, {_size(facts['temporary_free_bytes'])} free"
+            if folder
+            else "  temporary folder: none that can be written to",
+            f"  control groups: {facts['control_groups'] or 'none'}",
+            f"  open files: {facts['max_open_files']:,}, for about {repls_that_fit(facts):,} REPLs at a time",
+        )
+    )
+
+
+def _control_groups(folder: Path) -> str | None:
+    """Return the mounted versions: "1", "2", or "1 and 2"; None if there are none."""
+    unified = (folder / "cgroup.controllers").exists()
+    versions = ["1"] * (not unified and (folder / "memory").is_dir())
+    versions += ["2"] * (unified or (folder / "unified/cgroup.procs").exists())
+    return " and ".join(versions) or None
+
+
+def _size(amount: int | None) -> str:
+    if amount is None:
+        return "an unknown amount"
+    return f"{amount / (1 << 30):,.1f} GiB" if amount >= 1 << 30 else f"{amount / (1 << 20):,.0f} MiB"

@@ -1,41 +1,268 @@
-"""The command line of `rlm-broker exec FILE ARGS...`. Its work is in `executing`, which `--help` does not import."""
+"""`rlm-broker exec FILE ARGS...`: a program runs in a REPL, with its arguments, files and stdin.
 
+A REPL runs blocks, and not programs. So three blocks do what the interpreter does: one sets `sys.argv` and the path,
+one is the program, one waits for its threads and calls its functions of `atexit`.
+"""
+
+import dataclasses
+import select
+import signal
 import sys
-from typing import Any
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import click
+from rlm_broker.cli.sources import SILENCE_S, STDIN
+from rlm_broker.cli.terminal import say, say_if_typed
+from rlm_broker.control.server import ControlSocket
+from rlm_broker.errors import ConfigurationError, FileRefused
+from rlm_broker.results import Block
+from rlm_broker.sandbox.as_program import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.settings.settings import Settings, assigned
+from rlm_broker.shown import as_json as to_json
+from rlm_broker.shown import jsonable
 
-from rlm_broker.cli.failing import failures
-from rlm_broker.cli.parameters import FILE, FOLDER, ISOLATION
+if TYPE_CHECKING:
+    from rlm_broker.limits import Limits
+    from rlm_broker.sandbox.blocks.output import OnOutput
+    from rlm_broker.sandbox.repl import SandboxedRepl
 
-EXIT_CODES = """\b
-exit codes: 0 it ran through, its own if it exited with one, 1 it raised or crashed, 2 the command line is wrong,
-3 a limit ended, interrupted or killed it, 4 the sandbox cannot be had or failed,
-130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP"""
+OF_SOURCE = "utf-8-sig"
+"""Encoding of a program: UTF-8, with or without the byte order mark that some editors write."""
+OUTPUT_LOST = signal.SIGUSR1
+"""Interrupts the main thread when the reader of the output has gone; see `_Echo`."""
+OF_LIMITS = {
+    "MemoryError": "memory_bytes",
+    "RuntimeError: can't start new thread": "max_processes",
+    "BlockingIOError: [Errno 11]": "max_processes",
+}
+"""Beginning of an error of Python -> the limit whose refusal by the kernel most likely caused it."""
+ITS_BLOCK = "<block 2>"
+"""File name of the program in tracebacks: it is the block after `AT_ITS_START`. Its own name is put in its place."""
+ITS_FILE = '__file__ = __import__("os").path.abspath({name!r})\n'
+"""Binds the one name that the interpreter binds in the program's namespace."""
 
 
-@click.command("exec", epilog=EXIT_CODES, context_settings={"allow_interspersed_args": False})
-@click.argument("file", type=FILE)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@click.option(
-    "--file", "files", multiple=True, metavar="LOCAL[=NAME]", help="A file to put beside the program; repeatable."
-)
-@click.option("--timeout", metavar="TIME", help="Compute time, such as 90s or 1h30m (default 60 s).")
-@click.option("--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected.")
-@click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages the code has.")
-@click.option("--packages", metavar="LIST", help="Packages to make such an environment of: 'numpy>=2 six'.")
-@click.option("--allow-exec/--no-allow-exec", default=None, help="Whether it may start programs (default: at strict).")
-@click.option("--limit", "assignments", multiple=True, metavar="NAME=VALUE", help="Any other limit: memory_bytes=64MB.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show tracebacks of rlm-broker itself.")
-def command(file: str, arguments: tuple[str, ...], *, as_json: bool, debug: bool, **options: Any) -> None:
-    """Run a Python FILE in a sandbox of its own, without any model, as `python FILE ARGS...` would.
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program to run.
 
-    All arguments behind FILE are the program's. The program gets the stdin of this command, which is read to its end
-    before the program begins; a terminal is not read. If FILE is -, the program itself is read from stdin.
+    Attributes:
+        code: Its source.
+        argv: Its `sys.argv`.
+        name: Name of its file in the scratch folder; None if it was read from stdin.
+        stdin: Text that it may read; None makes each read an EOFError.
     """
-    with failures("exec", as_json=as_json, debug=debug):
-        from rlm_broker.cli import executing  # imports pydantic, which --help need not wait for
 
-        block = executing.execute(file, arguments, as_json=as_json, **options)
-    sys.exit(executing.exit_code(block))
+    code: str
+    argv: Sequence[str]
+    name: str | None
+    stdin: str | None
+
+
+def run(file: str, arguments: Sequence[str], **options: Any) -> int:
+    """Run a program, and return the exit code that `python` would give it, or 3 if a limit ended it."""
+    block = execute(file, arguments, **options)
+    if block.status == "exited":
+        return block.exit_code or 0
+    if block.status == "ok":
+        return 0
+    return 3 if block.limit else 1
+
+
+def execute(
+    file: str,
+    arguments: Sequence[str],
+    *,
+    timeout: str | None,
+    files: Sequence[str],
+    assignments: Sequence[str],
+    as_json: bool,
+    **flags: str | bool | None,
+) -> Block:
+    """Run a program, and print its output as it comes or, with `as_json`, all of it as one object at the end.
+
+    Returns:
+        The program's block: its source, its whole output and how it ended.
+
+    Raises:
+        ConfigurationError: A file or a setting cannot be used.
+        SandboxFailed, IsolationUnavailable: There is no sandbox.
+        OSError: The output cannot be written.
+    """
+    settings = Settings(assigned(assignments, block_timeout_s=timeout, **flags))
+    program = _program(file, arguments, settings.limits.max_frame_bytes)
+    placed = _placed(files, program.name)
+    made = Sandbox(
+        settings.limits,
+        settings["isolation"],
+        allow_exec=settings["allow_exec"],
+        python=settings["python"],
+        packages=settings.packages,
+    )
+    try:
+        with ControlSocket("exec"), made as sandbox, sandbox.repl() as repl:
+            repl.kills_when_cancelled = True
+            _put(repl, program, placed)
+            block = _at_its_limit(_run(repl, program, None if as_json else _Echo(program)))
+            block = dataclasses.replace(block, stderr=_with_its_name(block.stderr, program))
+            if as_json:
+                say(to_json(jsonable(block) | {"isolation": jsonable(repl.isolation)}))
+            else:
+                for line in _notes(block, settings.limits):
+                    say(f"rlm-broker exec: {line}", err=True)
+    except _OutputLost as lost:
+        raise lost.error from None
+    return block
+
+
+# -- what goes in ------------------------------------------------------------------------------------------------------
+
+
+def _program(file: str, arguments: Sequence[str], max_bytes: int) -> Program:
+    argv = [file, *arguments]
+    if file == STDIN:  # the program is read from there, and gets no stdin itself
+        say_if_typed()
+        return Program(_text(sys.stdin.buffer, "stdin", max_bytes, OF_SOURCE), argv, None, None)
+    try:
+        with open(file, "rb") as opened:
+            code = _text(opened, file, max_bytes, OF_SOURCE)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    return Program(code, argv, PurePath(file).name, _stdin(max_bytes))
+
+
+def _stdin(max_bytes: int) -> str | None:
+    """Read stdin to its end, because a REPL needs all of it before its code begins. A terminal is not read."""
+    if sys.stdin.isatty():
+        return None
+    if not select.select([sys.stdin], [], [], SILENCE_S)[0]:
+        say("reading stdin to its end; give the program none by </dev/null", err=True)
+    return _text(sys.stdin.buffer, "stdin", max_bytes)
+
+
+def _text(source: BinaryIO, name: str, max_bytes: int, encoding: str = "utf-8") -> str:
+    """Read text to its end. More than `max_bytes` is refused before it is in memory."""
+    data = source.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        how = "give data as a file, by --file" if name == "stdin" else "raise it by --limit"
+        raise ConfigurationError(f"{name} has more than max_frame_bytes = {max_bytes:,}: {how}")
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{name} is not UTF-8 text: byte at offset {error.start}") from None
+
+
+def _placed(files: Sequence[str], program: str | None) -> dict[str, str]:
+    """Return name in the scratch folder -> file of the host, for the values of `--file`."""
+    placed: dict[str, str] = {}
+    for each in files:
+        local, separator, name = each.rpartition("=")
+        if not separator:
+            local, name = each, PurePath(each).name
+        if not local or not name:
+            raise ConfigurationError(f"--file {each}: give LOCAL or LOCAL=NAME, for example /srv/table.csv=data.csv")
+        name = str(PurePath(name))
+        if name in (*placed, program):
+            raise ConfigurationError(f"--file {each}: there is a file {name} already: give it a name by LOCAL=NAME")
+        placed[name] = local
+    return placed
+
+
+def _put(repl: "SandboxedRepl", program: Program, placed: Mapping[str, str]) -> None:
+    """Write the program and its files into the scratch folder, which is its current folder."""
+    try:
+        for name, local in placed.items():
+            repl.files.write(name, Path(local))
+        if program.name is not None:
+            repl.files.write(program.name, program.code.encode())
+    except FileRefused as refused:
+        raise ConfigurationError(f"no room in the scratch folder: {refused}") from None
+
+
+# -- its run -----------------------------------------------------------------------------------------------------------
+
+
+def _run(repl: "SandboxedRepl", program: Program, on_output: "OnOutput | None") -> Block:
+    beginning = AT_ITS_START.format(argv=[*program.argv])
+    beginning += "" if program.name is None else ITS_FILE.format(name=program.name)
+    start = repl.execute(beginning, on_output=on_output)
+    if start.status != "ok":
+        return start
+    block = repl.execute(program.code + NO_DISPLAY, on_output=on_output, stdin=program.stdin)
+    if block.status == "killed":
+        return block
+    end = repl.execute(AT_ITS_END, on_output=on_output)
+    return dataclasses.replace(with_its_end(block, end), code=program.code)
+
+
+def _at_its_limit(block: Block) -> Block:
+    """Name the limit if the program ended by an exception that stands for a refusal of memory or of a process."""
+    found = next((limit for error, limit in OF_LIMITS.items() if block.error and block.error.startswith(error)), None)
+    return block if block.limit or not found else dataclasses.replace(block, limit=found)
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------------
+
+
+def _notes(block: Block, limits: "Limits") -> list[str]:
+    """Return notes on what the program's output does not tell: displays, limits, kills."""
+    notes = []
+    if shown := len(block.displays) + block.displays_omitted:
+        notes.append(f"shown beside the output: {shown:,} (see --json)")
+    if block.status in ("interrupted", "killed") or (block.status == "error" and not block.stderr):
+        notes.append(f"{block.status}: {block.error}")
+    elif block.limit:
+        notes.append(f"it ended at the limit {block.limit} = {getattr(limits, block.limit):,}: {block.error}")
+    elif block.error and block.error.startswith("EOFError") and sys.stdin.isatty():
+        notes.append("a terminal is not read: give what the program reads by a pipe or a file, such as <answers.txt")
+    return notes
+
+
+def _with_its_name(text: str, program: Program) -> str:
+    """Return output with the program's file named in tracebacks, as the interpreter names it."""
+    file = "<stdin>" if program.name is None else program.argv[0]
+    return text.replace(f'  File "{ITS_BLOCK}", line ', f'  File "{file}", line ')
+
+
+class _OutputLost(BaseException):
+    """An interruption of the main thread, raised when output cannot be written.
+
+    It is no OSError: asyncio passes over an OSError of the write that wakes a loop, in which the signal may find the
+    main thread. The program would then run on without a reader.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Echo:
+    """Prints the program's output as it comes, on the event loop's thread, until it cannot be written.
+
+    Then the command ends: a signal interrupts the main thread, which waits for the program. The signal is not SIGPIPE.
+    The kernel sends that also for the main thread's own writes, beside their BrokenPipeError: the second of these two
+    exceptions would be raised within the handling of the first, and be shown as a traceback.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._lost: OSError | None = None
+        signal.signal(OUTPUT_LOST, self._stop)
+
+    def __call__(self, stream: str, text: str) -> None:
+        """Print a piece of output; drop it if an earlier piece could not be written."""
+        if self._lost is not None:
+            return
+        try:
+            is_error = stream == "stderr"
+            say(_with_its_name(text, self._program) if is_error else text, nl=False, err=is_error)
+        except OSError as error:
+            self._lost = error
+            signal.pthread_kill(threading.main_thread().ident or 0, OUTPUT_LOST)
+
+    def _stop(self, *_: object) -> None:
+        if self._lost is not None:
+            raise _OutputLost(self._lost)

@@ -1,8 +1,7 @@
-"""`rlm-broker`: finds the command, and imports only what this command needs."""
+"""`rlm-broker`: finds the command, and ends the process with the right exit code."""
 
 import contextlib
 import errno
-import importlib
 import io
 import os
 import sys
@@ -11,25 +10,9 @@ from typing import NoReturn
 import click
 
 from rlm_broker.cli import stopping
+from rlm_broker.cli.commands import COMMANDS
 from rlm_broker.cli.failing import fail
 from rlm_broker.cli.parameters import Group
-
-COMMANDS = {
-    "ask": "Ask a question about a text, files or folders.",
-    "batch": "Ask many questions, and go on where a killed batch was.",
-    "eval": "Measure whether an RLM is worth it for a model, by questions with known answers.",
-    "exec": "Run a Python file in a sandbox, without any model.",
-    "serve": "Serve an RLM as a model over HTTP, and its sandbox.",
-    "node": "Offer this machine to an orchestrator on another one.",
-    "mcp": "Serve a sandbox and questions about files to an MCP client.",
-    "doctor": "Show what isolation this machine offers.",
-    "models": "Show which models and keys there are, and which model would serve a call.",
-    "config": "Show every setting, where it came from, and what it is.",
-    "ps": "Show what runs in this user's processes.",
-    "stop": "Stop a run, a REPL or a process.",
-    "trace": "Show what happened in a run, from its trace.",
-    "view": "Show the runs of this machine in the browser.",
-}
 
 EXIT_CODES = """\b
 exit codes:
@@ -48,17 +31,14 @@ completion of commands, options and files in bash, zsh or fish, by a line in ~/.
   _RLM_BROKER_COMPLETE=fish_source rlm-broker | source"""
 
 
-class _Lazy(Group):
-    """Commands whose modules are imported when they are called: pydantic alone would double the time of `--help`."""
+class _Commands(Group):
+    """All commands, in the order of `COMMANDS`, and `help COMMAND` beside `COMMAND --help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"rlm_broker.cli.{cmd_name}").command
-        return command
+        return COMMANDS[cmd_name][1] if cmd_name in COMMANDS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -72,10 +52,10 @@ class _Lazy(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, about) for name, (about, _) in COMMANDS.items()])
 
 
-@click.command(cls=_Lazy, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(None, "-V", "--version", package_name="rlm-broker", prog_name="rlm-broker")
 def cli() -> None:
     """Ask models about texts of any size: they write code, and a sandbox runs it."""

@@ -2,82 +2,58 @@
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
-
-from rlm_broker.cli.failing import failures
-from rlm_broker.cli.parameters import API_KEY, BASE_URL, MODEL_POLICY
 from rlm_broker.cli.terminal import say
-
-if TYPE_CHECKING:
-    from rlm_broker.clients.base import BaseClient
-    from rlm_broker.settings.settings import Settings
-
-
-@click.command("models", epilog="exit codes: 0 shown, 2 a setting is wrong, or code may not ask for that model")
-@click.argument("name", required=False)
-@click.option(
-    "--depth", type=click.IntRange(0), default=1, help="Depth of the call: 0 a root's own, 1 (default) its REPL's."
-)
-@click.option("-m", "--model", metavar="NAME", help="As it would be given to ask.")
-@click.option("-s", "--sub-model", metavar="NAME", help="As it would be given to ask.")
-@BASE_URL
-@API_KEY
-@click.option("--model-policy", type=MODEL_POLICY, help="As it would be given to ask.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
-    """Show the models and routes that hold here, what a server at --base-url has, and the providers whose key is set.
-
-    With a NAME, show which model would serve code that asks for it.
-    """
-    with failures("models", as_json=as_json):
-        from rlm_broker.clients.litellm import providers_with_keys
-        from rlm_broker.models.models import Models
-        from rlm_broker.models.registry import Registry
-        from rlm_broker.settings.settings import DEFAULTS, Settings, assigned  # imports that --help need not wait for
-
-        settings = Settings(assigned((), **flags))
-        is_named = settings["model"] != DEFAULTS["model"]
-        models = Registry(
-            settings.model("model") if is_named else None,
-            settings.model("sub_model"),
-            Models(settings.models, settings.routes, settings["model_policy"]),
-            lists=True,
-        )
-        routing = models.handler(settings.limits).routing
-        if name is not None:
-            client, why = routing.explain(name, depth)
-            shown = {"model": client.model_name, "why": why}
-            say(json.dumps(shown, ensure_ascii=False) if as_json else f"{client.model_name}: {why}")
-            return
-        entries = [_entry("root", models.root, settings), _entry("sub", models.sub or models.root, settings)]
-        entries += [_entry(entry, client, settings) for entry, client in models.named.items()]
-        routes = [{"match": each.match, "depths": each.depths, "to": each.to} for each in settings.routes]
-        server = None if settings["base_url"] is None else _server(settings)
-        providers = providers_with_keys()
-        if as_json:
-            found = {"models": entries, "routes": routes, "server": server, "providers": providers}
-            say(json.dumps(found, ensure_ascii=False))
-            return
-        width = max(len(entry["name"]) for entry in entries)
-        for entry in entries:
-            say(f"{entry['name']:{width}}  {entry['model']}{_details(entry)}")
-        for route in settings.routes:
-            say(str(route))
-        if server is not None:
-            has = server.get("problem") or f"it has: {', '.join(server['models']) or 'no list of models'}"
-            say(f"server {server['base_url']}: {has}")
-        named = ", ".join(f"{provider} ({variable})" for provider, variable in providers.items())
-        say(f"providers whose key is set: {named or 'none'}")
+from rlm_broker.clients.base import BaseClient
+from rlm_broker.clients.litellm import providers_with_keys
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.errors import ModelFailed
+from rlm_broker.models.model import Model
+from rlm_broker.models.models import Models
+from rlm_broker.models.registry import Registry
+from rlm_broker.settings.settings import DEFAULTS, Settings, assigned
 
 
-def _server(settings: "Settings") -> dict[str, Any]:
+def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
+    """Print models, routes, a server's models and keys; or the model that would serve a call by `name`."""
+    settings = Settings(assigned((), **flags))
+    is_named = settings["model"] != DEFAULTS["model"]
+    models = Registry(
+        settings.model("model") if is_named else None,
+        settings.model("sub_model"),
+        Models(settings.models, settings.routes, settings["model_policy"]),
+        lists=True,
+    )
+    routing = models.handler(settings.limits).routing
+    if name is not None:
+        client, why = routing.explain(name, depth)
+        shown = {"model": client.model_name, "why": why}
+        say(json.dumps(shown, ensure_ascii=False) if as_json else f"{client.model_name}: {why}")
+        return
+    entries = [_entry("root", models.root, settings), _entry("sub", models.sub or models.root, settings)]
+    entries += [_entry(entry, client, settings) for entry, client in models.named.items()]
+    routes = [{"match": each.match, "depths": each.depths, "to": each.to} for each in settings.routes]
+    server = None if settings["base_url"] is None else _server(settings)
+    providers = providers_with_keys()
+    if as_json:
+        found = {"models": entries, "routes": routes, "server": server, "providers": providers}
+        say(json.dumps(found, ensure_ascii=False))
+        return
+    width = max(len(entry["name"]) for entry in entries)
+    for entry in entries:
+        say(f"{entry['name']:{width}}  {entry['model']}{_details(entry)}")
+    for route in settings.routes:
+        say(str(route))
+    if server is not None:
+        has = server.get("problem") or f"it has: {', '.join(server['models']) or 'no list of models'}"
+        say(f"server {server['base_url']}: {has}")
+    named = ", ".join(f"{provider} ({variable})" for provider, variable in providers.items())
+    say(f"providers whose key is set: {named or 'none'}")
+
+
+def _server(settings: Settings) -> dict[str, Any]:
     """Return the address of the server in the settings, and the models that it lists or the problem with it."""
-    from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
-    from rlm_broker.errors import ModelFailed
-    from rlm_broker.models.model import Model
-
     base_url = settings["base_url"]
     client = Model.model_validate({"name": "any", "base_url": base_url, "api_key": settings["api_key"]}).client()
     assert isinstance(client, OpenAICompatibleClient)
@@ -94,7 +70,7 @@ def _server(settings: "Settings") -> dict[str, Any]:
         return {"base_url": base_url, "models": [], "problem": str(failed).removeprefix("any: ")}
 
 
-def _entry(name: str, client: "BaseClient", settings: "Settings") -> dict[str, Any]:
+def _entry(name: str, client: BaseClient, settings: Settings) -> dict[str, Any]:
     """Return what is worth knowing of a model. Its key and its headers are not among it: no dump has them."""
     model = settings.models.get(name)
     rows: dict[str, Any] = {"name": name, "model": client.model_name}

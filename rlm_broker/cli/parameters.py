@@ -1,26 +1,27 @@
-"""Parameters and groups of several commands. `--help` imports this module, so it must not import much."""
+"""Kinds of commands, options and values of the command line. `--help` imports this module: it imports `click` alone."""
 
-import functools
+import importlib
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
+from rlm_broker.cli.failing import failures
+from rlm_broker.extras import require_extra
 from sandbox_worker.wire.level import LEVELS
 
-Decorated = Callable[..., Any]
-
-ISOLATION = click.Choice(("auto", *(level.name for level in LEVELS)))
-"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
-MODEL_POLICY = click.Choice(("allow", "pinned", "open"))
-RECURSION = click.Choice(("always", "auto"))
-PROMPT_PROFILE = click.Choice(("both", "final", "answer", "compact"))
 FILE = click.Path()
 """A file that a shell completes. Whether it exists is found out, and said, when it is opened."""
 FOLDER = click.Path(file_okay=False)
 """A folder, likewise."""
+PATH = click.Path(path_type=Path)
+"""The same as a `Path`."""
+ISOLATION = click.Choice(("auto", *(level.name for level in LEVELS)))
+"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
 FROM_ENVIRONMENT = "env:"
 
 
@@ -34,7 +35,7 @@ def is_folder(path: str | Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
-class _Key(click.ParamType[str]):
+class Key(click.ParamType[str]):
     """The name of a variable that holds a key. A key itself is refused: all users see the arguments of a process."""
 
     name = "key"
@@ -51,63 +52,67 @@ class _Key(click.ParamType[str]):
         return text
 
 
-KEY = _Key()
-API_KEY = click.option("--api-key", type=KEY, metavar="env:NAME", help="Variable that holds the key of the model.")
-BASE_URL = click.option("--base-url", metavar="URL", help="Address of an OpenAI-compatible server with the models.")
+class Option(click.Option):
+    """An option of one value. A metavar says what the value is.
+
+    Args:
+        names: Its flags, and the name of its parameter if that is another one: `"--json as_json"`.
+        metavar: What the help shows for the value.
+        help: One sentence.
+        more: What `click.Option` takes beside.
+    """
+
+    def __init__(self, names: str, metavar: str, help: str, **more: Any) -> None:
+        super().__init__(names.split(), metavar=metavar, help=help, **more)
 
 
-def sandbox_options(command: Decorated) -> Decorated:
-    """Give a command the options of the sandbox in which model code runs."""
-    options = (
-        click.option(
-            "--isolation", type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected."
-        ),
-        click.option("--python", type=FOLDER, metavar="FOLDER", help="A virtual environment whose packages code has."),
-        click.option("--packages", metavar="LIST", help="Packages to make such an environment of: 'numpy>=2 six'."),
-        click.option(
-            "--allow-exec/--no-allow-exec", default=None, help="Whether code may start programs (default: at strict)."
-        ),
-    )
-    return _with(command, options)
+class Flag(click.Option):
+    """An option without a value."""
+
+    def __init__(self, names: str, help: str, **more: Any) -> None:
+        super().__init__(names.split(), is_flag=True, help=help, **more)
 
 
-def run_options(command: Decorated) -> Decorated:
-    """Give a command the options of how a run goes."""
-    options = (
-        click.option("--model-policy", type=MODEL_POLICY, help="Which models code may name (default allow)."),
-        click.option("--recursion", type=RECURSION, help="Which children get a REPL (default always)."),
-        click.option(
-            "--prompt-profile", type=PROMPT_PROFILE, help="What the model is told to end with (default both)."
-        ),
-    )
-    return _with(command, options)
+class Command(click.Command):
+    """A command whose work is a function of a module that is imported when the command is called.
 
+    The import may take a second, and `--help` need not wait for it. The function gets each parameter by its name. It
+    returns the exit code, or None for 0. Errors that the library raises on purpose end the command with one sentence.
 
-def cluster_options(command: Decorated) -> Decorated:
-    """Give a command the options of the cluster on which runs take place. It gets all of them as `where`."""
-    options = (
-        click.option("--nodes", metavar="HOST:PORT", help="Run on nodes that join here, such as 0.0.0.0:7077."),
-        click.option("--advertise", metavar="HOST[:PORT]", help="Address that nodes connect to, if it is another one."),
-        click.option(
-            "--token-file", type=FILE, metavar="FILE", help="File of the nodes' token; it is made if it does not exist."
-        ),
-        click.option("--plain", is_flag=True, help="Nodes connect in plain text: the network is yours alone."),
-        click.option("--cluster", metavar="ADDRESS", help="Run on this Ray cluster, such as auto."),
-        click.option("--join-timeout-s", type=float, metavar="S", help="Seconds to wait for a node (default 60)."),
-    )
+    Args:
+        name: Its name.
+        help: What it does.
+        parameters: Its arguments and options, in the order of the help.
+        epilog: What the help ends with.
+        work: `MODULE` or `MODULE.FUNCTION` in `rlm_broker.cli`; the function is `run` if none is named.
+        extra: Extra of the installation whose packages the module imports.
+        more: What `click.Command` takes beside.
+    """
 
-    @functools.wraps(command)
-    def collected(*arguments: Any, **given: Any) -> Any:
-        names = ("nodes", "advertise", "token_file", "plain", "cluster", "join_timeout_s")
-        return command(*arguments, where={name: given.pop(name) for name in names}, **given)
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        parameters: Sequence[click.Parameter] = (),
+        *,
+        epilog: str,
+        work: str = "",
+        extra: str = "",
+        **more: Any,
+    ) -> None:
+        super().__init__(name, help=help, params=list(parameters), epilog=epilog, callback=self._call, **more)
+        self._work = work or name
+        self._extra = extra
 
-    return _with(collected, options)
-
-
-def _with(command: Decorated, options: Sequence[Callable[[Decorated], Decorated]]) -> Decorated:
-    for option in reversed(options):  # the last decorator that is applied is the first in the help
-        command = option(command)
-    return command
+    def _call(self, **parameters: Any) -> None:
+        module, _, function = self._work.partition(".")
+        as_json, is_debug = parameters.get("as_json", False), parameters.pop("debug", False)
+        with failures(module, as_json=as_json, debug=is_debug):
+            with require_extra(self._extra, f"`rlm-broker {module}`") if self._extra else nullcontext():
+                work = importlib.import_module(f"rlm_broker.cli.{module}")
+            exit_code = getattr(work, function or "run")(**parameters)
+        if exit_code:
+            sys.exit(exit_code)
 
 
 class Group(click.Group):
@@ -131,3 +136,11 @@ class Group(click.Group):
         from rlm_broker.validation import did_you_mean  # imports pydantic, which --help need not wait for
 
         return did_you_mean(name, self.list_commands(ctx))
+
+
+class TraceGroup(Group):
+    """The commands for traces. If a file stands in the place of a command, the error names `trace show`."""
+
+    def suggested(self, ctx: click.Context, name: str) -> str:
+        """Return what ends the sentence about an unknown command."""
+        return f"; did you mean trace show {name}?" if exists(name) else super().suggested(ctx, name)

@@ -6,15 +6,14 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from rlm_broker.cli.failing import failures
 from rlm_broker.cli.terminal import say
-
-if TYPE_CHECKING:
-    from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
+from rlm_broker.control.client import processes
+from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
+from rlm_broker.shown import printable
 
 NONE_RUNS = "no process of rlm-broker runs"
 HEADINGS = ("PROCESS", "RUN", "QUESTION", "TURN", "DOING", "FOR", "REPLS", "MEMORY", "TOKENS", "DOLLARS")
@@ -31,33 +30,21 @@ REDRAWN_S = 1.0
 Row = tuple[str, ...]
 
 
-@click.command("ps", epilog="exit codes: 0 shown, also if no process runs, 2 the command line is wrong, 130 Ctrl+C")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--watch", is_flag=True, help="Show the table again each second, until Ctrl+C.")
-def command(*, as_json: bool, watch: bool) -> None:
-    """Show each run and each REPL of this user's processes, and what it does.
-
-    Listed are `ask`, `exec`, `serve`, `mcp`, and Python programs that were started with RLM_BROKER_CONTROL=1. A process
-    that does not answer is named. `rlm-broker stop` takes the ids.
-    """
+def run(*, as_json: bool, watch: bool) -> None:
+    """Print the table or the JSON object; with `watch` again each second, until Ctrl+C."""
     if as_json and watch:
         raise click.UsageError("--watch shows a table: leave out --json.")
-    with failures("ps", as_json=as_json):
-        from rlm_broker.control.client import processes  # asyncio and msgspec: --help need not wait for them
-
-        if watch:
-            _watch()
-            return
-        found = asyncio.run(processes())
-        if as_json:
-            import msgspec
-
-            say(json.dumps({"processes": msgspec.to_builtins(found)}, ensure_ascii=False))
-            return
+    if watch:
+        _watch()
+        return
+    found = asyncio.run(processes())
+    if as_json:
+        say(json.dumps({"processes": msgspec.to_builtins(found)}, ensure_ascii=False))
+    else:
         say("\n".join(table(found)))
 
 
-def table(found: "Sequence[ProcessStatus]", width: int | None = None) -> list[str]:
+def table(found: Sequence[ProcessStatus], width: int | None = None) -> list[str]:
     """Return the lines of the table. Each character that could steer a terminal is an escape.
 
     Args:
@@ -80,9 +67,7 @@ def _cell(place: int, text: str, width: int) -> str:
     return text.rjust(width) if place in TO_THE_RIGHT else cut(text, width).ljust(width)
 
 
-def _rows(process: "ProcessStatus", now: float) -> list[Row]:
-    from rlm_broker.shown import printable
-
+def _rows(process: ProcessStatus, now: float) -> list[Row]:
     name = printable(f"{process.command} {process.pid}")
     if process.is_hung:
         return [(name, "", "", "", "does not answer: hung or suspended", *[""] * 5)]
@@ -92,7 +77,7 @@ def _rows(process: "ProcessStatus", now: float) -> list[Row]:
     return [(name, *map(printable, row)) for row in rows]
 
 
-def _of_run(process: "ProcessStatus", run: "RunStatus", now: float) -> Row:
+def _of_run(process: ProcessStatus, run: RunStatus, now: float) -> Row:
     repls = [repl for repl in process.repls if repl.run == run.id]
     since = run.ended or run.doing_since
     return (
@@ -108,7 +93,7 @@ def _of_run(process: "ProcessStatus", run: "RunStatus", now: float) -> Row:
     )
 
 
-def _of_repl(repl: "ReplStatus", now: float) -> Row:
+def _of_repl(repl: ReplStatus, now: float) -> Row:
     return (repl.id, "", "", repl.state, seconds(now - repl.since), "1", _megabytes(repl.memory_bytes), "", "")
 
 
@@ -130,8 +115,6 @@ def _megabytes(number: int) -> str:
 
 def _watch() -> None:
     """Draw the table again each second, in place on a terminal, below each other elsewhere."""
-    from rlm_broker.control.client import processes
-
     if not sys.stdout.isatty():
         while True:
             say("\n".join(table(asyncio.run(processes()))))

@@ -2,23 +2,17 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import click
+import msgspec
 
-from rlm_broker.cli.failing import failures
 from rlm_broker.cli.terminal import say
+from rlm_broker.control import client, messages
+from rlm_broker.control.messages import Outcome
+from rlm_broker.control.status import ProcessStatus
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 
-if TYPE_CHECKING:
-    from rlm_broker.control.messages import Outcome
-    from rlm_broker.control.status import ProcessStatus
-
-EXIT_CODES = """\b
-exit codes: 0 it has ended, 1 it goes on or its process hangs, 2 there is no such run, REPL or process,
-or the beginning of an id is that of several"""
 MOST_NAMED = 8
 """Ids that a sentence about an ambiguous beginning lists."""
 
@@ -43,42 +37,28 @@ _WHOLE = "process"
 """Kind of an outcome that is about a process as a whole."""
 
 
-@click.command("stop", epilog=EXIT_CODES)
-@click.argument("target", metavar="RUN|REPL|PID")
-@click.option("--now", is_flag=True, help="Cancel a run, without an answer; close a REPL, with all its processes.")
-@click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(target: str, *, now: bool, dry_run: bool, as_json: bool) -> None:
-    """Stop a run: it ends with its best answer so far. Stop a REPL: its block is interrupted.
-
-    With the id of a process, stop all its runs, and all REPLs that belong to no run. `rlm-broker ps` shows the ids; the
-    beginning of the id of a run or a REPL is enough. The command waits for the end.
-    """
-    with failures("stop", as_json=as_json):
-        from rlm_broker.control import client, messages  # asyncio and msgspec: --help need not wait for them
-
-        processes = asyncio.run(client.processes())
-        found = target_of(target, processes)
-        if dry_run:
-            would = {"pid": found.pid, "kind": found.kind, "id": found.id}
-            say(json.dumps({"would_stop": would}) if as_json else f"would {_verb(now)} {found.name}")
-            return
-        _require_answer(found, processes)
-        name = messages.PROCESS if found.kind == messages.PROCESS else found.id
-        outcomes = asyncio.run(client.stop(found.pid, name, now))
+def run(target: str, *, now: bool, dry_run: bool, as_json: bool) -> int:
+    """Stop what an id means, wait for its end, and return the exit code."""
+    processes = asyncio.run(client.processes())
+    found = target_of(target, processes)
+    if dry_run:
+        would = {"pid": found.pid, "kind": found.kind, "id": found.id}
+        say(json.dumps({"would_stop": would}) if as_json else f"would {_verb(now)} {found.name}")
+        return 0
+    _require_answer(found, processes)
+    name = messages.PROCESS if found.kind == messages.PROCESS else found.id
+    outcomes = asyncio.run(client.stop(found.pid, name, now))
     if as_json:
-        import msgspec
-
         say(json.dumps({"outcomes": msgspec.to_builtins(outcomes)}, ensure_ascii=False))
     else:
         for outcome in outcomes:
             say(_sentence(outcome))
         if not outcomes:
             say(f"{found.name} has no run and no REPL to stop")
-    sys.exit(0 if all(outcome.has_ended or outcome.kind == messages.PROCESS for outcome in outcomes) else 1)
+    return 0 if all(outcome.has_ended or outcome.kind == messages.PROCESS for outcome in outcomes) else 1
 
 
-def _require_answer(target: Target, found: "Sequence[ProcessStatus]") -> None:
+def _require_answer(target: Target, found: Sequence[ProcessStatus]) -> None:
     """Refuse to stop a process that hangs: it would not answer.
 
     Raises:
@@ -91,7 +71,7 @@ def _require_answer(target: Target, found: "Sequence[ProcessStatus]") -> None:
         )
 
 
-def target_of(given: str, found: "Sequence[ProcessStatus]") -> Target:
+def target_of(given: str, found: Sequence[ProcessStatus]) -> Target:
     """Return what an id, or its beginning, means. A whole id comes before a beginning.
 
     Raises:
@@ -109,7 +89,7 @@ def target_of(given: str, found: "Sequence[ProcessStatus]") -> Target:
     return meant[0]
 
 
-def _targets(process: "ProcessStatus") -> list[Target]:
+def _targets(process: ProcessStatus) -> list[Target]:
     pid = process.pid
     live = [run for run in process.runs if run.ended is None]
     return [
@@ -123,7 +103,7 @@ def _verb(now: bool) -> str:
     return "cancel" if now else "stop"
 
 
-def _sentence(outcome: "Outcome") -> str:
+def _sentence(outcome: Outcome) -> str:
     name = {"run": "run", "repl": "REPL", "process": "process"}[outcome.kind]
     if outcome.has_ended:
         return f"{name} {outcome.id}: {outcome.state}"

@@ -3,98 +3,50 @@
 import json
 import os
 import sys
+import webbrowser
 from pathlib import Path
 
 import click
 
-from rlm_broker.cli.failing import failures
-from rlm_broker.cli.parameters import Group, exists
+from rlm_broker.cli.exporting import FORMATS, export_trace
 from rlm_broker.cli.terminal import say
-
-TRACE = click.Path(path_type=Path)
-FORMATS = ("chrome", "otlp", "rlm")
-"""Formats of `trace export`. Each is a name of `rlm_broker.cli.exporting.FORMATS`, which --help need not import."""
-
-
-class _Traces(Group):
-    """The commands for traces. If a file stands in the place of a command, the error names `trace show`."""
-
-    def suggested(self, ctx: click.Context, name: str) -> str:
-        return f"; did you mean trace show {name}?" if exists(name) else super().suggested(ctx, name)
+from rlm_broker.trace import tree
+from rlm_broker.trace.verbose import VerbosePrinter
+from rlm_broker.viewer.page import write_page
 
 
-@click.group("trace", cls=_Traces)
-def command() -> None:
-    """Look at a trace that `ask --trace FILE` wrote."""
-
-
-@command.command("show", epilog="exit codes: 0 shown, 2 the file is no trace")
-@click.argument("file", type=TRACE)
-@click.option("--full", is_flag=True, help="Show each reply, code, output, and call with its prompt and reply.")
-@click.option("--json", "as_json", is_flag=True, help="Print the runs as one JSON list; a trace itself is JSON lines.")
-def show(file: Path, full: bool, as_json: bool) -> None:
-    """Print the tree of runs: question, turns, blocks, calls, tokens and cost of each."""
+def show(file: Path, *, full: bool, as_json: bool) -> None:
+    """Print the tree of runs, or all that they said and did."""
     if full and as_json:
         raise click.UsageError("give either --full or --json: the lines of the trace are JSON, and have everything")
-    with failures("trace", as_json=as_json):
-        from rlm_broker.trace import tree  # imports msgspec, which --help need not wait for
-
-        if as_json:
-            say(json.dumps(tree.runs(file)))
-        elif full:
-            from rlm_broker.trace.verbose import VerbosePrinter
-
-            show_event = VerbosePrinter(sys.stdout, is_whole=True)
-            for event in tree.events(file):
-                show_event(event)
-        else:
-            for line in tree.tree(file):
-                say(line)
+    if as_json:
+        say(json.dumps(tree.runs(file)))
+    elif full:
+        show_event = VerbosePrinter(sys.stdout, is_whole=True)
+        for event in tree.events(file):
+            show_event(event)
+    else:
+        for line in tree.tree(file):
+            say(line)
 
 
-@command.command("view", epilog="exit codes: 0 written, 2 the file is no trace, or the page cannot be written")
-@click.argument("file", type=TRACE)
-@click.option("--out", type=TRACE, metavar="FILE.html", help="The page (default: beside the trace, with .html).")
-@click.option("--no-open", is_flag=True, help="Only write the page; do not open the browser.")
-def view(file: Path, out: Path | None, no_open: bool) -> None:
-    """Write the trace as one page that needs no network, open it in the browser, and print its link."""
-    with failures("trace", as_json=False):
-        from rlm_broker.viewer.page import write_page
-
-        page = out or file.parent / f"{file.stem}.html"  # `with_suffix` raises for a path without a name
-        for note in write_page(file, page).notes:
-            say(f"note: {note}", err=True)
-        link = page.resolve().as_uri()
-        say(link)
-        if not no_open and has_display():
-            import webbrowser
-
-            webbrowser.open(link)
+def view(file: Path, *, out: Path | None, no_open: bool) -> None:
+    """Write the trace as one page, open it in the browser, and print its link."""
+    page = out or file.parent / f"{file.stem}.html"  # `with_suffix` raises for a path without a name
+    for note in write_page(file, page).notes:
+        say(f"note: {note}", err=True)
+    link = page.resolve().as_uri()
+    say(link)
+    if not no_open and has_display():
+        webbrowser.open(link)
 
 
-@command.command("export", epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written")
-@click.argument("file", type=TRACE)
-@click.option(
-    "--chrome",
-    "names",
-    flag_value="chrome",
-    multiple=True,
-    help="Trace events that Perfetto and chrome://tracing open.",
-)
-@click.option(
-    "--otlp", "names", flag_value="otlp", multiple=True, help="Spans as OTLP in JSON, for OpenTelemetry's collectors."
-)
-@click.option("--rlm", "names", flag_value="rlm", multiple=True, help="JSON lines that the visualizer of `rlms` opens.")
-@click.option("--out", type=TRACE, metavar="FILE", help="A new file (default: stdout).")
-def export(file: Path, names: tuple[str, ...], out: Path | None) -> None:
+def export(file: Path, *, names: tuple[str, ...], out: Path | None) -> None:
     """Write the trace in the format of another program."""
     if len(set(names)) != 1:
         raise click.UsageError(f"give {'one' if names else 'a'} format: {' or '.join(f'--{each}' for each in FORMATS)}")
-    with failures("trace", as_json=False):
-        from rlm_broker.cli.exporting import export_trace
-
-        for part in export_trace(file, names[0], out):
-            say(part)
+    for part in export_trace(file, names[0], out):
+        say(part)
 
 
 def has_display() -> bool:

@@ -53,7 +53,7 @@ def commands() -> str:
 
 def settings() -> str:
     """Return a table of the settings that are no limits."""
-    from rlm_broker.cli.ask import command
+    from rlm_broker.cli.commands import ASK as command
     from rlm_broker.settings.settings import DEFAULTS, PREFIX
 
     options = {option.name: option for option in command.params if hasattr(option, "help")}

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlm_broker import Sandbox, SandboxFailed
-from rlm_broker.cli.doctor import command as doctor_command
+from rlm_broker.cli.commands import DOCTOR
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from scripts.hosts.surroundings import CANNOT_BE_MADE, SURROUNDINGS
 from tests.support.launcher import needs_strict
@@ -169,7 +169,7 @@ def test_doctor_and_auto_agree_on_shortage(monkeypatch: pytest.MonkeyPatch) -> N
         await really_start(self)
 
     monkeypatch.setattr(ForkServer, "start", start)
-    done = CliRunner().invoke(doctor_command, ["--json"])
+    done = CliRunner().invoke(DOCTOR, ["--json"])
     report = json.loads(done.stdout)
     assert "Too many open files" in report["levels"]["strict"]["problem"]
     assert report["levels"]["standard"]["problem"] is None

@@ -33,13 +33,13 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 IMPORTED = (
-    "rlm_broker.cli.answering",
+    "rlm_broker.cli.ask",
     "rlm_broker.cli.config",
-    "rlm_broker.cli.executing",
+    "rlm_broker.cli.exec",
     "rlm_broker.cli.exporting",
     "rlm_broker.cli.models",
     "rlm_broker.cli.ps",
-    "rlm_broker.cli.serving",
+    "rlm_broker.cli.serve",
     "rlm_broker.cli.stop",
     "rlm_broker.cli.trace",
     "rlm_broker.clients.openai_compatible",

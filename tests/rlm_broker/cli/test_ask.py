@@ -261,11 +261,11 @@ def processes_below(process: Python) -> list[psutil.Process]:
 
 
 ENDLESS = r"""
-from rlm_broker.cli import composing
+from rlm_broker.cli import composition
 from rlm_broker.clients.function import FunctionClient
 code = 'an idea\n```repl\nprint("up", flush=True)\nwhile True: pass\n```'
-rlm = composing.RLM
-composing.RLM = lambda model, sub_model, **options: rlm(FunctionClient(lambda messages: code), **options)
+rlm = composition.RLM
+composition.RLM = lambda model, sub_model, **options: rlm(FunctionClient(lambda messages: code), **options)
 from rlm_broker.cli.main import main
 main()
 """

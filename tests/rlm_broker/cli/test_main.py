@@ -3,10 +3,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlm_broker.cli import parameters
+from rlm_broker.cli.commands import ASK
 from rlm_broker.sandbox.levels.level import CHOICES
 from rlm_broker.settings.settings import _VALUES
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
@@ -91,9 +92,9 @@ def test_a_shell_completes_commands_and_values(words: str, completed: str) -> No
 
 
 def test_values_that_are_offered_are_those_of_the_settings() -> None:
-    assert [*parameters.ISOLATION.choices] == [*CHOICES]
-    offered = (parameters.MODEL_POLICY, parameters.RECURSION, parameters.PROMPT_PROFILE)
-    assert [tuple(each.choices) for each in offered] == [*_VALUES.values()]
+    offered: dict[str | None, Any] = {option.name: option.type for option in ASK.params}
+    assert {name: [*offered[name].choices] for name in _VALUES} == {name: [*some] for name, some in _VALUES.items()}
+    assert [*offered["isolation"].choices] == [*CHOICES]
 
 
 def test_a_wrong_command_line_under_json_is_an_object() -> None:
@@ -115,7 +116,8 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 
 WRITES = """
 import os, sys
-from rlm_broker.cli import executing, main
+from rlm_broker.cli import exec as exec_command
+from rlm_broker.cli import main
 from rlm_broker.results import Block
 reader, writer = os.pipe()
 os.close(reader)
@@ -126,7 +128,7 @@ def run(*_):
         except OSError:
             pass
     return Block("", "ok", stdout="written")
-executing._run = run
+exec_command._run = run
 sys.argv = ["rlm-broker", "exec", "--json", "-"]
 main.main()
 """
@@ -140,18 +142,19 @@ def test_a_broken_pipe_raises_once_in_the_thread_that_writes() -> None:
 
 WAKES_A_LOOP = """
 import sys
-from rlm_broker.cli import executing, main
+from rlm_broker.cli import exec as exec_command
+from rlm_broker.cli import main
 from rlm_broker.results import Block
 def closed(*_, **__):
     raise BrokenPipeError(32, "Broken pipe")
 def run(repl, program, on_output):
-    executing.say = closed
+    exec_command.say = closed
     try:  # as asyncio does around the write that wakes a loop
         on_output("stdout", "x")
     except OSError:
         pass
     return Block("", "ok")
-executing._run = run
+exec_command._run = run
 sys.argv = ["rlm-broker", "exec", "-"]
 main.main()
 """

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rlm_broker import RLM, ScriptedClient
-from rlm_broker.cli.joining import TOKEN_VARIABLE, target_of, token_of
+from rlm_broker.cli.node import TOKEN_VARIABLE, target_of, token_of
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.errors import ConfigurationError
 from tests.support.command import COMMAND, ENVIRONMENT, run, sentence

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rlm_broker.cli.commands import TRACE
 from rlm_broker.cli.exporting import FORMATS, export_trace
-from rlm_broker.cli.trace import FORMATS as FORMAT_OPTIONS
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
@@ -224,7 +224,8 @@ def test_export_of_no_trace_leaves_no_file(tmp_path: Path, name: str, content: s
 
 
 def test_export_offers_each_format() -> None:
-    assert tuple(FORMATS) == FORMAT_OPTIONS
+    options = TRACE.commands["export"].params
+    assert [getattr(option, "flag_value", None) for option in options if option.name == "names"] == [*FORMATS]
     done = run("trace", "export", "run.jsonl")
     assert done.returncode == 2
     assert "give a format: --chrome or --otlp or --rlm" in sentence(done)

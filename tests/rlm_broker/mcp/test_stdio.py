@@ -181,7 +181,11 @@ def test_wrong_settings_are_a_sentence() -> None:
 
 def test_missing_extra_is_a_sentence(tmp_path: Path) -> None:
     """Without the SDK the command says what to install."""
-    blocked = "import sys; sys.modules['mcp'] = None; sys.argv = ['rlm-broker', 'mcp']\n"
+    blocked = (
+        "import sys; sys.argv = ['rlm-broker', 'mcp']\n"
+        "for name in [name for name in sys.modules if name.startswith(('mcp', 'rlm_broker.mcp'))]: del sys.modules[name]\n"
+        "sys.modules['mcp'] = None\n"
+    )
     code = f"{blocked}from rlm_broker.cli.main import main; main()"
     done = python("-c", code, cwd=tmp_path, env=command.ENVIRONMENT)
     assert done.returncode == 2

@@ -382,7 +382,7 @@ def test_no_state_of_ended_runs_is_kept(memory: Memory) -> None:
 
 def test_core_imports_no_optional_package() -> None:
     code = (
-        "import sys, rlm_broker.rlm, rlm_broker.cli.main, rlm_broker.cli.answering, rlm_broker.trace.otlp\n"
+        "import sys, rlm_broker.rlm, rlm_broker.cli.main, rlm_broker.cli.ask, rlm_broker.trace.otlp\n"
         "print(*(name for name in sys.modules if name.startswith(('opentelemetry', 'prometheus'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)

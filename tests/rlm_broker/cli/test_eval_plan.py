@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.cli.evaluating import Done, Plan, plan
+from rlm_broker.cli.eval import Done, Plan, plan
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.evaluation.report import report
 from tests.rlm_broker.evaluation.test_report import outcome

@@ -1,0 +1,499 @@
+"""Declarations of all commands. The work of each is in the module of its name, which `--help` does not import."""
+
+import click
+
+from rlm_broker.cli.parameters import FILE, FOLDER, ISOLATION, PATH, Command, Flag, Group, Key, Option, TraceGroup
+
+MOST_RUNS = 4_096
+"""Runs of a batch at the same time, at most."""
+KEY = Key()
+BY_SIGNALS = "130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP"
+
+# -- options of several commands ---------------------------------------------------------------------------------------
+
+JSON = Flag("--json as_json", "Print one JSON object.")
+DEBUG = Flag("--debug", "Show tracebacks of rlm-broker itself.")
+NO_OPEN = Flag("--no-open", "Only print the link; do not open the browser.")
+MODEL = Option("-m --model", "NAME", "The root model (default offline).")
+SUB_MODEL = Option("-s --sub-model", "NAME", "The model that code asks; default: the root model.")
+BASE_URL = Option("--base-url", "URL", "Address of an OpenAI-compatible server with the models.")
+API_KEY = Option("--api-key", "env:NAME", "Variable that holds the key of the model.", type=KEY)
+MODELS = (MODEL, SUB_MODEL, BASE_URL, API_KEY)
+MAX_DEPTH = Option("--max-depth", "N", "Levels of runs that have a REPL (default 1).", type=int)
+LEVEL = click.Option(
+    ["--isolation"], type=ISOLATION, help="Level of the sandbox (default auto); process is unprotected."
+)
+PYTHON = Option("--python", "FOLDER", "A virtual environment whose packages code has.", type=FOLDER)
+PACKAGES = Option("--packages", "LIST", "Packages to make such an environment of: 'numpy>=2 six'.")
+ALLOW_EXEC = click.Option(
+    ["--allow-exec/--no-allow-exec"], default=None, help="Whether code may start programs (default: at strict)."
+)
+SANDBOX = (LEVEL, PYTHON, PACKAGES, ALLOW_EXEC)
+TOOLS = Option(
+    "--tools", "FILE", "Python file whose functions and values code may use. It runs without a sandbox.", type=FILE
+)
+MODEL_POLICY = click.Option(
+    ["--model-policy"],
+    type=click.Choice(("allow", "pinned", "open")),
+    help="Which models code may name (default allow).",
+)
+RUN = (
+    MODEL_POLICY,
+    click.Option(
+        ["--recursion"], type=click.Choice(("always", "auto")), help="Which children get a REPL (default always)."
+    ),
+    click.Option(
+        ["--prompt-profile"],
+        type=click.Choice(("both", "final", "answer", "compact")),
+        help="What the model is told to end with (default both).",
+    ),
+)
+CLUSTER = (
+    Option("--nodes", "HOST:PORT", "Run on nodes that join here, such as 0.0.0.0:7077."),
+    Option("--advertise", "HOST[:PORT]", "Address that nodes connect to, if it is another one."),
+    Option("--token-file", "FILE", "File of the nodes' token; it is made if it does not exist.", type=FILE),
+    Flag("--plain", "Nodes connect in plain text: the network is yours alone."),
+    Option("--cluster", "ADDRESS", "Run on this Ray cluster, such as auto."),
+    Option("--join-timeout-s", "S", "Seconds to wait for a node (default 60).", type=float),
+)
+TEXT = (
+    Option("--encoding", "NAME", "Encoding of text without a byte order mark, such as cp1252 (default utf-8)."),
+    Flag("--strict-text", "Refuse text with bytes that cannot be decoded; default: replace them."),
+)
+LIMIT = Option("--limit assignments", "NAME=VALUE", "Any other limit: run_timeout_s=10m.", multiple=True)
+SYSTEM = Option("--system", "TEXT", "System prompt, in place of the built-in one.")
+QUIET = Flag("-q --quiet", "Print no progress and no advice.")
+RETRY_FAILED = Flag("--retry-failed", "Ask again what has failed in an earlier process.")
+
+
+def _output_type(help: str) -> Option:
+    return Option("-o --output-type", "FILE", help, type=FILE)
+
+
+def _runs_at_a_time(most: int | None) -> Option:
+    return Option(
+        "--max-concurrent", "N", "Runs at the same time (default 16).", type=click.IntRange(1, most), default=16
+    )
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+ASK = Command(
+    "ask",
+    """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.
+
+    The answer goes to stdout, all else to stderr.
+    """,
+    (
+        click.Argument(["question"]),
+        click.Argument(["paths"], nargs=-1, type=FILE, metavar="[PATH]..."),
+        *TEXT,
+        *MODELS,
+        MAX_DEPTH,
+        *SANDBOX,
+        TOOLS,
+        _output_type("A JSON Schema of the answer, which is printed as JSON."),
+        *RUN,
+        *CLUSTER,
+        LIMIT,
+        SYSTEM,
+        Option("--trace", "FILE", "Write all events to a new file, as JSON lines.", type=PATH),
+        Option("--record", "FILE", "Write all model calls to a new file.", type=PATH),
+        Option("--replay", "FILE", "Take replies from such a file; no model is called.", type=PATH),
+        JSON,
+        QUIET,
+        Flag("-v --verbose", "Show each turn's reply, code, output and calls, and left-out files."),
+        DEBUG,
+    ),
+    epilog=f"""\b
+exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or configuration is wrong,
+3 a limit or `rlm-broker stop` ended it (the partial answer is printed), 4 the isolation cannot be had or the sandbox
+failed, 5 the model provider failed, {BY_SIGNALS} (the partial answer is printed)""",
+)
+
+BATCH = Command(
+    "batch",
+    """Ask the questions of INPUT, one JSON object a line, and write each result to OUT as soon as there is one.
+
+    If INPUT is -, lines are read from stdin. The same command goes on after a kill: finished items are not asked again,
+    and calls that were paid are not paid again. Limits of the whole batch hold for all of its processes together.
+    """,
+    (
+        click.Argument(["input"], required=False, type=FILE, metavar="INPUT"),
+        Option("--out", "FILE", "File of results, as JSON lines.", type=PATH),
+        Option("--status", "FILE", "Show how far the batch of FILE is.", type=PATH),
+        _runs_at_a_time(MOST_RUNS),
+        Flag("--fail-fast", "End the batch when an item fails; default: a failure is a result."),
+        RETRY_FAILED,
+        Option("--batch-budget-usd", "USD", "Dollars of the whole batch.", type=click.FloatRange(min=0, min_open=True)),
+        Option("--batch-tokens", "N", "Tokens of the whole batch.", type=click.IntRange(1)),
+        Option("--batch-timeout", "TIME", "Time of the whole batch, such as 90s or 1h30m."),
+        Flag("--trajectories", "Write the conversation of each item, as chat messages."),
+        Option(
+            "--score",
+            "PLACE:FUNCTION",
+            "Function (item, result) whose value each line has; PLACE is a FILE.py or a module. No sandbox.",
+        ),
+        Option("--root", "DIR", "Folder of the paths in lines (default: that of INPUT).", type=FOLDER),
+        *TEXT,
+        *MODELS,
+        MAX_DEPTH,
+        *SANDBOX,
+        TOOLS,
+        _output_type("A JSON Schema of the answers."),
+        *RUN,
+        *CLUSTER,
+        Option("--limit assignments", "NAME=VALUE", "Any limit of each item: max_budget_usd=0.1.", multiple=True),
+        SYSTEM,
+        Flag("--json as_json", "Print one JSON object about the batch at its end."),
+        QUIET,
+        DEBUG,
+    ),
+    epilog=f"""\b
+a line of INPUT is one of these, with "metadata": {{...}} for values of your own:
+  {{"id": "a1", "question": "Which disk failed?", "context": "a text, an object or a list"}}
+  {{"id": "a2", "question": "Which disk failed?", "path": "logs/a2.log"}}
+
+\b
+exit codes: 0 each item has a result, and none failed, 1 some items failed, 2 the command line, the input or
+the configuration is wrong, or it does not fit OUT, 3 a limit of the batch or `rlm-broker stop` ended it,
+4 the isolation cannot be had or the sandbox failed, 5 the model provider failed before the first item,
+{BY_SIGNALS}.
+After 3, 4, 5, 130, 143, 129 and a kill the same command goes on with the items that have no result.""",
+)
+
+EVAL = Command(
+    "eval",
+    """Measure whether an RLM is worth it for a model: questions with known answers, asked in several ways.
+
+    Each question is asked in each arm. A table has the score of each with an interval, cost, tokens and seconds.
+    """,
+    (
+        *MODELS,
+        Option("--tasks", "LIST", "Generated tasks, with commas between (default all)."),
+        Option("--lengths", "LIST", "Lengths of the contexts, such as 8k,1m (default 8k,64k)."),
+        click.Option(
+            ["--length-unit"],
+            type=click.Choice(("tokens", "chars")),
+            help="Unit of the lengths (default tokens, estimated).",
+        ),
+        Option("--samples", "N", "Questions of each task at each length (default 5).", type=click.IntRange(1, 10_000)),
+        Option("--seed", "N", "Seed of the generated questions (default 0).", type=int),
+        Option("--data", "FILE", "Your own questions with answers, as JSON lines, in place of the tasks.", type=FILE),
+        Option("--arms", "LIST", "Ways to ask each question (default plain,rlm1,rlm2).", default="plain,rlm1,rlm2"),
+        _runs_at_a_time(None),
+        Option("--batch-budget-usd", "USD", "Maximum cost of the whole evaluation.", type=float),
+        Option("--batch-tokens", "N", "Maximum tokens of the whole evaluation.", type=int),
+        RETRY_FAILED,
+        *SANDBOX,
+        *RUN,
+        LIMIT,
+        Option("--out", "FOLDER", "Keep the results, so that a killed evaluation goes on.", type=FOLDER),
+        Option("--picture", "FILE", "Write the scores as an SVG file.", type=PATH),
+        Flag("--dry-run", "Say how many runs there would be, and end."),
+        JSON,
+        QUIET,
+        DEBUG,
+    ),
+    epilog=f"""\b
+tasks: needle, needles, absent (facts in much text), count, classify (sums over lines), pairs (a join of two lists)
+arms:  plain (the context is in the prompt), rlm1, rlm2 (runs with a REPL, and their children with one); an arm may
+       have settings of its own, such as rlm1:max_iterations=10 or rlm1:recursion=auto
+
+\b
+exit codes: 0 all items have ended, 1 all items of an arm failed, 2 the command line or configuration is wrong,
+3 a limit ended it (the same command goes on), 4 the isolation cannot be had,
+{BY_SIGNALS} (the same command with --out goes on)""",
+)
+
+# -- code, servers, nodes ----------------------------------------------------------------------------------------------
+
+EXEC = Command(
+    "exec",
+    """Run a Python FILE in a sandbox of its own, without any model, as `python FILE ARGS...` would.
+
+    All arguments behind FILE are the program's. The program gets the stdin of this command, which is read to its end
+    before the program begins; a terminal is not read. If FILE is -, the program itself is read from stdin.
+    """,
+    (
+        click.Argument(["file"], type=FILE),
+        click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+        Option("--file files", "LOCAL[=NAME]", "A file to put beside the program; repeatable.", multiple=True),
+        Option("--timeout", "TIME", "Compute time, such as 90s or 1h30m (default 60 s)."),
+        *SANDBOX,
+        Option("--limit assignments", "NAME=VALUE", "Any other limit: memory_bytes=64MB.", multiple=True),
+        JSON,
+        DEBUG,
+    ),
+    epilog=f"""\b
+exit codes: 0 it ran through, its own if it exited with one, 1 it raised or crashed, 2 the command line is wrong,
+3 a limit ended, interrupted or killed it, 4 the sandbox cannot be had or failed,
+{BY_SIGNALS}""",
+    context_settings={"allow_interspersed_args": False},
+)
+
+SERVE = Command(
+    "serve",
+    """Serve an RLM as a model over HTTP, and its sandbox: to OpenAI's clients, chat windows and agents.
+
+    The address, the key and the link of the viewer go to stdout. SIGTERM lets runs end; a second one ends them.
+    """,
+    (
+        *MODELS,
+        Option("--host", "HOST", "Address to listen on (default 127.0.0.1)."),
+        Option("--port", "N", "Port (default 8700); 0 takes a free one.", type=int),
+        Option("--key", "env:NAME", "Variable that holds the key of clients; default: one is made.", type=KEY),
+        Option(
+            "--context contexts",
+            "NAME=PATH",
+            "Files that the model MODEL@NAME asks about. They are read once, at the start.",
+            multiple=True,
+        ),
+        Option("--config", "FILE", "Settings, in place of rlm-broker.toml of this folder.", type=PATH),
+        LEVEL,
+        Option("--max-runs", "N", "Runs at the same time (default 64).", type=int),
+        Option("--drain-s", "S", "Seconds that runs have to end after SIGTERM (default 30).", type=float),
+        Option("--certificate", "FILE", "Certificate for TLS, as PEM.", type=FILE),
+        Option("--private-key", "FILE", "Private key of the certificate, as PEM.", type=FILE),
+        Flag("--behind-proxy", "A proxy in front speaks TLS: listen beyond loopback.", default=None),
+        LIMIT,
+        DEBUG,
+    ),
+    epilog="""\b
+exit codes: 0 drained after SIGTERM or Ctrl+C, 1 failed, 2 the command line or configuration is wrong, or the port is
+in use, 4 the isolation cannot be had, 5 the model provider failed""",
+    extra="serve",
+)
+
+NODE = Command(
+    "node",
+    """Offer this machine to an orchestrator: its runs and their sandboxes are here, its models and keys are there.
+
+    The join command, with the address and the fingerprint, comes from the orchestrator. What happens goes to stderr.
+    """,
+    (
+        Option("--connect address", "HOST:PORT", "Address of the orchestrator's broker.", required=True),
+        Option("--fingerprint", "sha256:HEX", "Fingerprint of the broker's certificate."),
+        Option("--token-file", "FILE", "File with the join token; default: RLM_BROKER_NODE_TOKEN has it.", type=FILE),
+        Option("--name", "NAME", "Name of this node (default: its host name)."),
+        Option("--max-runs", "N", "Runs at a time (default 16 per CPU).", type=click.IntRange(1, 65_536)),
+        Option(
+            "--wait-s",
+            "S",
+            "Seconds to look for the broker, at the start and after a loss (default 60).",
+            type=click.FloatRange(0),
+            default=60.0,
+        ),
+        Flag("--once", "End when the broker is lost, and do not look for it again."),
+        Flag("--plain", "Connect in plain text: the network is yours alone."),
+        DEBUG,
+    ),
+    epilog="""\b
+exit codes: 0 the cluster has ended, 1 the broker was not reached or was lost, 2 the command line is wrong, or the
+broker refused this node or is another one, 4 the sandbox cannot be had, 130, 143, 129 stopped by a signal""",
+)
+
+MCP = Command(
+    "mcp",
+    """Serve a sandbox, and questions about large files, to one client of the Model Context Protocol.
+
+    The client starts this command, and talks with it by stdin and stdout. The command ends when stdin does.
+    """,
+    (
+        *MODELS,
+        Option("--root", "DIR", "Folder whose files may be asked about.", type=FOLDER, default="."),
+        MAX_DEPTH,
+        *SANDBOX,
+        TOOLS,
+        *RUN,
+        LIMIT,
+        Flag("--config only_config", "Print the JSON that clients want, and exit."),
+        DEBUG,
+    ),
+    epilog=f"""\b
+for Claude Code:
+  claude mcp add rlm -- rlm-broker mcp --model openai/gpt-5-mini
+
+\b
+exit codes: 0 the client has left, 2 the command line or configuration is wrong,
+{BY_SIGNALS}""",
+)
+
+# -- this machine, settings, runs that go on ---------------------------------------------------------------------------
+
+DOCTOR = Command(
+    "doctor",
+    "Show what isolation this machine offers, tried out in a real worker of each level.",
+    (JSON,),
+    epilog="exit codes: 0 isolation 'auto' works here, 4 it does not",
+)
+
+AS_ASK = "As it would be given to ask."
+LIST_MODELS = Command(
+    "models",
+    """Show the models and routes that hold here, what a server at --base-url has, and the providers whose key is set.
+
+    With a NAME, show which model would serve code that asks for it.
+    """,
+    (
+        click.Argument(["name"], required=False),
+        click.Option(
+            ["--depth"],
+            type=click.IntRange(0),
+            default=1,
+            help="Depth of the call: 0 a root's own, 1 (default) its REPL's.",
+        ),
+        Option("-m --model", "NAME", AS_ASK),
+        Option("-s --sub-model", "NAME", AS_ASK),
+        BASE_URL,
+        API_KEY,
+        MODEL_POLICY,
+        JSON,
+    ),
+    epilog="exit codes: 0 shown, 2 a setting is wrong, or code may not ask for that model",
+)
+
+CONFIG = Group(
+    "config",
+    help="Settings: flags, then RLM_BROKER_*, ./rlm-broker.toml, and ~/.config/rlm-broker/config.toml.",
+    commands=[
+        Command(
+            "trust",
+            "Trust ./rlm-broker.toml with its present content. It may then name servers, Python files of tools, which"
+            " run without a sandbox, and isolation 'process'.",
+            epilog="exit codes: 0 trusted, 2 there is no such file, or it is wrong",
+            work="config.trust",
+        ),
+        Command(
+            "show",
+            """Print each setting with the value that holds, and where it came from.
+
+            A sentence at the end of each line says what the setting is.
+            """,
+            (Option("--limit assignments", "NAME=VALUE", AS_ASK, multiple=True), JSON),
+            epilog="exit codes: 0 shown, 2 a setting is wrong",
+            work="config.show",
+        ),
+    ],
+)
+
+PS = Command(
+    "ps",
+    """Show each run and each REPL of this user's processes, and what it does.
+
+    Listed are `ask`, `exec`, `serve`, `mcp`, and Python programs that were started with RLM_BROKER_CONTROL=1. A process
+    that does not answer is named. `rlm-broker stop` takes the ids.
+    """,
+    (JSON, Flag("--watch", "Show the table again each second, until Ctrl+C.")),
+    epilog="exit codes: 0 shown, also if no process runs, 2 the command line is wrong, 130 Ctrl+C",
+)
+
+STOP = Command(
+    "stop",
+    """Stop a run: it ends with its best answer so far. Stop a REPL: its block is interrupted.
+
+    With the id of a process, stop all its runs, and all REPLs that belong to no run. `rlm-broker ps` shows the ids; the
+    beginning of the id of a run or a REPL is enough. The command waits for the end.
+    """,
+    (
+        click.Argument(["target"], metavar="RUN|REPL|PID"),
+        Flag("--now", "Cancel a run, without an answer; close a REPL, with all its processes."),
+        Flag("--dry-run", "Show what would be stopped."),
+        JSON,
+    ),
+    epilog="""\b
+exit codes: 0 it has ended, 1 it goes on or its process hangs, 2 there is no such run, REPL or process,
+or the beginning of an id is that of several""",
+)
+
+TRACE_FILE = click.Argument(["file"], type=PATH)
+TRACE = TraceGroup(
+    "trace",
+    help="Look at a trace that `ask --trace FILE` wrote.",
+    commands=[
+        Command(
+            "show",
+            "Print the tree of runs: question, turns, blocks, calls, tokens and cost of each.",
+            (
+                TRACE_FILE,
+                Flag("--full", "Show each reply, code, output, and call with its prompt and reply."),
+                Flag("--json as_json", "Print the runs as one JSON list; a trace itself is JSON lines."),
+            ),
+            epilog="exit codes: 0 shown, 2 the file is no trace",
+            work="trace.show",
+        ),
+        Command(
+            "view",
+            "Write the trace as one page that needs no network, open it in the browser, and print its link.",
+            (
+                TRACE_FILE,
+                Option("--out", "FILE.html", "The page (default: beside the trace, with .html).", type=PATH),
+                NO_OPEN,
+            ),
+            epilog="exit codes: 0 written, 2 the file is no trace, or the page cannot be written",
+            work="trace.view",
+        ),
+        Command(
+            "export",
+            "Write the trace in the format of another program.",
+            (
+                TRACE_FILE,
+                Flag(
+                    "--chrome names",
+                    "Trace events that Perfetto and chrome://tracing open.",
+                    flag_value="chrome",
+                    multiple=True,
+                ),
+                Flag(
+                    "--otlp names",
+                    "Spans as OTLP in JSON, for OpenTelemetry's collectors.",
+                    flag_value="otlp",
+                    multiple=True,
+                ),
+                Flag(
+                    "--rlm names",
+                    "JSON lines that the visualizer of `rlms` opens.",
+                    flag_value="rlm",
+                    multiple=True,
+                ),
+                Option("--out", "FILE", "A new file (default: stdout).", type=PATH),
+            ),
+            epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written",
+            work="trace.export",
+        ),
+    ],
+)
+
+VIEW = Command(
+    "view",
+    """Show the runs of this machine in the browser, follow them, and stop them.
+
+    Shown are the runs that `rlm-broker ps` lists. The link has a key, with which your runs can be seen and stopped:
+    keep it to yourself.
+    """,
+    (
+        Option("--port", "N", "Port (default: a free one).", type=click.IntRange(0, 65535), default=0),
+        Option("--host", "ADDRESS", "Address of this machine (default 127.0.0.1).", default="127.0.0.1"),
+        NO_OPEN,
+    ),
+    epilog="exit codes: 2 the port cannot be had, or packages are missing, 130 Ctrl+C",
+    extra="serve",
+)
+
+COMMANDS: dict[str, tuple[str, click.Command]] = {
+    "ask": ("Ask a question about a text, files or folders.", ASK),
+    "batch": ("Ask many questions, and go on where a killed batch was.", BATCH),
+    "eval": ("Measure whether an RLM is worth it for a model, by questions with known answers.", EVAL),
+    "exec": ("Run a Python file in a sandbox, without any model.", EXEC),
+    "serve": ("Serve an RLM as a model over HTTP, and its sandbox.", SERVE),
+    "node": ("Offer this machine to an orchestrator on another one.", NODE),
+    "mcp": ("Serve a sandbox and questions about files to an MCP client.", MCP),
+    "doctor": ("Show what isolation this machine offers.", DOCTOR),
+    "models": ("Show which models and keys there are, and which model would serve a call.", LIST_MODELS),
+    "config": ("Show every setting, where it came from, and what it is.", CONFIG),
+    "ps": ("Show what runs in this user's processes.", PS),
+    "stop": ("Stop a run, a REPL or a process.", STOP),
+    "trace": ("Show what happened in a run, from its trace.", TRACE),
+    "view": ("Show the runs of this machine in the browser.", VIEW),
+}
+"""Name of a command -> its sentence in the list of commands, and the command, in the order of that list."""
