@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -300,10 +300,17 @@ class LiteLLMClient(BaseClient):
         output_tokens = getattr(counted, "completion_tokens", None) or 0
         cost = response._hidden_params.get("response_cost")
         # litellm also gives 0 if the provider counted no tokens or the price is missing, so 0 needs a check.
-        if cost == 0 and not (input_tokens + output_tokens > 0 and _is_free(litellm, self._litellm_name)):
+        if cost == 0 and not (input_tokens + output_tokens > 0 and self._is_free(litellm)):
             cost = None
         cached = getattr(getattr(counted, "prompt_tokens_details", None), "cached_tokens", None) or 0
         return Usage(1, input_tokens, output_tokens, cost, 0, cached)
+
+    def _is_free(self, litellm: Any) -> bool:
+        """Whether the caller's price is 0, or litellm's own for the model if the caller gave none."""
+        price: Mapping[str, Any] = self._options
+        if "input_cost_per_token" not in price:
+            price = next(filter(None, map(litellm.model_cost.get, _names_of_price(self._litellm_name))), {})
+        return price.get("input_cost_per_token") == 0 and price.get("output_cost_per_token") == 0
 
     def _failed(self, error: Exception) -> ModelFailed:
         kind = type(error).__name__
@@ -389,11 +396,6 @@ async def _streamed(litellm: Any, call: dict[str, Any], on_text: Callable[[str],
         if chunk.choices and (text := chunk.choices[0].delta.content):
             on_text(text)
     return litellm.stream_chunk_builder(chunks, messages=call["messages"])
-
-
-def _is_free(litellm: Any, name: str) -> bool:
-    price: dict[str, Any] = next(filter(None, map(litellm.model_cost.get, _names_of_price(name))), {})
-    return price.get("input_cost_per_token") == 0 and price.get("output_cost_per_token") == 0
 
 
 def _names_of_price(name: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from tests.support.waiting import WAIT_S, until
 
 KEYS: dict[str, dict[str, Any]] = {"alice": {}, "bob": {}}
 LIMITS = Limits(block_timeout_s=30, memory_bytes=1 << 30)
+PROCESSES_OF_A_WORKER = 2
 
 
 @pytest.fixture(scope="module")
@@ -224,5 +225,6 @@ async def test_many_containers_leave_nothing(client: openai.AsyncOpenAI) -> None
     before, processes = memfds(""), len(living_below())
     for _ in range(15):
         await one()
-    await until(lambda: len(living_below()) <= processes)
-    assert memfds("") <= before
+    # The worker that the pool makes in place of a used one may be there or not, both before and after.
+    await until(lambda: len(living_below()) <= processes + PROCESSES_OF_A_WORKER)
+    assert memfds("") <= before + 1
