@@ -18,7 +18,7 @@ from rlm_broker.cli.terminal import say
 from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.service.app import Service
-from rlm_broker.service.http.server import BoundedServer, configured
+from rlm_broker.service.http_server import BoundedServer, configured
 from rlm_broker.service.settings import RIGHTS, ServeSettings
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.validation import first_complaint

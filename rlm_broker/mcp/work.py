@@ -23,10 +23,9 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.roots import Root
 from rlm_broker.context.store import Paths
 from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
-from rlm_broker.hosting.hosted_run import HostedRun
 from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepl, HeldRepls
-from rlm_broker.hosting.runs import HostedRuns
+from rlm_broker.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.mcp import forms, telling
 from rlm_broker.mcp.telling import Told
 from rlm_broker.rlm import RLM

@@ -8,10 +8,9 @@ from starlette.routing import Mount
 
 from rlm_broker.control.board import QUESTION_CHARS
 from rlm_broker.control.status import RunStatus
-from rlm_broker.hosting.hosted_run import HostedRun
+from rlm_broker.hosting.runs import HostedRun
 from rlm_broker.service.bodies import WholeBodies
-from rlm_broker.service.guard import key_of
-from rlm_broker.service.keys import Key
+from rlm_broker.service.guard import Key, key_of
 from rlm_broker.service.parts import Parts
 from rlm_broker.trace.writer import encoded, plain
 from rlm_broker.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app

@@ -12,8 +12,7 @@ from rlm_broker.control import client
 from rlm_broker.control.status import RunStatus
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.service.bodies import WholeBodies
-from rlm_broker.service.http.room import Room
-from rlm_broker.service.http.server import BoundedServer, configured
+from rlm_broker.service.http_server import BoundedServer, Room, configured
 from rlm_broker.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
 
 HOSTS = ("127.0.0.1", "localhost")

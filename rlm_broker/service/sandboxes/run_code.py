@@ -28,7 +28,7 @@ from rlm_broker.service.bodies import parsed
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.guard import key_of
 from rlm_broker.service.parts import Parts
-from rlm_broker.service.replying import SlowJson
+from rlm_broker.service.replies import SlowJson
 from rlm_broker.service.sandboxes.blocks import Seconds
 
 OTHER_LANGUAGES: Final = frozenset(

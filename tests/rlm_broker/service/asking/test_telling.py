@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.results import Block
-from rlm_broker.service.asking.telling import SHOWN_CHARS, Telling, shortened
+from rlm_broker.service.questions.outcome import SHOWN_CHARS, Telling, shortened
 from rlm_broker.trace.events import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 
 

@@ -17,7 +17,7 @@ from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.rlm import RLM
-from rlm_broker.service.responses import answering
+from rlm_broker.service.responses import answers as answering
 from rlm_broker.service.settings import ServeSettings
 from tests.support.response_types import check_body, check_events, check_items
 from tests.support.service import Served, serving

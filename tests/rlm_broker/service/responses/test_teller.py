@@ -8,12 +8,12 @@ import pytest
 
 from rlm_broker.errors import ModelFailed, RunCancelled
 from rlm_broker.results import Block
-from rlm_broker.service.asking.client_tools import ClientCall
-from rlm_broker.service.asking.outcome import Outcome
-from rlm_broker.service.responses.journal import Journal
+from rlm_broker.service.questions.client_tools import ClientCall
+from rlm_broker.service.questions.outcome import Outcome
+from rlm_broker.service.responses.events import LOGS_CHARS, Teller
 from rlm_broker.service.responses.request import ResponseRequest
 from rlm_broker.service.responses.resource import Resource, repeated
-from rlm_broker.service.responses.teller import LOGS_CHARS, Teller
+from rlm_broker.service.responses.store import Journal
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,

@@ -1,9 +1,14 @@
-"""The object `rlm` of a request: what OpenAI's interface has no words for. Clients send it as `extra_body`."""
+"""The object `rlm` of a request, for what OpenAI's interface has no words; and bounds on the items of a request.
+
+Clients send the object as `extra_body`. All clients wait while the event loop reads messages, parts and files, so their
+number is bounded.
+"""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic_core import PydanticCustomError
 
 from rlm_broker.limits import RunLimits
 from rlm_broker.service.errors import ApiError
@@ -64,3 +69,37 @@ class RlmOptions(BaseModel):
         said = self.model_dump(exclude={"question", "context"}) | more
         given = {name: value for name, value in said.items() if value is not None}
         return RunLimits(**given) if given else None
+
+
+MOST_ITEMS: Final = 5_000
+"""Messages or items of one request, and parts of all of them; also items of a whole conversation that is kept."""
+MOST_FILES: Final = 1_000
+"""Files in the messages of one request."""
+
+
+def _counted(items: Any) -> Any:
+    """Refuse a list with too many messages, parts or files, before each of them is looked at."""
+    if not isinstance(items, list):
+        return items
+    parts = files = 0
+    if len(items) > MOST_ITEMS:
+        raise _too_many(f"{MOST_ITEMS:,} messages or items: leave out the oldest")
+    for item in items:
+        for content in (item.get("content"), item.get("output")) if isinstance(item, Mapping) else ():
+            if isinstance(content, list):
+                parts += len(content)
+                if parts > MOST_ITEMS:
+                    raise _too_many(f"{MOST_ITEMS:,} parts: join texts, or send a file")
+                files += sum(isinstance(part, Mapping) and part.get("type") in _FILES for part in content)
+    if files > MOST_FILES:
+        raise _too_many(f"{MOST_FILES:,} files: send an archive of them")
+    return items
+
+
+def _too_many(what: str) -> PydanticCustomError:
+    return PydanticCustomError("too_many", "there are more than {what}", {"what": what})
+
+
+_FILES: Final = ("file", "input_file")
+COUNTED: Final = BeforeValidator(_counted)
+"""Marks a field whose messages are counted."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlm_broker.json_schema import CheckedSchema, aside
-from rlm_broker.service.asking.conversation import CONVERSATION
-from rlm_broker.service.asking.schemas import Room, safe_schema
 from rlm_broker.service.errors import ApiError
+from rlm_broker.service.questions.conversation import CONVERSATION
+from rlm_broker.service.questions.schemas import Room, safe_schema
 from sandbox_worker.wire.names import RESERVED
 
 ID_BYTES: Final = 16

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlm_broker.service.asking.options import RlmOptions
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.materials import InlineFile, Material, Text
+from rlm_broker.service.questions.options import RlmOptions
 
 CONVERSATION: Final = "conversation"
 """Name of the variable that holds the earlier messages."""

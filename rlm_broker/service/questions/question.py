@@ -12,10 +12,10 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.limits import RunLimits
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.persistent_repl import PersistentRepl
-from rlm_broker.service.asking.client_tools import FunctionTool
-from rlm_broker.service.asking.conversation import CONVERSATION
 from rlm_broker.service.materials import Material, Text, stored_of
 from rlm_broker.service.models import ServedModel
+from rlm_broker.service.questions.client_tools import FunctionTool
+from rlm_broker.service.questions.conversation import CONVERSATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

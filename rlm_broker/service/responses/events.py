@@ -16,14 +16,13 @@ from typing import Any, Final
 
 from rlm_broker.errors import RlmBrokerError, RunCancelled
 from rlm_broker.results import Block
-from rlm_broker.service.asking.client_tools import ClientCall
-from rlm_broker.service.asking.outcome import Outcome
-from rlm_broker.service.asking.telling import output_of
 from rlm_broker.service.errors import api_error_of
 from rlm_broker.service.prose import LiveProse
+from rlm_broker.service.questions.client_tools import ClientCall
+from rlm_broker.service.questions.outcome import Outcome, output_of
 from rlm_broker.service.responses import resource as items
-from rlm_broker.service.responses.journal import Journal
 from rlm_broker.service.responses.resource import Item, Resource, Status
+from rlm_broker.service.responses.store import Journal
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,

@@ -1,14 +1,36 @@
-"""A form with one file in it, read as it comes: the file goes on piece by piece, and is never in memory as a whole."""
+"""`/v1/files`, as OpenAI's clients use it.
 
+A form with a file is read as it comes: the file goes on piece by piece, and is never in memory as a whole. The content
+of a file is read in pieces, too, while it is sent.
+"""
+
+import asyncio
+import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rlm_broker.service.bodies import chunks_of
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.hosting.files import UploadedFile
+from rlm_broker.service.bodies import chunks_of, validated
 from rlm_broker.service.errors import ApiError
+from rlm_broker.service.guard import Key, key_of
+from rlm_broker.service.paging import Page, listed, page_of
+from rlm_broker.service.parts import Parts
+from rlm_broker.service.replies import while_connected
+
+Purpose = Literal["assistants", "user_data", "vision"]
+"""Words about a file's use that are taken. They have no effect: what OpenAI does with other ones is not served."""
+MAX_EXPIRY_S = 2_592_000
+"""Longest time until a file is deleted by itself: 30 days, as OpenAI has it."""
+
 
 FILE: Final = "file"
 """Name of the part that holds the file, as OpenAI's clients send it."""
@@ -177,3 +199,142 @@ def file_name(given: str) -> str:
     if len(name.encode()) > MAX_NAME_BYTES:
         raise ApiError(400, f"the name of the file has more than {MAX_NAME_BYTES} bytes", code="too_large", param=FILE)
     return FILE if name in ("", ".", "..") else name
+
+
+PIECE_BYTES: Final = 1 << 18
+"""Bytes that are read and sent at a time."""
+
+
+class Content:
+    """An answer that is the content of a file.
+
+    Args:
+        fd: Descriptor of a regular file, which is closed when the answer has ended.
+        size_bytes: Bytes from its start that are sent.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._fd = fd
+        self._size_bytes = size_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+        """Send the content, until it or the client ends."""
+        try:
+            await while_connected(receive, lambda: self._sent(send))
+        finally:
+            os.close(self._fd)
+
+    async def _sent(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", str(self._size_bytes).encode()),
+            (b"content-disposition", b"attachment"),  # a browser shows no page that code or another client has made
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        done = 0
+        while piece := await self._read(done):
+            done += len(piece)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _read(self, done: int) -> bytes:
+        """Return the next piece.
+
+        A thread reads it, so that each piece takes a turn of the event loop, which may show that the client has left:
+        from then on `send` returns at once. The read ends before the descriptor is closed.
+        """
+        size = min(PIECE_BYTES, self._size_bytes - done)
+        return await to_its_end(lambda: asyncio.to_thread(os.pread, self._fd, size, done))
+
+
+class Expiry(BaseModel):
+    """When a file is deleted by itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=1, le=MAX_EXPIRY_S)]
+
+
+class FileFields(BaseModel):
+    """Fields of an upload, beside the file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    purpose: Purpose = "user_data"
+    expires_after: Expiry | None = None
+
+
+class FilesPage(Page):
+    """Query of the list of files."""
+
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
+    purpose: str | None = None
+
+
+def routes(parts: Parts) -> list[Route]:
+    """Return the routes of files."""
+    served = _Files(parts)
+    one = "/v1/files/{id}"
+    return [
+        Route("/v1/files", served.created, methods=["POST"]),
+        Route("/v1/files", served.list, methods=["GET"]),
+        Route(one, served.one, methods=["GET"]),
+        Route(one, served.deleted, methods=["DELETE"]),
+        Route(f"{one}/content", served.content, methods=["GET"]),
+    ]
+
+
+class _Files:
+    def __init__(self, parts: Parts) -> None:
+        self._files = parts.files
+        self._settings = parts.settings
+
+    async def created(self, request: Request) -> Response:
+        with self._files.receiving(_user(request).owner) as upload:
+            form = await received(request, upload.write, self._settings.file_bytes, self._settings.stall_s)
+            if form.filename is None:
+                raise ApiError(400, f"the form has no file: send it as {FILE!r}, with a filename", param=FILE)
+            fields = validated(form.nested(), FileFields)
+            expires_s = None if fields.expires_after is None else float(fields.expires_after.seconds)
+            return JSONResponse(_shape(upload.keep(form.filename, fields.purpose, expires_s)))
+
+    async def list(self, request: Request) -> Response:
+        page = page_of(request, FilesPage)
+        mine = self._files.of(_user(request).owner)
+        return JSONResponse(listed([each for each in mine if page.purpose in (None, each.purpose)], page, _shape))
+
+    async def one(self, request: Request) -> Response:
+        return JSONResponse(_shape(self._asked(request)))
+
+    async def content(self, request: Request) -> ASGIApp:
+        file = self._asked(request)
+        return Content(file.opened(), file.size_bytes)
+
+    async def deleted(self, request: Request) -> Response:
+        file = self._asked(request)
+        self._files.delete(file.owner, file.id)
+        return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+
+    def _asked(self, request: Request) -> UploadedFile:
+        return self._files.get(_user(request).owner, request.path_params["id"])
+
+
+def _user(request: Request) -> Key:
+    key = key_of(request)
+    key.require_one_of("run", "execute")
+    return key
+
+
+def _shape(file: UploadedFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size_bytes,
+        "created_at": int(file.created_at),
+        "expires_at": None if file.expires_at is None else int(file.expires_at),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
