@@ -104,6 +104,7 @@ def post(address: str, **fields: str) -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_to_its_end_and_shows_pages(path: Path, tmp_path: Path) -> None:
     for package in ("nbclient", "ipykernel"):

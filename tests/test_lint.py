@@ -201,7 +201,7 @@ def test_ratchet_refuses_more_and_writes_less(tmp_path: Path) -> None:
     tree = project(tmp_path)
     file = tmp_path / ratchet.FILE
     file.parent.mkdir(parents=True)
-    ratchet.write(tree, [Figure("a", "lines", 51), Figure("b", "verbs", 3), Figure("c", "verbs", 1)])
+    ratchet.write(tree, [Figure("a", "lines", 75), Figure("b", "verbs", 3), Figure("c", "verbs", 1)])
     assert ratchet.read(tree) == {("a", "lines"): (100, 4), ("b", "verbs"): (3, 5), ("c", "verbs"): (1, 6)}
     grown = [Figure("a", "lines", 101), Figure("b", "verbs", 2), Figure("d", "verbs", 1, ("d.py",))]
     assert findings(ratchet.rules(tree, grown)) == [

@@ -11,7 +11,7 @@ FILE = "scripts/lint/ratchet.txt"
 HEAD = """\
 # Figures that may only fall: room (or arrow, class, folder of tests), kind, number. A higher one fails the lint.
 # `python -m scripts.lint --write` lowers them to what is reached. To raise one, or to add a room, edit its line by hand
-# and give the reason in the commit message. Lines are rounded up to the next fifty.
+# and give the reason in the commit message. Of lines, 25 to 74 are to spare.
 """
 KINDS = {
     "lines": "lines: merge, shorten, or remove what it replaces",
@@ -37,6 +37,8 @@ KINDS = {
 """Kinds of figures: the thing counted, and what to do about one more."""
 ROUNDED = {"lines", "code", "test_lines"}
 STEP = 50
+SPARE = 25
+"""Lines to spare at the least, so that one sentence more needs no new figure."""
 
 
 def rules(project: Project, figures: Iterable[Figure]) -> Iterator[Finding]:
@@ -67,7 +69,7 @@ def write(project: Project, figures: Iterable[Figure]) -> None:
     allowed = read(project)
     lines = []
     for figure in sorted(figures, key=lambda each: (each.subject, each.kind)):
-        reached = -(-figure.value // STEP) * STEP if figure.kind in ROUNDED else figure.value
+        reached = -(-(figure.value + SPARE) // STEP) * STEP if figure.kind in ROUNDED else figure.value
         highest = allowed.get((figure.subject, figure.kind), (0, 0))[0] if allowed else reached
         if kept := min(reached, highest):
             lines.append(f"{figure.subject} {figure.kind} {kept}\n")
