@@ -27,6 +27,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         yield started
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize(
     "call",
     [
@@ -51,6 +52,7 @@ def test_verbose_run_is_one_display_and_its_completion_a_page(kernel: Kernel, ca
     assert told.result["text/plain"].startswith("Completion(response='done'")
 
 
+@pytest.mark.notebook
 def test_updates_are_few_however_much_happens(kernel: Kernel) -> None:
     code = (
         "many = '```repl\\nfor number in range(3000): print(number)\\nfor _ in range(300): llm_query(\"x\")\\n```'\n"
@@ -66,6 +68,7 @@ def test_updates_are_few_however_much_happens(kernel: Kernel) -> None:
     assert "300 calls" in read(display["text/html"]).text
 
 
+@pytest.mark.notebook
 def test_two_runs_at_a_time_are_two_displays(kernel: Kernel) -> None:
     told = kernel.run(
         "rlm = RLM(ScriptedClient(lambda request: 'FINAL(1)'), verbose=True)\n"
@@ -75,6 +78,7 @@ def test_two_runs_at_a_time_are_two_displays(kernel: Kernel) -> None:
     assert ["answered" in display["text/plain"] for display in told.displays.values()] == [True, True]
 
 
+@pytest.mark.notebook
 def test_many_runs_of_a_cell_share_a_display_and_the_next_cell_has_its_own(kernel: Kernel) -> None:
     told = kernel.run(
         "rlm = RLM(lambda messages: 'FINAL(1)' if 'xyzzy' in str(messages) else 1 / 0, verbose=True)\n"
@@ -92,6 +96,7 @@ def test_many_runs_of_a_cell_share_a_display_and_the_next_cell_has_its_own(kerne
     assert ["answered" in display["text/plain"] for display in after.displays.values()] == [True]
 
 
+@pytest.mark.notebook
 def test_failed_run_says_so_in_its_display(kernel: Kernel) -> None:
     told = kernel.run(
         "def down(messages):\n    raise RuntimeError('<i>down</i>')\n"
@@ -104,6 +109,7 @@ def test_failed_run_says_so_in_its_display(kernel: Kernel) -> None:
     assert "<i>down</i>" in read(display["text/html"]).text
 
 
+@pytest.mark.notebook
 def test_a_block_and_its_pictures_are_a_page(kernel: Kernel) -> None:
     told = kernel.run(
         "with Sandbox() as sandbox, sandbox.repl() as repl:\n"
@@ -117,6 +123,7 @@ def test_a_block_and_its_pictures_are_a_page(kernel: Kernel) -> None:
     assert len(page.pictures) == 1
 
 
+@pytest.mark.notebook
 def test_a_run_that_is_not_verbose_shows_nothing(kernel: Kernel) -> None:
     told = kernel.run("completion = RLM(ScriptedClient(list(REPLIES))).completion('text', 'What?')")
     assert (told.error, told.streams, told.displays) == (None, "", {})

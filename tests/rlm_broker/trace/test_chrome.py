@@ -136,6 +136,7 @@ def perfetto(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.browser
 def test_perfetto_opens_the_export(perfetto: str) -> None:
     """Perfetto's own page reads the export without an error, and its SQL counts the slices and tracks."""
     with browser() as chromium:

@@ -42,6 +42,7 @@ def shown(chromium: Browser, tmp_path: Path) -> Callable[..., Tab]:
     return show
 
 
+@pytest.mark.browser
 def test_file_makes_no_request(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """The page of a file asks for itself alone, and its console has no error and no refusal of the policy."""
     tab = shown(small())
@@ -53,6 +54,7 @@ def test_file_makes_no_request(chromium: Browser, shown: Callable[..., Tab]) -> 
     assert chromium.wait(tab.run("document.title")) == "Which failed? · rlm-broker"
 
 
+@pytest.mark.browser
 def test_hostile_texts_are_text(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """Markup, separators, escapes and half characters in each text of a trace are shown as they are."""
     tab = shown(small(HOSTILE, [HOSTILE] * 4))
@@ -65,6 +67,7 @@ def test_hostile_texts_are_text(chromium: Browser, shown: Callable[..., Tab]) ->
     assert len(tab.requests) == 1
 
 
+@pytest.mark.browser
 def test_keys_walk_the_tree(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """Arrows and letters move through the tree; e goes to the failure; Enter and Esc change the side."""
     tab = shown(small())
@@ -94,6 +97,7 @@ def test_keys_walk_the_tree(chromium: Browser, shown: Callable[..., Tab]) -> Non
     assert chromium.wait(tab.run(f"{described}.getAttribute('aria-selected')")) == "true"
 
 
+@pytest.mark.browser
 def test_transcript_has_all_of_a_run(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """The transcript shows the prompt, reply, code, output, errors and sub-calls; equal calls are one item."""
     tab = shown(small(), height=4_000)
@@ -106,6 +110,7 @@ def test_transcript_has_all_of_a_run(chromium: Browser, shown: Callable[..., Tab
     chromium.wait(tab.until("document.querySelector('#transcript .sub-body .prompt')?.innerText === 'equal'"))
 
 
+@pytest.mark.browser
 def test_link_restores_the_place(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """The address of a place leads to it, in its view, in a new window."""
     trace = small()
@@ -123,6 +128,7 @@ def test_link_restores_the_place(chromium: Browser, shown: Callable[..., Tab]) -
     assert chromium.wait(unknown.run(SELECTED)) == "Run 1"
 
 
+@pytest.mark.browser
 def test_search_finds_text_in_any_piece(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """Search finds what is in compressed pieces, over their ends, in any case, and opens it where it is."""
     trace = Written()("run_started", question="Q", model="m")("iteration_started", number=1)
@@ -145,6 +151,7 @@ def test_search_finds_text_in_any_piece(chromium: Browser, shown: Callable[..., 
     assert times.endswith("20,000 times")
 
 
+@pytest.mark.browser
 def test_search_joins_no_two_texts(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """A match that would begin in one text and end in the next is none."""
     tab = shown(Written()("run_started", question="Q", model="m").call(1, "abc", "def", block=0))
@@ -152,6 +159,7 @@ def test_search_joins_no_two_texts(chromium: Browser, shown: Callable[..., Tab])
     assert chromium.wait(tab.until(FOUND.format("abcd"))) == "Found in no text."
 
 
+@pytest.mark.browser
 def test_timeline_draws_and_selects(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """The timeline has a bar for each place; a click selects it; calls at the same time are stacked."""
     tab = shown(small(), "#view=timeline", is_dark=True)
@@ -175,6 +183,7 @@ def test_timeline_draws_and_selects(chromium: Browser, shown: Callable[..., Tab]
     assert [message for message in tab.messages if "getImageData" not in message] == []
 
 
+@pytest.mark.browser
 def test_unfinished_trace_says_so(chromium: Browser, shown: Callable[..., Tab]) -> None:
     trace = small()
     trace.lines = [line for line in trace.lines[:-1] if line["event"] != "block_ended"]
@@ -186,6 +195,7 @@ def test_unfinished_trace_says_so(chromium: Browser, shown: Callable[..., Tab]) 
     assert "did not end" in chromium.wait(tab.run("document.getElementById('tree').innerText"))
 
 
+@pytest.mark.browser
 def test_trees_of_one_file_stand_apart(chromium: Browser, shown: Callable[..., Tab]) -> None:
     trace, second = small("one"), small("two")
     for line in second.lines:
@@ -198,6 +208,7 @@ def test_trees_of_one_file_stand_apart(chromium: Browser, shown: Callable[..., T
     assert chromium.wait(tab.run(SELECTED)) == "Run 1 of tree 2"
 
 
+@pytest.mark.browser
 def test_events_in_any_order_are_shown(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """A trace whose events come in the wrong order, twice or without their beginnings is shown as far as it can be."""
     trace = small()
@@ -209,6 +220,7 @@ def test_events_in_any_order_are_shown(chromium: Browser, shown: Callable[..., T
     assert tab.messages == []
 
 
+@pytest.mark.browser
 def test_failed_call_is_not_counted(chromium: Browser, shown: Callable[..., Tab]) -> None:
     """The page counts calls that were answered, as the command line does, and names what ended the run."""
     trace = Written()
@@ -222,6 +234,7 @@ def test_failed_call_is_not_counted(chromium: Browser, shown: Callable[..., Tab]
     assert "failed: provider" in facts
 
 
+@pytest.mark.browser
 def test_list_tells_that_it_is_read(chromium: Browser) -> None:
     """The list of runs says that it is read until the first answer comes, and then how each run has ended."""
     answered = asyncio.Event()

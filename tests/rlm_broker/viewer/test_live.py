@@ -254,6 +254,7 @@ async def test_other_users_of_the_machine_lock_no_reader_out(ask: Ask, link: str
         assert endless.recv(100).startswith(b"HTTP/1.1 431") or not endless.recv(1)
 
 
+@pytest.mark.browser
 def test_run_is_followed_and_stopped_in_the_browser(link: str, source: Source) -> None:
     """The page lists runs as text, follows one with the keyboard, and stops it after it has asked."""
     with browser() as chromium:

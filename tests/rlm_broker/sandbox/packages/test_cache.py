@@ -73,6 +73,7 @@ def test_lock_has_the_hash_that_each_pip_reports(archive: dict[str, str] | None,
     assert installer_module._locked(report) == [f"{line}\n"]
 
 
+@pytest.mark.installer
 async def test_environment_has_what_was_listed_and_what_that_needs(installer: str, tmp_path: Path) -> None:
     venv = await venv_with(LENSES)
     (packages,) = venv.site_packages
@@ -87,6 +88,7 @@ async def test_environment_has_what_was_listed_and_what_that_needs(installer: st
         assert folder.is_relative_to(tmp_path)
 
 
+@pytest.mark.installer
 async def test_package_code_does_not_run_during_installation(installer: str, tmp_path: Path, wheels: Path) -> None:
     ran = f"open({str(tmp_path / 'ran')!r}, 'w').close()"
     hooks = {name: f"{ran}\n" for name in ("sitecustomize.py", "usercustomize.py")}
@@ -105,6 +107,7 @@ async def test_packages_of_different_sources_stay_apart(quick_cache: Path, monke
     assert left(quick_cache) == [LENSES.digest]
 
 
+@pytest.mark.installer
 async def test_cached_list_needs_no_network_or_process(
     cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,12 +119,14 @@ async def test_cached_list_needs_no_network_or_process(
     assert left(cache) == [LENSES.digest]
 
 
+@pytest.mark.installer
 async def test_empty_list_is_an_environment_without_packages(cache: Path) -> None:
     venv = await venv_with(Requirements.of([]))
     assert left(cache) == [venv.folder.name]
     assert list(venv.site_packages[0].iterdir()) == []
 
 
+@pytest.mark.installer
 async def test_installer_error_is_told_and_cleaned_up(installer: str, tmp_path: Path, wheels: Path) -> None:
     """The installer's error is told, and no file is left."""
     cache = tmp_path / "cache" / "rlm-broker" / "environments"
@@ -259,6 +264,7 @@ async def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeyp
         await venv_with(LENSES)
 
 
+@pytest.mark.installer
 @pytest.mark.usefixtures("cache")
 async def test_installer_runs_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The installer runs in a folder of its own and not in a project."""
@@ -286,6 +292,7 @@ def test_installer_failure_is_seen_despite_ignored_children(code: str, tmp_path:
     assert left(cache) == []
 
 
+@pytest.mark.installer
 @pytest.mark.usefixtures("cache")
 async def test_loop_goes_on_while_packages_are_installed() -> None:
     turns = 0

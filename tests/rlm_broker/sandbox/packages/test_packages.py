@@ -50,6 +50,7 @@ FINAL(found)
 """
 
 
+@pytest.mark.installer
 @pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
 async def test_code_imports_the_packages_of_a_list(installer: str) -> None:
     for level in (*LEVELS, "process"):
@@ -228,6 +229,7 @@ def test_both_are_refused_together(venv: Path) -> None:
             make(python=venv, packages=LISTED)
 
 
+@pytest.mark.installer
 def test_uninstallable_list_is_told_when_the_sandbox_opens(cache: Path) -> None:
     sandbox = Sandbox(packages=["nowhere-to-be-found"])
     with pytest.raises(ConfigurationError, match="packages cannot be installed"):
@@ -251,6 +253,7 @@ def test_shared_sandboxes_are_told_apart_by_their_packages(venv: Path) -> None:
     assert len({of_a_list, of_a_venv, Sandbox.shared(), Sandbox.shared(packages=["glass"])}) == 4
 
 
+@pytest.mark.installer
 @pytest.mark.parametrize("how", ["python", "packages"])
 @pytest.mark.usefixtures("cache")
 def test_rlm_takes_both(how: str, venv: Path) -> None:

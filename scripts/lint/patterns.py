@@ -10,9 +10,7 @@ import re._parser as parser  # type: ignore[import-not-found, unused-ignore]
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.support.places import PROJECT
+from scripts.lint.project import Finding, Project
 
 ONE_CHAR = (parser.LITERAL, parser.NOT_LITERAL, parser.IN, parser.ANY)
 POSSESSIVE_GROUP = re.compile(r"\)(?:[*+?]|\{+\d*,?\d*\}+)\+")
@@ -20,20 +18,23 @@ AT_THE_END = {"sandbox_worker.wire.counting._PARTS"}
 """Patterns whose possessive groups fail only where no text can follow that would match."""
 
 
-def modules() -> list[str]:
-    """Return the modules whose source may have a possessive group."""
-    paths = [path for package in ("rlm_broker", "sandbox_worker") for path in (PROJECT / package).rglob("*.py")]
-    found = [path for path in paths if POSSESSIVE_GROUP.search(path.read_text())]
-    return sorted(".".join(path.relative_to(PROJECT).with_suffix("").parts) for path in found)
+def rules(project: Project) -> Iterator[Finding]:
+    """Yield patterns that CPython before 3.11.5 matches otherwise, of the modules that may have a possessive group."""
+    for module, source in project.modules.items():
+        if POSSESSIVE_GROUP.search(source.text):
+            for name, text, flags in patterns(importlib.import_module(module)):
+                parsed = parser.parse(text, flags & ~re.UNICODE if isinstance(text, bytes) else flags)
+                if name not in AT_THE_END and not all(map(goes_back, groups(parsed))):
+                    yield Finding(source.path, 1, f"{name}: write (?>(?:...)*), or let only the first character fail")
 
 
-def patterns(module: str) -> Iterator[tuple[str, str | bytes, int]]:
+def patterns(module: Any) -> Iterator[tuple[str, str | bytes, int]]:
     """Yield name, text and flags of the module's patterns; for rules of redaction, the mark is the name."""
-    for name, value in vars(importlib.import_module(module)).items():
+    for name, value in vars(module).items():
         if isinstance(value, re.Pattern):
-            yield f"{module}.{name}", value.pattern, value.flags
-    for rule in getattr(importlib.import_module(module), "RULES", ()):
-        yield f"{module} {rule.mark}", rule.pattern, 0
+            yield f"{module.__name__}.{name}", value.pattern, value.flags
+    for rule in getattr(module, "RULES", ()):
+        yield f"{module.__name__} {rule.mark}", rule.pattern, 0
 
 
 def groups(parsed: Any) -> Iterator[Any]:
@@ -48,7 +49,7 @@ def groups(parsed: Any) -> Iterator[Any]:
 
 
 def goes_back(sequence: Any) -> bool:
-    """Whether a failure within the sequence leaves the position where the sequence began, also before 3.11.5.
+    """Return whether a failure within the sequence leaves the position where the sequence began, also before 3.11.5.
 
     Plain characters do. Behind a repetition or an alternative, only what cannot fail does.
     """
@@ -73,26 +74,3 @@ def _is_sequence(value: Any) -> bool:
 
 def _is_one_char(sequence: Any) -> bool:
     return len(sequence) == 1 and sequence[0][0] in ONE_CHAR
-
-
-@pytest.mark.parametrize("module", modules())
-def test_possessive_groups_mean_the_same_before_3_11_5(module: str) -> None:
-    found = [
-        name
-        for name, text, flags in patterns(module)
-        for group in groups(parser.parse(text, flags & ~re.UNICODE if isinstance(text, bytes) else flags))
-        if not goes_back(group) and name not in AT_THE_END
-    ]
-    assert found == [], "write (?>(?:...)*), or an order in which only the first character can fail"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "text"),
-    [("(?:ab?c)++", "aca"), (r"(?:[^-]|-(?!----))*+", "a-----"), (r"(?:\.[a-z]++)++", ".a."), ("(?:(a)|b)*+", "ab")],
-)
-def test_faults_of_3_11_2_are_recognized(pattern: str, text: str) -> None:
-    """Patterns that CPython 3.11.2 matches otherwise are recognized, and atomic forms of them are not."""
-    assert not all(map(goes_back, groups(parser.parse(pattern))))
-    atomic = re.compile(f"(?>{pattern[:-1]})")
-    assert not list(groups(parser.parse(atomic.pattern)))
-    assert atomic.match(text)
