@@ -56,13 +56,20 @@ def stormy(number: int, times: int, seed: int) -> Scene:
                 continue
             codes[NAMED.get(process.returncode, f"exit code {process.returncode}")] += 1
             if b"Traceback" in said and OWN_FILES in said:  # the interpreter's own start is not ours
-                wrong.append(f"turn {turn}: a traceback: {said.decode(errors='replace').strip().splitlines()[-1][:80]}")
+                wrong.append(f"turn {turn}: {_traceback(said.decode(errors='replace'))}")
         server.shutdown()
         server.server_close()
         told = ", ".join(f"{count} times {code}" for code, count in codes.items())
         return Report(told, not wrong, [*wrong[:3], *([f"and {len(wrong) - 3} more"] if len(wrong) > 3 else [])])
 
     return scene
+
+
+def _traceback(said: str) -> str:
+    """Return the last own line of a traceback and the error, of what a command has written."""
+    lines = said.strip().splitlines()
+    own = [line.strip() for line in lines if OWN_FILES.decode() in line]
+    return f"a traceback: {own[-1]}: {lines[-1][:80]}"
 
 
 def closed_stdout(folder: Path) -> Report:
