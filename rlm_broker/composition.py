@@ -10,7 +10,7 @@ from rlm_broker import __version__
 from rlm_broker.asked import Asked, stored
 from rlm_broker.clients.recording import Recorder
 from rlm_broker.cluster.remote_run import RemoteRun
-from rlm_broker.concurrency.deadline import Late, in_time
+from rlm_broker.concurrency.deadline import Late, StopRequested
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.stored import StoredContext
@@ -62,7 +62,7 @@ async def answered(
         context = asked.context
         if not isinstance(context, StoredContext):
             started = time.monotonic()
-            context = own.enter_context(await _stored_in_time(asked))
+            context = own.enter_context(await _stored_in_time(asked, run))
             asked = dataclasses.replace(asked, spent_s=time.monotonic() - started)
         if engine is None:
             engine = await own.enter_async_context(parts.running(EventLoopRef.here()))
@@ -84,20 +84,25 @@ async def answered(
     return dataclasses.replace(completion, prompt=asked.prompt, root_prompt=asked.question)
 
 
-async def _stored_in_time(asked: Asked) -> StoredContext:
+async def _stored_in_time(asked: Asked, run: Run) -> StoredContext:
     """Store the context within `run_timeout_s`. A stream or a file that stalls keeps a thread of its own alone.
+
+    Returns:
+        The context. If the run was stopped meanwhile, a text that says so: it ends as it begins.
 
     Raises:
         LimitReached: It took longer.
         ConfigurationError: As for `RLM.completion`.
     """
     limit_s = asked.limits.run_timeout_s
-    storing = in_thread(lambda _: stored(asked.context, asked.question), discard=StoredContext.close)
-    if limit_s is None:
-        return await storing
     try:
-        return await in_time(limit_s, storing)
+        return await run.before(
+            in_thread(lambda _: stored(asked.context, asked.question), discard=StoredContext.close), limit_s
+        )
+    except StopRequested:
+        return stored("stopped before the context was read", asked.question)
     except Late:
+        assert limit_s is not None
         raise LimitReached("run_timeout_s", limit_s, limit_s) from None
 
 

@@ -5,17 +5,17 @@ import stat
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 from rlm_broker.context.found import FoundFile, LeftOut, printable
+from rlm_broker.context.globs import Glob, matches, may_hold, shell_glob
 from rlm_broker.context.ignored import Ignored
 from rlm_broker.context.secret_names import SECRET, is_secret, leads_to_secret
 from rlm_broker.errors import ContextRefused
 
 _WILDCARDS: Final = frozenset("*?[")
-_EVERYTHING: Final = ("**",)
+_EVERYTHING: Final = shell_glob(["**"])
 
 
 def is_glob(path: Path) -> bool:
@@ -57,8 +57,8 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
 def _files_of(path: Path, skipped: LeftOut) -> list[FoundFile]:
     if is_glob(path):
         first = next(at for at, part in enumerate(path.parts) if _WILDCARDS & set(part))
-        base, pattern = Path(*path.parts[:first]), _without_repeats(path.parts[first:])
-        if files := _walk(base, pattern, skipped) if stat.S_ISDIR(_mode(base)) else []:
+        base, glob = Path(*path.parts[:first]), shell_glob(path.parts[first:])
+        if files := _walk(base, glob, skipped) if stat.S_ISDIR(_mode(base)) else []:
             return files
         secret = f"; {skipped[SECRET]:,} left out: {SECRET}" if skipped[SECRET] else ""
         raise ContextRefused(f"{printable(path)} matches no file: check the pattern, and .gitignore{secret}")
@@ -96,7 +96,7 @@ def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
     return names
 
 
-def _walk(root: Path, pattern: tuple[str, ...], skipped: LeftOut) -> list[FoundFile]:
+def _walk(root: Path, glob: Glob, skipped: LeftOut) -> list[FoundFile]:
     real_root = Path(os.path.realpath(root))
     ignored = Ignored(real_root)
     files: list[FoundFile] = []
@@ -115,7 +115,7 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: LeftOut) -> list[FoundF
         for entry in entries:
             parts = (*folder, entry.name)
             is_folder = entry.is_dir(follow_symlinks=False)
-            if entry.name == ".git" or not (_may_hold if is_folder else _matches)(parts, pattern):
+            if entry.name == ".git" or not (may_hold if is_folder else matches)(parts, glob):
                 continue
             if ignored.is_excluded(parts, is_folder):
                 skipped.add("ignored by .gitignore", printable(below + entry.name))
@@ -164,34 +164,3 @@ def _mode(path: Path) -> int:
         return path.stat().st_mode
     except OSError:
         return 0  # not the mode of any kind of file, so the caller leaves it out
-
-
-def _without_repeats(pattern: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the pattern in which `**` next to each other are one."""
-    return tuple(part for part, before in zip(pattern, ("", *pattern), strict=False) if part != "**" or before != "**")
-
-
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether `pattern` matches the path of `parts`, in at most `len(parts) * len(pattern)` comparisons.
-
-    `ends` has the numbers of parts that the pattern, as far as it was read, can match.
-    """
-    ends = {0}
-    for wanted in pattern:
-        if wanted == "**":
-            ends = set(range(min(ends), len(parts) + 1))
-        else:
-            ends = {end + 1 for end in ends if end < len(parts) and fnmatchcase(parts[end], wanted)}
-        if not ends:
-            return False
-    return len(parts) in ends
-
-
-def _may_hold(folder: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether an entry below `folder` can match. Without this check `*.txt` would walk the whole tree."""
-    for part, wanted in zip(folder, pattern, strict=False):
-        if wanted == "**":
-            return True
-        if not fnmatchcase(part, wanted):
-            return False
-    return len(folder) < len(pattern)

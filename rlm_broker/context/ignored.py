@@ -1,17 +1,19 @@
 """The entries of a folder that .gitignore files exclude."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pathspec import GitIgnoreSpec, Pattern
-
 from rlm_broker.context.found import FileUnfit, FoundFile, printable
+from rlm_broker.context.globs import Glob, git_glob, matches
 from rlm_broker.context.opening import open_regular
 
 _MAX_GITIGNORE_BYTES: Final = 1 << 20
 """Bytes of a .gitignore that are read; the rest is ignored."""
+_WITHOUT_SPACES_AT_ITS_END: Final = re.compile(r"(?:[^ \\]|\\.?| +(?=[^ ]))*")
+"""A line of a .gitignore as git takes it. A space behind a backslash stays."""
 
 
 class Ignored:
@@ -37,9 +39,9 @@ class Ignored:
         not."""
         parts = (*self._above, *parts)
         for depth, rules in self._rules_in_force(parts[:-1]):
-            path = "/".join(parts[depth:])
+            below = parts[depth:]
             for rule in rules:
-                if rule.means(path, is_folder):
+                if (is_folder or not rule.only_folders) and matches(below, rule.glob):
                     return rule.excludes
         return False
 
@@ -55,22 +57,12 @@ class Ignored:
 class _Rule:
     """A line of a .gitignore. As in git, the last line that is about an entry decides, in the file nearest to it.
 
-    pathspec only translates the line, since it differs from git in two ways. Asked about a whole file, it lets some
-    lines win over later ones. And it takes a line about a folder to be about all entries below it, so that `!*/` after
-    `*` would not bring folders back.
+    A line about a folder is not about the entries below it, so that `!*/` after `*` brings folders back.
     """
 
     excludes: bool
     only_folders: bool
-    pattern: Pattern
-
-    def means(self, path: str, is_folder: bool) -> bool:
-        """Whether the line is about the entry at `path` itself, not only about a folder above it."""
-        if self.only_folders and not is_folder:
-            return False
-        result = self.pattern.match_file(path)
-        # The pattern's one named group has matched if a "/" follows: then the line is about a folder above the entry.
-        return result is not None and not any(result.match.groupdict().values())
+    glob: Glob
 
 
 _Rules = tuple[tuple[int, list[_Rule]], ...]
@@ -84,14 +76,14 @@ def _read_gitignore(path: Path) -> list[_Rule]:
         return []
     with open(fd, "rb") as file:
         text = file.read(_MAX_GITIGNORE_BYTES).decode("utf-8", "surrogateescape").removeprefix("\ufeff")
-    return [rule for line in reversed(text.split("\n")) for rule in _rules_in(line.rstrip("\r"))]
+    rules = (_rule_in(line.removesuffix("\r")) for line in reversed(text.split("\n")))
+    return [rule for rule in rules if rule is not None]
 
 
-def _rules_in(line: str) -> list[_Rule]:
-    bare = line.rstrip(" ").rstrip("/")
-    only_folders = line.rstrip(" ") != bare
-    try:
-        patterns = GitIgnoreSpec.from_lines([bare if only_folders else line]).patterns
-    except ValueError:  # not a valid pattern: git ignores the line, too
-        return []
-    return [_Rule(pattern.include, only_folders, pattern) for pattern in patterns if pattern.include is not None]
+def _rule_in(line: str) -> _Rule | None:
+    """Return the rule of a line, or None for a comment, and for what matches no path."""
+    if line.startswith("#") or (kept := _WITHOUT_SPACES_AT_ITS_END.match(line)) is None:
+        return None
+    pattern = kept[0].removeprefix("!")
+    glob = git_glob(pattern.removesuffix("/"))
+    return None if glob is None else _Rule(pattern == kept[0], pattern.endswith("/"), glob)

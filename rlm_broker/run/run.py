@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.deadline import to_its_end, within
 from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef
 from rlm_broker.errors import RunCancelled, RunFailed, require_kind
 from rlm_broker.results import Completion
@@ -31,6 +31,7 @@ class Begun(Protocol):
 
 
 B = TypeVar("B", bound=Begun)
+T = TypeVar("T")
 
 
 class Run:
@@ -62,6 +63,7 @@ class Run:
         self.log = EventLog() if is_followed else None
         self._event_loop = event_loop
         self._runner: Begun | None = None
+        self._stop_asked: asyncio.Future[None] | None = None
         self._wants_stop = False
         self._job = event_loop.job(answer(self))
         if (log := self.log) is not None:
@@ -85,7 +87,7 @@ class Run:
     def stop(self) -> None:
         """End the run with the best answer that it has so far: its completion has `is_stopped`.
 
-        Harmless after its end. A run that has not begun yet, since its context is being read, ends as it begins.
+        Harmless after its end. The reading of its context ends, too; the run then has no answer.
         """
         self._event_loop.call_soon(self._stop)
 
@@ -161,6 +163,18 @@ class Run:
         if self._runner is not None:
             self._runner.hand_to(failure)
 
+    async def before(self, work: Coroutine[Any, Any, T], limit_s: float | None) -> T:
+        """Await what the run needs before it begins.
+
+        Raises:
+            Late: It took longer than `limit_s`.
+            StopRequested: `stop` was called.
+        """
+        self._stop_asked = asyncio.get_running_loop().create_future()
+        if self._wants_stop:
+            self._stop_asked.set_result(None)
+        return await within(limit_s, work, self._stop_asked)
+
     def begin(self, runner: B) -> B:
         """Take what answers the question, which is about to begin. A `stop` that came before reaches it now."""
         self._runner = runner
@@ -190,6 +204,8 @@ class Run:
 
     def _stop(self) -> None:
         self._wants_stop = True
+        if self._stop_asked is not None and not self._stop_asked.done():
+            self._stop_asked.set_result(None)
         if self._runner is not None:
             self._runner.stop()
 

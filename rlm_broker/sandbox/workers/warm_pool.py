@@ -5,7 +5,7 @@ import logging
 from collections import deque
 
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import RlmBrokerError, ValueTooLarge
+from rlm_broker.errors import RlmBrokerError, ValueTooLarge, shortage_told
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.transport.provisions import Provisions
@@ -99,7 +99,8 @@ class WarmPool:
         task = asyncio.current_task()
         assert task is not None
         try:
-            self.ready.append(await self._cold_start.take(None, self._limits))
+            with shortage_told("too few of the machine's resources"):
+                self.ready.append(await self._cold_start.take(None, self._limits))
             self._has_failed = False
         except RlmBrokerError as error:  # the next caller finds no worker, starts one itself, and gets the error
             if not self._has_failed and not self._closed:

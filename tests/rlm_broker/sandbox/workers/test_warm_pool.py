@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -278,14 +279,22 @@ async def test_worker_ended_twice_tells_its_source_once() -> None:
         assert told == [True]
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SandboxFailed("no more processes"), "no more processes"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files"),
+    ],
+    ids=["processes", "descriptors"],
+)
 async def test_pool_that_cannot_be_filled_is_logged_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, told: str
 ) -> None:
     tries: list[object] = []
 
     async def refused(*_given: object) -> NoReturn:
         tries.append(None)
-        raise SandboxFailed("no more processes")
+        raise error
 
     async with Sandbox(warm=1) as sandbox:
         pool = pool_of(sandbox)
@@ -298,4 +307,6 @@ async def test_pool_that_cannot_be_filled_is_logged_once(
             await until(lambda: len(tries) == 2)
         pool._refill()
         await until(lambda: ready(sandbox) == 1)
-    assert caplog.messages == ["no REPL can be started ahead; not logged again until one can: no more processes"]
+    (message,) = caplog.messages
+    assert message.startswith("no REPL can be started ahead; not logged again until one can: ")
+    assert told in message
