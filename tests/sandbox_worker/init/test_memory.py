@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, PIPE_BYTES, Memory
+import pytest
+
+from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, PIPE_BYTES, Memory, most_in_a_socket
 from sandbox_worker.init.procfs import Proc, Seen
 from tests.support.clock import Clock
 
@@ -188,7 +190,7 @@ def test_one_process_past_the_limit_is_not_measured() -> None:
         (seen,) = one.seen()
         memory = Memory(one.proc, 50 * MIB)
         memory.repl_started(5 * MIB)
-        one.proc.shared_out_bytes = lambda speaker: 1 // 0  # type: ignore[method-assign]
+        one.proc.shared_out_bytes = lambda _: 1 // 0  # type: ignore[method-assign]
         used = memory.used_bytes([seen]) - memory._held_bytes([seen])
     assert used == seen.status.memory_bytes - 5 * MIB
 
@@ -199,5 +201,16 @@ def test_process_that_cannot_be_measured_counts_as_estimated() -> None:
         estimate = sum(each.status.memory_bytes for each in seen)
         memory = Memory(readers.proc, estimate * 2 // 3)
         memory.repl_started(0)
-        readers.proc.shared_out_bytes = lambda speaker: None  # type: ignore[method-assign]
+        readers.proc.shared_out_bytes = lambda _: None  # type: ignore[method-assign]
         assert memory.used_bytes(seen) >= estimate
+
+
+def test_socket_holds_little_less_than_is_charged_for_it() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with one, other:
+        one.setblocking(False)
+        buffer_bytes = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        held = one.send(b"x" * (buffer_bytes - (1 << 14))) + one.send(b"x" * (buffer_bytes - 1024))
+        with pytest.raises(BlockingIOError):
+            one.send(b"x")
+    assert held <= most_in_a_socket() <= 1.2 * held

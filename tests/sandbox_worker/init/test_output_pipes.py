@@ -108,7 +108,7 @@ def test_pipes_are_read_while_the_orchestrator_listens(wide: Pipes) -> None:
     assert not wide.output.forward(wide.ends.stdout)  # no read end of these pipes
 
 
-def test_pipe_whose_writers_are_gone_is_not_waited_for(wide: Pipes, said: Said) -> None:
+def test_pipe_whose_writers_are_gone_is_not_waited_for(wide: Pipes) -> None:
     wide.output.regulate(True)
     os.close(wide.ends.stdout)
     (stdout,) = wide.ready
@@ -119,7 +119,7 @@ def test_pipe_whose_writers_are_gone_is_not_waited_for(wide: Pipes, said: Said) 
     assert len(wide.ready) == 1
 
 
-def test_flood_is_read_after_a_pause(pipes: tuple[ReplOutput, WriteEnds], said: Said, clock: Clock) -> None:
+def test_flood_is_read_after_a_pause(pipes: tuple[ReplOutput, WriteEnds], clock: Clock) -> None:
     """A pipe beyond its head is left for a moment; a new block does not wait for that moment."""
     output, ends = pipes
     poll = output._poll

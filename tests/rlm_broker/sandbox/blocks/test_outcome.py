@@ -11,7 +11,7 @@ from rlm_broker.sandbox.blocks import outcome
 from rlm_broker.sandbox.blocks.output import BlockOutput
 from rlm_broker.sandbox.blocks.sent import SentValue, sent, values_of
 from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
-from rlm_broker.transport.session import Wanted
+from rlm_broker.transport.session import NOTHING, Wanted
 from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result, VariableFact
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
@@ -24,7 +24,7 @@ def encoded(value: object) -> msgspec.Raw:
 
 
 def ended(
-    wanted: Wanted = Wanted(), fields: SubmitFields | None = None, limit: str | None = None, **of_result: Any
+    wanted: Wanted = NOTHING, fields: SubmitFields | None = None, limit: str | None = None, **of_result: Any
 ) -> Block:
     output = BlockOutput(OutputBounds(max_output_bytes=100), None)
     output.printed(Output(1, "stdout", "printed"))
