@@ -161,7 +161,8 @@ def test_sockets_count_on_top_of_memory_near_the_limit() -> None:
         seen = holders.seen()
         far = Memory(holders.proc, 1 << 40)
         near = Memory(holders.proc, seen[0].status.memory_bytes + MIB)
-        for memory in (far, near):
+        past = Memory(holders.proc, seen[0].status.memory_bytes - MIB)
+        for memory in (far, near, past):
             memory.repl_started(0)
         assert far.used_bytes(seen) == seen[0].status.memory_bytes
         assert far.measuring_s == 0
@@ -169,6 +170,7 @@ def test_sockets_count_on_top_of_memory_near_the_limit() -> None:
         assert held > 0
         assert near.used_bytes(seen) >= held
         assert near.measuring_s > 0
+        assert past.used_bytes(seen) == seen[0].status.memory_bytes + held
 
 
 def test_inherited_memory_is_no_processs_own() -> None:
@@ -214,3 +216,15 @@ def test_socket_holds_little_less_than_is_charged_for_it() -> None:
         with pytest.raises(BlockingIOError):
             one.send(b"x")
     assert held <= most_in_a_socket() <= 1.2 * held
+
+
+def test_pages_that_init_shares_out_count_once() -> None:
+    """Where all set sizes are 30 MiB, of which 60 MiB were inherited, at most those beyond them are the REPL's."""
+    with family(2) as readers:
+        seen = readers.seen()
+        alone = max(each.status.memory_bytes for each in seen) - 60 * MIB
+        memory = Memory(readers.proc, max(0, alone) + MIB)
+        memory.repl_started(60 * MIB)
+        readers.proc.shared_out_bytes = lambda _: 30 * MIB  # type: ignore[method-assign]
+        used = memory.used_bytes(seen) - memory._held_bytes(seen)
+    assert 30 * MIB <= used < max(alone, 0) + 60 * MIB
