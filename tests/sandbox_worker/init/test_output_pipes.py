@@ -162,7 +162,7 @@ def test_full_pipes_are_drained_and_each_message_is_small(said: Said) -> None:
 
 
 def test_pipes_of_the_next_repl_are_listened_to(wide: Pipes, said: Said) -> None:
-    """Those of the last one are closed: its ends find no reader."""
+    """The pipes of the last REPL are closed."""
     wide.output.regulate(True)
     wide.output.close()
     with pytest.raises(BrokenPipeError):

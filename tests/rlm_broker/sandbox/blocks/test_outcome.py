@@ -45,7 +45,7 @@ def test_block_that_ended_has_what_its_repl_sent() -> None:
 
 def test_texts_of_an_untrusted_repl_are_cut() -> None:
     block = ended(status="error", error="e" * 5000, draft="d" * (MAX_DRAFT_CHARS + 1), final_answer="a")
-    assert block.error == "e" * outcome.MAX_ERROR_CHARS
+    assert block.error == "e" * 2000
     assert block.draft == "d" * MAX_DRAFT_CHARS
     problem = ended(EVERYTHING, value_problem="p" * 5000).value_problem
     assert problem == "p" * 2000
