@@ -1,16 +1,19 @@
 """The watch, on real processes."""
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from sandbox_worker.init.procfs import Proc
 from sandbox_worker.init.usage_watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch, WorkerUsage
+from tests.support.clock import Clock
 from tests.support.places import PROJECT
 from tests.support.waiting import until_now
 
@@ -177,3 +180,78 @@ def test_nothing_is_used_before_the_first_sample() -> None:
     assert WorkerUsage() == WorkerUsage(0, 0.0, 0, 0, 0, 0)
     looking = Watch(Proc(), 1 << 40, MANY, lambda: [])
     assert dataclasses.replace(looking.look(), cpu_s=0.0) == WorkerUsage()
+
+
+def test_cpu_time_of_a_program_is_no_time_of_the_block() -> None:
+    burn = "import os, time\nos.setsid()\nwhile time.process_time() < 0.3: pass"
+    with child("x = 1") as repl, child(burn) as program:
+        looking = Watch(Proc(), 1 << 40, MANY, lambda: [repl.pid, program.pid])
+        looking.repl_started(repl.pid, 0)
+        looking.block_started()
+        looking.program_started(program.pid)
+        assert looking.wait_s() <= FASTEST_S
+        usage = looking.look()
+        assert usage.processes == 2
+        assert usage.cpu_s < 0.1
+        assert looking.cpu_times.of_program(program.pid) >= 0.25
+
+
+def test_late_sample_is_due_at_once(clock: Clock) -> None:
+    looking = Watch(Proc(), 1 << 40, MANY, lambda: [])
+    looking.block_started()
+    clock.forward(FASTEST_S / 2)
+    assert 0 < looking.wait_s() < FASTEST_S
+    clock.forward(1)
+    assert looking.wait_s() == 0
+
+
+def test_scratch_folder_is_walked_ten_times_a_second_at_most(clock: Clock, tmp_path: Path) -> None:
+    """New files of the folder and deleted ones that are open count, up to the number that the walk stops at."""
+    gone = tmp_path / "gone"
+    gone.write_bytes(b"x" * MIB)
+    with gone.open("rb") as still_open:
+        gone.unlink()
+        looking = Watch(Proc(), 1 << 40, MANY, lambda: [os.getpid()], str(tmp_path), max_scratch_files=2)
+        usage = looking.look()
+        assert usage.scratch_files == 0
+        assert MIB <= usage.scratch_bytes < 2 * MIB
+        still_open.read(1)
+    (tmp_path / "new").write_bytes(b"x" * MIB)
+    assert looking.look().scratch_files == 0
+    clock.forward(0.5)
+    usage = looking.look()
+    assert usage.scratch_files == 1
+    assert MIB <= usage.scratch_bytes < 2 * MIB
+    for number in range(5):
+        (tmp_path / str(number)).touch()
+    clock.forward(0.5)
+    assert looking.look().scratch_files == 3
+
+
+def test_time_before_a_block_is_none_of_its_samples(clock: Clock) -> None:
+    """A young process that is found running counts from the start of the block, and not from the sample before it."""
+    with child("x = 1") as repl, child("print(flush=True)\nwhile True: pass") as busy:
+        pids = [repl.pid]
+        looking = Watch(Proc(), 1 << 40, MANY, lambda: pids)
+        looking.repl_started(repl.pid, 0)
+        looking.look()
+        clock.forward(100)
+        looking.block_started()
+        pids.append(busy.pid)
+        looking.look()
+        busy.kill()
+        busy.wait()
+        pids.pop()
+        assert looking.look().cpu_s < 50
+
+
+def test_measuring_counts_as_time_of_the_block_that_made_it_necessary() -> None:
+    with child("x = 1") as repl:
+        looking = Watch(Proc(), 1, MANY)
+        looking.repl_started(repl.pid, 0)
+        looking.look()
+        before_s = looking._memory.measuring_s
+        assert before_s > 0
+        looking.block_started()
+        used_s = looking.look().cpu_s
+    assert looking._memory.measuring_s - before_s <= used_s < 0.1
