@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from rlm_broker.batch.limits import BatchLimits as BatchLimits
     from rlm_broker.batch.progress import BatchProgress as BatchProgress
     from rlm_broker.batch.scoring import Score as Score
+    from rlm_broker.clients.adapters import AsyncFieldLike as AsyncFieldLike
+    from rlm_broker.clients.adapters import FieldLike as FieldLike
+    from rlm_broker.clients.adapters import SyncFieldLike as SyncFieldLike
     from rlm_broker.clients.base import BaseClient as BaseClient
+    from rlm_broker.clients.base import CallId as CallId
     from rlm_broker.clients.base import Client as Client
     from rlm_broker.clients.base import LMReply as LMReply
     from rlm_broker.clients.base import LMRequest as LMRequest
-    from rlm_broker.clients.field import AsyncFieldLike as AsyncFieldLike
-    from rlm_broker.clients.field import FieldLike as FieldLike
-    from rlm_broker.clients.field import SyncFieldLike as SyncFieldLike
     from rlm_broker.clients.function import FunctionClient as FunctionClient
     from rlm_broker.clients.litellm import LiteLLMClient as LiteLLMClient
     from rlm_broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
-    from rlm_broker.clients.recording import CallId as CallId
     from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
     from rlm_broker.cluster.nodes import Nodes as Nodes
     from rlm_broker.cluster.on_ray.ray_cluster import RayCluster as RayCluster
@@ -158,12 +158,11 @@ _MODULES = {
     "batch.limits": "BatchLimits",
     "batch.progress": "BatchProgress",
     "batch.scoring": "Score",
-    "clients.base": "BaseClient Client LMReply LMRequest",
-    "clients.field": "AsyncFieldLike FieldLike SyncFieldLike",
+    "clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
+    "clients.base": "BaseClient CallId Client LMReply LMRequest",
     "clients.function": "FunctionClient",
     "clients.litellm": "LiteLLMClient",
     "clients.openai_compatible": "OpenAICompatibleClient",
-    "clients.recording": "CallId",
     "clients.scripted": "ScriptedClient",
     "cluster.nodes": "Nodes",
     "cluster.on_ray.ray_cluster": "RayCluster",

@@ -57,7 +57,7 @@ def test_every_example_is_run() -> None:
 def test_code_base_is_searched_for_each_question() -> None:
     told = run("where_is_it_done.py", str(PROJECT / "sandbox_worker"), "Where is a pidfd opened?", "Where is a fork?")
     assert re.match(r"\d+ files, [\d,]+ characters\nWhere is a pidfd opened\?\n  block 1: ok, ", told)
-    assert len(re.findall(r"^Found at .*\.py, line \d+", told, re.MULTILINE)) == 2
+    assert len(re.findall(r"^(?!Also: ).*\nFound at .*\.py, line \d+", told, re.MULTILINE)) == 2
 
 
 def test_rollouts_are_lines_with_messages_and_rewards(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from rlm_broker.clients.adapters import FieldLike, adapted
 from rlm_broker.clients.base import BaseClient, Client
-from rlm_broker.clients.brought import adapted
-from rlm_broker.clients.field import FieldLike
 from rlm_broker.errors import ConfigurationError, UnknownModel, require_kind
 from rlm_broker.validation import did_you_mean
 

@@ -16,9 +16,8 @@ from typing import Any
 
 import msgspec
 
-from rlm_broker.clients.base import BaseClient, LMRequest
-from rlm_broker.clients.recorded import recorded_request
-from rlm_broker.clients.recording import CallId, Counted, Failure, Recorded, Recorder
+from rlm_broker.clients.base import BaseClient, CallId, LMRequest
+from rlm_broker.clients.recording import Counted, Failure, Recorded, Recorder, recorded_request
 from rlm_broker.concurrency.allowance import Allowance
 from rlm_broker.concurrency.apart import Apart
 from rlm_broker.concurrency.bounded_map import bounded_map

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rlm_broker.clients.recording import CallId
+from rlm_broker.clients.base import CallId
 from rlm_broker.run.asking import prompt_key
 from sandbox_worker.wire.messages import Query
 

@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlm_broker import RLM, ScriptedClient
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.clients.recording import FORMAT, CallId, Recorded, RecordedModels, Recorder, Recording, Request
+from rlm_broker.clients.base import BaseClient, CallId, LMReply, LMRequest
+from rlm_broker.clients.recording import (
+    FORMAT,
+    Recorded,
+    RecordedModels,
+    Recorder,
+    Recording,
+    Request,
+)
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.handler.cache import Cache
 from rlm_broker.results import ChatMessage

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.recorded import RecordedClient, recorded_request
+from rlm_broker.clients.base import CallId, LMRequest
 from rlm_broker.clients.recording import (
-    CallId,
     Counted,
     Failure,
     Recorded,
+    RecordedClient,
     RecordedModels,
     Recorder,
     Recording,
     Request,
+    recorded_request,
 )
 from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
 from rlm_broker.redaction import LONGEST_CHARS

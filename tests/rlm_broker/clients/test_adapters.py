@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from rlm_broker import RLM, Cache, ConfigurationError, Limits, LMHandler, Model, ModelFailed
+from rlm_broker.clients.adapters import FieldClient, adapted, client_of, original
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.clients.brought import adapted, client_of, original
-from rlm_broker.clients.field import FieldClient
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient
 from rlm_broker.clients.offline import OfflineClient
