@@ -1,4 +1,4 @@
-"""`rlm-broker trace`: a trace as a tree, as JSON, as a page in the browser, and in formats of other programs."""
+"""`rlm-broker trace`: a trace as a tree, as JSON, as a page in the browser, and as spans of OpenTelemetry."""
 
 import json
 import os
@@ -12,8 +12,6 @@ from rlm_broker.cli.parameters import Group, exists
 from rlm_broker.cli.terminal import say
 
 TRACE = click.Path(path_type=Path)
-FORMATS = ("chrome", "otlp", "rlm")
-"""Formats of `trace export`. Each is a name of `rlm_broker.cli.exporting.FORMATS`, which --help need not import."""
 
 
 class _Traces(Group):
@@ -74,26 +72,19 @@ def view(file: Path, out: Path | None, no_open: bool) -> None:
 
 @command.command("export", epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written")
 @click.argument("file", type=TRACE)
-@click.option(
-    "--chrome",
-    "names",
-    flag_value="chrome",
-    multiple=True,
-    help="Trace events that Perfetto and chrome://tracing open.",
-)
-@click.option(
-    "--otlp", "names", flag_value="otlp", multiple=True, help="Spans as OTLP in JSON, for OpenTelemetry's collectors."
-)
-@click.option("--rlm", "names", flag_value="rlm", multiple=True, help="JSON lines that the visualizer of `rlms` opens.")
+@click.option("--otlp", is_flag=True, help="Spans as OTLP in JSON, for OpenTelemetry's collectors (the default).")
+@click.option("--chrome", "dropped", flag_value="--chrome", hidden=True)
+@click.option("--rlm", "dropped", flag_value="--rlm", hidden=True)
 @click.option("--out", type=TRACE, metavar="FILE", help="A new file (default: stdout).")
-def export(file: Path, names: tuple[str, ...], out: Path | None) -> None:
-    """Write the trace in the format of another program."""
-    if len(set(names)) != 1:
-        raise click.UsageError(f"give {'one' if names else 'a'} format: {' or '.join(f'--{each}' for each in FORMATS)}")
+def export(file: Path, otlp: bool, dropped: str | None, out: Path | None) -> None:
+    """Write the trace in the format of other programs. The trace itself is JSON lines."""
+    del otlp
+    if dropped:
+        raise click.UsageError(f"{dropped} is no longer written: give --otlp, or read the trace, which is JSON lines")
     with failures("trace", as_json=False):
-        from rlm_broker.cli.exporting import export_trace
+        from rlm_broker.trace.otlp import export
 
-        for part in export_trace(file, names[0], out):
+        for part in export(file, out):
             say(part)
 
 

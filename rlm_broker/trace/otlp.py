@@ -34,6 +34,31 @@ def otlp_lines(trace: Path) -> Iterator[str]:
     yield from otlp(chain([first], told))
 
 
+def export(trace: Path, out: Path | None) -> Iterator[str]:
+    """Write the spans of a trace to the new file `out`, or yield the lines of the document if there is none.
+
+    Raises:
+        ConfigurationError: The trace cannot be read, or the file exists or cannot be written.
+    """
+    lines = otlp_lines(trace)
+    if out is None:
+        yield from lines
+        return
+    first = next(lines)  # a file that is no trace makes no file
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            try:
+                file.write(f"{first}\n")
+                file.writelines(f"{line}\n" for line in lines)
+            except BaseException:
+                out.unlink(missing_ok=True)
+                raise
+    except FileExistsError:
+        raise ConfigurationError(f"{out} exists: remove it, or write to another file") from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {out}: {error.strerror}") from None
+
+
 def otlp(events: Iterable[Event], *, content: bool = True) -> Iterator[str]:
     """Yield the lines of one OTLP/JSON document (`resourceSpans`), one for each span.
 

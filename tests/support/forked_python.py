@@ -36,7 +36,7 @@ IMPORTED = (
     "rlm_broker.cli.answering",
     "rlm_broker.cli.config",
     "rlm_broker.cli.executing",
-    "rlm_broker.cli.exporting",
+    "rlm_broker.trace.otlp",
     "rlm_broker.cli.models",
     "rlm_broker.cli.ps",
     "rlm_broker.cli.serving",
