@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlm_broker.shown import printable
+from rlm_broker.values.text import printable
 from sandbox_worker.wire.mime import MimeType
 
 RENDERED: tuple[MimeType, ...] = ("image/png", "image/jpeg", "text/plain")

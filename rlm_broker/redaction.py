@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
+from rlm_broker.values.text import shorten
+
 REDACTED = "[redacted]"
 _REMEMBERED_CHARS = 16_384
 """Characters of a text whose redaction is remembered: 256 of them take 8 MB at most."""
@@ -261,7 +263,7 @@ def redacted(value: Any, longest_chars: int | None = None) -> Any:
     if type(value) in _WITHOUT_TEXT:
         return value
     if isinstance(value, str):
-        text = value if longest_chars is None or len(value) <= longest_chars else _short(value, longest_chars)
+        text = value if longest_chars is None else shorten(value, longest_chars, gap="")
         clean = _remembered(text) if len(text) <= _REMEMBERED_CHARS else redact(text)
         return value if clean == value else clean
     if isinstance(value, Mapping):
@@ -281,11 +283,6 @@ def _of_name(name: Any, value: Any, longest_chars: int | None) -> Any:
     if isinstance(value, str) and len(value) >= _MIN_SECRET_CHARS and isinstance(name, str) and is_secret_name(name):
         return REDACTED
     return redacted(value, longest_chars)
-
-
-def _short(text: str, longest_chars: int) -> str:
-    half = longest_chars // 2
-    return f"{text[:half]}... [{len(text) - 2 * half:,} characters left out] ...{text[-half:]}"
 
 
 def _changed(value: Mapping[Any, Any], shown: dict[Any, Any]) -> Mapping[Any, Any]:

@@ -7,8 +7,8 @@ from typing import Any, Literal, Protocol
 
 from rlm_broker.display import Display
 from rlm_broker.notebook.showing import Shown
-from rlm_broker.shown import as_json, described, had, jsonable
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.text import as_json, described, jsonable, summary_fields
 
 Role = Literal["system", "user", "assistant"]
 """Author of a message in a conversation."""
@@ -275,7 +275,8 @@ class Completion(Shown):
 
     def __repr__(self) -> str:
         limit = {"limit": self.limit} if self.limit else {"is_stopped": True} if self.is_stopped else {}
-        return f"Completion({described(response=self.response, root_model=self.root_model, **had(self), **limit)})"
+        fields = {"response": self.response, "root_model": self.root_model, **summary_fields(self), **limit}
+        return f"Completion({described(**fields)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as values that JSON has, under their own names.

@@ -21,10 +21,10 @@ from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import schema_of
-from rlm_broker.shown import as_json
 from rlm_broker.trace.events import Emit, all_of
 from rlm_broker.trace.story import counted, tokens
 from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.values.text import as_json
 
 
 def ask(

@@ -95,6 +95,6 @@ def _shown(value: object) -> object:
 
 def _short(value: object) -> str:
     """Return a value as it is written in a file of settings: a size in bytes, and `none` without a bound."""
-    from rlm_broker.shown import printable
+    from rlm_broker.values.text import printable
 
     return "none" if value is None else printable(str(value))

@@ -21,8 +21,8 @@ from rlm_broker.results import Block
 from rlm_broker.sandbox.as_program import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.settings.settings import Settings, assigned
-from rlm_broker.shown import as_json as to_json
-from rlm_broker.shown import jsonable
+from rlm_broker.values.text import as_json as to_json
+from rlm_broker.values.text import jsonable
 
 if TYPE_CHECKING:
     from rlm_broker.limits import Limits

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from rlm_broker.cli import stopping
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ModelFailed, RlmBrokerError, RunCancelled, RunFailed
+from rlm_broker.values.text import shorten
 
 LONGEST_CHARS = 4_000
 """Maximum characters of a sentence; a longer one, which repeats what the user has given, loses its middle."""
@@ -26,9 +27,7 @@ def fail(
         sentence: Why it failed.
         run: The error of a run. Its partial answer and what it used become part of the JSON.
     """
-    if len(sentence) > LONGEST_CHARS:
-        half = LONGEST_CHARS // 2
-        sentence = f"{sentence[:half]}... [{len(sentence) - 2 * half:,} characters left out] ...{sentence[-half:]}"
+    sentence = shorten(sentence, LONGEST_CHARS, gap="")
     if as_json:
         had = {} if run is None else _had(run)
         say(json.dumps({"error": {"kind": kind, "message": sentence, **had}}, ensure_ascii=False))

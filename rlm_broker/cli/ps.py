@@ -81,7 +81,7 @@ def _cell(place: int, text: str, width: int) -> str:
 
 
 def _rows(process: "ProcessStatus", now: float) -> list[Row]:
-    from rlm_broker.shown import printable
+    from rlm_broker.values.text import printable
 
     name = printable(f"{process.command} {process.pid}")
     if process.is_hung:

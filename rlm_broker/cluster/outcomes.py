@@ -42,8 +42,8 @@ from rlm_broker.results import (
     PostMortem,
     Variable,
 )
-from rlm_broker.shown import printable
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.text import printable
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import PICTURE_TYPES, MimeType
 from sandbox_worker.wire.text_json import encode_written_out

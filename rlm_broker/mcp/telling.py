@@ -9,10 +9,9 @@ from typing import Any, Final
 from rlm_broker.display import Display, picture_in
 from rlm_broker.errors import RunFailed
 from rlm_broker.mcp import forms
-from rlm_broker.prompts.observation import cut as cut_in_the_middle
 from rlm_broker.prompts.observation import shared
 from rlm_broker.results import Block, Completion, FileEntry, Variable
-from rlm_broker.shown import as_json
+from rlm_broker.values.text import as_json, shorten
 
 MOST_CHARS: Final = 20_000
 """Characters of the text beside a structured result, and of each text of a block in it."""
@@ -82,7 +81,7 @@ def told_block(block: Block, repl: str | None) -> Told:
 
 def cut(text: str, limit: int) -> str:
     """Return a text of at most about `limit` characters. Lone surrogates, which JSON in UTF-8 lacks, are escaped."""
-    return cut_in_the_middle(text, limit).encode("utf-8", "backslashreplace").decode()
+    return shorten(text, limit).encode("utf-8", "backslashreplace").decode()
 
 
 def _size(variable: Variable) -> int | list[int] | None:

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from rlm_broker.notebook.words import facts_of_run, how_block_ended
-from rlm_broker.shown import printable
+from rlm_broker.values.text import printable, shorten
 
 FENCED_CHARS = 10_000
 """Characters of a text in a fence. The middle of a longer one is cut."""
@@ -25,10 +25,7 @@ def of_block(block: Any) -> str:
 
 def fenced(text: str) -> str:
     """Return the text in a fence that is longer than each row of backticks in the text, so that none ends it."""
-    head = text[: FENCED_CHARS // 2]
-    tail = text[max(len(text) - FENCED_CHARS // 2, len(head)) :]
-    cut = len(text) - len(head) - len(tail)
-    shown = printable(f"{head}\n... [{cut:,} characters cut] ...\n{tail}" if cut else text, keep="\n\t")
+    shown = printable(shorten(text, FENCED_CHARS), keep="\n\t")
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", shown))]))
     return f"{fence}text\n{shown}\n{fence}"
 

@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NewType
 
-from rlm_broker.shown import printable
+from rlm_broker.values.text import cut_note, printable
 
 Markup = NewType("Markup", str)
 """HTML that holds no tag, attribute or address from a model or a worker."""
@@ -54,7 +54,7 @@ def fitted(text: str, chars: int) -> Markup:
         return whole
     head = list(_within(text, chars - chars // 2))
     tail = list(_within(reversed(text[len(head) :]), chars // 2))
-    note = f"... [{len(text) - len(head) - len(tail):,} characters cut] ..."
+    note = f"{cut_note(len(text) - len(head) - len(tail))} ..."
     return Markup("".join([*head, note, *reversed(tail)]))
 
 

@@ -17,6 +17,7 @@ from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.trace.events import ToolEnded, ToolStarted
 from rlm_broker.transport.connection import QueryHandler
+from rlm_broker.values.text import shorten
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import Prompt, Prompts
 
@@ -140,5 +141,4 @@ def open_run(
 def _cut(slot: Slot, limit: int | None) -> Slot:
     if limit is None or len(slot.text) <= limit:
         return slot
-    text = f"{slot.text[:limit]}\n... [{len(slot.text) - limit:,} characters cut]"
-    return msgspec.structs.replace(slot, text=text)
+    return msgspec.structs.replace(slot, text=shorten(slot.text, limit, end=0))

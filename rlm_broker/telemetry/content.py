@@ -3,6 +3,8 @@
 import json
 from typing import Any, Final
 
+from rlm_broker.values.text import shorten
+
 MOST_CHARS: Final = 16_384
 """Characters of one text in an attribute; longer text is cut, and the cut is marked."""
 NAME_CHARS: Final = 200
@@ -18,9 +20,7 @@ def named(text: str) -> str:
 
 def cut(text: str) -> str:
     """Return a text, cut to `MOST_CHARS` characters."""
-    if len(text) <= MOST_CHARS:
-        return _whole(text)
-    return f"{_whole(text[:MOST_CHARS])}... [{len(text) - MOST_CHARS:,} characters left out]"
+    return _whole(shorten(text, MOST_CHARS, end=0, gap=""))
 
 
 def instructions(system: str) -> str:

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, TextIO
 
-from rlm_broker.shown import printable
 from rlm_broker.trace.story import Passage, Piece
+from rlm_broker.values.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -3,7 +3,6 @@
 from typing import TextIO
 
 from rlm_broker.results import Block
-from rlm_broker.shown import printable
 from rlm_broker.trace.events import (
     BlockEnded,
     CallEnded,
@@ -14,6 +13,7 @@ from rlm_broker.trace.events import (
     RunEnded,
     RunStarted,
 )
+from rlm_broker.values.text import printable
 
 CANCELLED = "cancelled"
 """Error of a call that was cancelled by its caller."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from rlm_broker.parsing import parse_reply
-from rlm_broker.shown import printable
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,
@@ -24,6 +23,7 @@ from rlm_broker.trace.events import (
 )
 from rlm_broker.trace.printing import CANCELLED, milestone, trouble
 from rlm_broker.usage import Usage
+from rlm_broker.values.text import printable
 
 MOST_LINES = 40
 """Lines of one text that a passage shows: half from its beginning, half from its end. The title of the gap says how

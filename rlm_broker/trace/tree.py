@@ -13,6 +13,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Block
 from rlm_broker.trace.events import BlockEnded, Event
 from rlm_broker.trace.writer import name_of
+from rlm_broker.values.text import label
 from sandbox_worker.wire.mime import MimeType
 
 MOST_LINE_BYTES = 64 << 20
@@ -191,7 +192,7 @@ def _drawn(run: _Run) -> list[str]:
     blocks = ", ".join(f"{count} {status}" for status, count in run.blocks.items()) or "none"
     cost = "cost unknown" if run.cost_usd is None else f"${run.cost_usd:.4f}"
     return [
-        f"{indent}{run.name} [{run.model}] {_short(run.question) or '(no question)'}",
+        f"{indent}{run.name} [{run.model}] {label(run.question, TEXT_CHARS) or '(no question)'}",
         f"{indent}  turns {run.turns}, blocks {blocks}, calls {run.calls}, tokens {run.tokens:,}, {cost}",
         f"{indent}  {_ended(run)}",
     ]
@@ -201,9 +202,4 @@ def _ended(run: _Run) -> str:
     if run.duration_s is None:
         return "did not end"
     what = "stopped" if run.is_stopped else "failed" if run.error else "answered"
-    return f"{what} in {run.duration_s:.2f} s: {_short(str(run.error or run.response or ''))}"
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= TEXT_CHARS else f"{line[:TEXT_CHARS]}..."
+    return f"{what} in {run.duration_s:.2f} s: {label(str(run.error or run.response or ''), TEXT_CHARS)}"

@@ -4,11 +4,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from rlm_broker.shown import printable
 from rlm_broker.trace.events import Event, RunEnded
 from rlm_broker.trace.panels import console_of, show, takes_panels
 from rlm_broker.trace.printing import line_of
 from rlm_broker.trace.story import Passage, Story
+from rlm_broker.values.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

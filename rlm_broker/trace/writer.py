@@ -14,6 +14,7 @@ import msgspec
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.trace.event_log import text_chars
 from rlm_broker.trace.events import CallText, Event
+from rlm_broker.values.text import shorten
 from sandbox_worker.wire.text_json import encode_escaped
 
 INLINE_CHARS = 1 << 16
@@ -141,8 +142,8 @@ def encoded(line: dict[str, Any]) -> bytes:
 
 def cut(value: Any) -> Any:
     """Return the same plain values, with texts longer than `CUT_CHARS` cut."""
-    if isinstance(value, str) and len(value) > CUT_CHARS:
-        return f"{value[:CUT_CHARS]}... [{len(value) - CUT_CHARS:,} characters left out: the trace could not keep up]"
+    if isinstance(value, str):
+        return shorten(value, CUT_CHARS, end=0, gap="")
     if isinstance(value, dict):
         return {key: cut(each) for key, each in value.items()}
     return list(map(cut, value)) if isinstance(value, list) else value

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rlm_broker.trace.tree import MOST_DEPTH
+from rlm_broker.values.text import label
 
 LABEL_CHARS = 140
 """Characters of a text's beginning in a row, by which lists show the event."""
@@ -192,8 +193,7 @@ def _text(value: Any) -> str:
 
 def _label(text: str) -> str:
     """Return the beginning of a text as one line."""
-    line = " ".join(text[: 2 * LABEL_CHARS].split())
-    return _encodable(line if len(line) <= LABEL_CHARS else f"{line[:LABEL_CHARS]}…")
+    return _encodable(label(text, LABEL_CHARS))
 
 
 def _encodable(text: str) -> str:

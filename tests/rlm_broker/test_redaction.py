@@ -375,7 +375,7 @@ def test_value_is_redacted_at_any_depth_by_name() -> None:
 
 def test_too_long_text_loses_its_middle_on_request() -> None:
     """The middle of a text that is too long is omitted where that is asked for."""
-    assert redacted("a" * 10 + "b" * 10, 8) == "aaaa... [12 characters left out] ...bbbb"
+    assert redacted("a" * 10 + "b" * 10, 8) == "aaaaaa... [12 characters cut] ...bb"
     assert redacted("a" * 8, 8) == "a" * 8
     assert redacted("a" * 20) == "a" * 20
 
@@ -397,5 +397,5 @@ def test_a_known_secret_has_six_characters_at_least() -> None:
 
 def test_event_text_is_bounded() -> None:
     assert Replied("1", 0, 1, "a" * 524_288).text == "a" * 524_288
-    cut = Replied("1", 0, 1, "a" * 262_144 + "b" + "c" * 262_144).text
-    assert cut == "a" * 262_144 + "... [1 characters left out] ..." + "c" * 262_144
+    cut = Replied("1", 0, 1, "a" * 393_216 + "b" + "c" * 131_072).text
+    assert cut == "a" * 393_216 + "... [1 characters cut] ..." + "c" * 131_072

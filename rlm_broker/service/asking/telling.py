@@ -4,6 +4,7 @@ from typing import Final
 
 from rlm_broker.results import Block
 from rlm_broker.trace.events import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
+from rlm_broker.values.text import label, shorten
 
 SHOWN_CHARS: Final = 2_000
 """Characters of a block's output that are shown; of longer output, the beginning and the end."""
@@ -24,7 +25,7 @@ class Telling:
             case EventsMissed():
                 return f"\n({event.count:,} events are left out: the client reads too slowly)\n"
             case RunStarted() if event.depth:
-                return f"\n> run {event.run}: {' '.join((event.question or '').split())[:PREVIEW_CHARS]}\n"
+                return f"\n> run {event.run}: {label(event.question or '', PREVIEW_CHARS)}\n"
             case CallStarted() if not event.depth and not event.block:
                 self._call, self._is_streamed = event.call, False
             case CallText() if event.call == self._call:
@@ -51,12 +52,4 @@ def _fenced(block: Block) -> str:
     fence = "```"
     while fence in said:
         fence += "`"
-    return f"{fence}text\n{shortened(said)}\n{fence}\n\n"
-
-
-def shortened(text: str, most: int = SHOWN_CHARS) -> str:
-    """Return a text of at most so many characters, and a note: of a longer one, the beginning and the end."""
-    if len(text) <= most:
-        return text
-    end = most // 4
-    return f"{text[: most - end]}\n... {len(text) - most:,} characters are left out ...\n{text[-end:]}"
+    return f"{fence}text\n{shorten(said, SHOWN_CHARS)}\n{fence}\n\n"

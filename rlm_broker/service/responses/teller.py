@@ -34,6 +34,7 @@ from rlm_broker.trace.events import (
     Event,
 )
 from rlm_broker.usage import Tally
+from rlm_broker.values.text import shorten
 
 PIECE_CHARS: Final = 2_000
 """Characters of one piece of an answer."""
@@ -255,8 +256,4 @@ class Teller:
 
 def _logs(outcome: Block) -> str:
     """Return the output of a block, with the reason of its end, of at most `LOGS_CHARS` characters."""
-    text = output_of(outcome)
-    half = LOGS_CHARS // 2
-    if len(text) <= LOGS_CHARS:
-        return text
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+    return shorten(output_of(outcome), LOGS_CHARS)

@@ -26,7 +26,7 @@ from rlm_broker.service.errors import ApiError
 from rlm_broker.service.materials import stored_of
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.replying import EventStream, SlowJson, sse
-from rlm_broker.shown import jsonable
+from rlm_broker.values.text import jsonable
 
 ITEMS_AT_ONCE: Final = 1_000
 """Items of a list that become JSON in one step."""

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlm_broker.cli.progress import ProgressLine
-from rlm_broker.shown import printable
 from rlm_broker.trace.events import CallEnded, CallStarted, RunStarted
 from rlm_broker.usage import Usage
+from rlm_broker.values.text import printable
 from tests.support.command import run
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 from tests.support.terminals import COLUMNS, lines_shown, on_a_terminal

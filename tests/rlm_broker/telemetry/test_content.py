@@ -25,7 +25,7 @@ def test_content_is_bounded() -> None:
     most = content.MOST_MESSAGES**2 * (content.MOST_CHARS + 200)
     assert len(made) < most
     assert len(json.loads(made)) == content.MOST_MESSAGES
-    assert "characters left out" in content.code("x" * 10**6)
+    assert "characters cut" in content.code("x" * 10**6)
     assert len(content.printed("o" * 10**6, "e" * 10**6, "w" * 10**6)) < 3 * (content.MOST_CHARS + 100)
 
 

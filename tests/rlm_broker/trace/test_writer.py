@@ -136,4 +136,4 @@ def test_texts_are_cut_if_the_thread_lags(tmp_path: Path, monkeypatch: pytest.Mo
         go_on.set()
     texts = [str(line["text"]) for line in lines(path)]
     assert len(texts[0]) == 160_000
-    assert "characters left out" in texts[1]
+    assert "characters cut" in texts[1]

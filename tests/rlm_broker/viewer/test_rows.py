@@ -73,7 +73,7 @@ def test_lone_surrogates_become_visible() -> None:
 def test_labels_and_words_are_bounded() -> None:
     long = "word\n" * 10_000
     taken, _ = _taken(Written()("tool_started", call=1, tool=long, arguments=long).lines)
-    assert len(taken[0][5]["label"]) == LABEL_CHARS + 1
+    assert len(taken[0][5]["label"]) == LABEL_CHARS + 3
     assert "\n" not in taken[0][5]["label"]
     assert len(taken[0][5]["tool"]) == WORD_CHARS
 

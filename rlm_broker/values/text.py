@@ -1,11 +1,13 @@
-"""Forms of results: a line for people, JSON for programs, and text that steers no terminal."""
+"""Text in its forms: cut to a bound, without characters that steer a terminal, as a line, and as JSON."""
 
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
+_NOTE = re.compile(r"\n\.\.\. \[([\d,]{1,20}) characters cut\] \.\.\.\n")
 SHOWN_CHARS = 200
 """Characters of an answer in the `repr` of a run's outcome. A longer answer is cut, and its length is given."""
 
@@ -18,7 +20,48 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def had(run: Any) -> dict[str, Any]:
+def shorten(text: str, most: int, *, end: int | None = None, gap: str = "\n") -> str:
+    """Return a text of at most `most` characters, and a note of how many were cut. A shorter text is returned as it is.
+
+    What was cut before counts again: the number of a former note in the cut part is added to that of the new one.
+
+    Example:
+        ```python
+        shorten("a" * 8 + "b" * 92, 8)  # "aaaaaa\n... [92 characters cut] ...\nbb"
+        ```
+
+    Args:
+        text: The text.
+        most: Characters that are kept.
+        end: Characters of them that are the text's last; None is a quarter.
+        gap: Text before the note, and behind it if an end is kept.
+    """
+    if len(text) <= most:
+        return text
+    end = most // 4 if end is None else end
+    cut = text[most - end : len(text) - end]
+    before = [int(found[1].replace(",", "")) - len(found[0]) for found in _NOTE.finditer(cut)]
+    head = f"{text[: most - end]}{gap}{cut_note(len(cut) + sum(before))}"
+    return f"{head} ...{gap}{text[len(text) - end :]}" if end else head
+
+
+def cut_note(chars: int) -> str:
+    """Return the note that stands in the place of so many characters."""
+    return f"... [{chars:,} characters cut]"
+
+
+def clip(text: str, most: int) -> str:
+    """Return a name or a sentence of at most `most` characters; three dots say that its end was cut."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def label(text: str, most: int) -> str:
+    """Return the beginning of a text as one line of at most `most` characters."""
+    line = " ".join(text[: 4 * most].split())
+    return f"{line[:most]}..." if len(line) > most or len(text) > 4 * most else line
+
+
+def summary_fields(run: Any) -> dict[str, Any]:
     """Return what the `repr` of a run's outcome has beside its answer: turns, cost and level."""
     cost = run.usage_summary.total.total_cost
     level = None if run.isolation is None else run.isolation.level
@@ -27,7 +70,7 @@ def had(run: Any) -> dict[str, Any]:
 
 def described(**fields: Any) -> str:
     """Return fields as the `repr` of an object lists them. Texts of more than `SHOWN_CHARS` are cut."""
-    return ", ".join(f"{name}={_cut(value)}" for name, value in fields.items())
+    return ", ".join(f"{name}={_shown(value)}" for name, value in fields.items())
 
 
 def as_json(value: Any) -> str:
@@ -74,7 +117,7 @@ def _by_msgspec(value: Any) -> Any:
     return msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else repr(value)
 
 
-def _cut(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, str) and len(value) > SHOWN_CHARS:
         return f"{value[:SHOWN_CHARS]!r}... [{len(value):,} characters]"
     return repr(value)

@@ -1,0 +1,1 @@
+"""Values that every room uses: text in its forms, and displays."""
