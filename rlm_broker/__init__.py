@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import store as store
     from rlm_broker.context.stored import ContextInfo as ContextInfo
     from rlm_broker.context.stored import StoredContext as StoredContext
-    from rlm_broker.display import Display as Display
     from rlm_broker.errors import ClusterFailed as ClusterFailed
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
@@ -136,6 +135,7 @@ if TYPE_CHECKING:
     from rlm_broker.transport.connection import QueryHandler as QueryHandler
     from rlm_broker.usage import Usage as Usage
     from rlm_broker.usage import UsageSummary as UsageSummary
+    from rlm_broker.values.display import Display as Display
     from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
@@ -169,7 +169,7 @@ _MODULES = {
     "cluster.on_ray.ray_cluster": "RayCluster",
     "context.store": "Encoded Paths store",
     "context.stored": "ContextInfo StoredContext",
-    "display": "Display",
+    "values.display": "Display",
     "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
     "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
@@ -238,6 +238,8 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
+        if name == "Sandbox":  # the board observes its REPLs, and a process may have to start its control socket
+            importlib.import_module("rlm_broker.control.server")
         if name not in _EXTRAS:
             return getattr(importlib.import_module(_PUBLIC[name]), name)
         from rlm_broker.extras import require_extra

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rlm_broker.display import Display
-from rlm_broker.notebook.showing import Shown
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.display import Display, Shown
 from rlm_broker.values.text import as_json, described, jsonable, summary_fields
 
 Role = Literal["system", "user", "assistant"]

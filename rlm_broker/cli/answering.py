@@ -10,7 +10,7 @@ from typing import Any
 from rlm_broker.cli.clusters import opened_cluster
 from rlm_broker.cli.composing import models_of, rlm_of
 from rlm_broker.cli.parameters import exists
-from rlm_broker.cli.progress import ProgressLine, spent
+from rlm_broker.cli.progress import ProgressLine
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
@@ -22,9 +22,9 @@ from rlm_broker.results import Completion
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import schema_of
 from rlm_broker.trace.events import Emit, all_of
-from rlm_broker.trace.story import counted, tokens
 from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.values.text import as_json
+from rlm_broker.values.words import counted, spent, tokens
 
 
 def ask(

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlm_broker.batch.status import BatchStatus, read_status
-from rlm_broker.cli.progress import spent
 from rlm_broker.cli.ps import seconds
 from rlm_broker.cli.terminal import say
-from rlm_broker.trace.story import counted
 from rlm_broker.values.text import as_json as to_json
+from rlm_broker.values.words import counted, spent
 
 
 def show(out: Path, *, as_json: bool) -> None:

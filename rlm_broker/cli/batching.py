@@ -25,9 +25,9 @@ from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import function_of, schema_of
-from rlm_broker.trace.story import counted
 from rlm_broker.units import accepted, amount
 from rlm_broker.values.text import as_json as to_json
+from rlm_broker.values.words import counted
 
 LIMITS = {"max_budget_usd": "--batch-budget-usd", "max_tokens": "--batch-tokens", "timeout_s": "--batch-timeout"}
 """Limit of a batch -> the option that sets it."""

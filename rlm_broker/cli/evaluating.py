@@ -23,8 +23,8 @@ from rlm_broker.evaluation.table import dollars, table
 from rlm_broker.limits import RunLimits, with_set
 from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
-from rlm_broker.trace.story import counted
 from rlm_broker.values.text import as_json
+from rlm_broker.values.words import counted
 
 GENERATED: dict[str, Any] = {"tasks": "all", "lengths": "8k,64k", "length_unit": "tokens", "samples": 5, "seed": 0}
 """Options of generated questions, with their defaults; the help repeats these."""

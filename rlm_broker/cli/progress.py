@@ -21,9 +21,9 @@ from rlm_broker.trace.events import (
 )
 from rlm_broker.trace.panels import console_of, takes_panels
 from rlm_broker.trace.printing import line_of, print_event, trouble
-from rlm_broker.trace.story import counted, tokens
 from rlm_broker.trace.verbose import VerbosePrinter
 from rlm_broker.usage import Usage
+from rlm_broker.values.words import counted, tokens
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -147,14 +147,6 @@ class ProgressLine:
                 self._in_flight -= 1
                 place = (event.model or "?", event.depth)
                 self._usage[place] = self._usage.get(place, Usage()) + event.usage
-
-
-def spent(usage: Usage) -> str:
-    """Return calls, tokens and cost. A price that is not known is said to be unknown; zeros are left out."""
-    stored = f" ({usage.stored_calls:,} of them stored, not paid)" if usage.stored_calls else ""
-    cost = "cost unknown" if usage.total_cost is None and usage.total_calls else ""
-    cost = f"${usage.total_cost:.4f}" if usage.total_cost else cost
-    return ", ".join(filter(None, (f"{counted(usage.total_calls, 'call')}{stored}", tokens(usage), cost)))
 
 
 def live_line(line: "RenderableType", stream: TextIO) -> "Live":

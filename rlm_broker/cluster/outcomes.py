@@ -14,7 +14,6 @@ from typing import Any, get_args
 import msgspec
 
 from rlm_broker.cluster.messages import Ended
-from rlm_broker.display import Display
 from rlm_broker.errors import (
     ConfigurationError,
     ContextRefused,
@@ -43,6 +42,7 @@ from rlm_broker.results import (
     Variable,
 )
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.display import Display
 from rlm_broker.values.text import printable
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import PICTURE_TYPES, MimeType

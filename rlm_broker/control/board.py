@@ -19,11 +19,12 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rlm_broker.control.progress import NAME_CHARS, RunProgress
 from rlm_broker.control.status import ReplStatus, RunStatus
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.events.observers import OBSERVERS, ObservedRepl, ReplState, SandboxObserver
 from rlm_broker.redaction import LONGEST_CHARS, redacted
 from rlm_broker.trace.event_log import EventLog
 
@@ -33,8 +34,6 @@ MOST_ENDED = 4
 """Ended runs that stay on the board, so that a follower can read their last events. Each keeps its events."""
 ENDED_S = 60.0
 """Seconds for which an ended run stays on the board. It goes when the board is next used."""
-
-ReplState = Literal["starting", "idle", "busy"]
 
 
 class BoardRun(Protocol):
@@ -51,22 +50,6 @@ class BoardRun(Protocol):
 
     def on_end(self, call: Callable[[BaseException | None], object]) -> None:
         """Call a function when the run has ended, with the error that ended it."""
-
-
-class BoardRepl(Protocol):
-    """The part of `SandboxedRepl` that the board uses."""
-
-    tree: str | None
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of its init; None while it has no process."""
-
-    async def ainterrupt(self) -> None:
-        """Interrupt its block."""
-
-    async def aclose(self) -> None:
-        """End its processes."""
 
 
 class RunEntry:
@@ -173,7 +156,7 @@ class ReplEntry:
         end: Called instead of the REPL's own `ainterrupt` and `aclose`, with whether it ends now. None calls these.
     """
 
-    def __init__(self, board: "Board", repl: BoardRepl, id: str) -> None:
+    def __init__(self, board: "Board", repl: ObservedRepl, id: str) -> None:
         self.id = id
         self.owner = ""
         self.end: Callable[[bool], Awaitable[object]] | None = None
@@ -191,7 +174,7 @@ class ReplEntry:
 
     def remove(self) -> None:
         """Take the REPL off the board. Has no effect when repeated."""
-        self._board.remove_repl(self._repl)
+        self._board.repl_closed(self._repl)
 
     @property
     def state(self) -> str:
@@ -244,7 +227,7 @@ class ReplEntry:
                 future.set_result(None)
 
 
-class Board:
+class Board(SandboxObserver):
     """Runs and REPLs of one process.
 
     Attributes:
@@ -255,7 +238,7 @@ class Board:
         self.is_on = False
         self._live: dict[str, RunEntry] = {}
         self._ended: dict[str, RunEntry] = {}
-        self._repls: dict[BoardRepl, ReplEntry] = {}
+        self._repls: dict[ObservedRepl, ReplEntry] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -304,8 +287,12 @@ class Board:
         entry = self._live[id] = RunEntry(self, id, question, model, owner, stop, cancel)
         return entry
 
-    def became(self, repl: BoardRepl, state: ReplState) -> None:
-        """Take the new state of a REPL. It costs less than a microsecond: each block does it twice."""
+    def repl_opens(self, repl: ObservedRepl) -> None:
+        """Put a REPL on the board."""
+        self.add_repl(repl)
+
+    def repl_became(self, repl: ObservedRepl, state: ReplState) -> None:
+        """Take the new state of a REPL."""
         if (entry := self._repls.get(repl)) is not None:
             entry.became(state)
 
@@ -321,7 +308,7 @@ class Board:
 
     def add_repl(
         self,
-        repl: BoardRepl,
+        repl: ObservedRepl,
         *,
         id: str | None = None,
         owner: str = "",
@@ -330,7 +317,7 @@ class Board:
         """Put a REPL on the board. One that is there keeps its entry, and gets the id, owner and end.
 
         Args:
-            repl: The REPL. It does this itself when it is opened, and `remove` when it is closed.
+            repl: The REPL. One that is opened is there already.
             id: Id under which it is listed and stopped; None makes one.
             owner: Name of the key that it belongs to.
             end: Called to stop it, with whether it ends now; see `ReplEntry.end`.
@@ -358,7 +345,7 @@ class Board:
         """Whether a run goes on."""
         return run in self._live
 
-    def has_repl(self, repl: BoardRepl) -> bool:
+    def has_repl(self, repl: ObservedRepl) -> bool:
         """Whether a REPL is open."""
         return repl in self._repls
 
@@ -367,7 +354,7 @@ class Board:
         self._live.pop(entry.id, None)
         self._ended.pop(entry.id, None)
 
-    def remove_repl(self, repl: BoardRepl) -> None:
+    def repl_closed(self, repl: ObservedRepl) -> None:
         """Take a REPL off the board. Has no effect when repeated."""
         if (entry := self._repls.pop(repl, None)) is not None:
             entry.became("idle")
@@ -395,3 +382,4 @@ class Board:
 
 BOARD = Board()
 """The board of this process."""
+OBSERVERS.append(BOARD)

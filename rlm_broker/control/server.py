@@ -52,6 +52,7 @@ from rlm_broker.control.messages import (
 )
 from rlm_broker.control.status import ProcessStatus
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.events.observers import OBSERVERS, SandboxObserver
 from rlm_broker.trace.event_log import text_chars
 from rlm_broker.trace.events import CallText, Event
 from rlm_broker.trace.writer import INLINE_CHARS, cut, encoded, plain
@@ -352,6 +353,14 @@ def start_if_wanted() -> bool:
         _was_wanted = True
         atexit.register(ControlSocket().start().close)
     return BOARD.is_on
+
+
+class _Starter(SandboxObserver):
+    def sandbox_opens(self) -> None:
+        start_if_wanted()
+
+
+OBSERVERS.append(_Starter())
 
 
 def _is_wanted(*, default: bool) -> bool:

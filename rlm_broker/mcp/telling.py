@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rlm_broker.display import Display, picture_in
 from rlm_broker.errors import RunFailed
 from rlm_broker.mcp import forms
 from rlm_broker.prompts.observation import shared
 from rlm_broker.results import Block, Completion, FileEntry, Variable
+from rlm_broker.values.display import Display, picture_in
 from rlm_broker.values.text import as_json, shorten
 
 MOST_CHARS: Final = 20_000

@@ -3,8 +3,6 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from rlm_broker.notebook.markup import Markup, TextBudget, box, escaped, folded, joined, line, paragraph
-from rlm_broker.notebook.words import counted, how_block_ended, used_in_words
 from rlm_broker.results import Block
 from rlm_broker.trace.events import (
     BlockEnded,
@@ -21,6 +19,8 @@ from rlm_broker.trace.events import (
 )
 from rlm_broker.trace.printing import line_of, trouble
 from rlm_broker.usage import Tally
+from rlm_broker.values.markup import Markup, TextBudget, box, escaped, folded, joined, line, paragraph
+from rlm_broker.values.words import counted, how_block_ended, spent
 
 MAX_TURNS = 20
 """Turns of the root that a page shows. Earlier ones are counted."""
@@ -95,7 +95,7 @@ class TreeView:
         state = self._end or (f"turn {self._turns[-1].number}" if self._turns else "starting")
         parts = [*([self._model] if self._model else []), state]
         used = self._tally.usage
-        parts += [used_in_words(used)] if used.total_calls else []
+        parts += [spent(used)] if used.total_calls else []
         parts += [f"{counted(self._in_flight, 'call')} open"] if self._in_flight and self._end is None else []
         children = len(self._children) + self._children_ended
         parts += [f"{counted(children, 'child run')}, {len(self._children)} open"] if children else []
@@ -182,7 +182,7 @@ class FurtherTrees:
     def headline(self) -> str:
         """Return the state of all of them, in a line."""
         counts = f"{counted(len(self._open) + self._ended, 'further run')}: {len(self._open)} open, {self._ended} ended"
-        return f"{counts}, {self._failed} of them failed; {used_in_words(self._tally.usage)}"
+        return f"{counts}, {self._failed} of them failed; {spent(self._tally.usage)}"
 
     def page(self) -> Markup:
         """Return the same as a page."""

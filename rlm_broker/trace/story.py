@@ -22,8 +22,8 @@ from rlm_broker.trace.events import (
     ToolStarted,
 )
 from rlm_broker.trace.printing import CANCELLED, milestone, trouble
-from rlm_broker.usage import Usage
 from rlm_broker.values.text import printable
+from rlm_broker.values.words import tokens
 
 MOST_LINES = 40
 """Lines of one text that a passage shows: half from its beginning, half from its end. The title of the gap says how
@@ -185,17 +185,6 @@ def cut(text: str, most_lines: int = MOST_LINES, most_chars: int = MOST_CHARS) -
         return text
     half = most_chars // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number and what it counts: `1 call`, `2 calls`."""
-    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def tokens(usage: Usage) -> str:
-    """Return input and output tokens; empty if there are none, as of the model offline."""
-    both = usage.total_input_tokens + usage.total_output_tokens
-    return f"{usage.total_input_tokens:,}+{usage.total_output_tokens:,} tokens" if both else ""
 
 
 def _spent(event: CallEnded) -> str:

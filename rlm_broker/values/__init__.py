@@ -1,1 +1,1 @@
-"""Values that every room uses: text in its forms, and displays."""
+"""Values for every room: texts in their forms, displays, and pages for notebooks."""

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from rlm_broker.display import Display
 from rlm_broker.errors import ModelFailed
 from rlm_broker.mcp.forms import Answer, Ran
 from rlm_broker.mcp.telling import MOST_CHARS, told_answer, told_block, told_entries, told_failure, told_file
 from rlm_broker.results import Block, Completion, FileEntry
+from rlm_broker.values.display import Display
 
 KILLED = Block("x", "killed", error="its process ended by itself", limit="memory_bytes")
 

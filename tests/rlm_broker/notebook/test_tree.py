@@ -4,9 +4,9 @@ import contextlib
 from typing import Any
 
 from rlm_broker import RLM, Event, Limits, LMRequest, RunFailed, ScriptedClient
-from rlm_broker.notebook.markup import Markup
 from rlm_broker.notebook.tree import KEPT_CHARS, MAX_BLOCKS, MAX_NOTES, MAX_TURNS, TEXT_CHARS, TreeView
 from rlm_broker.trace.events import BlockEnded, CallStarted, Replied, RunEnded, RunStarted
+from rlm_broker.values.markup import Markup
 from tests.support.markup import read
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.notebook.markup import (
+from rlm_broker.values.markup import (
     LINE_CHARS,
     Markup,
     TextBudget,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.notebook.markdown import FENCED_CHARS, fenced, of_block, of_completion, plain
 from rlm_broker.results import Block, Completion
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.pages import FENCED_CHARS, fenced, of, plain
 
 HOSTILE = "</pre><script>alert(1)</script>\n```\n# [l](//evil) ![p](//evil)\n~~~\n````\n<b>"
 
@@ -19,13 +19,13 @@ def run(response: str | None, model: str = "m") -> Completion:
 
 def test_run_is_its_answer_and_its_facts() -> None:
     facts = r"m, 2 turns, 1.5 s, 2 calls, 3,000\+4 tokens, \$0.2500"
-    assert of_completion(run("yes")) == f"```text\nyes\n```\n\n{facts}"
-    assert of_completion(run(None)) == f"```text\nno answer\n```\n\n{facts}"
+    assert of(run("yes"))["text/markdown"] == f"```text\nyes\n```\n\n{facts}"
+    assert of(run(None))["text/markdown"] == f"```text\nno answer\n```\n\n{facts}"
 
 
 def test_block_is_what_came_of_it() -> None:
     block = Block("1 / 0", "error", "printed\n", error="ZeroDivisionError", execution_time=0.5, limit="cpu_s")
-    assert of_block(block) == (
+    assert of(block)["text/markdown"] == (
         "error after 0.50 s at the limit cpu\\_s\n\ncode:\n\n```text\n1 / 0\n```\n\n"
         "output:\n\n```text\nprinted\n\n```\n\nerror:\n\n```text\nZeroDivisionError\n```"
     )
@@ -40,7 +40,9 @@ def test_no_text_ends_its_fence(text: str) -> None:
     assert "\n".join(lines) == text
 
 
-@pytest.mark.parametrize("shown", [of_completion(run(HOSTILE, HOSTILE)), of_block(Block(HOSTILE, "ok", HOSTILE))])
+@pytest.mark.parametrize(
+    "shown", [of(run(HOSTILE, HOSTILE))["text/markdown"], of(Block(HOSTILE, "ok", HOSTILE))["text/markdown"]]
+)
 def test_hostile_text_stands_in_fences_or_is_escaped(shown: str) -> None:
     lines = iter(shown.splitlines())
     outside = ""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlm_broker import Block, Display
-from rlm_broker.display import picture_in
 from rlm_broker.results import without_displays
+from rlm_broker.values.display import picture_in
 from rlm_broker.values.text import as_json, jsonable
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes([0, 0, 0, 13]) + b"IHDR" + (640).to_bytes(4) + (480).to_bytes(4) + b"\x08\x06\xff"

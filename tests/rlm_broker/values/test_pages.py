@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rlm_broker import RLM, Block, Completion, Display, Iteration, Limits, Sandbox, ScriptedClient, Usage, UsageSummary
-from rlm_broker.notebook.pages import (
+from rlm_broker.results import ChildTrace
+from rlm_broker.values.pages import (
     BLOCK_PICTURE_BYTES,
     FIRST_TURNS,
     LAST_TURNS,
@@ -15,7 +16,6 @@ from rlm_broker.notebook.pages import (
     RUN_PICTURE_BYTES,
     TEXT_CHARS,
 )
-from rlm_broker.results import ChildTrace
 from tests.support.markup import Page, read
 
 HOSTILE = "</pre></details><script>alert('x')</script><img src=//evil/?q onerror=1>\x1b[2J\ud800 ```\n# [l](//evil)"

@@ -1,4 +1,4 @@
-"""Displays: pictures and tables that model code has shown beside its text, each in one or more forms."""
+"""Displays: pictures and tables that model code has shown beside its text, and what shows itself in a notebook."""
 
 import base64
 from collections.abc import Mapping
@@ -59,6 +59,17 @@ class Display:
         forms = self.to_dict()
         shown: dict[str, str] = {mime: forms[mime] for mime in RENDERED if mime in forms}
         return shown | {"text/plain": printable(shown.get("text/plain", repr(self)), keep="\n\t")}
+
+
+class Shown:
+    """A base of what shows itself in a notebook: as HTML, as Markdown, and as its `repr`."""
+
+    __slots__ = ()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:  # noqa: ARG002 - IPython's
+        from rlm_broker.values import pages  # 10 ms, which a program without a notebook need not pay
+
+        return pages.of(self)
 
 
 def picture_in(display: Display) -> str | None:

@@ -1,15 +1,15 @@
-"""Pages that a notebook shows of a run and of a block.
+"""Pages that a notebook shows of a run and of a block, as HTML and as Markdown.
 
-What they are made of is known by its fields alone: `results` imports this module, so this module cannot import it.
+A run and a block are known by their fields alone, because `results` needs this room.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from rlm_broker.display import RENDERED, Display, picture_in
-from rlm_broker.notebook import markdown
-from rlm_broker.notebook.markup import (
+from rlm_broker.values.display import RENDERED, Display, picture_in
+from rlm_broker.values.markup import (
     Markup,
     TextBudget,
     box,
@@ -21,8 +21,12 @@ from rlm_broker.notebook.markup import (
     picture,
     table,
 )
-from rlm_broker.notebook.words import cost, counted, facts_of_run, how_block_ended
+from rlm_broker.values.text import printable, shorten
+from rlm_broker.values.words import counted, dollars, facts_of_run, how_block_ended
 
+FENCED_CHARS = 10_000
+"""Characters of a text in a fence. The middle of a longer one is cut."""
+_MARKS = re.compile(r"[^\w\s.,:]|_")
 TEXT_CHARS = 60_000
 """Characters of all replies, code and output in one page. The middle of what takes more than its share is cut."""
 ANSWER_CHARS = 20_000
@@ -48,7 +52,7 @@ def of(shown: Any) -> dict[str, str]:
 
 def of_completion(run: Any) -> dict[str, str]:
     """Return the page of a run, its answer as Markdown, and its `repr`."""
-    return {"text/html": _run_page(run), "text/markdown": markdown.of_completion(run), "text/plain": repr(run)}
+    return {"text/html": _run_page(run), "text/markdown": _completion_markdown(run), "text/plain": repr(run)}
 
 
 def of_block(block: Any) -> dict[str, str]:
@@ -56,7 +60,7 @@ def of_block(block: Any) -> dict[str, str]:
     page = _Page(len(_texts(block)), BLOCK_PICTURE_BYTES, 1)
     code = folded(escaped("code"), box(page.texts.fitted(block.code)))
     shown = joined([paragraph(line(how_block_ended(block))), *page.outcome(block), code])
-    return {"text/html": shown, "text/markdown": markdown.of_block(block), "text/plain": repr(block)}
+    return {"text/html": shown, "text/markdown": _block_markdown(block), "text/plain": repr(block)}
 
 
 class _Page:
@@ -142,7 +146,7 @@ def _usage(models: Mapping[str, Any]) -> list[Markup]:
             escaped(f"{used.total_calls:,}"),
             escaped(f"{used.total_input_tokens:,}"),
             escaped(f"{used.total_output_tokens:,}"),
-            escaped(cost(used.total_cost)),
+            escaped(dollars(used.total_cost)),
         )
         for name, used in islice(models.items(), MAX_ROWS)
     ]
@@ -159,3 +163,30 @@ def _texts(block: Any) -> list[str]:
 
 def _beyond(number: int) -> str:
     return f", the first {MAX_ROWS} of them" if number > MAX_ROWS else ""
+
+
+# -- Markdown, where every text from outside stands in a fence, and no link, picture or tag takes effect --------------
+
+
+def _completion_markdown(run: Any) -> str:
+    """Return the answer of a `Completion` and the facts of its run."""
+    return f"{fenced('no answer' if run.response is None else run.response)}\n\n{plain(facts_of_run(run))}"
+
+
+def _block_markdown(block: Any) -> str:
+    """Return the code of a `Block` and what came of it."""
+    texts = (("code", block.code), ("output", block.stdout), ("stderr", block.stderr), ("error", block.error))
+    parts = [f"{name}:\n\n{fenced(text)}" for name, text in texts if text]
+    return "\n\n".join([plain(how_block_ended(block)), *parts])
+
+
+def fenced(text: str) -> str:
+    """Return the text in a fence that is longer than each row of backticks in the text, so that none ends it."""
+    shown = printable(shorten(text, FENCED_CHARS), keep="\n\t")
+    fence = "`" * (1 + max([2, *map(len, re.findall("`+", shown))]))
+    return f"{fence}text\n{shown}\n{fence}"
+
+
+def plain(text: str) -> str:
+    """Return the text with a backslash before each mark that Markdown or HTML may read."""
+    return _MARKS.sub(lambda found: f"\\{found[0]}", printable(" ".join(text.split())))
