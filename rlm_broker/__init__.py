@@ -130,12 +130,12 @@ if TYPE_CHECKING:
     from rlm_broker.trace.events import RunStarted as RunStarted
     from rlm_broker.trace.events import ToolEnded as ToolEnded
     from rlm_broker.trace.events import ToolStarted as ToolStarted
-    from rlm_broker.trace.verbose import print_events as print_events
     from rlm_broker.trace.writer import TraceWriter as TraceWriter
     from rlm_broker.transport.connection import QueryHandler as QueryHandler
     from rlm_broker.usage import Usage as Usage
     from rlm_broker.usage import UsageSummary as UsageSummary
     from rlm_broker.values.display import Display as Display
+    from rlm_broker.watch.terminal import print_events as print_events
     from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
@@ -206,7 +206,7 @@ _MODULES = {
     "trace.callbacks": "Callbacks",
     "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
-    "trace.verbose": "print_events",
+    "watch.terminal": "print_events",
     "trace.writer": "TraceWriter",
     "transport.connection": "QueryHandler",
     "usage": "Usage UsageSummary",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TextIO
 from rlm_broker.batch.progress import BatchProgress
 from rlm_broker.cli.progress import ROOM_FOR_CTRL_C, live_line
 from rlm_broker.cli.ps import seconds
-from rlm_broker.trace.panels import takes_panels
 from rlm_broker.values.text import printable
 from rlm_broker.values.words import counted, spent
+from rlm_broker.watch.terminal import takes_panels
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -40,9 +40,10 @@ def show(file: Path, full: bool, as_json: bool) -> None:
         if as_json:
             say(json.dumps(tree.runs(file)))
         elif full:
-            from rlm_broker.trace.verbose import VerbosePrinter
+            from rlm_broker.events.story import Story
+            from rlm_broker.watch.terminal import Printer
 
-            show_event = VerbosePrinter(sys.stdout, is_whole=True)
+            show_event = Printer(Story("all"), sys.stdout, has_no_bound=True)
             for event in tree.events(file):
                 show_event(event)
         else:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-from rlm_broker.control.progress import RunProgress
+from rlm_broker.events.progress import RunProgress
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.results import Completion
 from rlm_broker.run.run import Run

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from rlm_broker.events.story import printed
 from rlm_broker.results import Block
 from rlm_broker.trace.events import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 from rlm_broker.values.text import label, shorten
@@ -40,9 +41,7 @@ class Telling:
 
 def output_of(block: Block) -> str:
     """Return what a block has printed, and the reason of its end unless stderr has told it already."""
-    error = block.error or ""
-    said = (block.stdout, block.stderr, "" if error in block.stderr else error)
-    return "\n".join(each.rstrip("\n") for each in said if each.strip())
+    return "\n".join(piece.text.rstrip("\n") for piece in printed(block) if piece.text.strip())
 
 
 def _fenced(block: Block) -> str:

@@ -34,7 +34,10 @@ class RunProgress:
         question: Question of the root run, as its first event has it. Secrets are replaced.
         model: Name of the root model; empty before the run has begun.
         turn: Turn of the root run.
+        most_turns: Limit of its turns; None is none.
+        started: Number of runs that have begun.
         runs: Number of runs that go on.
+        blocks: Number of blocks that have begun.
         ended: The event that ended the root run, or None.
         since: Unix time in seconds at which it began to do what it does.
     """
@@ -43,7 +46,10 @@ class RunProgress:
         self.question: str | None = None
         self.model = ""
         self.turn = 0
+        self.most_turns: int | None = None
+        self.started = 0
         self.runs = 0
+        self.blocks = 0
         self.ended: RunEnded | None = None
         self.since = time.time()
         self._sub_model = ""
@@ -52,7 +58,7 @@ class RunProgress:
         self._waiting: set[tuple[str, int]] = set()
         self._batches: dict[tuple[str, int], tuple[int, int]] = {}
         self._tools: dict[tuple[str, int], str] = {}
-        self._blocks: dict[str, int] = {}
+        self._running: dict[str, int] = {}
         self._does: tuple[str, str] = BEGINS
         self._rest = "starts"
 
@@ -74,6 +80,22 @@ class RunProgress:
         elif verb == "calls" and (calls := len(self._calls)) > 1:
             how_far = f" ({calls:,} calls)"
         return f"{verb} {name}{how_far}".strip()
+
+    @property
+    def open_calls(self) -> int:
+        """Number of calls that go on."""
+        return len(self._calls)
+
+    @property
+    def batch(self) -> tuple[int, int] | None:
+        """Ended calls and all calls of the batches that go on; None if there is no batch."""
+        batches = list(self._batches.values())
+        return (sum(done for done, _ in batches), sum(of for _, of in batches)) if batches else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a block runs."""
+        return bool(self._running)
 
     @property
     def usage(self) -> Usage:
@@ -99,7 +121,8 @@ class RunProgress:
             case ToolStarted() | ToolEnded():
                 self._count_tool(event)
             case BlockStarted(run=run, block=block):
-                self._blocks[run] = block
+                self.blocks += 1
+                self._running[run] = block
             case BlockEnded(run=run):
                 self._forget(run)
                 self._rest = "reads the output"
@@ -140,10 +163,15 @@ class RunProgress:
             self._tools.pop((event.run, event.call), None)
 
     def _begin(self, event: RunStarted) -> None:
+        self.started += 1
         self.runs += 1
         self._rest = "starts a REPL"
         if event.depth == 0:
             self.question, self.model = event.question, event.model[:NAME_CHARS]
+            limits = event.metadata.get("limits")
+            most = limits.get("max_iterations") if isinstance(limits, dict) else None
+            most = most[0] if isinstance(most, list | tuple) and most else most
+            self.most_turns = most if isinstance(most, int) else None
             self._sub_model = str(event.metadata.get("sub_model") or event.model)[:NAME_CHARS]
 
     def _end(self, event: RunEnded) -> None:
@@ -154,7 +182,7 @@ class RunProgress:
 
     def _forget(self, run: str) -> None:
         """Drop what a run had under way: what is cancelled gets no event of its end."""
-        self._blocks.pop(run, None)
+        self._running.pop(run, None)
         if self._calls or self._batches or self._tools:
             self._calls = {key: model for key, model in self._calls.items() if key[0] != run}
             self._waiting = {key for key in self._waiting if key[0] != run}
@@ -171,7 +199,7 @@ class RunProgress:
             return ("waits to call" if is_waiting else "calls"), model
         if self._tools:
             return "calls the tool", next(iter(self._tools.values()))
-        if self._blocks:
-            run, block = next(reversed(self._blocks.items()))
+        if self._running:
+            run, block = next(reversed(self._running.items()))
             return "runs block", str(block) if run.count(".") == 0 else f"{block} of run {run[:NAME_CHARS]}"
         return self._rest, ""

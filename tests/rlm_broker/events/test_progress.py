@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.control.progress import NAME_CHARS, RunProgress
+from rlm_broker.events.progress import NAME_CHARS, RunProgress
 from rlm_broker.results import Block
 from rlm_broker.trace.events import (
     BlockEnded,

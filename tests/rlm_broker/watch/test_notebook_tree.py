@@ -4,9 +4,10 @@ import contextlib
 from typing import Any
 
 from rlm_broker import RLM, Event, Limits, LMRequest, RunFailed, ScriptedClient
-from rlm_broker.notebook.tree import KEPT_CHARS, MAX_BLOCKS, MAX_NOTES, MAX_TURNS, TEXT_CHARS, TreeView
-from rlm_broker.trace.events import BlockEnded, CallStarted, Replied, RunEnded, RunStarted
+from rlm_broker.events.story import MOST_CHARS
+from rlm_broker.trace.events import BlockEnded, BlockPrinted, BlockStarted, CallStarted, Replied, RunEnded, RunStarted
 from rlm_broker.values.markup import Markup
+from rlm_broker.watch.notebook import MAX_BLOCKS, MAX_CALLS, MAX_NOTES, MAX_TURNS, TEXT_CHARS, TreeView
 from tests.support.markup import read
 
 
@@ -55,17 +56,21 @@ def test_page_goes_with_the_run() -> None:
     headline, page = after(CallStarted, found)
     assert headline == "scripted, turn 1, 1 call open"
     assert "the model is being asked" in page.text
-    assert "```repl\nprint" in after(Replied, found)[1].boxes[0]
+    assert "turn 1: reply of scripted" in after(Replied, found)[1].text
+    assert after(BlockStarted, found)[1].boxes[-1].startswith("print('<i>')")
+    assert "turn 1: running" in after(BlockStarted, found)[1].text
+    assert after(BlockPrinted, found)[1].boxes[-1] == "<i>\n"
     child = next(number for number, event in enumerate(events) if event.run == "1.1" and isinstance(event, CallStarted))
     assert "1 child run, 1 open" in views[child][0]
     assert "run 1.1: turn 1" in read(views[child][1]).text
-    assert "running; 1 call; 1 tool call; 1 child run" in read(views[child][1]).text
+    assert "call 2: scripted" in read(views[child][1]).text
+    assert "tool tool: returned after" in read(views[child][1]).text
     assert views[child][1].startswith("<details open>")
     headline, html = views[-1]
     assert headline.startswith("scripted, answered after ")
     assert headline.endswith("1 child run, 0 open")
     assert "<details open>" not in html
-    assert "<i>\n" in read(html).boxes
+    assert "<i>" in read(html).boxes
     assert "run 1.1" not in read(html).text
 
 
@@ -77,10 +82,10 @@ def test_page_is_bounded_over_many_turns_and_blocks() -> None:
 
     _, views = pages(model, max_iterations=MAX_TURNS + 2, max_blocks=1_000)
     page = read(views[-1][1])
-    assert "2 later blocks not shown" in page.text
+    assert "4 later steps not shown" in page.text
     assert "earlier turns not shown" in page.text
     assert max(len(html) for _, html in views) < 6 * TEXT_CHARS
-    assert all(len(box) < KEPT_CHARS for box in page.boxes)
+    assert all(len(box) < 2 * MOST_CHARS for box in page.boxes)
 
 
 def test_failures_are_noted_and_the_notes_bounded() -> None:
@@ -91,7 +96,7 @@ def test_failures_are_noted_and_the_notes_bounded() -> None:
 
     found = pages(model, max_iterations=1)
     page = read(found[1][-1][1])
-    assert page.text.count("RuntimeError: <hr>") == MAX_NOTES - 1
+    assert page.text.count("failed: scripted: RuntimeError: <hr>") == MAX_NOTES + MAX_CALLS
     assert "block 1: error after" in page.text
-    assert "ZeroDivisionError: division by zero" in after(BlockEnded, found)[1].boxes
+    assert any("ZeroDivisionError: division by zero" in box for box in after(BlockEnded, found)[1].boxes)
     assert isinstance(found[0][-1], RunEnded)

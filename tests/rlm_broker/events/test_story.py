@@ -2,9 +2,9 @@
 
 import pytest
 
+from rlm_broker.events.story import MOST_CHARS, MOST_LINES, Passage, Piece, Story
 from rlm_broker.results import Block
-from rlm_broker.trace.events import BlockEnded, CallEnded, CallStarted, Replied, RunEnded
-from rlm_broker.trace.story import MOST_CHARS, MOST_LINES, Passage, Piece, Story, cut
+from rlm_broker.trace.events import BlockEnded, BlockStarted, CallEnded, CallStarted, Replied, RunEnded
 from rlm_broker.usage import Usage, UsageSummary
 
 
@@ -23,12 +23,15 @@ def test_of_a_long_batch_a_few_calls_all_failures_and_each_tenth_are_told() -> N
     assert [call for call, passage in told.items() if passage and passage.pieces] == [1, 2, 3, 4, 50]
     assert [call for call, passage in told.items() if passage] == [1, 2, 3, 4, *range(10, 101, 10)]
     assert told[4] == Passage(
+        "call",
+        "1",
+        1,
         "call 4: m, 0.10 s, 3+5 tokens",
         (Piece("label", "asked"), Piece("text", "prompt 4"), Piece("label", "replied"), Piece("text", "reply")),
     )
     assert told[50] is not None
     assert (told[50].title, told[50].is_trouble) == ("call 50 failed: no", True)
-    whole = Story(is_whole=True)
+    whole = Story("all")
     assert all(called(whole, call) for call in range(1, 101))
 
 
@@ -38,6 +41,9 @@ def test_a_turn_is_told_with_its_call_and_without_the_code_that_is_run() -> None
     assert story.passage(CallEnded("1", 0, 1, "m", Usage(1, 3, 5), 2.0, "...")) is None
     passage = story.passage(Replied("1", 0, 1, "First.\n```repl\nprint(1)\n```\nThen.", ("tool call: no",)))
     assert passage == Passage(
+        "reply",
+        "1",
+        0,
         "turn 1: reply of m, 2.00 s, 3+5 tokens",
         (Piece("text", "First.\n\nThen."), Piece("error", "not run: tool call: no")),
     )
@@ -45,7 +51,7 @@ def test_a_turn_is_told_with_its_call_and_without_the_code_that_is_run() -> None
 
 def test_of_a_reply_that_is_too_long_to_parse_its_beginning_is_shown() -> None:
     passage = Story().passage(Replied("1", 0, 1, f"First.\n```repl\n{'x = 1' * 20_000}\n```\nThen."))
-    assert passage == Passage("turn 1: reply", (Piece("text", "First."),))
+    assert passage == Passage("reply", "1", 0, "turn 1: reply", (Piece("text", "First."),))
 
 
 def test_what_a_cancelled_run_leaves_is_forgotten() -> None:
@@ -68,11 +74,26 @@ def test_stderr_is_an_error_only_where_the_block_failed(status: str, kind: str) 
 
 
 def test_long_texts_lose_their_middle() -> None:
-    shown = cut("\n".join(map(str, range(1_000)))).split("\n")
-    assert len(shown) == MOST_LINES + 1
-    assert shown[MOST_LINES // 2] == "[... 960 lines left out ...]"
-    assert (shown[0], shown[-1]) == ("0", "999")
-    shown = cut("x" * 10_000 + "y").split("\n")
-    assert shown[1] == f"[... {10_001 - MOST_CHARS:,} characters left out ...]"
-    assert shown[2].endswith("y")
-    assert cut("short") == "short"
+    def shown(code: str) -> list[str]:
+        passage = Story().passage(BlockStarted("1", 0, 1, 1, code))
+        assert passage is not None
+        return passage.pieces[0].text.split("\n")
+
+    lines = shown("\n".join(map(str, range(1_000))))
+    assert len(lines) == MOST_LINES + 1
+    assert lines[MOST_LINES // 2] == "... [960 lines cut] ..."
+    assert (lines[0], lines[-1]) == ("0", "999")
+    lines = shown("x" * 10_000 + "y")
+    assert lines[1] == f"... [{10_001 - MOST_CHARS:,} characters cut] ..."
+    assert lines[2].endswith("y")
+    assert shown("short") == ["short"]
+
+
+def test_titles_of_a_long_batch_are_ten() -> None:
+    story = Story("titles")
+    passages = [
+        story.passage(CallEnded("1", 1, done, "m", Usage(), 0.1, "", batch=3, done=done, of=1000))
+        for done in range(1, 1001)
+    ]
+    lines = [passage.line for passage in passages if passage]
+    assert lines == [f"[depth 1] batch 3: {done:,} of 1,000 calls" for done in range(100, 1001, 100)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.notebook.progress import MAX_DISPLAYS, REFRESH_S
+from rlm_broker.watch.notebook import MAX_DISPLAYS, REFRESH_S
 from tests.support.markup import read
 from tests.support.notebook_kernel import Kernel, notebook_kernel
 from tests.support.places import PROJECT
@@ -43,8 +43,8 @@ def test_verbose_run_is_one_display_and_its_completion_a_page(kernel: Kernel, ca
     page = read(display["text/html"])
     assert "scripted, answered after " in display["text/plain"]
     assert display["text/plain"] in page.text
-    assert "4 <script>\n" in page.boxes
-    assert "2 calls" in page.text
+    assert "4 <script>" in page.boxes
+    assert "call 3: scripted" in page.text
     assert "starting" in told.sent[identity][0]["text/plain"]
     assert told.result is not None
     assert read(told.result["text/html"]).boxes[0] == "done"
@@ -63,7 +63,7 @@ def test_updates_are_few_however_much_happens(kernel: Kernel) -> None:
     assert told.error is None
     ((identity, display),) = told.displays.items()
     assert len(told.sent[identity]) <= 3 + float(told.streams) / REFRESH_S
-    assert "300 calls" in read(display["text/html"]).text
+    assert "302 calls" in read(display["text/html"]).text
 
 
 def test_two_runs_at_a_time_are_two_displays(kernel: Kernel) -> None:
