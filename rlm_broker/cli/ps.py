@@ -14,7 +14,7 @@ from rlm_broker.cli.failing import failures
 from rlm_broker.cli.terminal import say
 
 if TYPE_CHECKING:
-    from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
+    from rlm_broker.control.messages import ProcessStatus, ReplStatus, RunStatus
 
 NONE_RUNS = "no process of rlm-broker runs"
 HEADINGS = ("PROCESS", "RUN", "QUESTION", "TURN", "DOING", "FOR", "REPLS", "MEMORY", "TOKENS", "DOLLARS")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from rlm_broker.cli.terminal import say
-from rlm_broker.telemetry.traceparent import checked, traceparent
+from rlm_broker.telemetry.conventions import checked_traceparent, traceparent
 from rlm_broker.trace.events import Emit
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -30,7 +30,7 @@ def sent_spans() -> AbstractContextManager[Emit | None]:
     if protocol != "http/protobuf":
         _tell(f"no spans are sent: the protocol {protocol[:40]!r} is not supported, http/protobuf is")
         return nullcontext()
-    traceparent.set(checked(os.environ.get("TRACEPARENT")))
+    traceparent.set(checked_traceparent(os.environ.get("TRACEPARENT")))
     return exporting(_tell)
 
 

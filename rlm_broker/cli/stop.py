@@ -13,8 +13,7 @@ from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 
 if TYPE_CHECKING:
-    from rlm_broker.control.messages import Outcome
-    from rlm_broker.control.status import ProcessStatus
+    from rlm_broker.control.messages import Outcome, ProcessStatus
 
 EXIT_CODES = """\b
 exit codes: 0 it has ended, 1 it goes on or its process hangs, 2 there is no such run, REPL or process,

@@ -41,10 +41,11 @@ def show(file: Path, full: bool, as_json: bool) -> None:
             say(json.dumps(tree.runs(file)))
         elif full:
             from rlm_broker.events.story import Story
+            from rlm_broker.trace.writer import events
             from rlm_broker.watch.terminal import Printer
 
             show_event = Printer(Story("all"), sys.stdout, has_no_bound=True)
-            for event in tree.events(file):
+            for event in events(file):
                 show_event(event)
         else:
             for line in tree.tree(file):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from rlm_broker.control.status import ReplStatus, RunStatus
+from rlm_broker.control.messages import ReplStatus, RunStatus
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.observers import OBSERVERS, ObservedRepl, ReplState, SandboxObserver
 from rlm_broker.events.progress import NAME_CHARS, RunProgress

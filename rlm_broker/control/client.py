@@ -26,6 +26,7 @@ from rlm_broker.control.messages import (
     Follow,
     Following,
     Outcome,
+    ProcessStatus,
     Refused,
     Reply,
     Request,
@@ -36,7 +37,6 @@ from rlm_broker.control.messages import (
     read_frame,
     replies,
 )
-from rlm_broker.control.status import ProcessStatus
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from sandbox_worker.wire.frames import encode_frame
 

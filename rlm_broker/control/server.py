@@ -16,7 +16,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,7 +26,7 @@ import msgspec
 
 from rlm_broker.concurrency.event_loop import EventLoopRef, Job
 from rlm_broker.concurrency.forking import FORKING, socket_of_parent
-from rlm_broker.control import folder, memory
+from rlm_broker.control import folder
 from rlm_broker.control.board import BOARD, ReplEntry, RunEntry
 from rlm_broker.control.messages import (
     END,
@@ -41,6 +43,7 @@ from rlm_broker.control.messages import (
     Follow,
     Following,
     Outcome,
+    ProcessStatus,
     Refused,
     Reply,
     Stop,
@@ -50,7 +53,6 @@ from rlm_broker.control.messages import (
     read_frame,
     requests,
 )
-from rlm_broker.control.status import ProcessStatus
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.observers import OBSERVERS, SandboxObserver
 from rlm_broker.trace.event_log import text_chars
@@ -213,7 +215,7 @@ class ControlSocket:
             pid=os.getpid(),
             command=self._command,
             started=self._started,
-            memory_bytes=memory.own_bytes(),
+            memory_bytes=own_bytes(),
             runs=tuple(entry.status() for entry in BOARD.runs),
             repls=tuple(entry.status(used.get(entry.id, 0)) for entry in repls),
         )
@@ -253,7 +255,7 @@ def _measured(repls: Sequence[ReplEntry]) -> tuple[Mapping[str, int], float]:
     """Return the memory of each REPL, and the seconds that it took to measure."""
     started = time.monotonic()
     pids = {entry.id: pid for entry in repls if (pid := entry.pid) is not None}
-    used = memory.bytes_below(pids.values())
+    used = bytes_below(pids.values())
     return {id: used[pid] for id, pid in pids.items()}, time.monotonic() - started
 
 
@@ -330,6 +332,66 @@ async def _write(writer: asyncio.StreamWriter, payload: bytes) -> None:
     writer.write(encode_frame(payload, MAX_LINE_BYTES))
     async with asyncio.timeout(STALLED_S):
         await writer.drain()
+
+
+# -- memory of processes, from /proc -----------------------------------------------------------------------------------
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PARENT, _RESIDENT = 1, 21
+"""Indices of the parent and of the resident pages in /proc/PID/stat, among the fields behind the program's name."""
+
+
+def own_bytes() -> int:
+    """Return the resident memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def bytes_below(roots: Iterable[int]) -> Mapping[int, int]:
+    """Return the memory in bytes of each of these processes, with all processes below it.
+
+    A page that several processes share counts in equal parts for each (PSS), since REPLs share the interpreter and the
+    context. Where the kernel does not tell that, all resident pages count. Call it in a thread: it reads a file for
+    each process of the machine, and one that takes the kernel about a millisecond for each process that is measured.
+
+    Args:
+        roots: Process ids. One that has ended has 0 bytes.
+    """
+    wanted = set(roots)
+    if not wanted:
+        return {}
+    resident: dict[int, int] = {}
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for each in Path("/proc").iterdir():
+        if not each.name.isdigit():
+            continue
+        try:
+            fields = (each / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        pid = int(each.name)
+        resident[pid] = int(fields[_RESIDENT]) * PAGE_BYTES
+        children[int(fields[_PARENT])].append(pid)
+    return {
+        root: sum(_share(pid, resident[pid]) for pid in _below(root, children) if pid in resident) for root in wanted
+    }
+
+
+def _below(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
+    left = [root]
+    while left:
+        pid = left.pop()
+        yield pid
+        left += children.get(pid, ())
+
+
+def _share(pid: int, resident_bytes: int) -> int:
+    """Return the share of a process in its resident pages; all of them if the kernel does not tell its share."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has ended, or is not this user's to look into
+        return resident_bytes
+    share = next((line for line in lines if line.startswith("Pss:")), None)
+    return resident_bytes if share is None else int(share.split()[1]) << 10
 
 
 # -- the socket of this process ----------------------------------------------------------------------------------------

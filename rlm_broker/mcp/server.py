@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp import forms
-from rlm_broker.telemetry.traceparent import checked, traceparent
+from rlm_broker.telemetry.conventions import checked_traceparent, traceparent
 from rlm_broker.validation import complaints, is_many, no_such
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def server_of(
 def _continue_trace(context: ServerRequestContext[Any, Any]) -> None:
     """Make the call a part of the client's trace. Each call has a task, and so a context, of its own."""
     given = (context.meta or {}).get("traceparent")
-    if isinstance(given, str) and (parent := checked(given)) is not None:
+    if isinstance(given, str) and (parent := checked_traceparent(given)) is not None:
         traceparent.set(parent)
 
 

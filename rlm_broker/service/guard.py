@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.keys import Key, Keys
-from rlm_broker.telemetry.traceparent import checked, traceparent
+from rlm_broker.telemetry.conventions import checked_traceparent, traceparent
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/viewer", "/viewer/"})
 """Paths that need no key: whether the server lives, and the page of the viewer, whose data needs one."""
@@ -59,7 +59,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        traceparent.set(checked(Request(scope).headers.get("traceparent")))
+        traceparent.set(checked_traceparent(Request(scope).headers.get("traceparent")))
         started, status = time.monotonic(), LEFT
 
         async def watched(message: Message) -> None:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 from rlm_broker.control.board import QUESTION_CHARS
-from rlm_broker.control.status import RunStatus
+from rlm_broker.control.messages import RunStatus
 from rlm_broker.hosting.hosted_run import HostedRun
 from rlm_broker.service.bodies import WholeBodies
 from rlm_broker.service.guard import key_of

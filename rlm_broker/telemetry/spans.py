@@ -8,6 +8,7 @@ Events may come from a trace file, so no order of theirs is believed: what began
 without a beginning is left out. A tree's state goes with its root run. `MOST_TREES` bounds the trees that never end.
 """
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from typing import Any, Final
 
 import msgspec
 
-from rlm_broker.telemetry import content
 from rlm_broker.telemetry import conventions as names
 from rlm_broker.trace.events import (
     BlockEnded,
@@ -31,6 +31,7 @@ from rlm_broker.trace.events import (
     ToolEnded,
     ToolStarted,
 )
+from rlm_broker.values.text import shorten
 
 MOST_TREES: Final = 4_096
 """Trees whose spans are open at the same time. Of more, the one whose last event is oldest ends as `unfinished`."""
@@ -169,23 +170,23 @@ class Spans:
             names.OPERATION: names.INVOKE_AGENT,
             names.PROVIDER: names.provider_of(event.model),
             names.AGENT_NAME: names.SCOPE,
-            names.REQUEST_MODEL: content.named(event.model),
-            names.TREE: content.named(event.tree),
-            names.RUN: content.named(event.run),
+            names.REQUEST_MODEL: name_text(event.model),
+            names.TREE: name_text(event.tree),
+            names.RUN: name_text(event.run),
             names.DEPTH: event.depth,
         }
         if not event.depth:
             tree.sub_model = str(event.metadata.get("sub_model") or "")
-            attributes[names.AGENT_VERSION] = content.named(str(event.metadata.get("version", "")))
+            attributes[names.AGENT_VERSION] = name_text(str(event.metadata.get("version", "")))
         if self._has_content and event.question is not None:
-            attributes[names.INPUT_MESSAGES] = content.asked(event.question)
+            attributes[names.INPUT_MESSAGES] = prompt_value(event.question)
         parent = self._parent(tree, above, event.block) if above else None
         name = f"{names.INVOKE_AGENT} {names.SCOPE}"
         self._begin(event, tree, f"run {event.run}", name, parent, attributes)
 
     def _repl_ready(self, event: ReplReady, tree: _Tree) -> None:
         if span := tree.open.get(f"run {event.run}"):
-            span.results[names.ISOLATION] = content.named(event.isolation.level)
+            span.results[names.ISOLATION] = name_text(event.isolation.level)
             span.results[names.REPL_START_S] = event.duration_s
 
     def _run_ended(self, event: RunEnded, tree: _Tree) -> None:
@@ -197,7 +198,7 @@ class Spans:
                 self._unfinished(tree, each, _ns(event.time))
         total = event.usage.total
         span.results |= {
-            names.OUTCOME: content.named(event.kind),
+            names.OUTCOME: name_text(event.kind),
             names.TURNS: event.iterations,
             # Of the tree below, and so under names of this package: readers add up `gen_ai.usage` over all spans.
             names.CALLS: total.total_calls,
@@ -208,21 +209,21 @@ class Spans:
         if event.cost_usd is not None:
             span.results[names.COST_USD] = event.cost_usd
         if event.limit is not None:
-            span.results[names.LIMIT] = content.named(event.limit)
+            span.results[names.LIMIT] = name_text(event.limit)
         if self._has_content and event.response is not None:
-            span.results[names.OUTPUT_MESSAGES] = content.answered(event.response)
+            span.results[names.OUTPUT_MESSAGES] = reply_value(event.response)
         if event.kind not in GOOD_ENDS:
-            self._fail(span, content.named(event.kind), event.error)
+            self._fail(span, name_text(event.kind), event.error)
         self._end(tree, span, _ns(event.time))
 
     def _call_started(self, event: CallStarted, tree: _Tree) -> None:
         parent = self._parent(tree, event.run, event.block)
-        model = content.named(event.requested_model or self._model_of(tree, event))
+        model = name_text(event.requested_model or self._model_of(tree, event))
         attributes: dict[str, Value] = {
             names.OPERATION: names.CHAT,
             names.PROVIDER: names.provider_of(model),
-            names.TREE: content.named(event.tree),
-            names.RUN: content.named(event.run),
+            names.TREE: name_text(event.tree),
+            names.RUN: name_text(event.run),
             names.CALL: event.call,
         }
         if model:
@@ -230,9 +231,9 @@ class Spans:
         if event.batch:
             attributes |= {names.BATCH: event.batch, names.BATCH_SIZE: event.of}
         if self._has_content:
-            attributes[names.INPUT_MESSAGES] = content.asked(event.prompt)
+            attributes[names.INPUT_MESSAGES] = prompt_value(event.prompt)
             if event.system is not None:
-                attributes[names.SYSTEM_INSTRUCTIONS] = content.instructions(event.system)
+                attributes[names.SYSTEM_INSTRUCTIONS] = instructions_value(event.system)
         self._begin(event, tree, f"call {event.call}", f"{names.CHAT} {model}".strip(), parent, attributes)
 
     def _call_text(self, event: CallText, tree: _Tree) -> None:
@@ -247,7 +248,7 @@ class Spans:
             told: dict[str, Value] = {names.ATTEMPT: event.attempt, names.WAIT_S: event.wait_s}
             told[names.ERROR_TYPE] = names.error_type(event.reason)
             if self._has_content:
-                told[names.REASON] = content.cut(event.reason)
+                told[names.REASON] = bounded(event.reason)
             span.events.append(SpanEvent(names.RETRY, _ns(event.time), told))
 
     def _call_ended(self, event: CallEnded, tree: _Tree) -> None:
@@ -263,7 +264,7 @@ class Spans:
         if usage.cached_input_tokens:
             span.results[names.CACHED_TOKENS] = usage.cached_input_tokens
         if event.model:
-            model = span.results[names.RESPONSE_MODEL] = content.named(event.model)
+            model = span.results[names.RESPONSE_MODEL] = name_text(event.model)
             if names.REQUEST_MODEL not in span.attributes:  # the loop is the user's own, and named no model
                 span.name = f"{names.CHAT} {model}"
                 span.results |= {names.REQUEST_MODEL: model, names.PROVIDER: names.provider_of(model)}
@@ -272,14 +273,14 @@ class Spans:
         if usage.total_cost is not None:
             span.results[names.COST_USD] = usage.total_cost
         if self._has_content and event.error is None:
-            span.results[names.OUTPUT_MESSAGES] = content.answered(event.response)
+            span.results[names.OUTPUT_MESSAGES] = reply_value(event.response)
         self._end(tree, span, _ns(event.time))
 
     def _block_started(self, event: BlockStarted, tree: _Tree) -> None:
         attributes = self._of_tool(event, names.PYTHON, "extension")
         attributes |= {names.BLOCK: event.block, names.TURN: event.iteration}
         if self._has_content:
-            attributes[names.TOOL_ARGUMENTS] = content.code(event.code)
+            attributes[names.TOOL_ARGUMENTS] = code_value(event.code)
         parent = tree.open.get(f"run {event.run}")
         name = f"{names.EXECUTE_TOOL} {names.PYTHON}"
         self._begin(event, tree, f"run {event.run}.b{event.block}", name, parent, attributes)
@@ -293,20 +294,20 @@ class Spans:
         if block.exit_code is not None:
             span.results[names.EXIT_CODE] = block.exit_code
         if block.limit is not None:
-            span.results[names.LIMIT] = content.named(block.limit)
+            span.results[names.LIMIT] = name_text(block.limit)
         if self._has_content:
-            span.results[names.TOOL_RESULT] = content.printed(block.stdout, block.stderr, block.error)
+            span.results[names.TOOL_RESULT] = output_value(block.stdout, block.stderr, block.error)
         if block.status not in _GOOD_BLOCKS:
             kind = names.error_type(block.error or "") if block.status == "error" else block.status
             self._fail(span, kind, block.error)
         self._end(tree, span, _ns(event.time))
 
     def _tool_started(self, event: ToolStarted, tree: _Tree) -> None:
-        tool = content.named(event.tool)
+        tool = name_text(event.tool)
         attributes = self._of_tool(event, tool, "function")
-        attributes |= {names.BLOCK: event.block, names.TOOL_CALL_ID: f"{content.named(event.run)}:{event.call}"}
+        attributes |= {names.BLOCK: event.block, names.TOOL_CALL_ID: f"{name_text(event.run)}:{event.call}"}
         if self._has_content:
-            attributes[names.TOOL_ARGUMENTS] = content.cut(event.arguments)
+            attributes[names.TOOL_ARGUMENTS] = bounded(event.arguments)
         parent = self._parent(tree, event.run, event.block)
         key = f"run {event.run}.t{event.call}"
         self._begin(event, tree, key, f"{names.EXECUTE_TOOL} {tool}", parent, attributes)
@@ -318,7 +319,7 @@ class Spans:
         if event.error is not None:
             self._fail(span, names.error_type(event.error), event.error)
         elif self._has_content:
-            span.results[names.TOOL_RESULT] = content.cut(event.result)
+            span.results[names.TOOL_RESULT] = bounded(event.result)
         self._end(tree, span, _ns(event.time))
 
     # -- beginnings and ends -----------------------------------------------------------------------------------------
@@ -329,8 +330,8 @@ class Spans:
             names.TOOL_NAME: tool,
             names.TOOL_TYPE: kind,
             names.AGENT_NAME: names.SCOPE,
-            names.TREE: content.named(event.tree),
-            names.RUN: content.named(event.run),
+            names.TREE: name_text(event.tree),
+            names.RUN: name_text(event.run),
         }
 
     def _parent(self, tree: _Tree, run: str, block: int) -> Span | None:
@@ -368,7 +369,7 @@ class Spans:
         span.has_failed = True
         span.results[names.ERROR_TYPE] = kind
         if self._has_content:
-            span.words = content.cut(words or "")
+            span.words = bounded(words or "")
 
     def _end(self, tree: _Tree, span: Span, end_ns: int) -> None:
         del tree.open[span.key]
@@ -398,3 +399,75 @@ def _all_below(span: Span) -> list[Span]:
 def _ns(seconds: float) -> int:
     """Return Unix seconds as whole nanoseconds; 0 for a time that cannot be."""
     return int(seconds * 1e6) * 1_000 if 0 <= seconds < 1e10 else 0
+
+
+# -- texts as the values of attributes: bounded, and prompts and replies in the conventions' form ----------------------
+
+MOST_CHARS: Final = 16_384
+"""Characters of one text in an attribute; longer text is cut, and the cut is marked."""
+NAME_CHARS: Final = 200
+"""Characters of a model's, a run's or a tool's name; longer ones are cut."""
+MOST_MESSAGES: Final = 16
+"""Messages of one prompt; of more the last are kept."""
+
+
+def name_text(text: str) -> str:
+    """Return a name, cut to `NAME_CHARS` characters."""
+    return _encodable(text[:NAME_CHARS])
+
+
+def bounded(text: str) -> str:
+    """Return a text, cut to `MOST_CHARS` characters."""
+    return _encodable(shorten(text, MOST_CHARS, end=0, gap=""))
+
+
+def instructions_value(system: str) -> str:
+    """Return the value of `gen_ai.system_instructions`."""
+    return _json([_part(system)])
+
+
+def prompt_value(prompt: str | list[Any]) -> str:
+    """Return the value of `gen_ai.input.messages` for a text, or for a list of chat messages."""
+    if isinstance(prompt, str):
+        return _json([_message("user", prompt)])
+    messages = [each for each in prompt if isinstance(each, dict)][-MOST_MESSAGES:]
+    return _json([_message(name_text(str(each.get("role", "user"))), each.get("content")) for each in messages])
+
+
+def reply_value(reply: str) -> str:
+    """Return the value of `gen_ai.output.messages` for one reply."""
+    return _json([{**_message("assistant", reply), "finish_reason": "stop"}])
+
+
+def code_value(source: str) -> str:
+    """Return the value of `gen_ai.tool.call.arguments` for a block."""
+    return _json({"code": bounded(source)})
+
+
+def output_value(stdout: str, stderr: str, error: str | None) -> str:
+    """Return the value of `gen_ai.tool.call.result` for a block."""
+    told = {"stdout": stdout, "stderr": stderr, "error": error or ""}
+    return _json({name: bounded(text) for name, text in told.items() if text})
+
+
+def _message(role: str, content: Any) -> dict[str, Any]:
+    """Return one message. Pictures and other parts without text are named by their type alone."""
+    if isinstance(content, str):
+        return {"role": role, "parts": [_part(content)]}
+    parts = [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+    return {"role": role, "parts": [_part(each.get("text"), each.get("type")) for each in parts[:MOST_MESSAGES]]}
+
+
+def _part(text: Any, kind: Any = None) -> dict[str, Any]:
+    if isinstance(text, str):
+        return {"type": "text", "content": bounded(text)}
+    return {"type": name_text(str(kind))}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _encodable(text: str) -> str:
+    """Return a text without lone surrogates, for which an exporter would drop all spans of its batch."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

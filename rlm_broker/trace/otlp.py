@@ -11,7 +11,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.telemetry import conventions as names
 from rlm_broker.telemetry.spans import Span, Spans, Value
 from rlm_broker.trace.events import Event
-from rlm_broker.trace.tree import events
+from rlm_broker.trace.writer import events
 
 INTERNAL, CLIENT = 1, 3
 """Kinds of spans in OTLP."""

@@ -1,47 +1,18 @@
 """A trace file as text: the tree of its runs, with the work, the time and the cost of each."""
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
-
-from msgspec import NODEFAULT, convert, defstruct, structs
+from typing import Any
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.results import Block
-from rlm_broker.trace.events import BlockEnded, Event
-from rlm_broker.trace.writer import name_of
+from rlm_broker.trace.writer import lines
 from rlm_broker.values.text import label
-from sandbox_worker.wire.mime import MimeType
 
-MOST_LINE_BYTES = 64 << 20
-"""Bytes of one line of a trace. A longer one is refused: the largest event takes some 12 MB."""
-MOST_DEPTH = 1_000
-"""Depth of a run in a trace. A larger one is refused: each level is drawn further to the right."""
 TEXT_CHARS = 60
 """Characters of a question or an answer that are shown; longer text is cut."""
 _OPEN = "not ended"
 """Word for blocks that began, and that have no end in the trace: their run was ended with them."""
-_Outcome = defstruct(
-    "_Outcome",
-    [
-        (each.name, get_type_hints(Block)[each.name], NODEFAULT if each.default is MISSING else each.default)
-        for each in fields(Block)
-        if each.name != "displays"
-    ],
-)
-"""A `Block` without its displays."""
-
-
-class _BlockEnded(Event, frozen=True):
-    block: int
-    outcome: _Outcome  # type: ignore[valid-type]
-    displays: tuple[dict[MimeType, int], ...] = ()
-
-
-_KINDS = {name_of(kind): kind for kind in Event.__subclasses__() if kind is not _BlockEnded}
 
 
 @dataclass(slots=True)
@@ -82,36 +53,6 @@ def runs(path: Path) -> list[dict[str, Any]]:
     return [{each.name: getattr(run, each.name) for each in fields(run)} for run in _runs(path)]
 
 
-def events(path: Path) -> Iterator[Event]:
-    """Yield the events of a trace, as they were given to `on_event`.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not a trace of this release. This may come after any number
-            of events.
-    """
-    for line in lines(path):
-        kind = _KINDS.get(str(line["event"]))
-        if kind is None:
-            continue
-        try:
-            event = _block_ended(line) if kind is BlockEnded else convert(line, kind)
-            is_possible = 0 <= event.depth <= MOST_DEPTH
-        except (ValueError, RecursionError, ArithmeticError):
-            is_possible = False
-        if not is_possible:
-            raise ConfigurationError(f"{path} is not a trace: malformed {line['event']!s:.40} event")
-        yield event
-
-
-def _block_ended(line: dict[str, Any]) -> BlockEnded:
-    """Convert what `msgspec` cannot: a block's displays may be text or bytes. A trace has none of them."""
-    told = convert(line, _BlockEnded)
-    outcome = Block(**structs.asdict(told.outcome))
-    return BlockEnded(
-        told.run, told.depth, told.block, outcome, told.displays, tree=told.tree, n=told.n, time=told.time
-    )
-
-
 def _runs(path: Path) -> list[_Run]:
     trees: dict[str, dict[str, _Run]] = {}
     named = ""
@@ -130,33 +71,6 @@ def _runs(path: Path) -> list[_Run]:
         return [run for runs in trees.values() for run in sorted(runs.values(), key=_place)]
     except ValueError:
         raise ConfigurationError(f"{path} is not a trace: a run's name must be like 1 or 1.2") from None
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a trace as plain values. Only `event`, `run` and `depth` are sure to be there, of any type.
-
-    A last line that was cut off is left out.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not a trace. This may come after any number of lines.
-    """
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), 1):
-                if len(line) == MOST_LINE_BYTES:
-                    raise ConfigurationError(
-                        f"{path} is not a trace: line {number} has {MOST_LINE_BYTES:,} bytes or more"
-                    )
-                if number > 1 and not line.endswith(b"\n"):  # the process was killed while it wrote this line
-                    break
-                event = json.loads(line)  # unlike msgspec, it reads lone surrogates
-                if not isinstance(event, dict) or not {"event", "run", "depth"} <= event.keys():
-                    raise ConfigurationError(f"{path} is not a trace: line {number} is not an event of a run")
-                yield event
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ConfigurationError(f"{path} is not a trace: line {number} is not JSON") from None
 
 
 def _take(run: _Run, event: dict[str, Any]) -> None:

@@ -1,20 +1,26 @@
-"""Trace files: the events of runs as one JSON object a line, numbered and flushed as they happen."""
+"""Trace files: the events of runs as one JSON object a line, numbered and flushed as they happen, and read again."""
 
+import json
 import os
 import re
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import msgspec
+from msgspec import NODEFAULT, convert, defstruct, structs
 
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.results import Block
 from rlm_broker.trace.event_log import text_chars
-from rlm_broker.trace.events import CallText, Event
+from rlm_broker.trace.events import BlockEnded, CallText, Event
 from rlm_broker.values.text import shorten
+from sandbox_worker.wire.mime import MimeType
 from sandbox_worker.wire.text_json import encode_escaped
 
 INLINE_CHARS = 1 << 16
@@ -147,3 +153,86 @@ def cut(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: cut(each) for key, each in value.items()}
     return list(map(cut, value)) if isinstance(value, list) else value
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+MOST_LINE_BYTES = 64 << 20
+"""Bytes of one line of a trace. A longer one is refused: the largest event takes some 12 MB."""
+MOST_DEPTH = 1_000
+"""Depth of a run in a trace. A larger one is refused: each level is drawn further to the right."""
+_Outcome = defstruct(
+    "_Outcome",
+    [
+        (each.name, get_type_hints(Block)[each.name], NODEFAULT if each.default is MISSING else each.default)
+        for each in fields(Block)
+        if each.name != "displays"
+    ],
+)
+"""A `Block` without its displays."""
+
+
+class _BlockEnded(Event, frozen=True):
+    block: int
+    outcome: _Outcome  # type: ignore[valid-type]
+    displays: tuple[dict[MimeType, int], ...] = ()
+
+
+_KINDS = {name_of(kind): kind for kind in Event.__subclasses__() if kind is not _BlockEnded}
+
+
+def events(path: Path) -> Iterator[Event]:
+    """Yield the events of a trace, as they were given to `on_event`.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a trace of this release. This may come after any number
+            of events.
+    """
+    for line in lines(path):
+        kind = _KINDS.get(str(line["event"]))
+        if kind is None:
+            continue
+        try:
+            event = _block_ended(line) if kind is BlockEnded else convert(line, kind)
+            is_possible = 0 <= event.depth <= MOST_DEPTH
+        except (ValueError, RecursionError, ArithmeticError):
+            is_possible = False
+        if not is_possible:
+            raise ConfigurationError(f"{path} is not a trace: malformed {line['event']!s:.40} event")
+        yield event
+
+
+def _block_ended(line: dict[str, Any]) -> BlockEnded:
+    """Convert what `msgspec` cannot: a block's displays may be text or bytes. A trace has none of them."""
+    told = convert(line, _BlockEnded)
+    outcome = Block(**structs.asdict(told.outcome))
+    return BlockEnded(
+        told.run, told.depth, told.block, outcome, told.displays, tree=told.tree, n=told.n, time=told.time
+    )
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a trace as plain values. Only `event`, `run` and `depth` are sure to be there, of any type.
+
+    A last line that was cut off is left out.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a trace. This may come after any number of lines.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), 1):
+                if len(line) == MOST_LINE_BYTES:
+                    raise ConfigurationError(
+                        f"{path} is not a trace: line {number} has {MOST_LINE_BYTES:,} bytes or more"
+                    )
+                if number > 1 and not line.endswith(b"\n"):  # the process was killed while it wrote this line
+                    break
+                event = json.loads(line)  # unlike msgspec, it reads lone surrogates
+                if not isinstance(event, dict) or not {"event", "run", "depth"} <= event.keys():
+                    raise ConfigurationError(f"{path} is not a trace: line {number} is not an event of a run")
+                yield event
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise ConfigurationError(f"{path} is not a trace: line {number} is not JSON") from None

@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rlm_broker.control.status import RunStatus
+from rlm_broker.control.messages import RunStatus
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.viewer.page import Page, document_head, document_script, policy
+from rlm_broker.viewer.page import ViewerPage, document_head, document_script, policy
 from rlm_broker.viewer.rows import Row, Rows, encoded
 
 MOST_BODY_BYTES = 4_096
@@ -117,7 +117,7 @@ CONNECT = "'self'"
 
 @cache
 def _page() -> bytes:
-    return document_head(Page(form="live"), CONNECT) + document_script() + b"</html>\n"
+    return document_head(ViewerPage(form="live"), CONNECT) + document_script() + b"</html>\n"
 
 
 def _always(source: LiveSource) -> SourceOf:

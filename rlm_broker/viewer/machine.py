@@ -9,7 +9,7 @@ import uvicorn
 from starlette.requests import Request
 
 from rlm_broker.control import client
-from rlm_broker.control.status import RunStatus
+from rlm_broker.control.messages import RunStatus
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.service.bodies import WholeBodies
 from rlm_broker.service.http.room import Room

@@ -4,17 +4,20 @@ import base64
 import hashlib
 import os
 import tempfile
+import zlib
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.trace.tree import lines
-from rlm_broker.viewer.pieces import PIECE_BYTES, Pieces, pool
+from rlm_broker.trace.writer import lines
 from rlm_broker.viewer.rows import Row, Rows, encoded
 from sandbox_worker import RELEASE
 
@@ -30,9 +33,17 @@ ROWS_IN_PIECE = 2_000
 MOST_ROWS = 2_000_000
 MOST_TEXT_BYTES = 1 << 30
 """Bounds of a page. What a trace has beyond them is left out, and the page says so."""
+PIECE_BYTES = 1 << 19
+"""Bytes of a piece before compression. The page unpacks a piece in some milliseconds, within a frame."""
+LEVEL = 1
+"""Level of zlib: higher ones take several times as long, and save a tenth."""
+MOST_WAITING = 8
+"""Pieces that wait for a thread; beyond it, adding one waits."""
+IN_MEMORY_BYTES = 1 << 28
+"""Bytes of finished pieces in memory; more go to a temporary file."""
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
+class ViewerPage(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the trace of a page.
 
     Attributes:
@@ -54,7 +65,58 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     form: str = "file"
 
 
-def write_page(trace: Path, out: Path) -> Page:
+class Pieces:
+    """Compresses pieces on threads, keeps them in order, and gives them back as text of base64 without markup.
+
+    Args:
+        name: Class of the elements: `rows-piece` or `texts-piece`.
+    """
+
+    def __init__(self, name: str, threads: ThreadPoolExecutor) -> None:
+        self.count = 0
+        self._name = name
+        self._threads = threads
+        self._waiting: deque[Future[bytes]] = deque()
+        self._done: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115 - `close` ends it
+
+    def add(self, data: bytes) -> None:
+        """Add a piece. Compression goes on beside the caller, but for `MOST_WAITING`."""
+        self.count += 1
+        self._waiting.append(self._threads.submit(compressed, data))
+        while len(self._waiting) > MOST_WAITING:
+            self._keep()
+
+    def elements(self) -> Iterator[bytes]:
+        """Yield the pieces as elements, in bounded amounts."""
+        while self._waiting:
+            self._keep()
+        self._done.seek(0)
+        while part := self._done.read(1 << 20):
+            yield part
+
+    def close(self) -> None:
+        """Forget all pieces."""
+        for each in self._waiting:
+            each.cancel()
+        self._done.close()
+
+    def _keep(self) -> None:
+        packed = base64.b64encode(self._waiting.popleft().result())
+        self._done.write(b'<script type="text/plain" class="%s">%s</script>\n' % (self._name.encode(), packed))
+
+
+def compressed(data: bytes) -> bytes:
+    """Return data as a raw deflate stream."""
+    packer = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def pool() -> ThreadPoolExecutor:
+    """Return threads that compress. zlib gives up the interpreter's lock, so they use other cores."""
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="rlm-broker-pieces")
+
+
+def write_page(trace: Path, out: Path) -> ViewerPage:
     """Write a trace as a page of one file that needs no network, and return what it says about the trace.
 
     Args:
@@ -71,7 +133,7 @@ def write_page(trace: Path, out: Path) -> Page:
         of_rows, of_texts = Pieces("rows-piece", threads), Pieces("texts-piece", threads)
         try:
             count = _pack(trace, rows, of_rows, of_texts, notes)
-            page = Page(name=_shown(trace.name), notes=tuple(notes), rows=count, bytes=rows.end)
+            page = ViewerPage(name=_shown(trace.name), notes=tuple(notes), rows=count, bytes=rows.end)
             parts = [document_head(page), *of_rows.elements(), document_script()]
             _replace(out, trace, (part for whole in (parts, of_texts.elements(), [b"</html>\n"]) for part in whole))
         finally:
@@ -116,7 +178,7 @@ def _pack(trace: Path, rows: Rows, of_rows: Pieces, of_texts: Pieces, notes: lis
     return count
 
 
-def document_head(page: Page, connect: str = "") -> bytes:
+def document_head(page: ViewerPage, connect: str = "") -> bytes:
     """Return the page up to its pieces.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rlm_broker.trace.tree import MOST_DEPTH
+from rlm_broker.trace.writer import MOST_DEPTH
 from rlm_broker.values.text import label
 
 LABEL_CHARS = 140

@@ -13,7 +13,7 @@ MODULES = {
     "rlm_broker/limits.py": ["tests/rlm_broker/test_limits.py"],
     "rlm_broker/redaction.py": ["tests/rlm_broker/test_redaction.py"],
     "rlm_broker/notebook/markdown.py": ["tests/rlm_broker/notebook/test_markdown.py"],
-    "rlm_broker/notebook/markup.py": ["tests/rlm_broker/notebook/test_markup.py"],
+    "rlm_broker/values/markup.py": ["tests/rlm_broker/notebook/test_markup.py"],
     "rlm_broker/run/ledger.py": ["tests/rlm_broker/run/test_ledger.py"],
     "rlm_broker/run/reply.py": ["tests/rlm_broker/run/test_reply.py"],
     "rlm_broker/run/recursion.py": ["tests/rlm_broker/run/test_recursion.py"],

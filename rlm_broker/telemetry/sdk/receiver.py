@@ -10,8 +10,8 @@ from rlm_broker import __version__
 from rlm_broker.clients.call_headers import call_headers
 from rlm_broker.errors import require_kind
 from rlm_broker.telemetry import conventions as names
+from rlm_broker.telemetry.conventions import traceparent
 from rlm_broker.telemetry.spans import Span, Spans
-from rlm_broker.telemetry.traceparent import traceparent
 from rlm_broker.trace.events import Event
 
 try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.cli.ps import NONE_RUNS, table
-from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
+from rlm_broker.control.messages import ProcessStatus, ReplStatus, RunStatus
 from tests.support.command import started
 from tests.support.controlled import SPINS, environment, library, run, seen
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from rlm_broker.cli.stop import target_of
-from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
+from rlm_broker.control.messages import ProcessStatus, ReplStatus, RunStatus
 from rlm_broker.errors import ConfigurationError
 from tests.support.command import sentence
 from tests.support.controlled import SPINS, command, library, run, seen

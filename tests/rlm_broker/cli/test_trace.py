@@ -10,8 +10,8 @@ from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.trace.events import BlockStarted, Event
 from rlm_broker.trace.otlp import export
-from rlm_broker.trace.tree import events, tree
-from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.trace.tree import tree
+from rlm_broker.trace.writer import TraceWriter, events
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 
 

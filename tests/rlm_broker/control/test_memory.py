@@ -4,7 +4,7 @@ import sys
 
 import psutil
 
-from rlm_broker.control import memory
+from rlm_broker.control import server
 
 HOLDS = """
 import subprocess, sys
@@ -21,7 +21,7 @@ def test_memory_counts_what_a_process_has_started() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()  # both have their memory
-        used = memory.bytes_below([process.pid])
+        used = server.bytes_below([process.pid])
         process.communicate(b"\n")
     assert used[process.pid] > 2 * held
 
@@ -34,7 +34,7 @@ def test_shared_pages_count_once_for_all() -> None:
         assert process.stdout is not None
         for _ in range(4):
             process.stdout.readline()
-        used = memory.bytes_below([process.pid])
+        used = server.bytes_below([process.pid])
         process.communicate(b"12345678")
     assert held < used[process.pid] < 2 * held
 
@@ -42,9 +42,9 @@ def test_shared_pages_count_once_for_all() -> None:
 def test_ended_process_has_no_memory() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert memory.bytes_below([ended.pid]) == {ended.pid: 0}
-    assert memory.bytes_below([]) == {}
+    assert server.bytes_below([ended.pid]) == {ended.pid: 0}
+    assert server.bytes_below([]) == {}
 
 
 def test_own_memory_is_that_of_this_process() -> None:
-    assert 0.5 < memory.own_bytes() / psutil.Process(os.getpid()).memory_info().rss < 2
+    assert 0.5 < server.own_bytes() / psutil.Process(os.getpid()).memory_info().rss < 2

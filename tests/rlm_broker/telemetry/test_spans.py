@@ -9,8 +9,7 @@ from rlm_broker.results import Block
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.telemetry import spans as module
-from rlm_broker.telemetry.content import NAME_CHARS
-from rlm_broker.telemetry.spans import Span, Spans
+from rlm_broker.telemetry.spans import NAME_CHARS, Span, Spans
 from rlm_broker.trace.events import (
     BlockEnded,
     BlockStarted,

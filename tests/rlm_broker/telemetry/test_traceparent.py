@@ -1,13 +1,13 @@
 import pytest
 
-from rlm_broker.telemetry.traceparent import checked, traceparent
+from rlm_broker.telemetry.conventions import checked_traceparent, traceparent
 
 GOOD = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
 
 def test_a_good_header_passes() -> None:
-    assert checked(GOOD) == GOOD
-    assert checked(f" {GOOD} ") == GOOD
+    assert checked_traceparent(GOOD) == GOOD
+    assert checked_traceparent(f" {GOOD} ") == GOOD
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_good_header_passes() -> None:
     ],
 )
 def test_any_other_header_is_none(header: str | None) -> None:
-    assert checked(header) is None
+    assert checked_traceparent(header) is None
 
 
 def test_there_is_none_by_default() -> None:

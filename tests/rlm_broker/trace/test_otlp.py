@@ -16,8 +16,7 @@ from rlm_broker.telemetry.spans import Spans
 from rlm_broker.trace import otlp as module
 from rlm_broker.trace.events import Event, RunStarted
 from rlm_broker.trace.otlp import otlp, otlp_lines
-from rlm_broker.trace.tree import events
-from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.trace.writer import TraceWriter, events
 from tests.support.otlp_receiver import Received, received
 
 CODE = "```repl\nprint(look())\nprint(llm_query_batched(['one', 'two']), rlm_query('the child'))\n1 / 0\n```"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.control.status import RunStatus
+from rlm_broker.control.messages import RunStatus
 from rlm_broker.viewer.live import live_app
 from rlm_broker.viewer.page import write_page
 from scripts.chromium import Tab

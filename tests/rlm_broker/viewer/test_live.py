@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs rlm-broker[serve]")
 
-from rlm_broker.control.status import RunStatus
+from rlm_broker.control.messages import RunStatus
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.service.http.protocol import MOST_HEADER_BYTES
 from rlm_broker.viewer.machine import MOST_CONNECTIONS, Viewer

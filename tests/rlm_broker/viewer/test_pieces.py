@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from rlm_broker.viewer import pieces
-from rlm_broker.viewer.pieces import Pieces, pool
+from rlm_broker.viewer import page
+from rlm_broker.viewer.page import Pieces, pool
 
 
 def _unpacked(elements: bytes) -> list[bytes]:
@@ -19,7 +19,7 @@ def _unpacked(elements: bytes) -> list[bytes]:
 @pytest.mark.parametrize("in_memory", [1 << 20, 1])
 def test_pieces_come_back_in_order(monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
     """Pieces are what was added, in this order, in memory and beyond it in a file."""
-    monkeypatch.setattr(pieces, "IN_MEMORY_BYTES", in_memory)
+    monkeypatch.setattr(page, "IN_MEMORY_BYTES", in_memory)
     wanted = [b"</script>%d" % number * number for number in range(40)]
     with pool() as threads:
         packed = Pieces("texts-piece", threads)

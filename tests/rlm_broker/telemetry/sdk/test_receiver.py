@@ -21,8 +21,8 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
+from rlm_broker.telemetry.conventions import traceparent
 from rlm_broker.telemetry.sdk.receiver import CAPTURE
-from rlm_broker.telemetry.traceparent import traceparent
 from rlm_broker.trace.events import CallEnded, CallStarted
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import FakeOpenAI, completion, failure
