@@ -11,6 +11,7 @@ from rlm_broker.callback import Callback
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.engine import OwnSandbox
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.events.event import Emit
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
@@ -19,7 +20,6 @@ from rlm_broker.models.models import FilePath, Models, models_of
 from rlm_broker.prompts.instructions import Instructions, Profile
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import Emit
 from rlm_broker.validation import suggestion
 from rlm_broker.watch.terminal import print_events
 

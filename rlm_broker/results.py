@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from rlm_broker.usage import Usage, UsageSummary
-from rlm_broker.values.display import Display, Shown
+from rlm_broker.values.display import Display, Presentable
 from rlm_broker.values.text import as_json, described, jsonable, summary_fields
 
 Role = Literal["system", "user", "assistant"]
@@ -99,7 +99,7 @@ class Sent(Protocol):
         ...
 
 
-class _WithValues(Shown):
+class _WithValues(Presentable):
     """Values of a block that are not dataclass fields, because they are of any class and may have no JSON form."""
 
     __slots__ = ("_final_value", "_value")
@@ -234,7 +234,7 @@ class Isolation:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Completion(Shown):
+class Completion(Presentable):
     """Outcome of a run. Its `repr` is one line, a notebook shows a page, and `to_dict` returns all of it.
 
     Attributes:

@@ -15,16 +15,16 @@ from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.clients.offline.question import NOTE
-from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, RunFailed
+from rlm_broker.events.event import Emit, all_of
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import schema_of
-from rlm_broker.trace.events import Emit, all_of
-from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.values.text import as_json
 from rlm_broker.values.words import counted, spent, tokens
+from rlm_broker.watch.server import ControlSocket
 
 
 def ask(

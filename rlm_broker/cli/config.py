@@ -88,7 +88,7 @@ def _about(name: str) -> str:
 
 def _shown(value: object) -> object:
     """Return a value without the password of an address."""
-    from rlm_broker.redaction import without_credentials
+    from rlm_broker.events.redaction import without_credentials
 
     return without_credentials(value) if isinstance(value, str) else value
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rlm_broker.cli import stopping
+from rlm_broker.cli import signals
 from rlm_broker.cli.failing import fail, failures
 from rlm_broker.cli.parameters import API_KEY, BASE_URL, FILE, FOLDER, run_options, sandbox_options
 from rlm_broker.cli.terminal import say
@@ -75,7 +75,7 @@ def command(*, as_json: bool, debug: bool, dry_run: bool, **options: Any) -> Non
             done = planned.run()
         except RunCancelled:
             again = "the same command goes on" if options["out"] else "its results are lost, since there is no --out"
-            fail("eval", "cancelled", f"stopped: {again}", stopping.exit_code(), as_json=as_json)
+            fail("eval", "cancelled", f"stopped: {again}", signals.exit_code(), as_json=as_json)
         say(done.in_json() if as_json else done.table())
         if done.limit is not None:
             if as_json:

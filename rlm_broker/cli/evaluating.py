@@ -11,7 +11,6 @@ from rlm_broker.batch.batch import Batch
 from rlm_broker.cli.composing import rlm_of
 from rlm_broker.cli.parameters import is_folder
 from rlm_broker.cli.terminal import say
-from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.evaluation.arms import PLAIN, Arm, arms_of
 from rlm_broker.evaluation.evaluating import Evaluation
@@ -25,6 +24,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.values.text import as_json
 from rlm_broker.values.words import counted
+from rlm_broker.watch.server import ControlSocket
 
 GENERATED: dict[str, Any] = {"tasks": "all", "lengths": "8k,64k", "length_unit": "tokens", "samples": 5, "seed": 0}
 """Options of generated questions, with their defaults; the help repeats these."""

@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from rlm_broker.events.event import Event
 from rlm_broker.events.progress import RunProgress
 from rlm_broker.events.story import Story
-from rlm_broker.trace.events import Event
 from rlm_broker.values.words import counted, dollars, tokens
-from rlm_broker.watch.terminal import Printer, console_of, takes_panels
+from rlm_broker.watch.terminal import StoryPrinter, console_of, takes_panels
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -39,7 +39,7 @@ class ProgressLine:
         self._live = live_line(self, stream) if takes_panels(stream) else None
         console = None if self._live is None else self._live.console
         self._story = Story("texts" if is_verbose else "titles", tells_answer=False)
-        self._printer = None if self._live and not is_verbose else Printer(self._story, stream, console=console)
+        self._printer = None if self._live and not is_verbose else StoryPrinter(self._story, stream, console=console)
 
     def __call__(self, event: Event) -> None:
         """Take one event: count it, and print its passage. Beside a live line only troubles need one."""

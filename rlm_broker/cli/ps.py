@@ -14,7 +14,7 @@ from rlm_broker.cli.failing import failures
 from rlm_broker.cli.terminal import say
 
 if TYPE_CHECKING:
-    from rlm_broker.control.messages import ProcessStatus, ReplStatus, RunStatus
+    from rlm_broker.watch.messages import ProcessStatus, ReplStatus, RunStatus
 
 NONE_RUNS = "no process of rlm-broker runs"
 HEADINGS = ("PROCESS", "RUN", "QUESTION", "TURN", "DOING", "FOR", "REPLS", "MEMORY", "TOKENS", "DOLLARS")
@@ -43,7 +43,7 @@ def command(*, as_json: bool, watch: bool) -> None:
     if as_json and watch:
         raise click.UsageError("--watch shows a table: leave out --json.")
     with failures("ps", as_json=as_json):
-        from rlm_broker.control.client import processes  # asyncio and msgspec: --help need not wait for them
+        from rlm_broker.watch.client import processes  # asyncio and msgspec: --help need not wait for them
 
         if watch:
             _watch()
@@ -130,7 +130,7 @@ def _megabytes(number: int) -> str:
 
 def _watch() -> None:
     """Draw the table again each second, in place on a terminal, below each other elsewhere."""
-    from rlm_broker.control.client import processes
+    from rlm_broker.watch.client import processes
 
     if not sys.stdout.isatty():
         while True:

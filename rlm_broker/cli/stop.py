@@ -13,7 +13,7 @@ from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 
 if TYPE_CHECKING:
-    from rlm_broker.control.messages import Outcome, ProcessStatus
+    from rlm_broker.watch.messages import ProcessStatus, StopOutcome
 
 EXIT_CODES = """\b
 exit codes: 0 it has ended, 1 it goes on or its process hangs, 2 there is no such run, REPL or process,
@@ -54,7 +54,7 @@ def command(target: str, *, now: bool, dry_run: bool, as_json: bool) -> None:
     beginning of the id of a run or a REPL is enough. The command waits for the end.
     """
     with failures("stop", as_json=as_json):
-        from rlm_broker.control import client, messages  # asyncio and msgspec: --help need not wait for them
+        from rlm_broker.watch import client, messages  # asyncio and msgspec: --help need not wait for them
 
         processes = asyncio.run(client.processes())
         found = target_of(target, processes)
@@ -122,7 +122,7 @@ def _verb(now: bool) -> str:
     return "cancel" if now else "stop"
 
 
-def _sentence(outcome: "Outcome") -> str:
+def _sentence(outcome: "StopOutcome") -> str:
     name = {"run": "run", "repl": "REPL", "process": "process"}[outcome.kind]
     if outcome.has_ended:
         return f"{name} {outcome.id}: {outcome.state}"

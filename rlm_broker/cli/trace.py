@@ -35,16 +35,16 @@ def show(file: Path, full: bool, as_json: bool) -> None:
     if full and as_json:
         raise click.UsageError("give either --full or --json: the lines of the trace are JSON, and have everything")
     with failures("trace", as_json=as_json):
-        from rlm_broker.trace import tree  # imports msgspec, which --help need not wait for
+        from rlm_broker.watch import trace_tree as tree  # imports msgspec, which --help need not wait for
 
         if as_json:
             say(json.dumps(tree.runs(file)))
         elif full:
             from rlm_broker.events.story import Story
-            from rlm_broker.trace.writer import events
-            from rlm_broker.watch.terminal import Printer
+            from rlm_broker.events.trace import events
+            from rlm_broker.watch.terminal import StoryPrinter
 
-            show_event = Printer(Story("all"), sys.stdout, has_no_bound=True)
+            show_event = StoryPrinter(Story("all"), sys.stdout, has_no_bound=True)
             for event in events(file):
                 show_event(event)
         else:
@@ -59,7 +59,7 @@ def show(file: Path, full: bool, as_json: bool) -> None:
 def view(file: Path, out: Path | None, no_open: bool) -> None:
     """Write the trace as one page that needs no network, open it in the browser, and print its link."""
     with failures("trace", as_json=False):
-        from rlm_broker.viewer.page import write_page
+        from rlm_broker.watch.viewer.page import write_page
 
         page = out or file.parent / f"{file.stem}.html"  # `with_suffix` raises for a path without a name
         for note in write_page(file, page).notes:
@@ -84,7 +84,7 @@ def export(file: Path, otlp: bool, dropped: str | None, out: Path | None) -> Non
     if dropped:
         raise click.UsageError(f"{dropped} is no longer written: give --otlp, or read the trace, which is JSON lines")
     with failures("trace", as_json=False):
-        from rlm_broker.trace.otlp import export
+        from rlm_broker.watch.otlp import export
 
         for part in export(file, out):
             say(part)

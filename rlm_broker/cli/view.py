@@ -20,7 +20,7 @@ def command(port: int, host: str, no_open: bool) -> None:
     keep it to yourself.
     """
     try:
-        from rlm_broker.viewer.machine import Viewer
+        from rlm_broker.cli.viewer import Viewer
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise

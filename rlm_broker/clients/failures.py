@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC
 
 from rlm_broker.errors import FailureCause
-from rlm_broker.redaction import redact, secrets_of_environment
+from rlm_broker.events.redaction import redact, secrets_of_environment
 from rlm_broker.values.text import clip, printable
 
 _MAX_CHARS = 500

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ModelFailed
-from rlm_broker.redaction import in_words
+from rlm_broker.events.redaction import in_words
 from rlm_broker.usage import Usage
 
 

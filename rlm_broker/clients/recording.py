@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rlm_broker.errors import ConfigurationError, FailureCause
-from rlm_broker.redaction import LONGEST_CHARS, redacted
+from rlm_broker.events.redaction import LONGEST_CHARS, redacted
 from rlm_broker.values.text import clip
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 

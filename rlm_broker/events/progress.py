@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     BlockStarted,
     CallEnded,

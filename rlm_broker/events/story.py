@@ -8,9 +8,7 @@ the calls that are under way, and forgets them when they, or their root run, end
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from rlm_broker.parsing import parse_reply
-from rlm_broker.results import Block
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     BlockStarted,
     CallEnded,
@@ -25,6 +23,8 @@ from rlm_broker.trace.events import (
     ToolEnded,
     ToolStarted,
 )
+from rlm_broker.parsing import parse_reply
+from rlm_broker.results import Block
 from rlm_broker.values.text import printable, shorten
 from rlm_broker.values.words import how_block_ended, tokens
 
@@ -52,7 +52,7 @@ PieceKind = Literal["text", "code", "error", "label"]
 """Form of a text: `code` is Python, and a `label` names the text after it."""
 
 
-class Piece(NamedTuple):
+class PassageText(NamedTuple):
     """One text of a passage."""
 
     kind: PieceKind
@@ -76,7 +76,7 @@ class Passage:
     run: str
     depth: int
     title: str
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[PassageText, ...] = ()
     is_trouble: bool = False
 
     @property
@@ -117,7 +117,7 @@ class Story:
     def passage(self, event: Event) -> Passage | None:
         """Return the passage of an event; None if it has none."""
         trouble = _trouble(event)
-        pieces: tuple[Piece, ...] = ()
+        pieces: tuple[PassageText, ...] = ()
         has_failed = False
         if self._detail == "titles":
             title = trouble or _milestone(event)
@@ -144,7 +144,7 @@ class Story:
                 return f"tool {tool}: {'failed' if event.error else 'returned'} after {duration_s:.2f} s"
         return trouble or _milestone(event)
 
-    def _pieces(self, event: Event) -> tuple[Piece, ...]:
+    def _pieces(self, event: Event) -> tuple[PassageText, ...]:
         match event:
             case RunStarted(question=str(question)):
                 return self._texts(("text", question))
@@ -167,7 +167,7 @@ class Story:
                 return self._texts(("text", response))
         return ()
 
-    def _of_call(self, event: CallEnded) -> tuple[Piece, ...]:
+    def _of_call(self, event: CallEnded) -> tuple[PassageText, ...]:
         is_shown = self._is_shown(event)
         asked = self._calls.pop((event.tree, event.call), _Asked(0, ""))
         if not asked.block:  # a turn of the run's own loop: `Replied` has its text
@@ -178,17 +178,17 @@ class Story:
         came = ("text", event.response) if event.error is None else ("error", event.error)
         return self._texts(("label", "asked"), ("text", asked.text), ("label", "replied"), came)
 
-    def _of_tool(self, event: ToolEnded) -> tuple[Piece, ...]:
+    def _of_tool(self, event: ToolEnded) -> tuple[PassageText, ...]:
         asked = self._tools.pop((event.tree, event.run, event.call), _Asked(0, ""))
         came = ("text", event.result) if event.error is None else ("error", event.error)
         return self._texts(("label", "arguments"), ("text", asked.text), ("label", "result"), came)
 
-    def _output(self, event: BlockEnded) -> tuple[Piece, ...]:
+    def _output(self, event: BlockEnded) -> tuple[PassageText, ...]:
         shown = printed(event.outcome)
         if event.displays:
-            shown.append(Piece("label", f"shown beside the output: {len(event.displays):,}"))
+            shown.append(PassageText("label", f"shown beside the output: {len(event.displays):,}"))
         if event.outcome.final_answer is not None:
-            shown += [Piece("label", "submitted"), Piece("text", event.outcome.final_answer)]
+            shown += [PassageText("label", "submitted"), PassageText("text", event.outcome.final_answer)]
         return self._texts(*shown)
 
     def _is_shown(self, event: CallEnded) -> bool:
@@ -197,8 +197,8 @@ class Story:
             return False
         return self._detail == "all" or not event.batch or event.done <= SHOWN_OF_A_BATCH
 
-    def _texts(self, *given: tuple[Any, str]) -> tuple[Piece, ...]:
-        return tuple(Piece(kind, self._cut(text.strip("\n"))) for kind, text in given if text.strip())
+    def _texts(self, *given: tuple[Any, str]) -> tuple[PassageText, ...]:
+        return tuple(PassageText(kind, self._cut(text.strip("\n"))) for kind, text in given if text.strip())
 
     def _cut(self, text: str) -> str:
         """Return a text with its middle left out, also where characters become longer as escapes."""
@@ -214,11 +214,11 @@ class Story:
         self._turns = {key: said for key, said in self._turns.items() if key[0] != tree}
 
 
-def printed(block: Block) -> list[Piece]:
+def printed(block: Block) -> list[PassageText]:
     """Return what a block has printed, and the reason of its end unless stderr has it already."""
-    shown = [Piece("text", block.stdout), Piece("text" if block.status == "ok" else "error", block.stderr)]
+    shown = [PassageText("text", block.stdout), PassageText("text" if block.status == "ok" else "error", block.stderr)]
     if block.error and block.error not in block.stderr:
-        shown.append(Piece("error", block.error))
+        shown.append(PassageText("error", block.error))
     return shown
 
 

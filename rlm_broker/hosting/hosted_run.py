@@ -6,11 +6,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
+from rlm_broker.events.event import Event
 from rlm_broker.events.progress import RunProgress
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.results import Completion
 from rlm_broker.run.run import Run
-from rlm_broker.trace.events import Event
 from rlm_broker.usage import Usage
 
 RunState = Literal["queued", "running", "ended"]

@@ -14,12 +14,12 @@ from mcp.shared.exceptions import MCPError
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp import forms
-from rlm_broker.telemetry.conventions import checked_traceparent, traceparent
 from rlm_broker.validation import complaints, is_many, no_such
+from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 if TYPE_CHECKING:
     from rlm_broker.hosting.owner import Owner
-    from rlm_broker.mcp.telling import Told
+    from rlm_broker.mcp.outcomes import ToolOutcome
     from rlm_broker.mcp.work import Work
 
 NAME = "rlm-broker"
@@ -131,7 +131,7 @@ def _tool(form: forms.ToolForm, block_timeout_s: float) -> types.Tool:
     )
 
 
-def _result(told: "Told") -> types.CallToolResult:
+def _result(told: "ToolOutcome") -> types.CallToolResult:
     content: list[types.ContentBlock] = [types.TextContent(text=told.text)]
     content += [types.ImageContent(data=each.data, mime_type=each.mime) for each in told.pictures]
     return types.CallToolResult(

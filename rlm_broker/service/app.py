@@ -18,13 +18,15 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
+from rlm_broker.events.event import Emit, Event
 from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.places import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.models.registry import require_priced
 from rlm_broker.rlm import RLM
-from rlm_broker.service import mcp_route, metrics_route, watching
+from rlm_broker.service import mcp_route, metrics_route
+from rlm_broker.service import viewer_route as watching
 from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
@@ -39,7 +41,6 @@ from rlm_broker.service.parts import Parts
 from rlm_broker.service.responses.routes import ResponseRoutes
 from rlm_broker.service.sandboxes.routes import routes as sandbox_routes
 from rlm_broker.service.settings import ServeSettings
-from rlm_broker.trace.events import Emit, Event
 from rlm_broker.validation import suggestion
 
 _log = logging.getLogger("rlm_broker")

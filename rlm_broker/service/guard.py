@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.keys import Key, Keys
-from rlm_broker.telemetry.conventions import checked_traceparent, traceparent
+from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/viewer", "/viewer/"})
 """Paths that need no key: whether the server lives, and the page of the viewer, whose data needs one."""

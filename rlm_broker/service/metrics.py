@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     CallEnded,
     CallRetried,

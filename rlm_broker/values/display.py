@@ -61,7 +61,7 @@ class Display:
         return shown | {"text/plain": printable(shown.get("text/plain", repr(self)), keep="\n\t")}
 
 
-class Shown:
+class Presentable:
     """A base of what shows itself in a notebook: as HTML, as Markdown, and as its `repr`."""
 
     __slots__ = ()

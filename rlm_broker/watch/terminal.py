@@ -9,8 +9,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from rlm_broker.events.story import Passage, Piece, Story
-from rlm_broker.trace.events import Event
+from rlm_broker.events.event import Event
+from rlm_broker.events.story import Passage, PassageText, Story
 from rlm_broker.values.text import printable
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ COLOURED_CHARS = 2_000
 """Characters of code up to which its syntax is coloured. Colouring takes up to 0.1 ms a character of hostile code."""
 
 
-class Printer:
+class StoryPrinter:
     """Prints a story as it goes on, as a function for `on_event`.
 
     Args:
@@ -88,7 +88,7 @@ class Printer:
         self._left_s -= time.thread_time() - started
 
 
-_print = Printer()
+_print = StoryPrinter()
 
 
 def print_events(event: Event) -> None:
@@ -136,7 +136,7 @@ def _show(passage: Passage, console: "Console") -> None:
         console.print(Text(f"{'':{indent}}{title}", TROUBLE if passage.is_trouble else ""), soft_wrap=True)
 
 
-def _panel(title: str, pieces: tuple[Piece, ...], style: str) -> "RenderableType":
+def _panel(title: str, pieces: tuple[PassageText, ...], style: str) -> "RenderableType":
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
@@ -144,7 +144,7 @@ def _panel(title: str, pieces: tuple[Piece, ...], style: str) -> "RenderableType
     return Panel(Group(*map(_body, pieces)), title=Text(title, style), title_align="left", border_style=style)
 
 
-def _body(piece: Piece) -> "RenderableType":
+def _body(piece: PassageText) -> "RenderableType":
     from rich.text import Text
 
     text = printable(piece.text, keep="\n\t")

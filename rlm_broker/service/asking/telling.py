@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from rlm_broker.events.event import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 from rlm_broker.events.story import printed
 from rlm_broker.results import Block
-from rlm_broker.trace.events import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 from rlm_broker.values.text import label, shorten
 
 SHOWN_CHARS: Final = 2_000

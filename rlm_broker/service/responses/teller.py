@@ -15,6 +15,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rlm_broker.errors import RlmBrokerError, RunCancelled
+from rlm_broker.events.event import (
+    BlockEnded,
+    BlockStarted,
+    CallEnded,
+    CallRetried,
+    CallStarted,
+    CallText,
+    Event,
+)
 from rlm_broker.results import Block
 from rlm_broker.service.asking.client_tools import ClientCall
 from rlm_broker.service.asking.outcome import Outcome
@@ -24,15 +33,6 @@ from rlm_broker.service.prose import LiveProse
 from rlm_broker.service.responses import resource as items
 from rlm_broker.service.responses.journal import Journal
 from rlm_broker.service.responses.resource import Item, Resource, Status
-from rlm_broker.trace.events import (
-    BlockEnded,
-    BlockStarted,
-    CallEnded,
-    CallRetried,
-    CallStarted,
-    CallText,
-    Event,
-)
 from rlm_broker.usage import Tally
 from rlm_broker.values.text import shorten
 

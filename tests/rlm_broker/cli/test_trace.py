@@ -6,12 +6,12 @@ import pytest
 
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.events.event import BlockStarted, Event
+from rlm_broker.events.trace import TraceWriter, events
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import BlockStarted, Event
-from rlm_broker.trace.otlp import export
-from rlm_broker.trace.tree import tree
-from rlm_broker.trace.writer import TraceWriter, events
+from rlm_broker.watch.otlp import export
+from rlm_broker.watch.trace_tree import tree
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 
 

@@ -17,7 +17,7 @@ from rlm_broker.clients.recording import (
     Request,
 )
 from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
-from rlm_broker.redaction import LONGEST_CHARS
+from rlm_broker.events.redaction import LONGEST_CHARS
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 

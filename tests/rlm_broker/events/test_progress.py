@@ -2,9 +2,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.events.progress import NAME_CHARS, RunProgress
-from rlm_broker.results import Block
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     BlockStarted,
     CallEnded,
@@ -18,6 +16,8 @@ from rlm_broker.trace.events import (
     ToolEnded,
     ToolStarted,
 )
+from rlm_broker.events.progress import NAME_CHARS, RunProgress
+from rlm_broker.results import Block
 from rlm_broker.usage import Usage, UsageSummary
 
 ROOT: tuple[str, int] = ("1", 0)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rlm_broker.events.story import MOST_CHARS, MOST_LINES, Passage, Piece, Story
+from rlm_broker.events.event import BlockEnded, BlockStarted, CallEnded, CallStarted, Replied, RunEnded
+from rlm_broker.events.story import MOST_CHARS, MOST_LINES, Passage, PassageText, Story
 from rlm_broker.results import Block
-from rlm_broker.trace.events import BlockEnded, BlockStarted, CallEnded, CallStarted, Replied, RunEnded
 from rlm_broker.usage import Usage, UsageSummary
 
 
@@ -27,7 +27,12 @@ def test_of_a_long_batch_a_few_calls_all_failures_and_each_tenth_are_told() -> N
         "1",
         1,
         "call 4: m, 0.10 s, 3+5 tokens",
-        (Piece("label", "asked"), Piece("text", "prompt 4"), Piece("label", "replied"), Piece("text", "reply")),
+        (
+            PassageText("label", "asked"),
+            PassageText("text", "prompt 4"),
+            PassageText("label", "replied"),
+            PassageText("text", "reply"),
+        ),
     )
     assert told[50] is not None
     assert (told[50].title, told[50].is_trouble) == ("call 50 failed: no", True)
@@ -45,13 +50,13 @@ def test_a_turn_is_told_with_its_call_and_without_the_code_that_is_run() -> None
         "1",
         0,
         "turn 1: reply of m, 2.00 s, 3+5 tokens",
-        (Piece("text", "First.\n\nThen."), Piece("error", "not run: tool call: no")),
+        (PassageText("text", "First.\n\nThen."), PassageText("error", "not run: tool call: no")),
     )
 
 
 def test_of_a_reply_that_is_too_long_to_parse_its_beginning_is_shown() -> None:
     passage = Story().passage(Replied("1", 0, 1, f"First.\n```repl\n{'x = 1' * 20_000}\n```\nThen."))
-    assert passage == Passage("reply", "1", 0, "turn 1: reply", (Piece("text", "First."),))
+    assert passage == Passage("reply", "1", 0, "turn 1: reply", (PassageText("text", "First."),))
 
 
 def test_what_a_cancelled_run_leaves_is_forgotten() -> None:
@@ -61,7 +66,7 @@ def test_what_a_cancelled_run_leaves_is_forgotten() -> None:
     story.passage(RunEnded("1", 0, None, "cancelled", 1, 0.1, UsageSummary(), tree="a"))
     passage = story.passage(CallEnded("1", 1, 1, "m", Usage(), 0.1, "reply", tree="b"))
     assert passage is not None
-    assert Piece("text", "of another tree") in passage.pieces
+    assert PassageText("text", "of another tree") in passage.pieces
     assert not story._calls
 
 
@@ -70,7 +75,7 @@ def test_stderr_is_an_error_only_where_the_block_failed(status: str, kind: str) 
     block = Block("x", status, stdout="out\n", stderr="err\n", error=None if status == "ok" else "err")  # type: ignore[arg-type]
     passage = Story().passage(BlockEnded("1", 0, 1, block))
     assert passage is not None
-    assert passage.pieces == (Piece("text", "out"), Piece(kind, "err"))  # type: ignore[arg-type]
+    assert passage.pieces == (PassageText("text", "out"), PassageText(kind, "err"))  # type: ignore[arg-type]
 
 
 def test_long_texts_lose_their_middle() -> None:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rlm_broker.service.guard import KEY, Guard
 from rlm_broker.service.keys import Keys
 from rlm_broker.service.settings import ServeSettings
-from rlm_broker.telemetry.conventions import traceparent
+from rlm_broker.watch.conventions import traceparent
 from tests.support.clock import Clock
 from tests.support.service import Served, serving
 

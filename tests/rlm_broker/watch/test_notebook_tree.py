@@ -4,8 +4,8 @@ import contextlib
 from typing import Any
 
 from rlm_broker import RLM, Event, Limits, LMRequest, RunFailed, ScriptedClient
+from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, CallStarted, Replied, RunEnded, RunStarted
 from rlm_broker.events.story import MOST_CHARS
-from rlm_broker.trace.events import BlockEnded, BlockPrinted, BlockStarted, CallStarted, Replied, RunEnded, RunStarted
 from rlm_broker.values.markup import Markup
 from rlm_broker.watch.notebook import MAX_BLOCKS, MAX_CALLS, MAX_NOTES, MAX_TURNS, TEXT_CHARS, TreeView
 from tests.support.markup import read

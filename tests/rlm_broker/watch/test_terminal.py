@@ -7,11 +7,11 @@ import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, ScriptedClient, print_events
 from rlm_broker.clients.base import LMRequest
+from rlm_broker.events.event import RunEnded, RunStarted
 from rlm_broker.events.story import MOST_CHARS
-from rlm_broker.trace.events import RunEnded, RunStarted
 from rlm_broker.usage import UsageSummary
 from rlm_broker.watch import terminal as terminals
-from rlm_broker.watch.terminal import Printer
+from rlm_broker.watch.terminal import StoryPrinter
 
 STORY = """\
 [depth 0] run 1 with scripted
@@ -125,7 +125,7 @@ def test_panels_keep_to_their_share_of_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(terminals, "DRAWN_AT_ONCE_S", 0.0)
     monkeypatch.setattr(terminals, "DRAWING_SHARE", 0.0)
     terminal = Terminal()
-    printer = Printer(stream=terminal)
+    printer = StoryPrinter(stream=terminal)
     for number in range(3):
         printer(started(f"question {number}"))
     assert terminal.getvalue() == ""
@@ -140,7 +140,7 @@ def test_end_of_a_root_run_is_drawn_and_tells_what_was_left_out(monkeypatch: pyt
     monkeypatch.setattr(terminals, "DRAWN_AT_ONCE_S", 0.0)
     monkeypatch.setattr(terminals, "DRAWING_SHARE", 0.0)
     terminal = Terminal()
-    printer = Printer(stream=terminal)
+    printer = StoryPrinter(stream=terminal)
     printer(started("question"))
     end = RunEnded("1", 0, response="the answer", error=None, iterations=1, duration_s=1.0, usage=UsageSummary())
     printer(end)
@@ -150,5 +150,5 @@ def test_end_of_a_root_run_is_drawn_and_tells_what_was_left_out(monkeypatch: pyt
 
 def test_escapes_count_as_characters_that_are_shown() -> None:
     terminal = Terminal()
-    Printer(stream=terminal)(started("\U000e0001" * 4_000))
+    StoryPrinter(stream=terminal)(started("\U000e0001" * 4_000))
     assert len(terminal.getvalue()) < 4 * MOST_CHARS

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from rlm_broker.events.event import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 from rlm_broker.results import Block
 from rlm_broker.service.asking.telling import Telling
-from rlm_broker.trace.events import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 
 
 def told(*events: Event) -> str:
