@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -161,24 +162,7 @@ MOST_LINE_BYTES = 64 << 20
 """Bytes of one line of a trace. A longer one is refused: the largest event takes some 12 MB."""
 MOST_DEPTH = 1_000
 """Depth of a run in a trace. A larger one is refused: each level is drawn further to the right."""
-_Outcome = defstruct(
-    "_Outcome",
-    [
-        (each.name, get_type_hints(Block)[each.name], NODEFAULT if each.default is MISSING else each.default)
-        for each in fields(Block)
-        if each.name != "displays"
-    ],
-)
-"""A `Block` without its displays."""
-
-
-class _BlockEnded(Event, frozen=True):
-    block: int
-    outcome: _Outcome  # type: ignore[valid-type]
-    displays: tuple[dict[MimeType, int], ...] = ()
-
-
-_KINDS = {name_of(kind): kind for kind in Event.__subclasses__() if kind is not _BlockEnded}
+_KINDS = {name_of(kind): kind for kind in Event.__subclasses__()}
 
 
 def events(path: Path) -> Iterator[Event]:
@@ -204,11 +188,25 @@ def events(path: Path) -> Iterator[Event]:
 
 def _block_ended(line: dict[str, Any]) -> BlockEnded:
     """Convert what `msgspec` cannot: a block's displays may be text or bytes. A trace has none of them."""
-    told = convert(line, _BlockEnded)
+    told = convert(line, _block_ended_form())
     outcome = Block(**structs.asdict(told.outcome))
     return BlockEnded(
         told.run, told.depth, told.block, outcome, told.displays, tree=told.tree, n=told.n, time=told.time
     )
+
+
+@cache
+def _block_ended_form() -> Any:
+    """Return the fields of `BlockEnded` as a trace has them: its `Block` has no displays."""
+    types = get_type_hints(Block)
+    kept = [each for each in fields(Block) if each.name != "displays"]
+    outcome = defstruct(
+        "Outcome",
+        [(each.name, types[each.name], NODEFAULT if each.default is MISSING else each.default) for each in kept],
+    )
+    displays = tuple[dict[MimeType, int], ...]
+    own: list[Any] = [("run", str), ("depth", int), ("block", int), ("outcome", outcome), ("displays", displays, ())]
+    return defstruct("BlockEndedForm", [*own, ("tree", str, ""), ("n", int, 0), ("time", float, 0.0)])
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from rlm_broker.mcp import forms
 from rlm_broker.prompts.observation import shared
 from rlm_broker.results import Block, Completion, FileEntry, Variable
 from rlm_broker.values.display import Display, picture_in
-from rlm_broker.values.text import as_json, shorten
+from rlm_broker.values.text import as_json, encodable, shorten
 
 MOST_CHARS: Final = 20_000
 """Characters of the text beside a structured result, and of each text of a block in it."""
@@ -81,7 +81,7 @@ def block_outcome(block: Block, repl: str | None) -> ToolOutcome:
 
 def cut(text: str, limit: int) -> str:
     """Return a text of at most about `limit` characters. Lone surrogates, which JSON in UTF-8 lacks, are escaped."""
-    return shorten(text, limit).encode("utf-8", "backslashreplace").decode()
+    return encodable(shorten(text, limit))
 
 
 def _size(variable: Variable) -> int | list[int] | None:

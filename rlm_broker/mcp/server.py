@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp import forms
 from rlm_broker.validation import complaints, is_many, no_such
+from rlm_broker.values.text import encodable
 from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _result(told: "ToolOutcome") -> types.CallToolResult:
 
 
 def _refusal(sentence: str) -> types.CallToolResult:
-    text = sentence.encode("utf-8", "backslashreplace").decode()
+    text = encodable(sentence)
     return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
 
 

@@ -20,6 +20,11 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
+def encodable(text: str) -> str:
+    """Return text in which lone surrogates, for which UTF-8 has no bytes, are visible escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def shorten(text: str, most: int, *, end: int | None = None, gap: str = "\n") -> str:
     """Return a text of at most `most` characters, and a note of how many were cut. A shorter text is returned as it is.
 

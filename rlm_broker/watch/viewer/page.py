@@ -18,6 +18,7 @@ import msgspec
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.trace import lines
+from rlm_broker.values.text import encodable
 from rlm_broker.watch.viewer.rows import Row, Rows, encoded
 from sandbox_worker import RELEASE
 
@@ -133,7 +134,7 @@ def write_page(trace: Path, out: Path) -> ViewerPage:
         of_rows, of_texts = Pieces("rows-piece", threads), Pieces("texts-piece", threads)
         try:
             count = _pack(trace, rows, of_rows, of_texts, notes)
-            page = ViewerPage(name=_shown(trace.name), notes=tuple(notes), rows=count, bytes=rows.end)
+            page = ViewerPage(name=encodable(trace.name), notes=tuple(notes), rows=count, bytes=rows.end)
             parts = [document_head(page), *of_rows.elements(), document_script()]
             _replace(out, trace, (part for whole in (parts, of_texts.elements(), [b"</html>\n"]) for part in whole))
         finally:
@@ -167,11 +168,11 @@ def _pack(trace: Path, rows: Rows, of_rows: Pieces, of_texts: Pieces, notes: lis
         if not count:
             reason = str(error) if isinstance(error, ConfigurationError) else f"{trace} is not a trace: {error}"
             raise ConfigurationError(reason) from None
-        notes.append(f"The rest of the trace cannot be read after {count:,} events: {_shown(error)}.")
+        notes.append(f"The rest of the trace cannot be read after {count:,} events: {encodable(str(error))}.")
     if not count:
         raise ConfigurationError(f"{trace} is not a trace: it has no event that this release knows")
     if rows.unknown:
-        kinds = ", ".join(f"{number} {_shown(kind)}" for kind, number in rows.unknown.items())
+        kinds = ", ".join(f"{number} {encodable(kind)}" for kind, number in rows.unknown.items())
         notes.append(f"Events of kinds that release {RELEASE} does not know are left out: {kinds}.")
     of_rows.add(encoded(waiting))
     of_texts.add(bytes(texts))
@@ -223,11 +224,6 @@ def _resource(name: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _shown(text: object) -> str:
-    """Return text that UTF-8 can encode: names of files may hold bytes that are no characters."""
-    return str(text).encode(errors="backslashreplace").decode()
 
 
 def _replace(out: Path, trace: Path, parts: Iterator[bytes]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rlm_broker.events.trace import MOST_DEPTH
-from rlm_broker.values.text import label
+from rlm_broker.values.text import encodable, label
 
 LABEL_CHARS = 140
 """Characters of a text's beginning in a row, by which lists show the event."""
@@ -123,7 +123,7 @@ class Rows:
             if name in self.unknown or len(self.unknown) < MOST_UNKNOWN:
                 self.unknown[name] = self.unknown.get(name, 0) + 1
             return None
-        tree = _encodable(_text(event.get("tree"))[:WORD_CHARS])
+        tree = encodable(_text(event.get("tree"))[:WORD_CHARS])
         return name, _number(event.get("n")), _number(event.get("time")), tree, run, self._fields_of(name, event)
 
     def _fields_of(self, name: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class Rows:
                 fields[key] = number
         for key, path, _ in words:
             if word := _text(_at(event, path)):
-                fields[key] = _encodable(word[:WORD_CHARS])
+                fields[key] = encodable(word[:WORD_CHARS])
         for key, path, is_label in texts:
             if text := _text(_at(event, path)):
                 fields[key] = self._place(text)
@@ -151,7 +151,7 @@ class Rows:
         name = (hash(text), len(text))  # Python's hash of a text has a secret key, so no trace can make two equal
         place = self._places.get(name)
         if place is None:
-            data = _encodable(text).encode()
+            data = encodable(text).encode()
             place = (self.end, len(data))
             self._fresh.append(data)
             self.end += len(data)
@@ -193,15 +193,4 @@ def _text(value: Any) -> str:
 
 def _label(text: str) -> str:
     """Return the beginning of a text as one line."""
-    return _encodable(label(text, LABEL_CHARS))
-
-
-def _encodable(text: str) -> str:
-    """Return text in which lone surrogates, for which UTF-8 has no bytes, are visible escapes."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-    return text
+    return encodable(label(text, LABEL_CHARS))

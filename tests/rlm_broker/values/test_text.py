@@ -1,4 +1,4 @@
-from rlm_broker.values.text import clip, label, printable, shorten
+from rlm_broker.values.text import clip, encodable, label, printable, shorten
 
 
 def test_long_text_keeps_both_ends() -> None:
@@ -29,3 +29,7 @@ def test_label_is_one_line() -> None:
 def test_text_steers_no_terminal() -> None:
     assert printable("a\x1b[2J\u202e\ud800\n") == r"a\x1b[2J\u202e\ud800\n"
     assert printable("a\x1b\n\t", keep="\n\t") == "a\\x1b\n\t"
+
+
+def test_lone_surrogates_are_written_out() -> None:
+    assert encodable("straße \ud800") == "straße \\ud800"
