@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import store as store
     from rlm_broker.context.stored import ContextInfo as ContextInfo
     from rlm_broker.context.stored import StoredContext as StoredContext
-    from rlm_broker.display import Display as Display
     from rlm_broker.errors import ClusterFailed as ClusterFailed
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
@@ -58,6 +57,24 @@ if TYPE_CHECKING:
     from rlm_broker.errors import ValueTooLarge as ValueTooLarge
     from rlm_broker.errors import ValueUnavailable as ValueUnavailable
     from rlm_broker.errors import WorkerDied as WorkerDied
+    from rlm_broker.events.event import BlockEnded as BlockEnded
+    from rlm_broker.events.event import BlockPrinted as BlockPrinted
+    from rlm_broker.events.event import BlockStarted as BlockStarted
+    from rlm_broker.events.event import CallEnded as CallEnded
+    from rlm_broker.events.event import CallRetried as CallRetried
+    from rlm_broker.events.event import CallStarted as CallStarted
+    from rlm_broker.events.event import CallText as CallText
+    from rlm_broker.events.event import Emit as Emit
+    from rlm_broker.events.event import Event as Event
+    from rlm_broker.events.event import EventsMissed as EventsMissed
+    from rlm_broker.events.event import IterationStarted as IterationStarted
+    from rlm_broker.events.event import Replied as Replied
+    from rlm_broker.events.event import ReplReady as ReplReady
+    from rlm_broker.events.event import RunEnded as RunEnded
+    from rlm_broker.events.event import RunStarted as RunStarted
+    from rlm_broker.events.event import ToolEnded as ToolEnded
+    from rlm_broker.events.event import ToolStarted as ToolStarted
+    from rlm_broker.events.trace import TraceWriter as TraceWriter
     from rlm_broker.handler.cache import Cache as Cache
     from rlm_broker.handler.client_queue import OnRetry as OnRetry
     from rlm_broker.handler.client_queue import Serving as Serving
@@ -112,30 +129,13 @@ if TYPE_CHECKING:
     from rlm_broker.stats import HandlerStats as HandlerStats
     from rlm_broker.stats import NodeStats as NodeStats
     from rlm_broker.stats import SandboxStats as SandboxStats
-    from rlm_broker.telemetry.sdk.receiver import OpenTelemetry as OpenTelemetry
-    from rlm_broker.trace.callbacks import Callbacks as Callbacks
-    from rlm_broker.trace.events import BlockEnded as BlockEnded
-    from rlm_broker.trace.events import BlockPrinted as BlockPrinted
-    from rlm_broker.trace.events import BlockStarted as BlockStarted
-    from rlm_broker.trace.events import CallEnded as CallEnded
-    from rlm_broker.trace.events import CallRetried as CallRetried
-    from rlm_broker.trace.events import CallStarted as CallStarted
-    from rlm_broker.trace.events import CallText as CallText
-    from rlm_broker.trace.events import Emit as Emit
-    from rlm_broker.trace.events import Event as Event
-    from rlm_broker.trace.events import EventsMissed as EventsMissed
-    from rlm_broker.trace.events import IterationStarted as IterationStarted
-    from rlm_broker.trace.events import Replied as Replied
-    from rlm_broker.trace.events import ReplReady as ReplReady
-    from rlm_broker.trace.events import RunEnded as RunEnded
-    from rlm_broker.trace.events import RunStarted as RunStarted
-    from rlm_broker.trace.events import ToolEnded as ToolEnded
-    from rlm_broker.trace.events import ToolStarted as ToolStarted
-    from rlm_broker.trace.verbose import print_events as print_events
-    from rlm_broker.trace.writer import TraceWriter as TraceWriter
     from rlm_broker.transport.connection import QueryHandler as QueryHandler
     from rlm_broker.usage import Usage as Usage
     from rlm_broker.usage import UsageSummary as UsageSummary
+    from rlm_broker.values.display import Display as Display
+    from rlm_broker.watch.callbacks import Callbacks as Callbacks
+    from rlm_broker.watch.telemetry import OpenTelemetry as OpenTelemetry
+    from rlm_broker.watch.terminal import print_events as print_events
     from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
@@ -168,7 +168,7 @@ _MODULES = {
     "cluster.on_ray.ray_cluster": "RayCluster",
     "context.store": "Encoded Paths store",
     "context.stored": "ContextInfo StoredContext",
-    "display": "Display",
+    "values.display": "Display",
     "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
     "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
@@ -201,12 +201,12 @@ _MODULES = {
     "service.app": "Service",
     "service.settings": "KeySettings Right ServeSettings",
     "stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
-    "telemetry.sdk.receiver": "OpenTelemetry",
-    "trace.callbacks": "Callbacks",
-    "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
+    "watch.telemetry": "OpenTelemetry",
+    "watch.callbacks": "Callbacks",
+    "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
-    "trace.verbose": "print_events",
-    "trace.writer": "TraceWriter",
+    "watch.terminal": "print_events",
+    "events.trace": "TraceWriter",
     "transport.connection": "QueryHandler",
     "usage": "Usage UsageSummary",
 }
@@ -237,6 +237,8 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
+        if name == "Sandbox":  # the board observes its REPLs, and a process may have to start its control socket
+            importlib.import_module("rlm_broker.watch.server")
         if name not in _EXTRAS:
             return getattr(importlib.import_module(_PUBLIC[name]), name)
         from rlm_broker.extras import require_extra

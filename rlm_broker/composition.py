@@ -14,9 +14,9 @@ from rlm_broker.concurrency.deadline import Late, StopRequested
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.control.board import BOARD
 from rlm_broker.engine import Engine, EngineParts, RunningCluster
 from rlm_broker.errors import ConfigurationError, LimitReached
+from rlm_broker.events.event import Emit, RunStarted, TreeEvents
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
@@ -29,7 +29,7 @@ from rlm_broker.run.run import Run
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tree import QueryHandlerFactory, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import Emit, RunStarted, TreeEvents
+from rlm_broker.watch.board import BOARD
 
 ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""

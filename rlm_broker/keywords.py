@@ -11,6 +11,7 @@ from rlm_broker.callback import Callback
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.engine import OwnSandbox
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.events.event import Emit
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
@@ -19,9 +20,8 @@ from rlm_broker.models.models import FilePath, Models, models_of
 from rlm_broker.prompts.instructions import Instructions, Profile
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import Emit
-from rlm_broker.trace.verbose import print_events
 from rlm_broker.validation import suggestion
+from rlm_broker.watch.terminal import print_events
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ def receivers_with(on_event: Any, keywords: Mapping[str, Any]) -> tuple[Callback
 
 def _shows_events() -> Emit:
     """Return the callback of a verbose run: a display in a notebook, else lines on stderr."""
-    from rlm_broker.notebook.progress import notebook_progress  # 5 ms, which only a verbose run pays
+    from rlm_broker.watch.notebook import notebook_progress  # 5 ms, which only a verbose run pays
 
     return notebook_progress() or print_events
 

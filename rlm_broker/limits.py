@@ -21,6 +21,7 @@ from pydantic import (
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.units import accepted, amount
 from rlm_broker.validation import no_such
+from rlm_broker.values.text import clip
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
@@ -46,8 +47,7 @@ def _short(value: object) -> str:
         return "a number of too many digits"
     if isinstance(value, list | dict) and value:  # it may have any number of long numbers
         return f"a {type(value).__name__}"
-    text = str(value)
-    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    return clip(str(value), MOST_CHARS)
 
 
 class _Bounds(BaseModel):

@@ -14,10 +14,9 @@ from rlm_broker.callback import Callback
 from rlm_broker.composition import answered
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.control.board import BOARD
-from rlm_broker.control.server import start_if_wanted
 from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.errors import ConfigurationError, SandboxFailed
+from rlm_broker.events.event import Emit, Event
 from rlm_broker.keywords import (
     Keywords,
     cluster_with,
@@ -42,7 +41,8 @@ from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import Emit, Event
+from rlm_broker.watch.board import BOARD
+from rlm_broker.watch.server import start_if_wanted
 
 
 class RLM(AsyncResource):

@@ -8,7 +8,7 @@ from rlm_broker.journal.lines import line_of
 from rlm_broker.journal.paid import PaidCalls
 from rlm_broker.results import ChatMessage, Completion
 from rlm_broker.run.calls import in_words
-from rlm_broker.shown import jsonable
+from rlm_broker.values.text import jsonable
 
 
 def result_of(item: BatchItem, outcome: Completion | Exception, paid: PaidCalls) -> BatchResult:

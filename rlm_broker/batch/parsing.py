@@ -11,8 +11,8 @@ from rlm_broker.batch.items import BatchItem
 from rlm_broker.context.store import Encoded, Paths
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal.lines import DIGEST_BYTES
-from rlm_broker.shown import printable
 from rlm_broker.validation import suggestion
+from rlm_broker.values.text import clip, printable
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 KEYS = ("id", "question", "context", "path", "metadata")
@@ -153,5 +153,4 @@ def _require_metadata(metadata: object, where: str) -> None:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    return clip(repr(value), 80)

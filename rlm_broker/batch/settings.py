@@ -11,7 +11,7 @@ from rlm_broker.models.model import Model
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.tools import Tools
-from rlm_broker.shown import jsonable
+from rlm_broker.values.text import clip, jsonable
 
 MOST_CHARS = 200
 """Characters of a text that a journal keeps; of a longer one it has the beginning and the digest."""
@@ -80,7 +80,7 @@ def _model(client: BaseClient, described: Model | None) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}... {_digest(text)}"
+    return text if text is None or len(text) <= MOST_CHARS else f"{clip(text, MOST_CHARS)} {_digest(text)}"
 
 
 def _digest(text: str) -> str:

@@ -446,24 +446,16 @@ TRACE = TraceGroup(
         ),
         LazyCommand(
             "export",
-            "Write the trace in the format of another program.",
+            "Write the trace in the format of other programs. The trace itself is JSON lines.",
             (
                 TRACE_FILE,
                 Flag(
-                    "--chrome names",
-                    "Trace events that Perfetto and chrome://tracing open.",
-                    value="chrome",
+                    "--otlp formats",
+                    "Spans as OTLP in JSON, for OpenTelemetry collectors (default).",
+                    value="--otlp",
                 ),
-                Flag(
-                    "--otlp names",
-                    "Spans as OTLP in JSON, for OpenTelemetry's collectors.",
-                    value="otlp",
-                ),
-                Flag(
-                    "--rlm names",
-                    "JSON lines that the visualizer of `rlms` opens.",
-                    value="rlm",
-                ),
+                Flag("--chrome formats", "", value="--chrome", hidden=True),
+                Flag("--rlm formats", "", value="--rlm", hidden=True),
                 Option("--out", "FILE", "A new file (default: stdout).", type=PATH),
             ),
             epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written",

@@ -87,11 +87,13 @@ class Option(click.Option):
 class Flag(click.Option):
     """An option without a value. Flags of one parameter put their own `value` into a tuple."""
 
-    def __init__(self, names: str, help: str, *, default: bool | None = False, value: str | None = None) -> None:
+    def __init__(
+        self, names: str, help: str, *, default: bool | None = False, value: str | None = None, hidden: bool = False
+    ) -> None:
         if value is None:
-            super().__init__(names.split(), is_flag=True, help=help, default=default)
+            super().__init__(names.split(), is_flag=True, help=help, default=default, hidden=hidden)
         else:
-            super().__init__(names.split(), is_flag=True, help=help, flag_value=value, multiple=True)
+            super().__init__(names.split(), is_flag=True, help=help, flag_value=value, multiple=True, hidden=hidden)
 
 
 class LazyCommand(click.Command):

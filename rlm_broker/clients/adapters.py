@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest, with_text
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.redaction import in_words
+from rlm_broker.events.redaction import in_words
 from rlm_broker.usage import Usage
 
 _EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/claude-sonnet-4-5'"

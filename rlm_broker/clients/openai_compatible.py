@@ -16,7 +16,7 @@ from rlm_broker.clients import failures
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest, call_headers
 from rlm_broker.clients.failures import words_of
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel, require_kind
-from rlm_broker.redaction import secrets_in
+from rlm_broker.events.redaction import secrets_in
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.text_json import encode_written_out
 

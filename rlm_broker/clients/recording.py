@@ -18,8 +18,9 @@ import msgspec
 
 from rlm_broker.clients.base import BaseClient, CallId, LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, ReplayDiverged
-from rlm_broker.redaction import LONGEST_CHARS, redacted
+from rlm_broker.events.redaction import LONGEST_CHARS, redacted
 from rlm_broker.usage import Usage
+from rlm_broker.values.text import clip
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 FORMAT = 1
@@ -200,7 +201,7 @@ class Recording:
         near = [call for call in self._calls if call.id == id]
         nearest = near[0] if near else max(self._calls, key=lambda call: _likeness(_lines_of(call.request), ours))
         changes = difflib.unified_diff(_lines_of(nearest.request), ours, "recorded", "asked now", n=1, lineterm="")
-        shown = [line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}..." for line in changes]
+        shown = [clip(line, LINE_CHARS) for line in changes]
         more = len(shown) - DIFFERENCE_LINES
         if more > 0:
             shown = [*shown[:DIFFERENCE_LINES], f"... and {more:,} more lines"]

@@ -18,10 +18,10 @@ from rlm_broker.cluster.tls import ServerTls, made_tls, tls_of
 from rlm_broker.cluster.tokens import Tokens
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
+from rlm_broker.events.event import TreeEvents
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.stats import ClusterStats
-from rlm_broker.trace.events import TreeEvents
 
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
 CLOSED = "the cluster was closed"

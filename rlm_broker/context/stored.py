@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from rlm_broker.context.found import LeftOut
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd
 from rlm_broker.errors import ContextRefused
+from rlm_broker.values.text import clip
 from sandbox_worker.loading.context import load_into
 from sandbox_worker.loading.form import ContextForm, ContextPiece
 from sandbox_worker.wire.names import CONTEXT
@@ -186,7 +187,7 @@ class Parts:
     def add(self, name: str, length: int, is_text: bool) -> None:
         """Count one part."""
         if self.total < MAX_PARTS_TOLD:
-            told = name if len(name) <= MAX_NAME_CHARS else f"{name[: MAX_NAME_CHARS - 3]}..."
+            told = clip(name, MAX_NAME_CHARS - 3)
             self._first.append(
                 (told.encode("utf-8", "backslashreplace").decode(), length)
             )  # lone surrogates are written out, since no message can hold them

@@ -40,7 +40,7 @@ from rlm_broker.concurrency.deadline import Late, in_time
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.concurrency.rate_window import Entry, RateWindow
 from rlm_broker.errors import ModelFailed, RlmBrokerError
-from rlm_broker.redaction import in_words
+from rlm_broker.events.redaction import in_words
 from rlm_broker.stats import ClientStats
 from rlm_broker.usage import Usage
 

@@ -14,6 +14,7 @@ from rlm_broker.clients.adapters import FieldLike, adapted
 from rlm_broker.clients.base import BaseClient, Client
 from rlm_broker.errors import ConfigurationError, UnknownModel, require_kind
 from rlm_broker.validation import did_you_mean
+from rlm_broker.values.text import clip
 
 ModelPolicy = Literal["allow", "pinned", "open"]
 """Which models model code may name.
@@ -293,4 +294,4 @@ def _matches(match: str | None, model: str | None) -> bool:
 
 
 def _shown(name: str) -> str:
-    return repr(name if len(name) <= _SHOWN_NAME_CHARS else name[:_SHOWN_NAME_CHARS] + "...")
+    return repr(clip(name, _SHOWN_NAME_CHARS))

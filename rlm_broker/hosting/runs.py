@@ -25,9 +25,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, Literal
 
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
-from rlm_broker.control.board import BOARD, QUESTION_CHARS
-from rlm_broker.control.progress import RunProgress
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.events.event import CallEnded, CallStarted, Emit, Event, all_of
+from rlm_broker.events.progress import RunProgress
 from rlm_broker.hosting.owner import Busy, Kept, Owner, Purse, UnknownHandle, to_forget
 from rlm_broker.limits import RunLimits
 from rlm_broker.prompts.instructions import Instructions
@@ -36,9 +36,9 @@ from rlm_broker.rlm import RLM
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
-from rlm_broker.trace.events import CallEnded, CallStarted, Emit, Event, all_of
 from rlm_broker.usage import Usage
 from rlm_broker.validation import quoted
+from rlm_broker.watch.board import BOARD, QUESTION_CHARS
 
 KEPT_CHARS: Final = 1 << 28
 """Characters of the events of ended runs that are kept together."""

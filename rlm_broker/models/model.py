@@ -20,7 +20,7 @@ from pydantic import (
 from rlm_broker.clients.adapters import FieldLike, client_for
 from rlm_broker.clients.base import BaseClient, Client
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.redaction import is_secret_name
+from rlm_broker.events.redaction import is_secret_name
 from rlm_broker.validation import complaints, suggestion
 
 SAMPLING = frozenset(

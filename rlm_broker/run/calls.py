@@ -23,6 +23,7 @@ from rlm_broker.concurrency.apart import Apart
 from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.events.event import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call, ChatMessage
@@ -31,7 +32,6 @@ from rlm_broker.run.held_answers import HeldAnswers
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger
 from rlm_broker.run.pieces import Batch, Piece, pieces_of
 from rlm_broker.run.tokens import SMALL_CHARS, count_tokens, require_fit
-from rlm_broker.trace.events import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot

@@ -30,6 +30,7 @@ from rlm_broker.context.excerpt import beginning, whole_text
 from rlm_broker.context.store import store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import LimitReached, RlmBrokerError
+from rlm_broker.events.event import PREVIEW_CHARS, RunStarted
 from rlm_broker.results import ChildTrace
 from rlm_broker.run.asking import prompt_key
 from rlm_broker.run.calls import Caller, in_words
@@ -38,7 +39,6 @@ from rlm_broker.run.recursion import divided, needs_repl
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tree import ChildPlaces, Tree
 from rlm_broker.sandbox.blocks.query_contexts import GivenContext, QueryWithContexts
-from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import CONTEXT

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rlm_broker.concurrency.allowance import Allowance
+from rlm_broker.events.event import ToolEnded, ToolStarted
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller
 from rlm_broker.run.children import Children
 from rlm_broker.run.output_type import AnswerType
@@ -15,8 +16,8 @@ from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
-from rlm_broker.trace.events import ToolEnded, ToolStarted
 from rlm_broker.transport.connection import QueryHandler
+from rlm_broker.values.text import shorten
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import Prompt, Prompts
 
@@ -140,5 +141,4 @@ def open_run(
 def _cut(slot: Slot, limit: int | None) -> Slot:
     if limit is None or len(slot.text) <= limit:
         return slot
-    text = f"{slot.text[:limit]}\n... [{len(slot.text) - limit:,} characters cut]"
-    return msgspec.structs.replace(slot, text=text)
+    return msgspec.structs.replace(slot, text=shorten(slot.text, limit, end=0))

@@ -10,9 +10,9 @@ from typing import Any, Protocol, Self, TypeVar
 from rlm_broker.concurrency.deadline import to_its_end, within
 from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef
 from rlm_broker.errors import RunCancelled, RunFailed, require_kind
+from rlm_broker.events.event import Event
+from rlm_broker.events.log import EventLog
 from rlm_broker.results import Completion
-from rlm_broker.trace.event_log import EventLog
-from rlm_broker.trace.events import Event
 
 ID_BYTES = 8
 """Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""

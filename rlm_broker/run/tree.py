@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from rlm_broker.concurrency.allowance import Allowance
 from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import ChatMessage, Iteration
 from rlm_broker.run.calls import MOST_DECODED_BYTES, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import TreeEvents
 from rlm_broker.transport.connection import QueryHandler
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]

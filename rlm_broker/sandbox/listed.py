@@ -1,7 +1,7 @@
-"""A REPL that is on the board of its process while it is open, so that `ps` lists it and `stop` ends it."""
+"""A REPL that observers see while it is open, so that `ps` lists it and `stop` ends it."""
 
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.control.board import BOARD
+from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.sandbox.repl_worker import ReplWorker
 
 
@@ -9,7 +9,7 @@ class ListedRepl(AsyncResource):
     """Base of `SandboxedRepl`: its opening, its end, and what other processes are told of it.
 
     Attributes:
-        is_listed: Whether it is on the board while it is open.
+        is_listed: Whether observers see it while it is open.
         tree: Id of the run tree that has the REPL, as in `Run.id`; None for a REPL of its own.
     """
 
@@ -33,12 +33,18 @@ class ListedRepl(AsyncResource):
 
     async def _open(self) -> None:
         if self.is_listed:
-            BOARD.add_repl(self)
+            for observer in OBSERVERS:
+                observer.repl_opens(self)
         await self._worker.open()
-        BOARD.became(self, "idle")
+        self._became("idle")
 
     async def _close(self) -> None:
         try:
             await self._worker.close()
         finally:
-            BOARD.remove_repl(self)
+            for observer in OBSERVERS:
+                observer.repl_closed(self)
+
+    def _became(self, state: ReplState) -> None:
+        for observer in OBSERVERS:
+            observer.repl_became(self, state)

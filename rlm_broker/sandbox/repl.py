@@ -10,7 +10,6 @@ from typing import Any, Final
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.control.board import BOARD
 from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.plain import require_apart, require_given, require_names, require_variables
@@ -341,7 +340,7 @@ class SandboxedRepl(ListedRepl):
             connection = await self._worker.require_repl()
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
-            BOARD.became(self, "busy")
+            self._became("busy")
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
             run = self._run = BlockRun(
@@ -371,7 +370,7 @@ class SandboxedRepl(ListedRepl):
                 raise
             finally:
                 self._run = None
-                BOARD.became(self, "idle")
+                self._became("idle")
             if result is None:
                 limit = run.limit  # read before `end_repl`, after which the worker may be gone
                 seen = post_mortem.located(await to_its_end(partial(self._worker.end_repl, True)), connection.block)

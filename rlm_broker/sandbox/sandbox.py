@@ -8,8 +8,8 @@ from typing import Any
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.control.server import start_if_wanted
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind, shortage_told
+from rlm_broker.events.observers import OBSERVERS
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.arguments import require_limits
 from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
@@ -281,7 +281,8 @@ class Sandbox(AsyncResource):
         return self._importable[wanted]
 
     async def _open(self) -> None:
-        start_if_wanted()
+        for observer in OBSERVERS:
+            observer.sandbox_opens()
         with shortage_told("the sandbox cannot be opened"):
             listener = self._listener
             if listener is None:

@@ -18,13 +18,14 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
+from rlm_broker.events.event import Emit, Event
 from rlm_broker.hosting.files import Files
 from rlm_broker.hosting.owner import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.models.registry import require_priced
 from rlm_broker.rlm import RLM
-from rlm_broker.service import mcp_route, metrics, watching
+from rlm_broker.service import mcp_route, metrics, viewer_route
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
 from rlm_broker.service.guard import LEFT, Guard, Keys, key_of
@@ -37,7 +38,6 @@ from rlm_broker.service.responses.routes import ResponseRoutes
 from rlm_broker.service.sandboxes import blocks, containers, run_code
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.service.uploads import routes as file_routes
-from rlm_broker.trace.events import Emit, Event
 from rlm_broker.validation import suggestion
 
 _log = logging.getLogger("rlm_broker")
@@ -172,7 +172,7 @@ class Service:
             *blocks.routes(parts),
             *containers.routes(parts),
             *run_code.routes(parts),
-            *watching.routes(parts),
+            *viewer_route.routes(parts),
         ]
 
     def _take(self, event: Event) -> None:

@@ -21,6 +21,7 @@ from rlm_broker.errors import (
 )
 from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
 from rlm_broker.validation import quoted
+from rlm_broker.values.text import clip
 
 INVALID = "invalid_request_error"
 """Type of all errors that the request itself has caused."""
@@ -62,7 +63,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        said = self.message if len(self.message) <= MOST_CHARS else f"{self.message[:MOST_CHARS]}..."
+        said = clip(self.message, MOST_CHARS)
         return {"error": {"message": said, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:

@@ -19,7 +19,7 @@ from rlm_broker.hosting.owner import Owner
 from rlm_broker.models.model import FROM_ENVIRONMENT
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.settings import RIGHTS, KeySettings, Right
-from rlm_broker.telemetry.traceparent import checked, traceparent
+from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 KEY_BYTES = 24
 """Random bytes of a key that the server makes."""
@@ -196,7 +196,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        traceparent.set(checked(Request(scope).headers.get("traceparent")))
+        traceparent.set(checked_traceparent(Request(scope).headers.get("traceparent")))
         started, status = time.monotonic(), LEFT
 
         async def watched(message: Message) -> None:

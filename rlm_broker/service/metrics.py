@@ -14,9 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rlm_broker.service.guard import key_of
-from rlm_broker.service.parts import Parts
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     CallEnded,
     CallRetried,
@@ -24,6 +22,8 @@ from rlm_broker.trace.events import (
     RunEnded,
     RunStarted,
 )
+from rlm_broker.service.guard import key_of
+from rlm_broker.service.parts import Parts
 
 OTHER: Final = "other"
 """Label of a value that is not among the known ones."""

@@ -17,11 +17,11 @@ from rlm_broker.clients.recording import (
     Request,
 )
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.handler.cache import Cache
 from rlm_broker.results import ChatMessage
-from rlm_broker.trace.tree import tree
-from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.usage import Usage
+from rlm_broker.watch.trace_tree import tree
 from scripts.faults.cell import Report, Scene
 
 REPLIES = ["```repl\nprint('\N{GRINNING FACE}')\n```", "FINAL(x)"]

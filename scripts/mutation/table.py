@@ -11,9 +11,9 @@ SURVIVORS = Path(__file__).with_name("survivors.toml")
 _PARSING = ["tests/rlm_broker/parsing/test_parsing.py"]
 MODULES = {
     "rlm_broker/limits.py": ["tests/rlm_broker/test_limits.py"],
-    "rlm_broker/redaction.py": ["tests/rlm_broker/test_redaction.py"],
-    "rlm_broker/notebook/markdown.py": ["tests/rlm_broker/notebook/test_markdown.py"],
-    "rlm_broker/notebook/markup.py": ["tests/rlm_broker/notebook/test_markup.py"],
+    "rlm_broker/events/redaction.py": ["tests/rlm_broker/events/test_redaction.py"],
+    "rlm_broker/values/pages.py": ["tests/rlm_broker/values/test_markdown.py", "tests/rlm_broker/values/test_pages.py"],
+    "rlm_broker/values/markup.py": ["tests/rlm_broker/values/test_markup.py"],
     "rlm_broker/run/ledger.py": ["tests/rlm_broker/run/test_ledger.py"],
     "rlm_broker/run/reply.py": ["tests/rlm_broker/run/test_reply.py"],
     "rlm_broker/run/recursion.py": ["tests/rlm_broker/run/test_recursion.py"],

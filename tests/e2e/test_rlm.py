@@ -12,10 +12,10 @@ import pytest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, UnknownModel
+from rlm_broker.events.event import BlockPrinted, BlockStarted, CallEnded, Event, RunEnded, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import BlockPrinted, BlockStarted, CallEnded, Event, RunEnded, RunStarted
 from tests.support.processes import living_below
 from tests.support.waiting import LONGER_AND_LONGER, WAIT_S
 

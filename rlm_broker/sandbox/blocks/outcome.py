@@ -5,8 +5,8 @@ from rlm_broker.sandbox.blocks import post_mortem
 from rlm_broker.sandbox.blocks.output import BlockOutput
 from rlm_broker.sandbox.blocks.sent import Held, sent
 from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
-from rlm_broker.shown import as_json, jsonable
 from rlm_broker.transport.session import Wanted
+from rlm_broker.values.text import as_json, jsonable
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Result
 
 MAX_ERROR_CHARS = 2_000

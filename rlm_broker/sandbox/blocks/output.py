@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Callable
 
 from rlm_broker.callback import Callback
-from rlm_broker.display import Display
+from rlm_broker.values.display import Display
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds

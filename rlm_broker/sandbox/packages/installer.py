@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from rlm_broker.concurrency.forking import FORKING, left_to_parent
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.redaction import is_secret_name, redact, secrets_of_environment, without_credentials
+from rlm_broker.events.redaction import is_secret_name, redact, secrets_of_environment, without_credentials
 from rlm_broker.sandbox.packages.requirements import Requirements
 from rlm_broker.sandbox.workers.held_process import ended
 

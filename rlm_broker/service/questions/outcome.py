@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rlm_broker.errors import LimitReached
+from rlm_broker.events.event import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
+from rlm_broker.events.story import printed
 from rlm_broker.results import Block, Completion
 from rlm_broker.service.questions.question import as_json
-from rlm_broker.trace.events import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 from rlm_broker.usage import Usage
+from rlm_broker.values.text import label, shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Telling:
             case EventsMissed():
                 return f"\n({event.count:,} events are left out: the client reads too slowly)\n"
             case RunStarted() if event.depth:
-                return f"\n> run {event.run}: {' '.join((event.question or '').split())[:PREVIEW_CHARS]}\n"
+                return f"\n> run {event.run}: {label(event.question or '', PREVIEW_CHARS)}\n"
             case CallStarted() if not event.depth and not event.block:
                 self._call, self._is_streamed = event.call, False
             case CallText() if event.call == self._call:
@@ -109,9 +111,7 @@ class Telling:
 
 def output_of(block: Block) -> str:
     """Return what a block has printed, and the reason of its end unless stderr has told it already."""
-    error = block.error or ""
-    said = (block.stdout, block.stderr, "" if error in block.stderr else error)
-    return "\n".join(each.rstrip("\n") for each in said if each.strip())
+    return "\n".join(piece.text.rstrip("\n") for piece in printed(block) if piece.text.strip())
 
 
 def _fenced(block: Block) -> str:
@@ -121,12 +121,4 @@ def _fenced(block: Block) -> str:
     fence = "```"
     while fence in said:
         fence += "`"
-    return f"{fence}text\n{shortened(said)}\n{fence}\n\n"
-
-
-def shortened(text: str, most: int = SHOWN_CHARS) -> str:
-    """Return a text of at most so many characters, and a note: of a longer one, the beginning and the end."""
-    if len(text) <= most:
-        return text
-    end = most // 4
-    return f"{text[: most - end]}\n... {len(text) - most:,} characters are left out ...\n{text[-end:]}"
+    return f"{fence}text\n{shorten(said, SHOWN_CHARS)}\n{fence}\n\n"

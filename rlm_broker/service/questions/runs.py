@@ -22,6 +22,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlm_broker.errors import ConfigurationError, LimitReached
+from rlm_broker.events.event import Event
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.results import Completion
@@ -30,7 +31,6 @@ from rlm_broker.service.errors import ApiError
 from rlm_broker.service.questions.client_tools import ClientCall, ClientTools
 from rlm_broker.service.questions.outcome import Outcome, outcome_of
 from rlm_broker.service.questions.question import Wanted, about
-from rlm_broker.trace.events import Event
 from rlm_broker.usage import Usage
 
 

@@ -15,15 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rlm_broker.errors import RlmBrokerError, RunCancelled
-from rlm_broker.results import Block
-from rlm_broker.service.errors import api_error_of
-from rlm_broker.service.prose import LiveProse
-from rlm_broker.service.questions.client_tools import ClientCall
-from rlm_broker.service.questions.outcome import Outcome, output_of
-from rlm_broker.service.responses import resource as items
-from rlm_broker.service.responses.resource import Item, Resource, Status
-from rlm_broker.service.responses.store import Journal
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     BlockStarted,
     CallEnded,
@@ -32,7 +24,16 @@ from rlm_broker.trace.events import (
     CallText,
     Event,
 )
+from rlm_broker.results import Block
+from rlm_broker.service.errors import api_error_of
+from rlm_broker.service.prose import LiveProse
+from rlm_broker.service.questions.client_tools import ClientCall
+from rlm_broker.service.questions.outcome import Outcome, output_of
+from rlm_broker.service.responses import resource as items
+from rlm_broker.service.responses.resource import Item, Resource, Status
+from rlm_broker.service.responses.store import Journal
 from rlm_broker.usage import Tally
+from rlm_broker.values.text import shorten
 
 PIECE_CHARS: Final = 2_000
 """Characters of one piece of an answer."""
@@ -254,8 +255,4 @@ class Teller:
 
 def _logs(outcome: Block) -> str:
     """Return the output of a block, with the reason of its end, of at most `LOGS_CHARS` characters."""
-    text = output_of(outcome)
-    half = LOGS_CHARS // 2
-    if len(text) <= LOGS_CHARS:
-        return text
-    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+    return shorten(output_of(outcome), LOGS_CHARS)

@@ -33,7 +33,7 @@ from rlm_broker.service.guard import key_of
 from rlm_broker.service.materials import stored_of
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.replies import EventStream, SlowJson, sse
-from rlm_broker.shown import jsonable
+from rlm_broker.values.text import jsonable
 
 ITEMS_AT_ONCE: Final = 1_000
 """Items of a list that become JSON in one step."""

@@ -16,6 +16,7 @@ from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.context.store import store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ModelFailed
+from rlm_broker.events.event import PREVIEW_CHARS, Event, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.prompts.messages import BEGINNING_CHARS, REMINDER_CHARS
@@ -26,7 +27,6 @@ from rlm_broker.run.tree import ChildPlaces
 from rlm_broker.sandbox.blocks.query_contexts import GivenContext
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import PREVIEW_CHARS, Event, RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES

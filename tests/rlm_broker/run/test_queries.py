@@ -11,11 +11,11 @@ from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached
+from rlm_broker.events.event import Event, ReplReady, RunEnded, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.lm_handler import LMHandler
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import Event, ReplReady, RunEnded, RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below

@@ -186,13 +186,13 @@ def test_inherited_memory_is_no_processs_own() -> None:
 
 
 def test_one_process_past_the_limit_is_not_measured() -> None:
-    """It has its private memory alone, whatever it shares: reading it would wait for its lock while it grows."""
+    """A REPL counts with its private memory alone, whatever it shares: a reading would wait for its lock."""
     with family(1) as one:
         one.copy(0, 60)
         (seen,) = one.seen()
         memory = Memory(one.proc, 50 * MIB)
         memory.repl_started(5 * MIB)
-        one.proc.shared_out_bytes = lambda _: 1 // 0  # type: ignore[method-assign]
+        one.proc.shared_out_bytes = lambda _: 1 // 0  # type: ignore[assignment, method-assign]
         used = memory.used_bytes([seen]) - memory._held_bytes([seen])
     assert used == seen.status.memory_bytes - 5 * MIB
 
@@ -203,7 +203,7 @@ def test_process_that_cannot_be_measured_counts_as_estimated() -> None:
         estimate = sum(each.status.memory_bytes for each in seen)
         memory = Memory(readers.proc, estimate * 2 // 3)
         memory.repl_started(0)
-        readers.proc.shared_out_bytes = lambda _: None  # type: ignore[method-assign]
+        readers.proc.shared_out_bytes = lambda _: None  # type: ignore[assignment, method-assign]
         assert memory.used_bytes(seen) >= estimate
 
 
@@ -219,12 +219,12 @@ def test_socket_holds_little_less_than_is_charged_for_it() -> None:
 
 
 def test_pages_that_init_shares_out_count_once() -> None:
-    """Where all set sizes are 30 MiB, of which 60 MiB were inherited, at most those beyond them are the REPL's."""
+    """Set sizes of 30 MiB each, 60 MiB inherited: at most the bytes beyond those are those of the REPL."""
     with family(2) as readers:
         seen = readers.seen()
         alone = max(each.status.memory_bytes for each in seen) - 60 * MIB
         memory = Memory(readers.proc, max(0, alone) + MIB)
         memory.repl_started(60 * MIB)
-        readers.proc.shared_out_bytes = lambda _: 30 * MIB  # type: ignore[method-assign]
+        readers.proc.shared_out_bytes = lambda _: 30 * MIB  # type: ignore[assignment, method-assign]
         used = memory.used_bytes(seen) - memory._held_bytes(seen)
     assert 30 * MIB <= used < max(alone, 0) + 60 * MIB

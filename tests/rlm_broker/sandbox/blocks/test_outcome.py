@@ -13,8 +13,9 @@ from rlm_broker.sandbox.blocks.sent import SentValue, sent, values_of
 from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
 from rlm_broker.transport.session import NOTHING, Wanted
 from sandbox_worker.wire.headtail import OutputBounds
-from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result, VariableFact
+from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
+from sandbox_worker.wire.variables import VariableFact
 
 EVERYTHING = Wanted(value=True, variables=True)
 
@@ -58,7 +59,7 @@ def test_limit_counts_for_a_block_that_was_interrupted() -> None:
 
 
 def test_value_and_variables_are_given_to_callers_who_wanted_them() -> None:
-    sent_anyway = {"value": encoded((1, 2)), "variables": [VariableFact("x", "list", 3)]}
+    sent_anyway: dict[str, Any] = {"value": encoded((1, 2)), "variables": [VariableFact("x", "list", 3)]}
     block = ended(**sent_anyway)
     assert (block.value, block.variables) == (None, ())
     block = ended(EVERYTHING, **sent_anyway)
@@ -77,7 +78,7 @@ def test_final_value_needs_a_final_answer() -> None:
 
 def test_submitted_fields_count_as_they_were_checked() -> None:
     """Neither the text nor the value that the REPL sent replaces the checked values."""
-    forged = {"final_answer": "forged", "final_value": encoded("forged")}
+    forged: dict[str, Any] = {"final_answer": "forged", "final_value": encoded("forged")}
     fields = SubmitFields({"total": int})
     unchecked = ended(fields=fields, **forged)
     assert (unchecked.final_answer, unchecked.final_value) == (None, None)
