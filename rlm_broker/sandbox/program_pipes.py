@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from rlm_broker.concurrency.forking import left_to_parent
 from rlm_broker.errors import refused_by_machine
-from sandbox_worker.wire.headtail import HeadTail, OutputBounds
+from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 
 PIECE_BYTES: Final = 1 << 16
 """Bytes that are read or written in one turn of the loop: the capacity of a pipe (pipe(7))."""

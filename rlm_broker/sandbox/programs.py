@@ -22,9 +22,8 @@ from rlm_broker.sandbox.program_pipes import ProgramPipes
 from rlm_broker.sandbox.repl_worker import ReplWorker
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import ProgramEnded
-from sandbox_worker.wire.headtail import OutputBounds
-from sandbox_worker.wire.program import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, pack_program
+from sandbox_worker.wire.bounds import OutputBounds
+from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, ProgramEnded, pack_program
 
 ProgramStatus = Literal["ended", "timeout", "killed"]
 """End of a program, see `ProgramResult`."""

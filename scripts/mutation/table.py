@@ -43,7 +43,7 @@ MODULES = {
     "rlm_broker/journal/header.py": ["tests/rlm_broker/journal/test_header.py"],
     "sandbox_worker/wire/values.py": ["tests/sandbox_worker/wire/test_values.py"],
     "sandbox_worker/wire/frames.py": ["tests/sandbox_worker/wire/test_frames.py"],
-    "sandbox_worker/wire/headtail.py": ["tests/sandbox_worker/wire/test_headtail.py"],
+    "sandbox_worker/wire/bounds.py": ["tests/sandbox_worker/wire/test_bounds.py"],
 }
 
 

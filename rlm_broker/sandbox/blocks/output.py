@@ -6,8 +6,8 @@ from collections.abc import Callable
 from rlm_broker.callback import Callback
 from rlm_broker.display import Display
 from sandbox_worker.wire import messages
+from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import Written
-from sandbox_worker.wire.headtail import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Output, Stream
 
 OnOutput = Callable[[Stream, str], None]

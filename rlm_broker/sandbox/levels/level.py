@@ -4,8 +4,7 @@ import warnings
 
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, require_kind
 from rlm_broker.sandbox.levels.remedies import remedy
-from sandbox_worker.wire.layers import Layer
-from sandbox_worker.wire.level import LEVELS, Level, level_named
+from sandbox_worker.wire.level import LEVELS, Layer, Level, level_named
 
 AUTO = "auto"
 """Name for the strongest security boundary that this machine can give."""

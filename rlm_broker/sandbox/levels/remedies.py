@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlm_broker.errors import SHORT_OF
-from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import Layer
 
 SWITCHES = (
     # file below /proc/sys, the value that forbids namespaces, and the one that allows them

@@ -15,7 +15,7 @@ import msgspec
 import sandbox_worker
 from rlm_broker.sandbox.workers.venv import Venv
 from sandbox_worker.loading.self_test import mapping_works
-from sandbox_worker.wire.zygote_control import Packages
+from sandbox_worker.wire.control import Packages
 
 ENVIRONMENT = {
     # This Python first, so that `subprocess.run(["python", ...])` finds the same packages.

@@ -24,10 +24,8 @@ from rlm_broker.sandbox.workers.private_folder import PrivateFolder
 from rlm_broker.sandbox.workers.python_paths import environment, isolated, python_paths, shown
 from rlm_broker.sandbox.workers.venv import Venv
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import MAX_PACKET_BYTES, pack
-from sandbox_worker.wire.descriptors import receive
-from sandbox_worker.wire.level import Level
-from sandbox_worker.wire.zygote_control import (
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
     Configure,
     FromZygote,
     NotPrepared,
@@ -36,8 +34,11 @@ from sandbox_worker.wire.zygote_control import (
     SpawnFailed,
     ZygoteFailed,
     ZygoteReady,
+    pack,
     unpack_from_zygote,
 )
+from sandbox_worker.wire.descriptors import receive
+from sandbox_worker.wire.level import Level
 
 _log = logging.getLogger("rlm_broker")
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox_worker.init.output_pipes import ReplOutput, WriteEnds
+from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.control import Written
-from sandbox_worker.wire.headtail import OutputBounds
 
 
 class Said(list[bytes]):

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlm_broker.sandbox.blocks.output import BlockOutput
+from sandbox_worker.wire.bounds import NOTE_LINES, OutputBounds
 from sandbox_worker.wire.control import Written
-from sandbox_worker.wire.headtail import NOTE_LINES, OutputBounds
 from sandbox_worker.wire.messages import Output, Stream
 
 

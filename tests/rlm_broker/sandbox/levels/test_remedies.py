@@ -14,7 +14,7 @@ from rlm_broker.sandbox.levels.remedies import (
     WITHOUT_REMEDY,
     remedy,
 )
-from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import Layer
 
 FILTER = {"proc__self__status": "Name:\tx\nSeccomp:\t2"}
 CONTAINER = {**FILTER, "run__.containerenv": ""}

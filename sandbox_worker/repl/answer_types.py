@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from sandbox_worker.repl.classes import class_name
+from sandbox_worker.repl.objects import class_name
 from sandbox_worker.wire.prompts import MessagePart, Prompt, TextPart, are_messages
 
 TYPED_ATTEMPTS = 3

@@ -1,7 +1,7 @@
 """Modules that are adapted when they are imported, so that ordinary code works in a REPL.
 
 - With a seed, the global generators of `random` and numpy start from it.
-- Pictures of matplotlib and PIL become displays of the block, see `pictures`.
+- Pictures of matplotlib and PIL become displays of the block, see `displays`.
 
 At "strict" also:
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from sandbox_worker.repl import displays
 from sandbox_worker.wire.level import Level
 
 SHOWN_BY = {
@@ -27,7 +28,7 @@ SHOWN_BY = {
     "matplotlib.backend_bases": "adapt_backends",
     "PIL.Image": "adapt_pil",
 }
-"""Module → name of the function of `pictures` that adapts it."""
+"""Module → name of the function of `displays` that adapts it."""
 GENERATORS = ("random", "numpy.random")
 """Modules with a global generator of random numbers and a function `seed`."""
 _Adapt = Callable[[ModuleType], object]
@@ -100,9 +101,8 @@ def _adapt_multiprocessing(module: ModuleType) -> None:
 
 
 def _adapt_pictures(module: ModuleType) -> None:
-    from sandbox_worker.repl import pictures  # imported here: most REPLs never need it
 
-    getattr(pictures, SHOWN_BY[module.__name__])(module)
+    getattr(displays, SHOWN_BY[module.__name__])(module)
 
 
 class _Finder:

@@ -5,22 +5,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox_worker.init.control_socket import ControlSocket
+from sandbox_worker.init.sockets import InitSocket
 from sandbox_worker.wire.control import Drained, Forked, Written, pack, unpack_from_init
 
 PIECE = Written(stream="stdout", data=bytes(1 << 14))
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[ControlSocket, socket.socket]]:
+def ends() -> Iterator[tuple[InitSocket, socket.socket]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.settimeout(60)
-        yield ControlSocket(ours, select.poll()), theirs
+        yield InitSocket(ours, select.poll()), theirs
 
 
 def test_packets_not_taken_are_queued(
-    ends: tuple[ControlSocket, socket.socket],
+    ends: tuple[InitSocket, socket.socket],
 ) -> None:
     """Packets that the orchestrator does not take are queued without blocking."""
     control, host = ends
@@ -40,7 +40,7 @@ def test_poll_reports_when_packets_are_taken() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         poll = select.poll()
-        control = ControlSocket(ours, poll)
+        control = InitSocket(ours, poll)
         assert poll.poll(0) == []
         for _ in range(100):
             control.say(PIECE)
@@ -50,7 +50,7 @@ def test_poll_reports_when_packets_are_taken() -> None:
         assert poll.poll(0) == [(ours.fileno(), select.POLLOUT)]
 
 
-def test_descriptor_is_closed_after_its_packet(ends: tuple[ControlSocket, socket.socket]) -> None:
+def test_descriptor_is_closed_after_its_packet(ends: tuple[InitSocket, socket.socket]) -> None:
     """A descriptor travels with its packet, and init has it no longer."""
     control, host = ends
     for _ in range(100):
@@ -70,7 +70,7 @@ def test_descriptor_is_closed_after_its_packet(ends: tuple[ControlSocket, socket
         os.fstat(mine)
 
 
-def test_closed_socket_is_heard_and_not_raised(ends: tuple[ControlSocket, socket.socket]) -> None:
+def test_closed_socket_is_heard_and_not_raised(ends: tuple[InitSocket, socket.socket]) -> None:
     """Sending to a closed socket raises no error; the next reading reports the end."""
     control, host = ends
     host.close()

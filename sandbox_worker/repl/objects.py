@@ -1,14 +1,31 @@
-"""Encoding of values that leave the REPL. Objects of model code may raise any exception: each failure is caught."""
+"""Values of model code: their class without running code of theirs, and their encoding when they leave the REPL."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 
-from sandbox_worker.repl.classes import class_name
 from sandbox_worker.wire.errors import ValueRefused
 from sandbox_worker.wire.messages import MAX_RESULT_BYTES, EncodedValue
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
+
+T = TypeVar("T")
+_name_of = type.__dict__["__name__"].__get__
+"""Getter of a class's name. A plain `kind.__name__` would run code of a metaclass that defines `__name__`."""
+
+
+def class_name(value: object) -> str:
+    """Return the name of the class of a value."""
+    return str.__str__(_name_of(type(value)))  # the name itself may be an instance of a `str` subclass of model code
+
+
+def is_a(value: object, *kinds: type[T]) -> TypeGuard[T]:
+    """Whether a value is an instance of one of these built-in classes.
+
+    `isinstance` would also accept a value whose attribute `__class__` names such a class, and so run its code.
+    """
+    return issubclass(type(value), kinds)
+
 
 PROBLEM_CHARS = 1000
 """Maximum characters of the reason why a value cannot cross; the rest is cut."""

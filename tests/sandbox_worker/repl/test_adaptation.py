@@ -12,7 +12,7 @@ from tests.support.places import PROJECT
 
 def after(adapt: str, code: str) -> Any:
     """Return the output of `code`, decoded from JSON, after a call of `adapt`."""
-    imports = "from sandbox_worker.repl.adapted import adapt\nfrom sandbox_worker.wire.level import STANDARD, STRICT"
+    imports = "from sandbox_worker.repl.adaptation import adapt\nfrom sandbox_worker.wire.level import STANDARD, STRICT"
     program = f"import json, os, sys\n{imports}\nadapt({adapt})\n{code}"
     command = [sys.executable, "-W", "error", "-c", program]
     return json.loads(subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout)
@@ -46,7 +46,7 @@ def test_later_imported_generator_begins_with_the_seed(module: str) -> None:
 
 @pytest.mark.parametrize("module", ["random", "numpy.random"])
 def test_repl_seed_replaces_the_sandbox_seed(module: str) -> None:
-    begin = "from sandbox_worker.repl.adapted import begin_with\nimport importlib\n"
+    begin = "from sandbox_worker.repl.adaptation import begin_with\nimport importlib\n"
     draw = f"print(json.dumps(importlib.import_module('{module}').random()))"
     early = f"{begin}importlib.import_module('{module}')\nbegin_with(5)\n{draw}"
     late = f"{begin}begin_with(5)\n{draw}"

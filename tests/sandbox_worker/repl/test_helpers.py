@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_worker.repl.helpers import chunks, lines, search
-from sandbox_worker.repl.texts import STEP_CHARS
+from sandbox_worker.repl.helpers import STEP_CHARS, chunks, lines, search
 
 TEXT = "first line\nsecond: Error 12\nthird\n\nerror 345 at the end"
 
