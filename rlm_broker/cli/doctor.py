@@ -59,8 +59,8 @@ def _tried_out(level: "Level") -> dict[str, Any]:
     there are also `failed_layer`, `reason` and `remedy`.
     """
     from rlm_broker.errors import IsolationUnavailable, RlmBrokerError  # these import what --help need not wait for
-    from rlm_broker.sandbox.levels import canary
     from rlm_broker.sandbox.sandbox import Sandbox
+    from rlm_broker.sandbox.workers import canary
 
     try:
         with Sandbox(isolation=level.name) as sandbox, sandbox.repl() as repl:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.hosting.owner import Busy, Owner
 
 RETRY_AFTER_S: Final = 1.0

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.control.board import BOARD, QUESTION_CHARS
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.hosting.hosted_run import HostedRun

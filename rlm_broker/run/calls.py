@@ -19,10 +19,7 @@ import msgspec
 from rlm_broker.clients.base import BaseClient, LMRequest
 from rlm_broker.clients.recorded import recorded_request
 from rlm_broker.clients.recording import CallId, Counted, Failure, Recorded, Recorder
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.apart import Apart
-from rlm_broker.concurrency.bounded_map import bounded_map
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import Allowance, Apart, FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing

@@ -1,8 +1,10 @@
 """The public sandbox: REPLs for untrusted code, with or without a model behind them."""
 
+import atexit
 import math
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlm_broker.concurrency.deadline import to_its_end
@@ -11,21 +13,18 @@ from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.control.server import start_if_wanted
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind, shortage_told
 from rlm_broker.limits import ReplLimits
+from rlm_broker.sandbox.arguments import SEED_BITS as SEED_BITS
 from rlm_broker.sandbox.arguments import require_limits
-from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
-from rlm_broker.sandbox.environment import require_seed as require_seed
-from rlm_broker.sandbox.levels import canary
-from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
-from rlm_broker.sandbox.packages.packages import chosen_packages, venv_of
+from rlm_broker.sandbox.arguments import require_seed as require_seed
+from rlm_broker.sandbox.packages import chosen_packages, venv_of
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.sandbox.shared import shared
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
-from rlm_broker.sandbox.workers import cgroups
+from rlm_broker.sandbox.workers import canary, cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
 from rlm_broker.sandbox.workers.fork_server import ForkServer
-from rlm_broker.sandbox.workers.source import ColdStart, Workers
-from rlm_broker.sandbox.workers.venv import Venv
-from rlm_broker.sandbox.workers.warm_pool import WarmPool
+from rlm_broker.sandbox.workers.levels import candidates, warn_if_unprotected
+from rlm_broker.sandbox.workers.python_paths import Venv
+from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.stats import SandboxStats
 from rlm_broker.transport.connection import QueryHandler, refuse
@@ -167,7 +166,7 @@ class Sandbox(AsyncResource):
         bounds = (limits or ReplLimits()).model_dump_json(include=set(ReplLimits.model_fields))
         chosen = chosen_packages(given["python"], given["packages"])
         key = (bounds, isolation, given["allow_exec"], given["warm"], chosen)
-        return shared(key, lambda: cls(limits, isolation, **given))
+        return shared_sandbox(key, lambda: cls(limits, isolation, **given))
 
     def stats(self) -> SandboxStats:
         """Return the number of REPLs that live in the sandbox, that are ready, and that it has started so far."""
@@ -347,3 +346,46 @@ class Sandbox(AsyncResource):
 def _require_warm(warm: object) -> None:
     if warm is not None and (isinstance(warm, bool) or not isinstance(warm, int) or not 0 <= warm <= MOST_WARM):
         raise ConfigurationError(f"warm must be a number of REPLs from 0 to {MOST_WARM:,}, or None, not {warm!r}")
+
+
+_shared_lock = threading.Lock()
+"""Held while the table is looked at, and never while a sandbox opens."""
+_shared_sandboxes: "dict[tuple[Any, ...], Sandbox]" = {}
+"""Process id and settings → sandbox. A forked process inherits the table, and must not use its parent's sandboxes."""
+
+
+def shared_sandbox(key: tuple[Any, ...], make: "Callable[[], Sandbox]") -> "Sandbox":
+    """Return the sandbox of this process for `key`, which lives on the background loop. The caller opens it.
+
+    Several callers may open it at the same time: one does, and the others wait for that alone. It is closed at exit.
+
+    Args:
+        key: Settings of the sandbox.
+        make: Makes the sandbox if there is none.
+    """
+    with _shared_lock:
+        sandbox = _shared_sandboxes.get((os.getpid(), *key))
+        if sandbox is None:
+            sandbox = _shared_sandboxes[(os.getpid(), *key)] = make()
+    sandbox.bind_loop()
+    return sandbox
+
+
+def close_all() -> None:
+    """Close the shared sandboxes of this process. The next call of `shared_sandbox` makes new ones."""
+    with _shared_lock:
+        own = [key for key in _shared_sandboxes if key[0] == os.getpid()]
+        sandboxes = [_shared_sandboxes.pop(key) for key in own]
+    for sandbox in sandboxes:
+        sandbox.close()
+
+
+def _forget_shared() -> None:
+    """Start empty in a forked child. The lock may be held there by a thread that was not forked."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared_sandboxes.clear()
+
+
+os.register_at_fork(after_in_child=_forget_shared)
+atexit.register(close_all)

@@ -11,10 +11,9 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.sandbox.repl_context import Inherited
+from rlm_broker.sandbox.repl_process import Inherited
 from rlm_broker.sandbox.workers.fork_server import ForkServer
-from rlm_broker.sandbox.workers.source import ColdStart, Workers
-from rlm_broker.sandbox.workers.warm_pool import WarmPool
+from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.context.found import printable
+from rlm_broker.context.found_files import printable
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.hosting.files import UploadedFile
 from rlm_broker.hosting.repls import HeldRepl

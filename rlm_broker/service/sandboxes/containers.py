@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepl
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.blocks.output import OnOutput
+from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.service.bodies import parsed
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.guard import key_of

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.sandbox.blocks.output import OnOutput
+from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.service.bodies import parsed
 from rlm_broker.service.guard import key_of
 from rlm_broker.service.parts import Parts

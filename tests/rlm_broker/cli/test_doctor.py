@@ -1,6 +1,6 @@
 import json
 
-from rlm_broker.sandbox.levels.canary import ATTEMPTS
+from rlm_broker.sandbox.workers.canary import ATTEMPTS
 from tests.support.command import run
 
 
