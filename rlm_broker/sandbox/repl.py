@@ -44,6 +44,10 @@ BY_CALLER: Final = "was interrupted by its caller"
 class SandboxedRepl(AsyncResource):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
+        with Sandbox() as sandbox, sandbox.repl("some text") as repl:
+            repl.execute("n = len(context)")
+            print(repl.get("n"))  # 9
+
     Made by `Sandbox.repl` and `Template.repl`. Use it as a context manager (`with` or `async with`): all processes of
     the REPL have ended when it is left. Call methods from any thread; async code has awaited twins, such as `aexecute`.
 

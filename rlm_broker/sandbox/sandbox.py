@@ -4,7 +4,7 @@ import atexit
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlm_broker.concurrency.deadline import to_its_end
@@ -133,8 +133,7 @@ class Sandbox(AsyncResource):
         Raises:
             ConfigurationError, IsolationUnavailable, SandboxFailed: As for `Sandbox` and its opening.
         """
-        given: dict[str, Any] = {"allow_exec": allow_exec, "warm": warm, "python": python, "packages": packages}
-        sandbox = cls._shared(limits, isolation, **given)
+        sandbox = cls._shared(limits, isolation, allow_exec, warm, python, packages)
         if not sandbox.is_open:  # not by `__enter__`: a caller that is interrupted must not close what others use
             sandbox.bind_loop().run(sandbox._enter(sandbox))
         return sandbox
@@ -151,22 +150,37 @@ class Sandbox(AsyncResource):
         packages: Sequence[str] | None = None,
     ) -> "Sandbox":
         """Return the same sandbox as `shared` does, awaited: other tasks go on while it opens."""
-        given: dict[str, Any] = {"allow_exec": allow_exec, "warm": warm, "python": python, "packages": packages}
-        sandbox = cls._shared(limits, isolation, **given)
+        sandbox = cls._shared(limits, isolation, allow_exec, warm, python, packages)
         if not sandbox.is_open:
             await sandbox.bind_loop().arun(sandbox._enter(sandbox))
         return sandbox
 
     @classmethod
-    def _shared(cls, limits: ReplLimits | None, isolation: str, **given: Any) -> "Sandbox":
-        """Return the shared sandbox with these settings, which may not be open yet."""
+    def _shared(
+        cls,
+        limits: ReplLimits | None,
+        isolation: str,
+        allow_exec: bool | None,
+        warm: int | None,
+        python: str | os.PathLike[str] | None,
+        packages: Sequence[str] | None,
+    ) -> "Sandbox":
+        """Return the shared sandbox with these settings, on the background loop. It may not be open yet.
+
+        Several callers may open it at the same time: one does, and the others wait for that alone.
+        """
         require_limits(limits)
-        candidates(isolation, given["allow_exec"])
-        _require_warm(given["warm"])
+        candidates(isolation, allow_exec)
+        _require_warm(warm)
         bounds = (limits or ReplLimits()).model_dump_json(include=set(ReplLimits.model_fields))
-        chosen = chosen_packages(given["python"], given["packages"])
-        key = (bounds, isolation, given["allow_exec"], given["warm"], chosen)
-        return shared_sandbox(key, lambda: cls(limits, isolation, **given))
+        key = (os.getpid(), bounds, isolation, allow_exec, warm, chosen_packages(python, packages))
+        with _shared_lock:
+            sandbox = _shared_sandboxes.get(key)
+            if sandbox is None:
+                sandbox = cls(limits, isolation, allow_exec=allow_exec, warm=warm, python=python, packages=packages)
+                _shared_sandboxes[key] = sandbox
+        sandbox.bind_loop()
+        return sandbox
 
     def stats(self) -> SandboxStats:
         """Return the number of REPLs that live in the sandbox, that are ready, and that it has started so far."""
@@ -354,25 +368,8 @@ _shared_sandboxes: "dict[tuple[Any, ...], Sandbox]" = {}
 """Process id and settings → sandbox. A forked process inherits the table, and must not use its parent's sandboxes."""
 
 
-def shared_sandbox(key: tuple[Any, ...], make: "Callable[[], Sandbox]") -> "Sandbox":
-    """Return the sandbox of this process for `key`, which lives on the background loop. The caller opens it.
-
-    Several callers may open it at the same time: one does, and the others wait for that alone. It is closed at exit.
-
-    Args:
-        key: Settings of the sandbox.
-        make: Makes the sandbox if there is none.
-    """
-    with _shared_lock:
-        sandbox = _shared_sandboxes.get((os.getpid(), *key))
-        if sandbox is None:
-            sandbox = _shared_sandboxes[(os.getpid(), *key)] = make()
-    sandbox.bind_loop()
-    return sandbox
-
-
 def close_all() -> None:
-    """Close the shared sandboxes of this process. The next call of `shared_sandbox` makes new ones."""
+    """Close the shared sandboxes of this process. The next call of `Sandbox.shared` makes new ones."""
     with _shared_lock:
         own = [key for key in _shared_sandboxes if key[0] == os.getpid()]
         sandboxes = [_shared_sandboxes.pop(key) for key in own]

@@ -27,6 +27,10 @@ PREPARE_TIMEOUT_S = 300.0
 class Template(AsyncResource):
     """Makes REPLs that find a context, modules and variables in place. Made by `Sandbox.template`.
 
+        with Sandbox() as sandbox, sandbox.template(setup="table = {n: n * n for n in range(1000)}") as template:
+            with template.repl() as repl:  # `table` is there already
+                print(repl.execute("print(table[7])").stdout)
+
     A template has a fork server of its own. Use it as a context manager (`with` or `async with`), inside the block of
     its sandbox. When it is left, its REPLs have ended.
 
