@@ -110,16 +110,16 @@ if TYPE_CHECKING:
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
     from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
-    from rlm_broker.sandbox.blocks.output import OnOutput as OnOutput
+    from rlm_broker.sandbox.blocks.block_result import OnOutput as OnOutput
     from rlm_broker.sandbox.blocks.query_contexts import GivenContext as GivenContext
     from rlm_broker.sandbox.blocks.query_contexts import QueryWithContexts as QueryWithContexts
     from rlm_broker.sandbox.files import ReplFiles as ReplFiles
-    from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
     from rlm_broker.sandbox.programs import ProgramResult as ProgramResult
     from rlm_broker.sandbox.programs import ProgramStatus as ProgramStatus
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
+    from rlm_broker.sandbox.workers.levels import IsolationWarning as IsolationWarning
     from rlm_broker.service.app import Service as Service
     from rlm_broker.service.settings import KeySettings as KeySettings
     from rlm_broker.service.settings import Right as Right
@@ -191,8 +191,8 @@ _MODULES = {
     "run.tools": "Tools",
     "run.tree": "QueryHandlerFactory",
     "sandbox.files": "ReplFiles",
-    "sandbox.levels.level": "IsolationWarning",
-    "sandbox.blocks.output": "OnOutput",
+    "sandbox.workers.levels": "IsolationWarning",
+    "sandbox.blocks.block_result": "OnOutput",
     "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",
     "sandbox.programs": "ProgramResult ProgramStatus",
     "sandbox.repl": "SandboxedRepl",

@@ -21,9 +21,9 @@ from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry, require_priced
-from rlm_broker.sandbox.levels.level import AUTO, candidates
-from rlm_broker.sandbox.packages.packages import chosen_packages
+from rlm_broker.sandbox.packages import chosen_packages
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, require_seed
+from rlm_broker.sandbox.workers.levels import AUTO, candidates
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ import msgspec
 
 from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest, estimate_tokens
 from rlm_broker.concurrency.deadline import Late, in_time
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
-from rlm_broker.concurrency.rate_window import Entry, RateWindow
+from rlm_broker.concurrency.turns import FairSemaphore, RateEntry, RateWindow
 from rlm_broker.errors import ModelFailed, RlmBrokerError
 from rlm_broker.events.redaction import in_words
 from rlm_broker.stats import ClientStats
@@ -154,7 +153,7 @@ class ClientQueue:
             self._places.release()
         raise AssertionError  # never reached, since `count` has no end; the type checker does not know that
 
-    def _used(self, usage: Usage, entry: Entry) -> None:
+    def _used(self, usage: Usage, entry: RateEntry) -> None:
         """Replace the estimate of a call's tokens by what it used.
 
         The mean output, from which further calls are estimated, moves by an eighth of the difference each time.
@@ -176,7 +175,7 @@ class ClientQueue:
             pending.spent_s += wait_s
             await asyncio.sleep(wait_s)
 
-    async def _admitted(self, pending: PendingCall) -> Entry:
+    async def _admitted(self, pending: PendingCall) -> RateEntry:
         """Wait until the rates admit the call, one call at a time, in turn. This wait takes no time of the call.
 
         Returns:

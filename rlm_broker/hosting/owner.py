@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.limits import RunLimits
 

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, Literal
 
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import CallEnded, CallStarted, Emit, Event, all_of
 from rlm_broker.events.progress import RunProgress

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlm_broker.context.excerpt import Beginning
-from rlm_broker.context.stored import ContextInfo
+from rlm_broker.context.stored import Beginning, ContextInfo
 from rlm_broker.errors import ContextRefused
 from rlm_broker.prompts.instructions import Profile
 from rlm_broker.results import ChatMessage

@@ -18,10 +18,7 @@ import msgspec
 
 from rlm_broker.clients.base import BaseClient, CallId, LMRequest
 from rlm_broker.clients.recording import Counted, Failure, Recorded, Recorder, recorded_request
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.apart import Apart
-from rlm_broker.concurrency.bounded_map import bounded_map
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import Allowance, Apart, FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.event import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from rlm_broker.handler.completing import Completing

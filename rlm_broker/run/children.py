@@ -24,11 +24,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.bounded_map import bounded_map
-from rlm_broker.context.excerpt import beginning, whole_text
+from rlm_broker.concurrency.turns import Allowance, bounded_map
 from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored import StoredContext, beginning, whole_text
 from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.events.event import PREVIEW_CHARS, RunStarted
 from rlm_broker.results import ChildTrace

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rlm_broker.concurrency.allowance import Allowance
+from rlm_broker.concurrency.turns import Allowance
 from rlm_broker.events.event import ToolEnded, ToolStarted
 from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller
 from rlm_broker.run.children import Children

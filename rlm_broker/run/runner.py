@@ -34,8 +34,7 @@ from functools import partial
 from typing import Any
 
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
-from rlm_broker.context.excerpt import beginning
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored import StoredContext, beginning
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, ValueTooLarge
 from rlm_broker.events.event import (
     IterationStarted,

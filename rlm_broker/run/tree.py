@@ -5,8 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import Allowance, FairSemaphore
 from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions

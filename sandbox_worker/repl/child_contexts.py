@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from sandbox_worker.repl.classes import class_name, is_a
+from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire.encoding import MAX_NESTING
 from sandbox_worker.wire.messages import plain
 from sandbox_worker.wire.tasks import LONG_TASK_CHARS, MAX_INLINE_BYTES, ChildContext, beginning_and_end

@@ -9,10 +9,10 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
+from sandbox_worker.repl.answer_types import typed_answers
 from sandbox_worker.repl.channel import ONLY_HERE, CannotAsk, Channel
 from sandbox_worker.repl.child_contexts import ChildContexts, ContextNotGiven, remove_leftovers
-from sandbox_worker.repl.classes import class_name, is_a
-from sandbox_worker.repl.typed import typed_answers
+from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, ValueInvalid, ValueRefused
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
 from sandbox_worker.wire.prompts import MessagePart, Prompt, are_messages

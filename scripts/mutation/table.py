@@ -29,10 +29,8 @@ MODULES = {
     "rlm_broker/parsing/notes.py": _PARSING,
     "rlm_broker/parsing/source.py": _PARSING,
     "rlm_broker/transport/session.py": ["tests/rlm_broker/transport/test_session.py"],
-    "rlm_broker/concurrency/allowance.py": ["tests/rlm_broker/concurrency/test_allowance.py"],
-    "rlm_broker/concurrency/bounded_map.py": ["tests/rlm_broker/concurrency/test_bounded_map.py"],
+    "rlm_broker/concurrency/turns.py": ["tests/rlm_broker/concurrency/test_turns.py"],
     "rlm_broker/concurrency/deadline.py": ["tests/rlm_broker/concurrency/test_deadline.py"],
-    "rlm_broker/concurrency/fair_semaphore.py": ["tests/rlm_broker/concurrency/test_fair_semaphore.py"],
     "rlm_broker/service/guard.py": ["tests/rlm_broker/service/test_guard.py", "tests/rlm_broker/service/test_keys.py"],
     "rlm_broker/service/bodies.py": ["tests/rlm_broker/service/test_bodies.py"],
     "rlm_broker/handler/client_queue.py": ["tests/rlm_broker/handler/test_client_queue.py"],
@@ -43,11 +41,13 @@ MODULES = {
     "sandbox_worker/init/usage_watch.py": ["tests/sandbox_worker/init/test_usage_watch.py"],
     "sandbox_worker/init/memory.py": ["tests/sandbox_worker/init/test_memory.py"],
     "sandbox_worker/init/output_pipes.py": ["tests/sandbox_worker/init/test_output_pipes.py"],
-    "rlm_broker/sandbox/blocks/outcome.py": ["tests/rlm_broker/sandbox/blocks/test_outcome.py"],
-    "rlm_broker/sandbox/blocks/sent.py": ["tests/rlm_broker/sandbox/blocks/test_outcome.py"],
+    "rlm_broker/sandbox/blocks/block_result.py": [
+        "tests/rlm_broker/sandbox/blocks/test_block_result.py",
+        "tests/rlm_broker/sandbox/blocks/test_outcome.py",
+    ],
     "sandbox_worker/wire/values.py": ["tests/sandbox_worker/wire/test_values.py"],
     "sandbox_worker/wire/frames.py": ["tests/sandbox_worker/wire/test_frames.py"],
-    "sandbox_worker/wire/headtail.py": ["tests/sandbox_worker/wire/test_headtail.py"],
+    "sandbox_worker/wire/bounds.py": ["tests/sandbox_worker/wire/test_bounds.py"],
 }
 
 

@@ -25,7 +25,7 @@ from rlm_broker.hosting.files import UploadedFile
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.limits import ReplLimits, with_set
 from rlm_broker.results import Block
-from rlm_broker.sandbox.blocks.output import OnOutput
+from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.service.bodies import parsed
 from rlm_broker.service.errors import ApiError

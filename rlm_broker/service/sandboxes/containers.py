@@ -21,13 +21,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.context.found import printable
+from rlm_broker.context.found_files import printable
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.hosting.files import UploadedFile
 from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepl
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.blocks.output import OnOutput
+from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.sandbox.files import MAX_ENTRIES
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.service.bodies import parsed, validated

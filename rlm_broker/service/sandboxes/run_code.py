@@ -21,8 +21,8 @@ from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.limits import MOST, ReplLimits
 from rlm_broker.results import Block
-from rlm_broker.sandbox.as_program import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.files import MAX_READ_BYTES
+from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.service.bodies import parsed
 from rlm_broker.service.errors import ApiError

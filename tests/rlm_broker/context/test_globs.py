@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from rlm_broker.context.files import Ignored
 from rlm_broker.context.globs import git_glob, matches, may_hold, shell_glob
-from rlm_broker.context.ignored import Ignored
 
 REPEATS = (parser.MAX_REPEAT, parser.MIN_REPEAT)
 LINES = (

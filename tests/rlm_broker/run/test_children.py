@@ -12,7 +12,7 @@ import pytest
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.scripted import ScriptedClient
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.context.store import store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ModelFailed

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox_worker.init.output_pipes import FLOOD_PAUSE_S, PIPE_BYTES, STACK_BYTES, ReplOutput, WriteEnds
-from sandbox_worker.wire.bell import BELL
+from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.control import Written
-from sandbox_worker.wire.headtail import OutputBounds
+from sandbox_worker.wire.descriptors import BELL
 from tests.support.clock import Clock
 
 

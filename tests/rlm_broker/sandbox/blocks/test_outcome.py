@@ -7,12 +7,10 @@ import pytest
 
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.results import Block, PostMortem
-from rlm_broker.sandbox.blocks import outcome
-from rlm_broker.sandbox.blocks.output import BlockOutput
-from rlm_broker.sandbox.blocks.sent import SentValue, sent, values_of
-from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
+from rlm_broker.sandbox.blocks import block_result
+from rlm_broker.sandbox.blocks.block_result import BlockOutput, SentValue, SubmitFields, sent_value, values_of
 from rlm_broker.transport.session import NOTHING, Wanted
-from sandbox_worker.wire.headtail import OutputBounds
+from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
 from sandbox_worker.wire.variables import VariableFact
@@ -32,7 +30,7 @@ def ended(
     output.printed(Output(1, "stderr", "warned"))
     output.shown(Display(1, texts={"text/html": "<b>"}))
     result = Result(**{"block": 1, "status": "ok", **of_result})
-    return outcome.ended("code", output, result, limit, wanted, fields, 1.5)
+    return block_result.ended_block("code", output, result, limit, wanted, fields, 1.5)
 
 
 def test_block_that_ended_has_what_its_repl_sent() -> None:
@@ -97,7 +95,7 @@ def test_killed_block_keeps_what_it_showed() -> None:
     output.printed(Output(1, "stderr", "warned"))
     output.shown(Display(1, texts={"text/html": "<b>"}))
     seen = PostMortem("", "", 1, 2.0, 3, 4)
-    block = outcome.killed("code", output, "it ended", seen, "cpu_s", 1.5)
+    block = block_result.killed_block("code", output, "it ended", seen, "cpu_s", 1.5)
     assert (block.code, block.status, block.stdout, block.stderr) == ("code", "killed", "printed", "warned")
     assert (block.limit, block.execution_time, block.post_mortem, len(block.displays)) == ("cpu_s", 1.5, seen, 1)
     assert "it ended" in (block.error or "")
@@ -112,8 +110,8 @@ def test_invalid_value_becomes_a_problem() -> None:
 
 
 def test_value_that_is_not_set_is_none() -> None:
-    assert sent(msgspec.UNSET, None) is None
-    refused = sent(msgspec.UNSET, "it is a lock")
+    assert sent_value(msgspec.UNSET, None) is None
+    refused = sent_value(msgspec.UNSET, "it is a lock")
     assert refused is not None
     assert (refused.value, refused.problem) == (None, "it is a lock")
 
