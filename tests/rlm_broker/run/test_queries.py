@@ -71,7 +71,7 @@ def test_children_above_their_total_fill_slots_with_errors() -> None:
     [
         (["a"], ["to a"]),
         (["a", "b"], ["to a", "to b"]),
-        (["a", "b", "c"], ["Error: batch too large: 3 > 2"] * 3),
+        (["a", "b", "c"], ["Error: batch too large: 3 > 2; ask in smaller batches"] * 3),
     ],
 )
 @pytest.mark.parametrize("function", ["llm_query_batched", "rlm_query_batched"])
