@@ -39,7 +39,7 @@ from rlm_broker.sandbox.blocks.query_contexts import GivenContext, QueryWithCont
 from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import CONTEXT
-from sandbox_worker.wire.tasks import LONG_TASK_CHARS, beginning_and_end
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, beginning_and_end
 
 TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
 """Answer to each prompt whose child run would exceed `max_children_total`."""

@@ -8,11 +8,11 @@ sends fills the kernel's buffers, and after that the REPL's own memory, which is
 
 import asyncio
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol, cast
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
-from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -26,6 +26,9 @@ which would keep the loop busy for a tenth of a second."""
 MOST_OPEN_WEIGHT = 64 << 20
 """Bytes of memory that the open queries of one connection may take, see `Session.open_queries`. Beyond, no further
 query is taken from it until one of them is answered. A single query may take more while no other is open."""
+MOST_LOAD = 1 << 30
+"""Bytes that the open queries of all connections of one listener may weigh. Beyond, connections with an open query are
+not read until others were answered. A connection without one is read, so that every REPL makes progress."""
 UNREAD_BYTES = 8 << 20
 """Bytes of replies that a REPL has not read. Beyond, the connection does not read from the REPL either. So a REPL that
 asks and never reads fills its own socket, and not this process."""
@@ -82,6 +85,42 @@ async def refuse(query: Query) -> list[Slot]:
     else:
         reason = f"{_CALLED[query.want]} is not available: no model is connected to this sandbox"
     return [Slot(error=reason)] * len(query.prompts)
+
+
+class QueryLoad:
+    """A sum of weights, and the connections that stopped reading because of it, in the order in which they stopped.
+
+    Args:
+        most: Bytes from which on the load is high.
+
+    Attributes:
+        weight: Bytes that the open queries weigh, see `Session.open_weight`. Callers add to it; `lighten` takes off.
+    """
+
+    def __init__(self, most: int = MOST_LOAD) -> None:
+        self.weight = 0
+        self._most = most
+        self._paused: OrderedDict[object, Callable[[], None]] = OrderedDict()
+
+    @property
+    def is_high(self) -> bool:
+        """Whether the weight has reached its bound."""
+        return self.weight >= self._most
+
+    def lighten(self, by: int) -> None:
+        """Take `by` bytes off, and let waiting connections read on while the load is not high."""
+        self.weight -= by
+        while by and self._paused and not self.is_high:
+            _, resume = self._paused.popitem(last=False)
+            resume()
+
+    def wait(self, who: object, resume: Callable[[], None]) -> None:
+        """Call `resume` once the load has fallen, unless `who` is forgotten before."""
+        self._paused.setdefault(who, resume)
+
+    def forget(self, who: object) -> None:
+        """Drop what `wait` noted for `who`. Has no effect when repeated."""
+        self._paused.pop(who, None)
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -15,8 +15,7 @@ from sandbox_worker.repl.classes import class_name, is_a
 from sandbox_worker.repl.typed import typed_answers
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge, ValueInvalid, ValueRefused
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
-from sandbox_worker.wire.prompts import MessagePart, Prompt, are_messages
-from sandbox_worker.wire.tasks import LONG_TASK_CHARS, ChildContext
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, ChildContext, MessagePart, Prompt, are_messages
 from sandbox_worker.wire.text_json import decodable
 from sandbox_worker.wire.values import decode, encode
 

@@ -15,8 +15,7 @@ from sandbox_worker.wire.counting import has_more_objects_than
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge
 from sandbox_worker.wire.frames import PREFIX, Beginning, Payload, encode_frame
 from sandbox_worker.wire.mime import PictureType, TextType
-from sandbox_worker.wire.prompts import Prompt
-from sandbox_worker.wire.tasks import ChildContext
+from sandbox_worker.wire.prompts import ChildContext, Prompt
 from sandbox_worker.wire.text_json import encode_growing, encode_written_out
 from sandbox_worker.wire.variables import MAX_VARIABLES, VariableFact
 

@@ -1,6 +1,7 @@
 """Frames that a hostile REPL, or a stranger on the port, can send. Each attack goes on until its process ends.
 
 An attack is a generator. It yields once it has done what it can: sent all, or filled the connection.
+`python -m scripts.siege.attacks ATTACK PORT TOKEN` is the attacker, and prints a line at the first yield.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import itertools
 import select
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -341,3 +343,17 @@ STRANGERS: tuple[Attack, ...] = (
     silent, half_frames, garbage, one_shot_lists, one_shot_batches, one_shot_names, one_shot_second,
 )  # fmt: skip
 ATTACKS: dict[str, Attack] = {attack.__name__: attack for attack in (*REPLS, *STRANGERS)}
+
+
+def main() -> None:
+    attack, port, token = sys.argv[1:]
+    said = False
+    for _ in ATTACKS[attack](int(port), token):
+        if not said:
+            said = True
+            print("done", flush=True)
+    sys.stdin.read()  # stay, connected, until the orchestrator has seen enough
+
+
+if __name__ == "__main__":
+    main()

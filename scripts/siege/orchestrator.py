@@ -135,7 +135,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
         hostile_block, hostile = _session(handler, sandbox, writer)
         arguments = [attack, str(handler.port), handler.listener.expect(hostile, WAIT_S)]
         attacker = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "scripts.siege.attacker", *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            sys.executable, "-m", "scripts.siege.attacks", *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert attacker.stdout
         hostile_result: asyncio.Future[Result] | None = None

@@ -29,7 +29,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.trace.events import PREVIEW_CHARS, Event, RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.messages import Query, Slot
-from sandbox_worker.wire.tasks import LONG_TASK_CHARS, SHOWN_CHARS, ChildContext
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS, ChildContext
 from tests.support.waiting import WAIT_S
 
 TWO = Limits(max_depth=2)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from typing import Any
 
@@ -83,6 +84,25 @@ def test_batch_above_its_cap_is_refused_slot_by_slot(function: str, prompts: lis
 
     response = RLM(FunctionClient(reply), limits=Limits(max_batch_prompts=2)).completion("", "?").response
     assert response == str(slots)
+
+
+def test_prompt_too_large_is_refused_and_a_large_batch_is_answered() -> None:
+    """One prompt above the bound is an error that says what to do; a batch above it is asked in parts, and answered."""
+
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if len(messages) > 1:
+            return (
+                "```repl\nrefused = llm_query('x' * (4 << 20))\n"
+                "answers = llm_query_batched([f'{n} ' + 'x' * 1_000_000 for n in range(6)])\n"
+                "FINAL(refused + str(answers))\n```"
+            )
+        return messages[0]["content"].partition(" ")[0]
+
+    response = RLM(FunctionClient(reply)).completion("", "?").response or ""
+    assert re.match(
+        r"Error: the query is too large: 4,194,\d{3} bytes, 4,194,304 at most; pass a large text as", response
+    )
+    assert response.endswith("rlm_query(task, context=part)" + str(list("012345")))
 
 
 def test_grandchildren_count_against_the_trees_number() -> None:

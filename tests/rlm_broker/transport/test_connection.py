@@ -16,6 +16,7 @@ from rlm_broker.transport.connection import (
     MOST_UNREAD_BYTES,
     Connection,
     QueryHandler,
+    QueryLoad,
     refuse,
 )
 from rlm_broker.transport.session import BYTE_WEIGHT, Session
@@ -490,3 +491,22 @@ async def test_result_behind_a_full_query_is_heard() -> None:
         assert not result.done()
         connection.let_go()
         assert (await asyncio.wait_for(result, WAIT_S)).status == "interrupted"
+
+
+def test_connections_proceed_in_order_within_the_weight() -> None:
+    load, resumed = QueryLoad(most=100), list[str]()
+
+    def resume(name: str) -> None:
+        resumed.append(name)
+        load.weight += 60
+
+    load.weight += 150
+    for name in ("a", "b", "c"):
+        load.wait(name, lambda name=name: resume(name))  # type: ignore[misc]
+    load.lighten(40)
+    assert (load.is_high, resumed) == (True, [])
+    load.lighten(20)
+    assert (load.weight, resumed) == (150, ["a"])
+    load.forget("b")
+    load.lighten(150)
+    assert resumed == ["a", "c"]

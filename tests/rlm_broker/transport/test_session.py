@@ -38,7 +38,7 @@ from sandbox_worker.wire.messages import (
     decode_from_orchestrator,
     encode,
 )
-from sandbox_worker.wire.tasks import ChildContext
+from sandbox_worker.wire.prompts import ChildContext
 from tests.support.places import PROJECT
 
 SAMPLES: dict[type[Message], Message] = {

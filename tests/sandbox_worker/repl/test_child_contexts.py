@@ -14,7 +14,7 @@ from sandbox_worker.repl.child_contexts import MOST_INLINE_BYTES, PREFIX, ChildC
 from sandbox_worker.repl.queries import Queries
 from sandbox_worker.wire.encoding import MAX_NESTING
 from sandbox_worker.wire.messages import Query, Reply, Slot
-from sandbox_worker.wire.tasks import (
+from sandbox_worker.wire.prompts import (
     LONG_TASK_CHARS,
     MAX_CONTEXT_NAME_CHARS,
     MAX_INLINE_BYTES,

@@ -149,7 +149,7 @@ def test_frame_too_large_is_told_and_dropped() -> None:
 
 @pytest.mark.parametrize("step_bytes", [1000, 1 << 16, (1 << 16) + 5])
 def test_payload_that_is_too_long_is_dropped_as_it_comes(step_bytes: int) -> None:
-    """Of a payload that may not be so long, the beginning and the length come out; its neighbours are whole."""
+    """The beginning and the length of a payload that is too long come out; its neighbours are whole."""
     payloads = [b"a", b"long" * 200_000, b"b" * 300_000, b"long" + b"x" * 99_996, b"c"]
     stream = b"".join(encode_frame(payload, 1 << 20) for payload in payloads)
     decoder = FrameDecoder(1 << 20, lambda beginning: 100_000 if beginning.startswith(b"long") else 1 << 20)

@@ -36,7 +36,7 @@ from sandbox_worker.wire.messages import (
     encode,
     framed,
 )
-from sandbox_worker.wire.tasks import ChildContext
+from sandbox_worker.wire.prompts import ChildContext
 from sandbox_worker.wire.variables import VariableFact
 
 QUERY = Query(id="3:1", want="rlm", prompts=["a", ""], model="m", system="s", max_completion_tokens=1, max_concurrent=2)
