@@ -57,9 +57,8 @@ class QueryAnswers:
     async def __call__(self, query: Query) -> list[Slot]:
         """Answer each prompt of a query. Errors are texts in the slots: model code must be able to go on."""
         limits = self._tree.limits
-        most = limits.max_batch_prompts
-        if len(query.prompts) > most:
-            why = f"batch too large: {len(query.prompts)} > {most}; ask in smaller batches"
+        if len(query.prompts) > limits.max_batch_prompts:
+            why = f"batch too large: {len(query.prompts)} > {limits.max_batch_prompts}; ask in smaller batches"
             return [Slot(error=why)] * len(query.prompts)
         if query.want != "llm" and not query.is_text:
             return [Slot(error=f"{query.want} takes text, and no content parts")] * len(query.prompts)
@@ -72,7 +71,8 @@ class QueryAnswers:
                 slots = await self._children.slots(query, self._below)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
-        return [_cut(slot, limits.max_result_chars) for slot in slots]
+        most = limits.max_result_chars
+        return slots if most is None else [_cut(slot, most) for slot in slots]
 
     async def _tool(self, query: Query) -> Slot:
         name = query.tool or ""
@@ -124,8 +124,8 @@ def open_run(
     return Runner(tree, caller, queries.handler(), queries.child_traces, progress, tools, output_type, persistent_repl)
 
 
-def _cut(slot: Slot, limit: int | None) -> Slot:
-    if limit is None or len(slot.text) <= limit:
+def _cut(slot: Slot, limit: int) -> Slot:
+    if len(slot.text) <= limit:
         return slot
     text = f"{slot.text[:limit]}\n... [{len(slot.text) - limit:,} characters cut]"
     return msgspec.structs.replace(slot, text=text)

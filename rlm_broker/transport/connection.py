@@ -357,7 +357,7 @@ class Connection(asyncio.BufferedProtocol):
         failed = CANCELLED
         try:
             slots = await self._answer(query)
-            if not isinstance(slots, list) or not all(type(slot) is Slot for slot in slots):
+            if not isinstance(slots, list) or not {*map(type, slots)} <= {Slot}:
                 failed = "the function that answers this REPL must return a list of Slot"
             elif len(slots) == len(query.prompts):
                 self._send(query, slots)

@@ -515,3 +515,20 @@ def test_output_type_without_schema_is_named() -> None:
     code = "try: llm_query('x', output_type={'type': 'nonsense'})\nexcept ValueError as error: FINAL(str(error))"
     response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response or ""
     assert response.startswith("llm_query() argument 'output_type' is not a JSON schema: ")
+
+
+async def test_query_of_hostile_code_is_refused_in_each_slot() -> None:
+    """The REPL's own code sends one call of a tool in a query, and no more prompts than a query may have."""
+    called: list[int] = []
+
+    def note(number: int) -> None:
+        called.append(number)
+
+    async with LMHandler(FunctionClient(lambda _: "fine")) as handler:
+        answers = handler.answers(Limits(max_batch_prompts=2), tools={"f": note})
+        two_calls = await answers(Query("1:1", "tool", ['{"args":[1],"kwargs":{}}'] * 2, tool="f"))
+        three = await answers(Query("1:2", "llm", ["a", "b", "c"]))
+        assert await answers(Query("1:3", "llm", ["a", "b"])) == [Slot("fine")] * 2
+    assert two_calls == [Slot(error="tool takes one prompt, the arguments of one call")] * 2
+    assert three == [Slot(error="batch too large: 3 > 2; ask in smaller batches")] * 3
+    assert called == []
