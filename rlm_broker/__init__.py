@@ -144,12 +144,12 @@ if TYPE_CHECKING:
     from sandbox_worker.wire.mime import MimeType as MimeType
     from sandbox_worker.wire.prompts import Audio as Audio
     from sandbox_worker.wire.prompts import AudioPart as AudioPart
+    from sandbox_worker.wire.prompts import ChildContext as ChildContext
     from sandbox_worker.wire.prompts import ImagePart as ImagePart
     from sandbox_worker.wire.prompts import ImageUrl as ImageUrl
     from sandbox_worker.wire.prompts import MessagePart as MessagePart
     from sandbox_worker.wire.prompts import Prompt as Prompt
     from sandbox_worker.wire.prompts import TextPart as TextPart
-    from sandbox_worker.wire.tasks import ChildContext as ChildContext
 
 _MODULES = {
     "batch.batch": "Batch",
@@ -213,7 +213,7 @@ _MODULES = {
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= {
     "LevelName": "sandbox_worker.wire.level",
-    "ChildContext": "sandbox_worker.wire.tasks",
+    "ChildContext": "sandbox_worker.wire.prompts",
     "Query": "sandbox_worker.wire.messages",
     "Slot": "sandbox_worker.wire.messages",
     "Stream": "sandbox_worker.wire.messages",

@@ -267,7 +267,7 @@ def _checked(reply: object, client: BaseClient) -> LMReply:
         raise _wrong_type(client, "usage", usage, Usage)
     inputs, outputs, cost = usage.total_input_tokens, usage.total_output_tokens, usage.total_cost
     counts = (inputs, outputs, usage.cached_input_tokens)
-    are_counts = all(type(each) is int and each >= 0 for each in counts)
+    are_counts = {*map(type, counts)} == {int} and min(counts) >= 0
     if are_counts and (cost is None or 0 <= cost < math.inf):
         return reply
     inputs, outputs = (each if type(each) is int and each > 0 else 0 for each in (inputs, outputs))

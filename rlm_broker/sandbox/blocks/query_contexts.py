@@ -17,7 +17,7 @@ from rlm_broker.errors import ContextRefused, RlmBrokerError
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import OpenToRead
 from sandbox_worker.wire.messages import Query
-from sandbox_worker.wire.tasks import MAX_INLINE_BYTES, ChildContext
+from sandbox_worker.wire.prompts import MAX_INLINE_BYTES, ChildContext
 
 Opener = Callable[[int | None], contextlib.AbstractAsyncContextManager[StoredContext]]
 

@@ -22,15 +22,14 @@ from rlm_broker.lm_handler import LMHandler
 from rlm_broker.prompts.messages import BEGINNING_CHARS, REMINDER_CHARS
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.run.children import OWN_TASK, Children
+from rlm_broker.run.children import MAX_PROMPT_BYTES, OWN_TASK, Children
 from rlm_broker.run.tree import ChildPlaces
 from rlm_broker.sandbox.blocks.query_contexts import GivenContext
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.messages import Query, Slot
-from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES
-from sandbox_worker.wire.tasks import LONG_TASK_CHARS, SHOWN_CHARS, ChildContext
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS, ChildContext
 from tests.support.waiting import WAIT_S
 
 TWO = Limits(max_depth=2)
