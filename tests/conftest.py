@@ -64,8 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Leave out what the tier leaves out, and choose its number of examples."""
     tier = config.getoption("tier")
     # A busy machine makes single examples slow, and that is no defect.
-    patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile(tier, max_examples=EXAMPLES[tier], **patient)
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(tier, patient, max_examples=EXAMPLES[tier])
     settings.load_profile(tier)
     if tier != "all" and not config.option.markexpr:
         config.option.markexpr = LEFT_OUT
