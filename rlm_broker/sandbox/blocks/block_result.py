@@ -1,4 +1,4 @@
-"""What a block leaves: its output, the fields that it submits, the values that it sends, and how its REPL ended.
+"""Results of a block: its output, the fields that it submits, the values that it sends, and the end of its REPL.
 
 Values of a REPL are untrusted: bounded, decoded, and replaced by a sentence where they are invalid.
 """
