@@ -144,7 +144,6 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
             hostile_result = hostile_block()
             hostile_result.add_done_callback(lambda done: _ended(writer, done))
         begun_kb = restart_peak()
-        await asyncio.sleep(0)  # the step so far is ours, and takes long: the kernel goes through all pages
         loop.longest_s = 0.0
         saturated = asyncio.ensure_future(attacker.stdout.readline())
         while not saturated.done() or len(honest.took_s) < round_trips or _is_coming(attack, hostile_result):

@@ -96,7 +96,7 @@ def test_prompt_too_large_is_refused_and_a_large_batch_is_answered() -> None:
                 "answers = llm_query_batched([f'{n} ' + 'x' * 1_000_000 for n in range(6)])\n"
                 "FINAL(refused + str(answers))\n```"
             )
-        return str(messages[0]["content"].partition(" ")[0])
+        return str(messages[0]["content"]).partition(" ")[0]
 
     response = RLM(FunctionClient(reply)).completion("", "?").response or ""
     assert re.match(
