@@ -19,13 +19,13 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol
 
 from rlm_broker.control.progress import NAME_CHARS, RunProgress
 from rlm_broker.control.status import ReplStatus, RunStatus
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.redaction import LONGEST_CHARS, redacted
 from rlm_broker.trace.event_log import EventLog
+from rlm_broker.trace.watchers import WATCHERS, ReplState, WatchedRepl, WatchedRun
 
 QUESTION_CHARS = 300
 """Characters of a question that are told."""
@@ -33,40 +33,6 @@ MOST_ENDED = 4
 """Ended runs that stay on the board, so that a follower can read their last events. Each keeps its events."""
 ENDED_S = 60.0
 """Seconds for which an ended run stays on the board. It goes when the board is next used."""
-
-ReplState = Literal["starting", "idle", "busy"]
-
-
-class BoardRun(Protocol):
-    """The part of `Run` that the board uses."""
-
-    id: str
-    log: EventLog | None
-
-    def stop(self) -> None:
-        """End the run with its best answer so far."""
-
-    def cancel(self) -> None:
-        """End the run without an answer."""
-
-    def on_end(self, call: Callable[[BaseException | None], object]) -> None:
-        """Call a function when the run has ended, with the error that ended it."""
-
-
-class BoardRepl(Protocol):
-    """The part of `SandboxedRepl` that the board uses."""
-
-    tree: str | None
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of its init; None while it has no process."""
-
-    async def ainterrupt(self) -> None:
-        """Interrupt its block."""
-
-    async def aclose(self) -> None:
-        """End its processes."""
 
 
 class RunEntry:
@@ -173,7 +139,7 @@ class ReplEntry:
         end: Called instead of the REPL's own `ainterrupt` and `aclose`, with whether it ends now. None calls these.
     """
 
-    def __init__(self, board: "Board", repl: BoardRepl, id: str) -> None:
+    def __init__(self, board: "Board", repl: WatchedRepl, id: str) -> None:
         self.id = id
         self.owner = ""
         self.end: Callable[[bool], Awaitable[object]] | None = None
@@ -249,17 +215,25 @@ class Board:
 
     Attributes:
         is_on: Whether the process has a control socket. If not, runs are not put on the board.
+        start: Gives the process a control socket, if its settings ask for one; None does not.
     """
 
     def __init__(self) -> None:
         self.is_on = False
+        self.start: Callable[[], object] | None = None
         self._live: dict[str, RunEntry] = {}
         self._ended: dict[str, RunEntry] = {}
-        self._repls: dict[BoardRepl, ReplEntry] = {}
+        self._repls: dict[WatchedRepl, ReplEntry] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def add(self, run: BoardRun, question: str | None) -> None:
+    def follows_runs(self) -> bool:
+        """Return whether the process has a control socket, after it was given one that it should have."""
+        if self.start is not None:
+            self.start()
+        return self.is_on
+
+    def add(self, run: WatchedRun, question: str | None) -> None:
         """Put a run on the board that begins now, if the process has a control socket. It ends there by itself.
 
         Args:
@@ -304,7 +278,7 @@ class Board:
         entry = self._live[id] = RunEntry(self, id, question, model, owner, stop, cancel)
         return entry
 
-    def became(self, repl: BoardRepl, state: ReplState) -> None:
+    def became(self, repl: WatchedRepl, state: ReplState) -> None:
         """Take the new state of a REPL. It costs less than a microsecond: each block does it twice."""
         if (entry := self._repls.get(repl)) is not None:
             entry.became(state)
@@ -321,7 +295,7 @@ class Board:
 
     def add_repl(
         self,
-        repl: BoardRepl,
+        repl: WatchedRepl,
         *,
         id: str | None = None,
         owner: str = "",
@@ -358,7 +332,7 @@ class Board:
         """Whether a run goes on."""
         return run in self._live
 
-    def has_repl(self, repl: BoardRepl) -> bool:
+    def has_repl(self, repl: WatchedRepl) -> bool:
         """Whether a REPL is open."""
         return repl in self._repls
 
@@ -367,7 +341,7 @@ class Board:
         self._live.pop(entry.id, None)
         self._ended.pop(entry.id, None)
 
-    def remove_repl(self, repl: BoardRepl) -> None:
+    def remove_repl(self, repl: WatchedRepl) -> None:
         """Take a REPL off the board. Has no effect when repeated."""
         if (entry := self._repls.pop(repl, None)) is not None:
             entry.became("idle")
@@ -395,3 +369,4 @@ class Board:
 
 BOARD = Board()
 """The board of this process."""
+WATCHERS.install(BOARD)

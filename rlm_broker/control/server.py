@@ -338,11 +338,8 @@ _was_wanted = False
 _starting = threading.Lock()
 
 
-def start_if_wanted() -> bool:
+def start_if_wanted() -> None:
     """Give a library process its control socket, if RLM_BROKER_CONTROL=1 asks for it.
-
-    Returns:
-        Whether the process has a control socket, so that runs are put on the board.
 
     Raises:
         ConfigurationError: The variable has another value than 0 or 1.
@@ -351,7 +348,6 @@ def start_if_wanted() -> bool:
     if not _was_wanted and VARIABLE in os.environ and _is_wanted(default=False):
         _was_wanted = True
         atexit.register(ControlSocket().start().close)
-    return BOARD.is_on
 
 
 def _is_wanted(*, default: bool) -> bool:
@@ -386,3 +382,4 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+BOARD.start = start_if_wanted

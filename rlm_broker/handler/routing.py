@@ -14,7 +14,7 @@ from rlm_broker.clients.base import BaseClient, Client
 from rlm_broker.clients.brought import adapted
 from rlm_broker.clients.field import FieldLike
 from rlm_broker.errors import ConfigurationError, UnknownModel, require_kind
-from rlm_broker.validation import did_you_mean
+from rlm_broker.values.validation import did_you_mean
 
 ModelPolicy = Literal["allow", "pinned", "open"]
 """Which models model code may name.

@@ -11,7 +11,7 @@ from typing import Final
 from rlm_broker.control.board import BOARD
 from rlm_broker.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.validation import quoted
+from rlm_broker.values.validation import quoted
 
 ID_BYTES: Final = 16
 """Random bytes of an id, which an attacker cannot guess."""

@@ -37,7 +37,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.tools import Tools
 from rlm_broker.trace.events import CallEnded, CallStarted, Emit, Event, all_of
-from rlm_broker.validation import quoted
+from rlm_broker.values.validation import quoted
 
 KEPT_CHARS: Final = 1 << 28
 """Characters of the events of ended runs that are kept together."""
@@ -282,7 +282,7 @@ class HostedRuns:
     def _forget_old(self) -> None:
         """Drop ended runs that are too old, or too many."""
         ended = [
-            Kept(hosted, hosted.owner, hosted.run.log.chars if hosted.run.log else 0, hosted.ended_at or time.time())
+            Kept(hosted, hosted.owner, hosted.run.kept_chars, hosted.ended_at or time.time())
             for hosted in self._runs.values()
             if hosted.run.is_done
         ]

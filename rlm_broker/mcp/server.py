@@ -15,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp import forms
 from rlm_broker.telemetry.traceparent import checked, traceparent
-from rlm_broker.validation import complaints, is_many, no_such
+from rlm_broker.values.validation import complaints, is_many, no_such
 
 if TYPE_CHECKING:
     from rlm_broker.hosting.owner import Owner

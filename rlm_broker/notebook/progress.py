@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rlm_broker.callback import Callback
 from rlm_broker.notebook.markup import Markup
 from rlm_broker.notebook.tree import FurtherTrees, TreeView
 from rlm_broker.trace.events import Event, RunEnded, RunStarted
+from rlm_broker.values.callback import Callback
 
 REFRESH_S = 0.25
 """Seconds between two updates of a display. Events that come earlier are shown by the next update."""

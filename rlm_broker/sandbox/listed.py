@@ -1,8 +1,8 @@
 """A REPL that is on the board of its process while it is open, so that `ps` lists it and `stop` ends it."""
 
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.control.board import BOARD
 from rlm_broker.sandbox.repl_worker import ReplWorker
+from rlm_broker.trace.watchers import WATCHERS
 
 
 class ListedRepl(AsyncResource):
@@ -33,12 +33,12 @@ class ListedRepl(AsyncResource):
 
     async def _open(self) -> None:
         if self.is_listed:
-            BOARD.add_repl(self)
+            WATCHERS.add_repl(self)
         await self._worker.open()
-        BOARD.became(self, "idle")
+        WATCHERS.became(self, "idle")
 
     async def _close(self) -> None:
         try:
             await self._worker.close()
         finally:
-            BOARD.remove_repl(self)
+            WATCHERS.remove_repl(self)

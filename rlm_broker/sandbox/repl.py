@@ -10,10 +10,8 @@ from typing import Any, Final
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.control.board import BOARD
 from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
 from rlm_broker.limits import ReplLimits
-from rlm_broker.plain import require_apart, require_given, require_names, require_variables
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox.arguments import require_answer, require_block, require_limits, seconds_or
 from rlm_broker.sandbox.blocks import outcome, post_mortem
@@ -29,9 +27,11 @@ from rlm_broker.sandbox.programs import ProgramResult, Programs
 from rlm_broker.sandbox.repl_worker import ReplWorker
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.sandbox.workers.worker import Worker
+from rlm_broker.trace.watchers import WATCHERS
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import NOTHING, Wanted
+from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
 
 BY_CALLER: Final = "was interrupted by its caller"
@@ -341,7 +341,7 @@ class SandboxedRepl(ListedRepl):
             connection = await self._worker.require_repl()
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
-            BOARD.became(self, "busy")
+            WATCHERS.became(self, "busy")
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
             run = self._run = BlockRun(
@@ -371,7 +371,7 @@ class SandboxedRepl(ListedRepl):
                 raise
             finally:
                 self._run = None
-                BOARD.became(self, "idle")
+                WATCHERS.became(self, "idle")
             if result is None:
                 limit = run.limit  # read before `end_repl`, after which the worker may be gone
                 seen = post_mortem.located(await to_its_end(partial(self._worker.end_repl, True)), connection.block)

@@ -40,7 +40,7 @@ from rlm_broker.service.responses.routes import ResponseRoutes
 from rlm_broker.service.sandboxes.routes import routes as sandbox_routes
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.trace.events import Emit, Event
-from rlm_broker.validation import suggestion
+from rlm_broker.values.validation import suggestion
 
 _log = logging.getLogger("rlm_broker")
 

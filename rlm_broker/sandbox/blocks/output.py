@@ -3,8 +3,8 @@
 import codecs
 from collections.abc import Callable
 
-from rlm_broker.callback import Callback
 from rlm_broker.display import Display
+from rlm_broker.values.callback import Callback
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.headtail import HeadTail, OutputBounds

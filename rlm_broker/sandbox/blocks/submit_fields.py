@@ -9,7 +9,7 @@ from typing import Any
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.json_schema import Unfit
-from rlm_broker.plain import require_field_names
+from rlm_broker.values.names import require_field_names
 from rlm_broker.wanted_type import WantedType
 from sandbox_worker.wire.counting import MAX_VALUES
 from sandbox_worker.wire.errors import ValueInvalid

@@ -33,7 +33,7 @@ from rlm_broker.service.sandboxes.blocks import (
     opened,
     tightened,
 )
-from rlm_broker.validation import quoted
+from rlm_broker.values.validation import quoted
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
 """Memory of a container, in OpenAI's words."""

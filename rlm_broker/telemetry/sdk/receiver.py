@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import msgspec
 
-from rlm_broker import __version__
 from rlm_broker.clients.call_headers import call_headers
 from rlm_broker.errors import require_kind
 from rlm_broker.telemetry import conventions as names
 from rlm_broker.telemetry.spans import Span, Spans
 from rlm_broker.telemetry.traceparent import traceparent
 from rlm_broker.trace.events import Event
+from rlm_broker.version import __version__
 
 try:
     from opentelemetry import context as contexts

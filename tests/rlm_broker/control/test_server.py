@@ -164,10 +164,11 @@ async def test_follower_that_leaves_is_forgotten() -> None:
     async with RLM(hanging) as rlm, rlm.start("abc", "How long?") as run:
         lines = client.follow(HERE, run.id)
         await anext(lines)
-        assert run.log is not None
-        assert run.log._waiting
+        log = run._job.log
+        assert log is not None
+        assert log._waiting
         await lines.aclose()  # type: ignore[attr-defined]
-        await until(lambda: not run.log._waiting)  # type: ignore[union-attr]
+        await until(lambda: not log._waiting)
         assert not run.is_done
 
 
@@ -265,7 +266,7 @@ def test_forked_child_leaves_the_socket_to_its_parent(tmp_path: Path) -> None:
     assert len(list((tmp_path / "rlm-broker").iterdir())) == 1
 
 
-LIBRARY = "import rlm_broker.control.server as s; print(s.start_if_wanted())"
+LIBRARY = "import rlm_broker.control.server as s; s.start_if_wanted(); print(s.BOARD.is_on)"
 
 
 @pytest.mark.parametrize(("given", "printed"), [("1", "True"), ("0", "False"), ("", "False")])

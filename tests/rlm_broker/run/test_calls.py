@@ -11,11 +11,11 @@ from rlm_broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.held_answers import MOST_ANSWER_BYTES
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.pieces import KEYS_IN_A_ROW, Turns
 from rlm_broker.trace.events import CallEnded, CallStarted, Event, TreeEvents
 from rlm_broker.usage import Usage

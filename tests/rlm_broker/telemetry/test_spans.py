@@ -4,9 +4,9 @@ import pytest
 
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import Block
 from rlm_broker.rlm import RLM
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.telemetry import spans as module
 from rlm_broker.telemetry.content import NAME_CHARS

@@ -1,0 +1,1 @@
+"""Values and checks that every room may use."""
