@@ -5,7 +5,6 @@ public name is imported when it is first used: pydantic alone takes 0.1 s, which
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 from rlm_broker.version import __version__ as __version__
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
     from rlm_broker.batch.items import ItemStatus as ItemStatus
     from rlm_broker.batch.progress import BatchProgress as BatchProgress
     from rlm_broker.batch.score import Score as Score
+    from rlm_broker.clients.adapters import AsyncFieldLike as AsyncFieldLike
+    from rlm_broker.clients.adapters import FieldLike as FieldLike
+    from rlm_broker.clients.adapters import SyncFieldLike as SyncFieldLike
     from rlm_broker.clients.base import BaseClient as BaseClient
+    from rlm_broker.clients.base import CallId as CallId
     from rlm_broker.clients.base import Client as Client
     from rlm_broker.clients.base import LMReply as LMReply
     from rlm_broker.clients.base import LMRequest as LMRequest
-    from rlm_broker.clients.field import AsyncFieldLike as AsyncFieldLike
-    from rlm_broker.clients.field import FieldLike as FieldLike
-    from rlm_broker.clients.field import SyncFieldLike as SyncFieldLike
     from rlm_broker.clients.function import FunctionClient as FunctionClient
     from rlm_broker.clients.litellm import LiteLLMClient as LiteLLMClient
     from rlm_broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
-    from rlm_broker.clients.recording import CallId as CallId
     from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
     from rlm_broker.cluster.nodes import Nodes as Nodes
     from rlm_broker.cluster.on_ray.ray_cluster import RayCluster as RayCluster
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import store as store
     from rlm_broker.context.stored import ContextInfo as ContextInfo
     from rlm_broker.context.stored import StoredContext as StoredContext
-    from rlm_broker.display import Display as Display
     from rlm_broker.errors import ClusterFailed as ClusterFailed
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
@@ -61,6 +59,24 @@ if TYPE_CHECKING:
     from rlm_broker.errors import ValueTooLarge as ValueTooLarge
     from rlm_broker.errors import ValueUnavailable as ValueUnavailable
     from rlm_broker.errors import WorkerDied as WorkerDied
+    from rlm_broker.events.event import BlockEnded as BlockEnded
+    from rlm_broker.events.event import BlockPrinted as BlockPrinted
+    from rlm_broker.events.event import BlockStarted as BlockStarted
+    from rlm_broker.events.event import CallEnded as CallEnded
+    from rlm_broker.events.event import CallRetried as CallRetried
+    from rlm_broker.events.event import CallStarted as CallStarted
+    from rlm_broker.events.event import CallText as CallText
+    from rlm_broker.events.event import Emit as Emit
+    from rlm_broker.events.event import Event as Event
+    from rlm_broker.events.event import EventsMissed as EventsMissed
+    from rlm_broker.events.event import IterationStarted as IterationStarted
+    from rlm_broker.events.event import Replied as Replied
+    from rlm_broker.events.event import ReplReady as ReplReady
+    from rlm_broker.events.event import RunEnded as RunEnded
+    from rlm_broker.events.event import RunStarted as RunStarted
+    from rlm_broker.events.event import ToolEnded as ToolEnded
+    from rlm_broker.events.event import ToolStarted as ToolStarted
+    from rlm_broker.events.trace import TraceWriter as TraceWriter
     from rlm_broker.handler.cache import Cache as Cache
     from rlm_broker.handler.client_queue import OnRetry as OnRetry
     from rlm_broker.handler.client_queue import Serving as Serving
@@ -95,49 +111,32 @@ if TYPE_CHECKING:
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
     from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
-    from rlm_broker.sandbox.blocks.output import OnOutput as OnOutput
+    from rlm_broker.sandbox.blocks.block_result import OnOutput as OnOutput
     from rlm_broker.sandbox.blocks.query_contexts import GivenContext as GivenContext
     from rlm_broker.sandbox.blocks.query_contexts import QueryWithContexts as QueryWithContexts
     from rlm_broker.sandbox.files import ReplFiles as ReplFiles
-    from rlm_broker.sandbox.levels.level import IsolationWarning as IsolationWarning
     from rlm_broker.sandbox.programs import ProgramResult as ProgramResult
     from rlm_broker.sandbox.programs import ProgramStatus as ProgramStatus
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
+    from rlm_broker.sandbox.workers.levels import IsolationWarning as IsolationWarning
     from rlm_broker.service.app import Service as Service
     from rlm_broker.service.settings import KeySettings as KeySettings
     from rlm_broker.service.settings import Right as Right
     from rlm_broker.service.settings import ServeSettings as ServeSettings
-    from rlm_broker.telemetry.sdk.receiver import OpenTelemetry as OpenTelemetry
-    from rlm_broker.trace.callbacks import Callbacks as Callbacks
-    from rlm_broker.trace.events import BlockEnded as BlockEnded
-    from rlm_broker.trace.events import BlockPrinted as BlockPrinted
-    from rlm_broker.trace.events import BlockStarted as BlockStarted
-    from rlm_broker.trace.events import CallEnded as CallEnded
-    from rlm_broker.trace.events import CallRetried as CallRetried
-    from rlm_broker.trace.events import CallStarted as CallStarted
-    from rlm_broker.trace.events import CallText as CallText
-    from rlm_broker.trace.events import Emit as Emit
-    from rlm_broker.trace.events import Event as Event
-    from rlm_broker.trace.events import EventsMissed as EventsMissed
-    from rlm_broker.trace.events import IterationStarted as IterationStarted
-    from rlm_broker.trace.events import Replied as Replied
-    from rlm_broker.trace.events import ReplReady as ReplReady
-    from rlm_broker.trace.events import RunEnded as RunEnded
-    from rlm_broker.trace.events import RunStarted as RunStarted
-    from rlm_broker.trace.events import ToolEnded as ToolEnded
-    from rlm_broker.trace.events import ToolStarted as ToolStarted
-    from rlm_broker.trace.verbose import print_events as print_events
-    from rlm_broker.trace.writer import TraceWriter as TraceWriter
     from rlm_broker.transport.connection import QueryHandler as QueryHandler
     from rlm_broker.usage import Usage as Usage
     from rlm_broker.usage import UsageSummary as UsageSummary
+    from rlm_broker.values.display import Display as Display
     from rlm_broker.values.stats import ClientStats as ClientStats
     from rlm_broker.values.stats import ClusterStats as ClusterStats
     from rlm_broker.values.stats import HandlerStats as HandlerStats
     from rlm_broker.values.stats import NodeStats as NodeStats
     from rlm_broker.values.stats import SandboxStats as SandboxStats
+    from rlm_broker.watch.callbacks import Callbacks as Callbacks
+    from rlm_broker.watch.telemetry import OpenTelemetry as OpenTelemetry
+    from rlm_broker.watch.terminal import print_events as print_events
     from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
@@ -146,12 +145,12 @@ if TYPE_CHECKING:
     from sandbox_worker.wire.mime import MimeType as MimeType
     from sandbox_worker.wire.prompts import Audio as Audio
     from sandbox_worker.wire.prompts import AudioPart as AudioPart
+    from sandbox_worker.wire.prompts import ChildContext as ChildContext
     from sandbox_worker.wire.prompts import ImagePart as ImagePart
     from sandbox_worker.wire.prompts import ImageUrl as ImageUrl
     from sandbox_worker.wire.prompts import MessagePart as MessagePart
     from sandbox_worker.wire.prompts import Prompt as Prompt
     from sandbox_worker.wire.prompts import TextPart as TextPart
-    from sandbox_worker.wire.tasks import ChildContext as ChildContext
 
 _MODULES = {
     "batch.batch": "Batch",
@@ -160,18 +159,17 @@ _MODULES = {
     "batch.items": "BatchItem BatchResult ItemStatus",
     "batch.progress": "BatchProgress",
     "batch.score": "Score",
-    "clients.base": "BaseClient Client LMReply LMRequest",
-    "clients.field": "AsyncFieldLike FieldLike SyncFieldLike",
+    "clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
+    "clients.base": "BaseClient CallId Client LMReply LMRequest",
     "clients.function": "FunctionClient",
     "clients.litellm": "LiteLLMClient",
     "clients.openai_compatible": "OpenAICompatibleClient",
-    "clients.recording": "CallId",
     "clients.scripted": "ScriptedClient",
     "cluster.nodes": "Nodes",
     "cluster.on_ray.ray_cluster": "RayCluster",
     "context.store": "Encoded Paths store",
     "context.stored": "ContextInfo StoredContext",
-    "display": "Display",
+    "values.display": "Display",
     "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
     "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
@@ -193,8 +191,8 @@ _MODULES = {
     "run.tools": "Tools",
     "run.tree": "QueryHandlerFactory",
     "sandbox.files": "ReplFiles",
-    "sandbox.levels.level": "IsolationWarning",
-    "sandbox.blocks.output": "OnOutput",
+    "sandbox.workers.levels": "IsolationWarning",
+    "sandbox.blocks.block_result": "OnOutput",
     "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",
     "sandbox.programs": "ProgramResult ProgramStatus",
     "sandbox.repl": "SandboxedRepl",
@@ -203,19 +201,19 @@ _MODULES = {
     "service.app": "Service",
     "service.settings": "KeySettings Right ServeSettings",
     "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
-    "telemetry.sdk.receiver": "OpenTelemetry",
-    "trace.callbacks": "Callbacks",
-    "trace.events": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
+    "watch.telemetry": "OpenTelemetry",
+    "watch.callbacks": "Callbacks",
+    "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
-    "trace.verbose": "print_events",
-    "trace.writer": "TraceWriter",
+    "watch.terminal": "print_events",
+    "events.trace": "TraceWriter",
     "transport.connection": "QueryHandler",
     "usage": "Usage UsageSummary",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= {
     "LevelName": "sandbox_worker.wire.level",
-    "ChildContext": "sandbox_worker.wire.tasks",
+    "ChildContext": "sandbox_worker.wire.prompts",
     "Query": "sandbox_worker.wire.messages",
     "Slot": "sandbox_worker.wire.messages",
     "Stream": "sandbox_worker.wire.messages",
@@ -238,8 +236,8 @@ __all__ = sorted(_PUBLIC)
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        if "RLM_BROKER_CONTROL" in os.environ:
-            importlib.import_module("rlm_broker.control.server")  # it watches the runs and REPLs of this process
+        if name == "Sandbox":  # the board observes its REPLs, and a process may have to start its control socket
+            importlib.import_module("rlm_broker.watch.server")
         if name not in _EXTRAS:
             return getattr(importlib.import_module(_PUBLIC[name]), name)
         from rlm_broker.values.extras import require_extra

@@ -38,8 +38,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from rlm_broker.results import ChatMessage, ChildTrace, Completion, Isolation, Iteration
-from rlm_broker.shown import described, had
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.text import described, summary_fields
 
 FailureCause = Literal["transient", "request", "provider"]
 """Why a call failed.
@@ -192,7 +192,7 @@ class RunFailed(RlmBrokerError):
         self.root_model, self.isolation = run.root_model, run.isolation
 
     def __repr__(self) -> str:
-        said = {"partial_answer": self.partial_answer, "root_model": self.root_model, **had(self)}
+        said = {"partial_answer": self.partial_answer, "root_model": self.root_model, **summary_fields(self)}
         return f"{type(self).__name__}({str(self)!r}{', ' + described(**said) if self.execution_time else ''})"
 
 

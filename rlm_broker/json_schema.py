@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, TypeVar
 
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
 from rlm_broker.concurrency.threads import DaemonThreads
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.schema_steps import MOST_STEPS, TooManySteps, bounded, counted
 

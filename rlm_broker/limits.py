@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.values.text import clip
 from rlm_broker.values.units import accepted, amount
 from rlm_broker.values.validation import no_such
 from sandbox_worker.wire.bounds import ReplBounds
@@ -46,8 +47,7 @@ def _short(value: object) -> str:
         return "a number of too many digits"
     if isinstance(value, list | dict) and value:  # it may have any number of long numbers
         return f"a {type(value).__name__}"
-    text = str(value)
-    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    return clip(str(value), MOST_CHARS)
 
 
 class _Bounds(BaseModel):

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rlm_broker.display import Display
-from rlm_broker.notebook.showing import Shown
-from rlm_broker.shown import as_json, described, had, jsonable
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.display import Display, Presentable
+from rlm_broker.values.text import as_json, described, jsonable, summary_fields
 
 Role = Literal["system", "user", "assistant"]
 """Author of a message in a conversation."""
@@ -100,7 +99,7 @@ class Sent(Protocol):
         ...
 
 
-class _WithValues(Shown):
+class _WithValues(Presentable):
     """Values of a block that are not dataclass fields, because they are of any class and may have no JSON form."""
 
     __slots__ = ("_final_value", "_value")
@@ -235,7 +234,7 @@ class Isolation:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Completion(Shown):
+class Completion(Presentable):
     """Outcome of a run. Its `repr` is one line, a notebook shows a page, and `to_dict` returns all of it.
 
     Attributes:
@@ -275,7 +274,8 @@ class Completion(Shown):
 
     def __repr__(self) -> str:
         limit = {"limit": self.limit} if self.limit else {"is_stopped": True} if self.is_stopped else {}
-        return f"Completion({described(response=self.response, root_model=self.root_model, **had(self), **limit)})"
+        fields = {"response": self.response, "root_model": self.root_model, **summary_fields(self), **limit}
+        return f"Completion({described(**fields)})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as values that JSON has, under their own names.

@@ -15,6 +15,7 @@ from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.events.event import Emit, Event
 from rlm_broker.keywords import refuse
 from rlm_broker.limits import Limits, ReplLimits, RunLimits
 from rlm_broker.models.model import Given
@@ -31,9 +32,8 @@ from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import Emit, Event
-from rlm_broker.trace.verbose import print_events
 from rlm_broker.values.callback import Callback
+from rlm_broker.watch.terminal import print_events
 
 
 class RLM(AsyncResource):
@@ -370,7 +370,7 @@ def _require_apart(model: object, sub_model: object, models: Models, handler: ob
 
 def _shown_events() -> Emit:
     """Return the callback of a verbose run: a display in a notebook, else lines on stderr."""
-    from rlm_broker.notebook.progress import notebook_progress  # 5 ms, which only a verbose run pays
+    from rlm_broker.watch.notebook import notebook_progress
 
     return notebook_progress() or print_events
 

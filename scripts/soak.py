@@ -3,8 +3,9 @@
     .venv/bin/python -m scripts.soak --minutes 20
     .venv/bin/python -m scripts.soak --minutes 0.2 --every 4 --workers 3   # whether it runs
 
-Runs with children, REPLs, templates, shared contexts, cancellations, strangers on the port and killed fork servers
-share one handler and one sandbox. At each sample all work has ended, so that what is there then is there for good.
+Runs with children, REPLs, templates, shared contexts, cancellations, strangers on the port, killed fork servers and
+forked processes share one handler and one sandbox. Between two samples, a REPL is opened with few free descriptors. At
+each sample all work has ended, so that what is there then is there for good.
 """
 
 import argparse
@@ -17,10 +18,12 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+import anyio
 import psutil
 
 from rlm_broker import RLM, LMHandler, Sandbox
@@ -30,6 +33,7 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.limits import Limits
 from rlm_broker.usage import Usage
+from scripts.faults.descriptors import FREE, limit_descriptors, with_free
 
 SPARE_BYTES = 24 << 20
 """Growth of unique memory in bytes, from the first third of the samples to the last, that is still flat."""
@@ -132,6 +136,9 @@ class Soak:
             self.template: 1,
             self.shared_context: 6,
             self.cancelled: 12,
+            self.cancelled_at_each_await: 6,
+            self.cancelled_by_anyio: 6,
+            self.beside_a_forked_process: 2,
             self.stranger: 10,
             self.killed_fork_server: 1,
         }
@@ -140,15 +147,18 @@ class Soak:
     async def work(self, until: float) -> None:
         """Do one piece after the other."""
         while time.monotonic() < until:
-            (kind,) = self._chance.choices(self._kinds, self._weights)
-            name = kind.__name__
-            try:
-                await kind()
-                self.done[name] += 1
-            except RlmBrokerError as error:
-                self.told[f"{name}: {type(error).__name__}: {str(error)[:70]}"] += 1
-            except Exception:  # noqa: BLE001 - any error is counted and shown
-                self.wrong.append(f"{name}: {traceback.format_exc()}")
+            await self.piece(*self._chance.choices(self._kinds, self._weights))
+
+    async def piece(self, kind: Callable[[], Awaitable[None]]) -> None:
+        """Do one piece, and count how it ends."""
+        name = kind.__name__
+        try:
+            await kind()
+            self.done[name] += 1
+        except RlmBrokerError as error:
+            self.told[f"{name}: {type(error).__name__}: {str(error)[:70]}"] += 1
+        except Exception:  # noqa: BLE001 - any error is counted and shown
+            self.wrong.append(f"{name}: {traceback.format_exc()}")
 
     async def run(self) -> None:
         """One run with children."""
@@ -183,14 +193,50 @@ class Soak:
         async with self._sandbox.repl(self._chance.choice(self._contexts)) as repl:
             await repl.aexecute("print(context[-1])")
 
+    def _to_cancel(self) -> Coroutine[Any, Any, None]:
+        return self._chance.choice([self.run, self.repl, self.template, self.shared_context])()
+
     async def cancelled(self) -> None:
         """Any other piece of work, cancelled at some moment."""
-        kind = self._chance.choice([self.run, self.repl, self.template, self.shared_context])
-        task = asyncio.create_task(kind())
+        task = asyncio.create_task(self._to_cancel())
         await asyncio.wait({task}, timeout=self._chance.uniform(0, 0.2))
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+    async def cancelled_at_each_await(self) -> None:
+        """The same, cancelled again in each turn of the loop until it has ended."""
+        task = asyncio.create_task(self._to_cancel())
+        await asyncio.wait({task}, timeout=self._chance.uniform(0, 0.2))
+        while not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def cancelled_by_anyio(self) -> None:
+        """The same in a scope of anyio, which cancels at each await by itself."""
+        with anyio.move_on_after(self._chance.uniform(0, 0.2)):
+            await self._to_cancel()
+
+    async def beside_a_forked_process(self) -> None:
+        """A REPL that is opened and closed while a process lives that was forked from this one."""
+        read_end, write_end = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.read(read_end, 1)
+            os._exit(0)
+        try:
+            await self.repl()
+        finally:
+            os.write(write_end, b"x")  # not only closed: the processes of other pieces have copies
+            os.close(write_end)
+            os.close(read_end)
+            os.waitpid(pid, 0)
+
+    async def few_descriptors(self) -> None:
+        """A REPL for which there are few free descriptors. No other piece may be under way."""
+        with with_free(self._chance.choice(FREE)):
+            await self.repl()
 
     async def stranger(self) -> None:
         """A connection that sends no byte, garbage, or half a frame."""
@@ -220,6 +266,7 @@ def _was_killed(trajectory: Sequence[object]) -> bool:
 async def soak(minutes: float, every_s: float, workers: int, seed: int) -> int:
     """Work, with a sample now and then; the exit code."""
     started, samples = time.monotonic(), list[Sample]()
+    limit_descriptors()
     async with contextlib.AsyncExitStack() as stack:
         handler = await stack.enter_async_context(LMHandler(Model()))
         sandbox = await stack.enter_async_context(Sandbox(LIMITS))
@@ -228,6 +275,7 @@ async def soak(minutes: float, every_s: float, workers: int, seed: int) -> int:
         while not samples or samples[-1].at_s < minutes * 60:
             until = time.monotonic() + every_s
             await asyncio.gather(*(soaked.work(until) for _ in range(workers)))
+            await soaked.piece(soaked.few_descriptors)
             await asyncio.sleep(1)  # workers for the pool are made in the background
             samples.append(sample(started))
             _print(samples[-1], sum(soaked.done.values()))

@@ -1,10 +1,11 @@
-"""Lines that a whole run prints beside pytest's own."""
+"""The tiers of `scripts/test`, and lines that a whole run prints beside pytest's own."""
 
 import gc
 import os
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,9 +18,67 @@ sys.dont_write_bytecode = False
 # A shell that starts a run in the background leaves SIGINT ignored, for all processes below as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# A busy machine makes single examples slow, and that is no defect.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+FAST = (
+    "rlm_broker/batch/test_limits.py",
+    "rlm_broker/batch/test_parsing.py",
+    "rlm_broker/batch/test_spending.py",
+    "rlm_broker/concurrency/test_bounded_map.py",
+    "rlm_broker/concurrency/test_deadline.py",
+    "rlm_broker/concurrency/test_fair_semaphore.py",
+    "rlm_broker/concurrency/test_rate_window.py",
+    "rlm_broker/concurrency/test_resource.py",
+    "rlm_broker/context/test_digest.py",
+    "rlm_broker/context/test_excerpt.py",
+    "rlm_broker/context/test_text.py",
+    "rlm_broker/evaluation/test_scoring.py",
+    "rlm_broker/handler",
+    "rlm_broker/parsing",
+    "rlm_broker/prompts",
+    "rlm_broker/run/test_calls.py",
+    "rlm_broker/run/test_ledger.py",
+    "rlm_broker/run/test_recursion.py",
+    "rlm_broker/run/test_tokens.py",
+    "rlm_broker/sandbox/blocks/test_block_clock.py",
+    "rlm_broker/settings",
+    "rlm_broker/test_limits.py",
+    "rlm_broker/test_redaction.py",
+    "rlm_broker/test_units.py",
+    "rlm_broker/transport/test_session.py",
+    "sandbox_worker/wire",
+    "test_lint.py",
+    "test_states.py",
+)
+"""Pure tests below this folder: they open no sandbox, and make up the tier `fast`."""
+LEFT_OUT = "not browser and not notebook and not installer and not ray"
+"""Tests of the tiers `fast` and `default`."""
+EXAMPLES = {"fast": 20, "default": 20, "all": 100}
+"""Examples that hypothesis makes for each property."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the tier; a call of pytest without `scripts/test` runs what it names."""
+    parser.addoption("--tier", choices=EXAMPLES, default="all", help="which tests are run: see `scripts/test --help`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave out what the tier leaves out, and choose its number of examples."""
+    tier = config.getoption("tier")
+    # A busy machine makes single examples slow, and that is no defect.
+    slow = [HealthCheck.too_slow]
+    settings.register_profile(tier, max_examples=EXAMPLES[tier], deadline=None, suppress_health_check=slow)
+    settings.load_profile(tier)
+    if tier != "all" and not config.option.markexpr:
+        config.option.markexpr = LEFT_OUT
+    if tier == "fast" and (missing := [path for path in FAST if not (Path(__file__).parent / path).exists()]):
+        raise pytest.UsageError(f"tests/conftest.py: FAST names what does not exist: {', '.join(missing)}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore what is not in the tier `fast`."""
+    if config.getoption("tier") != "fast":
+        return None
+    path = str(collection_path.relative_to(Path(__file__).parent))
+    return not any(f"{path}/".startswith(f"{each}/") or f"{each}/".startswith(f"{path}/") for each in FAST) or None
 
 
 def pytest_collection_finish() -> None:
@@ -44,6 +103,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"skipped {count}: {reason}")
+    if terminalreporter.config.option.markexpr == LEFT_OUT:
+        terminalreporter.write_line(
+            "left out: tests that need a browser, a notebook, an installer or Ray (scripts/test all)"
+        )
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.concurrency import deadline
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
-from rlm_broker.concurrency.rate_window import SPAN_S, RateWindow
+from rlm_broker.concurrency.turns import SPAN_S, FairSemaphore, RateWindow
 from rlm_broker.errors import LimitReached, ModelFailed, ProtocolViolation
 from rlm_broker.handler import client_queue
 from rlm_broker.handler.client_queue import ClientQueue, PendingCall, Serving

@@ -17,7 +17,7 @@ from rlm_broker.context.store import Encoded, Paths
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal.lines import DIGEST_BYTES, digest
 from rlm_broker.run.request import require_question
-from rlm_broker.shown import printable
+from rlm_broker.values.text import clip, printable
 from rlm_broker.values.validation import suggestion
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
@@ -159,8 +159,7 @@ def _require_metadata(metadata: object, where: str) -> None:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
+    return clip(repr(value), 80)
 
 
 MOST_AHEAD = 64

@@ -9,8 +9,8 @@ from rlm_broker.journal.lines import line_of
 from rlm_broker.journal.paid import PaidCalls
 from rlm_broker.results import ChatMessage, Completion
 from rlm_broker.run.calls import in_words
-from rlm_broker.shown import jsonable
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.text import jsonable
 
 ItemStatus = Literal["answered", "limited", "failed"]
 """End of an item: an answer; a partial answer or none, at a limit; or an error."""

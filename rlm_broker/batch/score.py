@@ -11,7 +11,7 @@ from rlm_broker.batch.items import BatchItem, BatchResult
 from rlm_broker.concurrency.deadline import closed_if_deaf
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.redaction import redact, secrets_of_environment
+from rlm_broker.events.redaction import redact, secrets_of_environment
 
 Score = Callable[[BatchItem, BatchResult], Any]
 """Function that judges a result: it returns a JSON value, or an awaitable of one. A plain function runs in a thread."""

@@ -8,7 +8,7 @@ from rlm_broker.clients.base import BaseClient
 from rlm_broker.models.model import Model
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.request import RunRequest
-from rlm_broker.shown import jsonable
+from rlm_broker.values.text import clip, jsonable
 from rlm_broker.version import __version__
 
 MOST_CHARS = 200
@@ -65,7 +65,7 @@ def _model(client: BaseClient, described: Model | None) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}... {_digest(text)}"
+    return text if text is None or len(text) <= MOST_CHARS else f"{clip(text, MOST_CHARS)} {_digest(text)}"
 
 
 def _digest(text: str) -> str:

@@ -1,6 +1,5 @@
 """`rlm-broker ask QUESTION PATH...`: settings, one run, and what the user is told of it."""
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -14,23 +13,23 @@ from rlm_broker.cli.clusters import cluster_options, opened_cluster
 from rlm_broker.cli.composition import models_of, rlm_of, sandbox_of
 from rlm_broker.cli.failing import fail
 from rlm_broker.cli.parameters import exists
-from rlm_broker.cli.progress import ProgressLine, spent
+from rlm_broker.cli.progress import ProgressLine
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
-from rlm_broker.clients.offline.question import NOTE
+from rlm_broker.clients.offline.client import NOTE, OfflineClient
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.context.text import Errors
-from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
+from rlm_broker.events.event import Emit, all_of
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import schema_of
-from rlm_broker.shown import as_json as to_json
-from rlm_broker.trace.events import Emit, all_of
-from rlm_broker.trace.story import counted, tokens
-from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.values.text import as_json as to_json
+from rlm_broker.values.words import counted, spent, tokens
+from rlm_broker.watch.server import ControlSocket
 
 
 def run(
@@ -131,17 +130,7 @@ def _completion(
         raise
     if progress is not None:
         _say_used(completion)
-    return _without_advice(completion, is_quiet=progress is None)
-
-
-def _without_advice(completion: Completion, *, is_quiet: bool) -> Completion:
-    """Return the answer of the model offline without its last line, which is advice to users and goes to stderr."""
-    response = completion.response or ""
-    if not response.endswith(f"\n{NOTE}"):
-        return completion
-    if not is_quiet:
-        say(NOTE, err=True)
-    return dataclasses.replace(completion, response=response.removesuffix(f"\n{NOTE}"))
+    return completion
 
 
 @contextmanager
@@ -188,11 +177,16 @@ def _require_order(question: str, paths: tuple[str, ...]) -> None:
 
 
 def _say_used(ended: Completion | RunFailed) -> None:
-    """Print what a run took and used in one line, and a table by model and by depth if there are several."""
+    """Print what a run took and used in one line, and a table by model and by depth if there are several.
+
+    After a run of the model offline it prints what that model is.
+    """
     if not ended.execution_time:  # no run had begun
         return
     turns = counted(len(ended.trajectory), "turn")
     say(f"{ended.execution_time:.1f} s, {turns}, {spent(ended.usage_summary.total)}", err=True)
+    if OfflineClient.model_name in ended.usage_summary.model_usage_summaries:
+        say(NOTE, err=True)
     if not any(tokens(usage) for usage in ended.usage_by_depth.values()):
         return
     models = list(ended.usage_summary.model_usage_summaries.items())

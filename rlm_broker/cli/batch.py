@@ -14,7 +14,7 @@ from rlm_broker.batch.batch import Batch
 from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchResult
 from rlm_broker.batch.progress import BatchProgress
-from rlm_broker.cli import stopping
+from rlm_broker.cli import signals
 from rlm_broker.cli.batch_input import BatchInput
 from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
 from rlm_broker.cli.clusters import cluster_options, opened_cluster
@@ -23,13 +23,13 @@ from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
-from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import function_of, schema_of
-from rlm_broker.shown import as_json as to_json
-from rlm_broker.trace.story import counted
+from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.units import accepted, amount
+from rlm_broker.values.words import counted
+from rlm_broker.watch.server import ControlSocket
 
 LIMITS = {"max_budget_usd": "--batch-budget-usd", "max_tokens": "--batch-tokens", "timeout_s": "--batch-timeout"}
 """Limit of a batch -> the option that sets it."""
@@ -199,7 +199,7 @@ def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool
                 if line is not None and result.status == "failed":
                     line.note(f"{result.id} failed: {result.error}")
     except (RunCancelled, KeyboardInterrupt):
-        exit_code = LimitReached.exit_code if was_stopped and not stopping.has_come() else stopping.exit_code()
+        exit_code = LimitReached.exit_code if was_stopped and not signals.has_come() else signals.exit_code()
         return _Ended(RunCancelled.kind, f"stopped; {GO_ON}", exit_code)
     except LimitReached as error:
         return _Ended(error.kind, f"{error}: raise {LIMITS[error.limit]}, and {GO_ON}", error.exit_code)

@@ -24,7 +24,7 @@ from rlm_broker.context.roots import Root
 from rlm_broker.context.store import Encoded
 from rlm_broker.context.text import Errors
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.shown import printable
+from rlm_broker.values.text import clip, printable
 
 KEY_BITS = (1 << 64) - 1
 """Bits of a key of `SeenIds`. The hash of a text is seeded by this process, so that no input can choose it."""
@@ -141,7 +141,7 @@ class BatchInput:
 
 
 def _cut(text: str) -> str:
-    return ascii(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}...")
+    return ascii(clip(text, SHOWN_CHARS))
 
 
 class _Stream:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.batch.progress import BatchProgress
 from rlm_broker.batch.status import BatchStatus, read_status
-from rlm_broker.cli.progress import ROOM_FOR_CTRL_C, live_line, spent
+from rlm_broker.cli.progress import ROOM_FOR_CTRL_C, live_line
 from rlm_broker.cli.ps import seconds
 from rlm_broker.cli.terminal import say
-from rlm_broker.shown import as_json as to_json
-from rlm_broker.shown import printable
-from rlm_broker.trace.panels import takes_panels
-from rlm_broker.trace.story import counted
+from rlm_broker.values.text import as_json as to_json
+from rlm_broker.values.text import printable
+from rlm_broker.values.words import counted, spent
+from rlm_broker.watch.terminal import takes_panels
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

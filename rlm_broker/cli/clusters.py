@@ -13,10 +13,10 @@ from rlm_broker.cli.node import token_of
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.terminal import say
 from rlm_broker.cluster.nodes import Nodes
-from rlm_broker.control import folder
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.extras import require_extra
+from rlm_broker.watch import folder
 
 FILE_MODE = 0o600
 

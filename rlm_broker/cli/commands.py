@@ -2,11 +2,22 @@
 
 import click
 
-from rlm_broker.cli.parameters import FILE, FOLDER, ISOLATION, PATH, Command, Flag, Group, Key, Option, TraceGroup
+from rlm_broker.cli.parameters import (
+    FILE,
+    FOLDER,
+    ISOLATION,
+    PATH,
+    Flag,
+    Group,
+    KeyVariable,
+    LazyCommand,
+    Option,
+    TraceGroup,
+)
 
 MOST_RUNS = 4_096
 """Runs of a batch at the same time, at most."""
-KEY = Key()
+KEY = KeyVariable()
 BY_SIGNALS = "130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP"
 
 # -- options of several commands ---------------------------------------------------------------------------------------
@@ -78,7 +89,7 @@ def _runs_at_a_time(most: int | None) -> Option:
 
 # -- questions ---------------------------------------------------------------------------------------------------------
 
-ASK = Command(
+ASK = LazyCommand(
     "ask",
     """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.
 
@@ -111,7 +122,7 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 failed, 5 the model provider failed, {BY_SIGNALS} (the partial answer is printed)""",
 )
 
-BATCH = Command(
+BATCH = LazyCommand(
     "batch",
     """Ask the questions of INPUT, one JSON object a line, and write each result to OUT as soon as there is one.
 
@@ -162,7 +173,7 @@ the configuration is wrong, or it does not fit OUT, 3 a limit of the batch or `r
 After 3, 4, 5, 130, 143, 129 and a kill the same command goes on with the items that have no result.""",
 )
 
-EVAL = Command(
+EVAL = LazyCommand(
     "eval",
     """Measure whether an RLM is worth it for a model: questions with known answers, asked in several ways.
 
@@ -208,7 +219,7 @@ exit codes: 0 all items have ended, 1 all items of an arm failed, 2 the command 
 
 # -- code, servers, nodes ----------------------------------------------------------------------------------------------
 
-EXEC = Command(
+EXEC = LazyCommand(
     "exec",
     """Run a Python FILE in a sandbox of its own, without any model, as `python FILE ARGS...` would.
 
@@ -232,7 +243,7 @@ exit codes: 0 it ran through, its own if it exited with one, 1 it raised or cras
     context_settings={"allow_interspersed_args": False},
 )
 
-SERVE = Command(
+SERVE = LazyCommand(
     "serve",
     """Serve an RLM as a model over HTTP, and its sandbox: to OpenAI's clients, chat windows and agents.
 
@@ -265,7 +276,7 @@ in use, 4 the isolation cannot be had, 5 the model provider failed""",
     extra="serve",
 )
 
-NODE = Command(
+NODE = LazyCommand(
     "node",
     """Offer this machine to an orchestrator: its runs and their sandboxes are here, its models and keys are there.
 
@@ -293,7 +304,7 @@ exit codes: 0 the cluster has ended, 1 the broker was not reached or was lost, 2
 broker refused this node or is another one, 4 the sandbox cannot be had, 130, 143, 129 stopped by a signal""",
 )
 
-MCP = Command(
+MCP = LazyCommand(
     "mcp",
     """Serve a sandbox, and questions about large files, to one client of the Model Context Protocol.
 
@@ -321,7 +332,7 @@ exit codes: 0 the client has left, 2 the command line or configuration is wrong,
 
 # -- this machine, settings, runs that go on ---------------------------------------------------------------------------
 
-DOCTOR = Command(
+DOCTOR = LazyCommand(
     "doctor",
     "Show what isolation this machine offers, tried out in a real worker of each level.",
     (JSON,),
@@ -329,7 +340,7 @@ DOCTOR = Command(
 )
 
 AS_ASK = "As it would be given to ask."
-LIST_MODELS = Command(
+LIST_MODELS = LazyCommand(
     "models",
     """Show the models and routes that hold here, what a server at --base-url has, and the providers whose key is set.
 
@@ -357,14 +368,14 @@ CONFIG = Group(
     "config",
     help="Settings: flags, then RLM_BROKER_*, ./rlm-broker.toml, and ~/.config/rlm-broker/config.toml.",
     commands=[
-        Command(
+        LazyCommand(
             "trust",
             "Trust ./rlm-broker.toml with its present content. It may then name servers, Python files of tools, which"
             " run without a sandbox, and isolation 'process'.",
             epilog="exit codes: 0 trusted, 2 there is no such file, or it is wrong",
             work="config.trust",
         ),
-        Command(
+        LazyCommand(
             "show",
             """Print each setting with the value that holds, and where it came from.
 
@@ -377,7 +388,7 @@ CONFIG = Group(
     ],
 )
 
-PS = Command(
+PS = LazyCommand(
     "ps",
     """Show each run and each REPL of this user's processes, and what it does.
 
@@ -388,7 +399,7 @@ PS = Command(
     epilog="exit codes: 0 shown, also if no process runs, 2 the command line is wrong, 130 Ctrl+C",
 )
 
-STOP = Command(
+STOP = LazyCommand(
     "stop",
     """Stop a run: it ends with its best answer so far. Stop a REPL: its block is interrupted.
 
@@ -411,7 +422,7 @@ TRACE = TraceGroup(
     "trace",
     help="Look at a trace that `ask --trace FILE` wrote.",
     commands=[
-        Command(
+        LazyCommand(
             "show",
             "Print the tree of runs: question, turns, blocks, calls, tokens and cost of each.",
             (
@@ -422,7 +433,7 @@ TRACE = TraceGroup(
             epilog="exit codes: 0 shown, 2 the file is no trace",
             work="trace.show",
         ),
-        Command(
+        LazyCommand(
             "view",
             "Write the trace as one page that needs no network, open it in the browser, and print its link.",
             (
@@ -433,29 +444,18 @@ TRACE = TraceGroup(
             epilog="exit codes: 0 written, 2 the file is no trace, or the page cannot be written",
             work="trace.view",
         ),
-        Command(
+        LazyCommand(
             "export",
-            "Write the trace in the format of another program.",
+            "Write the trace in the format of other programs. The trace itself is JSON lines.",
             (
                 TRACE_FILE,
                 Flag(
-                    "--chrome names",
-                    "Trace events that Perfetto and chrome://tracing open.",
-                    flag_value="chrome",
-                    multiple=True,
+                    "--otlp formats",
+                    "Spans as OTLP in JSON, for OpenTelemetry collectors (default).",
+                    value="--otlp",
                 ),
-                Flag(
-                    "--otlp names",
-                    "Spans as OTLP in JSON, for OpenTelemetry's collectors.",
-                    flag_value="otlp",
-                    multiple=True,
-                ),
-                Flag(
-                    "--rlm names",
-                    "JSON lines that the visualizer of `rlms` opens.",
-                    flag_value="rlm",
-                    multiple=True,
-                ),
+                Flag("--chrome formats", "", value="--chrome", hidden=True),
+                Flag("--rlm formats", "", value="--rlm", hidden=True),
                 Option("--out", "FILE", "A new file (default: stdout).", type=PATH),
             ),
             epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written",
@@ -464,7 +464,7 @@ TRACE = TraceGroup(
     ],
 )
 
-VIEW = Command(
+VIEW = LazyCommand(
     "view",
     """Show the runs of this machine in the browser, follow them, and stop them.
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rlm_broker.cluster.nodes import Nodes
+from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits
 from rlm_broker.models.models import Models
 from rlm_broker.prompts.instructions import Instructions
@@ -10,7 +11,6 @@ from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.settings.settings import Settings
 from rlm_broker.settings.user_files import tools_of
-from rlm_broker.trace.events import Emit
 
 
 def models_of(settings: Settings, record: Path | None = None) -> Models:

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 from rlm_broker.cli.terminal import say
+from rlm_broker.events.redaction import without_credentials
 from rlm_broker.limits import Limits
-from rlm_broker.redaction import without_credentials
 from rlm_broker.settings.settings import PROJECT_FILE, Settings, assigned, trust_project
-from rlm_broker.shown import printable
+from rlm_broker.values.text import printable
 
 ABOUT = {
     "model": "The root model",
@@ -64,9 +64,11 @@ def _about(name: str) -> str:
 
 def _shown(value: object) -> object:
     """Return a value without the password of an address."""
+
     return without_credentials(value) if isinstance(value, str) else value
 
 
 def _short(value: object) -> str:
     """Return a value as it is written in a file of settings: a size in bytes, and `none` without a bound."""
+
     return "none" if value is None else printable(str(value))

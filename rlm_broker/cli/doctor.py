@@ -17,7 +17,6 @@ import click
 import psutil
 
 from rlm_broker.errors import IsolationUnavailable, RlmBrokerError
-from rlm_broker.sandbox.levels import canary
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroups, memory_bytes
 from rlm_broker.sandbox.workers.python_paths import maps_texts
@@ -65,6 +64,9 @@ def _tried_out(level: Level) -> dict[str, Any]:
     refused. `problem` is None or a sentence. With a problem there is its `kind`, as in JSON errors; if a layer failed,
     there are also `failed_layer`, `reason` and `remedy`.
     """
+    from rlm_broker.errors import IsolationUnavailable  # these import what --help need not wait for
+    from rlm_broker.sandbox.workers import canary
+
     try:
         with Sandbox(isolation=level.name) as sandbox, sandbox.repl() as repl:
             refused = canary.verdict(level, repl.execute(canary.PROGRAM).final_answer)

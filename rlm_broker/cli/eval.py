@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.batch.batch import Batch
-from rlm_broker.cli import stopping
+from rlm_broker.cli import signals
 from rlm_broker.cli.composition import rlm_of
 from rlm_broker.cli.failing import fail
 from rlm_broker.cli.parameters import is_folder
 from rlm_broker.cli.terminal import say
-from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
 from rlm_broker.evaluation.arms import PLAIN, Arm, arms_of
 from rlm_broker.evaluation.evaluating import Evaluation
@@ -25,8 +24,9 @@ from rlm_broker.evaluation.table import dollars, table
 from rlm_broker.limits import RunLimits, with_set
 from rlm_broker.rlm import RLM
 from rlm_broker.settings.settings import Settings, assigned
-from rlm_broker.shown import as_json as to_json
-from rlm_broker.trace.story import counted
+from rlm_broker.values.text import as_json as to_json
+from rlm_broker.values.words import counted
+from rlm_broker.watch.server import ControlSocket
 
 GENERATED: dict[str, Any] = {"tasks": "all", "lengths": "8k,64k", "length_unit": "tokens", "samples": 5, "seed": 0}
 """Options of generated questions, with their defaults; the help repeats these."""
@@ -149,7 +149,7 @@ def run(*, as_json: bool, dry_run: bool, **options: Any) -> int:
         done = planned.run()
     except RunCancelled:
         again = "the same command goes on" if options["out"] else "its results are lost, since there is no --out"
-        fail("eval", "cancelled", f"stopped: {again}", stopping.exit_code(), as_json=as_json)
+        fail("eval", "cancelled", f"stopped: {again}", signals.exit_code(), as_json=as_json)
     say(done.in_json() if as_json else done.table())
     if done.limit is not None:
         if as_json:

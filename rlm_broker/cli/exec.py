@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
-from rlm_broker.control.server import ControlSocket
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
-from rlm_broker.sandbox.as_program import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
+from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.settings.settings import Settings, assigned
-from rlm_broker.shown import as_json as to_json
-from rlm_broker.shown import jsonable
+from rlm_broker.values.text import as_json as to_json
+from rlm_broker.values.text import jsonable
+from rlm_broker.watch.server import ControlSocket
 
 if TYPE_CHECKING:
     from rlm_broker.limits import Limits
-    from rlm_broker.sandbox.blocks.output import OnOutput
+    from rlm_broker.sandbox.blocks.block_result import OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl
 
 OF_SOURCE = "utf-8-sig"

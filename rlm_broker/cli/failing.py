@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from rlm_broker.cli import stopping
+from rlm_broker.cli import signals
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ModelFailed, RlmBrokerError, RunCancelled, RunFailed
+from rlm_broker.values.text import shorten
 
 LONGEST_CHARS = 4_000
 """Maximum characters of a sentence; a longer one, which repeats what the user has given, loses its middle."""
@@ -26,9 +27,7 @@ def fail(
         sentence: Why it failed.
         run: The error of a run. Its partial answer and what it used become part of the JSON.
     """
-    if len(sentence) > LONGEST_CHARS:
-        half = LONGEST_CHARS // 2
-        sentence = f"{sentence[:half]}... [{len(sentence) - 2 * half:,} characters left out] ...{sentence[-half:]}"
+    sentence = shorten(sentence, LONGEST_CHARS, gap="")
     if as_json:
         had = {} if run is None else _had(run)
         say(json.dumps({"error": {"kind": kind, "message": sentence, **had}}, ensure_ascii=False))
@@ -48,13 +47,13 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
             raise
         run = error if isinstance(error, RunFailed) else None
         kind, sentence, exit_code = error.kind, str(error), error.exit_code
-        if isinstance(error, RunCancelled) or stopping.has_come():  # signals may hit the fork server, too
-            kind, sentence, exit_code = RunCancelled.kind, str(RunCancelled()), stopping.exit_code()
+        if isinstance(error, RunCancelled) or signals.has_come():  # signals may hit the fork server, too
+            kind, sentence, exit_code = RunCancelled.kind, str(RunCancelled()), signals.exit_code()
         if isinstance(error, ModelFailed) and error.partial_answer and not as_json:
             say(error.partial_answer)
         fail(command, kind, sentence, exit_code, as_json=as_json, run=run)
     except KeyboardInterrupt:
-        fail(command, "cancelled", "stopped", stopping.exit_code(), as_json=as_json)
+        fail(command, "cancelled", "stopped", signals.exit_code(), as_json=as_json)
 
 
 def _had(run: RunFailed) -> dict[str, Any]:

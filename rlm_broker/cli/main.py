@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from rlm_broker.cli import stopping
+from rlm_broker.cli import signals
 from rlm_broker.cli.commands import COMMANDS
 from rlm_broker.cli.failing import fail
 from rlm_broker.cli.parameters import Group
@@ -67,7 +67,7 @@ def main() -> None:
         click.echo("rlm-broker runs on Linux only: its sandbox is made of Linux kernel features", err=True)
         sys.exit(2)
     _prepare_streams()
-    stopping.listen()
+    signals.listen()
     try:
         cli(prog_name="rlm-broker", standalone_mode=False)
         sys.stdout.flush()
@@ -81,9 +81,9 @@ def main() -> None:
         sentence = f"{message}{stop} See `{command} --help`."
         fail(command.partition(" ")[2], "usage", sentence, 2, as_json="--json" in sys.argv)
     except (click.Abort, KeyboardInterrupt):
-        _leave_at_once(stopping.exit_code())
+        _leave_at_once(signals.exit_code())
     except SystemExit as end:
-        if end.code != stopping.exit_code():
+        if end.code != signals.exit_code():
             raise
         # No orderly end: it waits for an import in the background, which a second Ctrl+C would hit.
         _leave_at_once(end.code)
@@ -112,7 +112,7 @@ def _leave_without_output(error: OSError) -> NoReturn:
     if error.errno == errno.ENOSPC:
         _leave_at_once(1, "the output cannot be written: no space is left")
     if error.errno == errno.EIO:  # the terminal was closed
-        _leave_at_once(stopping.exit_code() if stopping.has_come() else 1)
+        _leave_at_once(signals.exit_code() if signals.has_come() else 1)
     raise error
 
 

@@ -15,7 +15,7 @@ from rlm_broker.cluster.messages import JOIN_BYTES, PROTOCOL, Join
 from rlm_broker.cluster.tls import checked_fingerprint
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.sandbox.workers.cgroups import memory_bytes
-from rlm_broker.shown import printable
+from rlm_broker.values.text import printable
 from sandbox_worker import RELEASE
 
 TOKEN_VARIABLE = "RLM_BROKER_NODE_TOKEN"

@@ -35,7 +35,7 @@ def is_folder(path: str | Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
-class Key(click.ParamType[str]):
+class KeyVariable(click.ParamType[str]):
     """The name of a variable that holds a key. A key itself is refused: all users see the arguments of a process."""
 
     name = "key"
@@ -59,21 +59,44 @@ class Option(click.Option):
         names: Its flags, and the name of its parameter if that is another one: `"--json as_json"`.
         metavar: What the help shows for the value.
         help: One sentence.
-        more: What `click.Option` takes beside.
+        multiple: Whether it may be given several times.
     """
 
-    def __init__(self, names: str, metavar: str, help: str, **more: Any) -> None:
-        super().__init__(names.split(), metavar=metavar, help=help, **more)
+    def __init__(
+        self,
+        names: str,
+        metavar: str,
+        help: str,
+        *,
+        type: click.ParamType[Any] | type | None = None,
+        default: Any = None,
+        multiple: bool = False,
+        required: bool = False,
+    ) -> None:
+        super().__init__(
+            names.split(),
+            metavar=metavar,
+            help=help,
+            type=type,
+            default=default,
+            multiple=multiple,
+            required=required,
+        )
 
 
 class Flag(click.Option):
-    """An option without a value."""
+    """An option without a value. Flags of one parameter put their own `value` into a tuple."""
 
-    def __init__(self, names: str, help: str, **more: Any) -> None:
-        super().__init__(names.split(), is_flag=True, help=help, **more)
+    def __init__(
+        self, names: str, help: str, *, default: bool | None = False, value: str | None = None, hidden: bool = False
+    ) -> None:
+        if value is None:
+            super().__init__(names.split(), is_flag=True, help=help, default=default, hidden=hidden)
+        else:
+            super().__init__(names.split(), is_flag=True, help=help, flag_value=value, multiple=True, hidden=hidden)
 
 
-class Command(click.Command):
+class LazyCommand(click.Command):
     """A command whose work is a function of a module that is imported when the command is called.
 
     The import may take a second, and `--help` need not wait for it. The function gets each parameter by its name. It
@@ -86,7 +109,7 @@ class Command(click.Command):
         epilog: What the help ends with.
         work: `MODULE` or `MODULE.FUNCTION` in `rlm_broker.cli`; the function is `run` if none is named.
         extra: Extra of the installation whose packages the module imports.
-        more: What `click.Command` takes beside.
+        context_settings: As `click.Command` has them.
     """
 
     def __init__(
@@ -98,9 +121,16 @@ class Command(click.Command):
         epilog: str,
         work: str = "",
         extra: str = "",
-        **more: Any,
+        context_settings: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(name, help=help, params=list(parameters), epilog=epilog, callback=self._call, **more)
+        super().__init__(
+            name,
+            help=help,
+            params=list(parameters),
+            epilog=epilog,
+            callback=self._call,
+            context_settings=context_settings,
+        )
         self._work = work or name
         self._extra = extra
 

@@ -9,21 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from rlm_broker.trace.events import (
-    BlockEnded,
-    BlockStarted,
-    CallEnded,
-    CallStarted,
-    Event,
-    IterationStarted,
-    RunEnded,
-    RunStarted,
-)
-from rlm_broker.trace.panels import console_of, takes_panels
-from rlm_broker.trace.printing import line_of, print_event, trouble
-from rlm_broker.trace.story import counted, tokens
-from rlm_broker.trace.verbose import VerbosePrinter
-from rlm_broker.usage import Usage
+from rlm_broker.events.event import Event
+from rlm_broker.events.progress import RunProgress
+from rlm_broker.events.story import Story
+from rlm_broker.values.words import counted, dollars, tokens
+from rlm_broker.watch.terminal import StoryPrinter, console_of, takes_panels
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -36,41 +26,30 @@ ROOM_FOR_CTRL_C = 3
 
 
 class ProgressLine:
-    """Follows a run's events. On a terminal it keeps one line up to date, and prints notes of failures above it.
-    Elsewhere it prints a line for each event that matters.
+    """Follows a run's events. On a terminal it keeps one line up to date, and prints failures above it. Elsewhere it
+    prints a line for each event that matters.
 
     Args:
         is_verbose: Whether each turn's reply, code, output and calls are shown, too.
     """
 
     def __init__(self, stream: TextIO, *, is_verbose: bool = False) -> None:
-        self._stream = stream
         self._started = time.monotonic()
-        self._turn = 0
-        self._most_turns: int | None = None
-        self._blocks = 0
-        self._running: set[str] = set()
-        self._in_flight = 0
-        self._runs = 0
-        self._usage: dict[tuple[str, int], Usage] = {}
-        self._batches: dict[tuple[str, int], tuple[int, int]] = {}
-        """Run and number of each batch under way -> how many of its calls have ended, and how many there are."""
+        self._progress = RunProgress()
         self._live = live_line(self, stream) if takes_panels(stream) else None
         console = None if self._live is None else self._live.console
-        self._verbose = VerbosePrinter(stream, console=console, tells_answer=False) if is_verbose else None
+        self._story = Story("texts" if is_verbose else "titles", tells_answer=False)
+        self._printer = None if self._live and not is_verbose else StoryPrinter(self._story, stream, console=console)
 
     def __call__(self, event: Event) -> None:
-        """Take one event: count it, and print what is to be said of it."""
-        self._count(event)
-        self._count_batch(event)
-        if self._verbose is not None:
-            self._verbose(event)
-        elif self._live is None:
-            print_event(event, self._stream)
-        elif note := trouble(event):
+        """Take one event: count it, and print its passage. Beside a live line only troubles need one."""
+        self._progress(event)
+        if self._printer is not None:
+            self._printer(event)
+        elif self._live and (passage := self._story.passage(event)) and passage.is_trouble:
             from rich.text import Text
 
-            self._live.console.print(Text(line_of(event, note)), soft_wrap=True)
+            self._live.console.print(Text(passage.line), soft_wrap=True)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -98,63 +77,21 @@ class ProgressLine:
     def _line(self) -> str:
         """Return the line: time and cost, turn, what is under way, and what has been used so far."""
         seconds = f"{time.monotonic() - self._started:.0f} s"
-        if not self._runs:
+        progress = self._progress
+        if not progress.started:
             return f"{seconds}, starting: modules, context, sandbox"
-        # Copies: this runs on the thread of rich, and a dict that grows while it is iterated would end that thread.
-        total = sum(list(self._usage.values()), Usage())
-        cost = f", ${total.total_cost:.4f}" if total.total_cost else ""
-        most = "" if self._most_turns is None else f" of {self._most_turns:,}"
-        batches = list(self._batches.values())
-        parts = [seconds, f"turn {self._turn}{most}{cost}"]
-        parts += [f"{self._runs} runs"] if self._runs > 1 else []
-        parts += [f"block {self._blocks}{' running' if self._running else ''}"] if self._blocks else []
-        if batches:
-            parts.append(f"batch {sum(done for done, _ in batches):,} of {sum(of for _, of in batches):,}")
-        elif self._in_flight:
-            parts.append(f"waiting for {counted(self._in_flight, 'call')}")
+        total = progress.usage
+        cost = f", {dollars(total.total_cost)}" if total.total_cost else ""
+        most = "" if progress.most_turns is None else f" of {progress.most_turns:,}"
+        parts = [seconds, f"turn {progress.turn}{most}{cost}"]
+        parts += [f"{progress.started} runs"] if progress.started > 1 else []
+        parts += [f"block {progress.blocks}{' running' if progress.is_running else ''}"] if progress.blocks else []
+        if batch := progress.batch:
+            parts.append(f"batch {batch[0]:,} of {batch[1]:,}")
+        elif progress.open_calls:
+            parts.append(f"waiting for {counted(progress.open_calls, 'call')}")
         parts += [f"{counted(total.total_calls, 'call')} done", tokens(total)]
         return ", ".join(filter(None, parts))
-
-    def _count_batch(self, event: Event) -> None:
-        match event:
-            case CallStarted() if event.batch:
-                self._batches.setdefault((event.run, event.batch), (0, event.of))
-            case CallEnded() if event.batch:
-                self._batches[event.run, event.batch] = (event.done, event.of)
-                if event.done == event.of:
-                    del self._batches[event.run, event.batch]
-            case BlockEnded() | RunEnded():  # for refused prompts of the batch there was no call
-                for place in [each for each in self._batches if each[0] == event.run]:
-                    del self._batches[place]
-
-    def _count(self, event: Event) -> None:
-        match event:
-            case RunStarted(depth=depth, metadata=metadata):
-                self._runs += 1
-                most = metadata.get("limits", {}).get("max_iterations")
-                if depth == 0 and most is not None:
-                    self._most_turns = most if isinstance(most, int) else most[0]
-            case IterationStarted(depth=0, number=number):
-                self._turn = number
-            case BlockStarted():
-                self._blocks += 1
-                self._running.add(event.run)
-            case BlockEnded() | RunEnded():  # the block of a cancelled run gets no event of its end
-                self._running.discard(event.run)
-            case CallStarted():
-                self._in_flight += 1
-            case CallEnded():
-                self._in_flight -= 1
-                place = (event.model or "?", event.depth)
-                self._usage[place] = self._usage.get(place, Usage()) + event.usage
-
-
-def spent(usage: Usage) -> str:
-    """Return calls, tokens and cost. A price that is not known is said to be unknown; zeros are left out."""
-    stored = f" ({usage.stored_calls:,} of them stored, not paid)" if usage.stored_calls else ""
-    cost = "cost unknown" if usage.total_cost is None and usage.total_calls else ""
-    cost = f"${usage.total_cost:.4f}" if usage.total_cost else cost
-    return ", ".join(filter(None, (f"{counted(usage.total_calls, 'call')}{stored}", tokens(usage), cost)))
 
 
 def live_line(line: "RenderableType", stream: TextIO) -> "Live":

@@ -11,9 +11,9 @@ import click
 import msgspec
 
 from rlm_broker.cli.terminal import say
-from rlm_broker.control.client import processes
-from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
-from rlm_broker.shown import printable
+from rlm_broker.values.text import printable
+from rlm_broker.watch.client import processes
+from rlm_broker.watch.messages import ProcessStatus, ReplStatus, RunStatus
 
 NONE_RUNS = "no process of rlm-broker runs"
 HEADINGS = ("PROCESS", "RUN", "QUESTION", "TURN", "DOING", "FOR", "REPLS", "MEMORY", "TOKENS", "DOLLARS")

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from rlm_broker.cli.terminal import say
-from rlm_broker.telemetry.traceparent import checked, traceparent
-from rlm_broker.trace.events import Emit
+from rlm_broker.events.event import Emit
+from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -22,7 +22,7 @@ def sent_spans() -> AbstractContextManager[Emit | None]:
     if not is_wanted(os.environ):
         return nullcontext()
     try:
-        from rlm_broker.telemetry.sdk.exporting import exporting
+        from rlm_broker.watch.collector import exporting
     except ImportError:
         _tell("no spans are sent: they need packages that are not installed: pip install 'rlm-broker[otel]'")
         return nullcontext()
@@ -30,7 +30,7 @@ def sent_spans() -> AbstractContextManager[Emit | None]:
     if protocol != "http/protobuf":
         _tell(f"no spans are sent: the protocol {protocol[:40]!r} is not supported, http/protobuf is")
         return nullcontext()
-    traceparent.set(checked(os.environ.get("TRACEPARENT")))
+    traceparent.set(checked_traceparent(os.environ.get("TRACEPARENT")))
     return exporting(_tell)
 
 

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from rlm_broker.cli.terminal import say
-from rlm_broker.control import client, messages
-from rlm_broker.control.messages import Outcome
-from rlm_broker.control.status import ProcessStatus
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.watch import client, messages
+from rlm_broker.watch.messages import ProcessStatus, StopOutcome
 
 MOST_NAMED = 8
 """Ids that a sentence about an ambiguous beginning lists."""
@@ -103,7 +102,7 @@ def _verb(now: bool) -> str:
     return "cancel" if now else "stop"
 
 
-def _sentence(outcome: Outcome) -> str:
+def _sentence(outcome: StopOutcome) -> str:
     name = {"run": "run", "repl": "REPL", "process": "process"}[outcome.kind]
     if outcome.has_ended:
         return f"{name} {outcome.id}: {outcome.state}"

@@ -5,7 +5,7 @@ from typing import TextIO
 
 import click
 
-from rlm_broker.shown import printable
+from rlm_broker.values.text import printable
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""`rlm-broker trace`: a trace as a tree, as JSON, as a page in the browser, and in formats of other programs."""
+"""`rlm-broker trace`: a trace as a tree, as JSON, as a page in the browser, and as spans of OpenTelemetry."""
 
 import json
 import os
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import click
 
-from rlm_broker.cli.exporting import FORMATS, export_trace
 from rlm_broker.cli.terminal import say
-from rlm_broker.trace import tree
-from rlm_broker.trace.verbose import VerbosePrinter
-from rlm_broker.viewer.page import write_page
+from rlm_broker.events.story import Story
+from rlm_broker.events.trace import events
+from rlm_broker.watch import otlp
+from rlm_broker.watch import trace_tree as tree
+from rlm_broker.watch.terminal import StoryPrinter
+from rlm_broker.watch.viewer.page import write_page
 
 
 def show(file: Path, *, full: bool, as_json: bool) -> None:
@@ -22,8 +24,8 @@ def show(file: Path, *, full: bool, as_json: bool) -> None:
     if as_json:
         say(json.dumps(tree.runs(file)))
     elif full:
-        show_event = VerbosePrinter(sys.stdout, is_whole=True)
-        for event in tree.events(file):
+        show_event = StoryPrinter(Story("all"), sys.stdout, has_no_bound=True)
+        for event in events(file):
             show_event(event)
     else:
         for line in tree.tree(file):
@@ -41,11 +43,12 @@ def view(file: Path, *, out: Path | None, no_open: bool) -> None:
         webbrowser.open(link)
 
 
-def export(file: Path, *, names: tuple[str, ...], out: Path | None) -> None:
-    """Write the trace in the format of another program."""
-    if len(set(names)) != 1:
-        raise click.UsageError(f"give {'one' if names else 'a'} format: {' or '.join(f'--{each}' for each in FORMATS)}")
-    for part in export_trace(file, names[0], out):
+def export(file: Path, *, formats: tuple[str, ...], out: Path | None) -> None:
+    """Write the trace in the format of other programs. The trace itself is JSON lines."""
+    for each in formats:
+        if each != "--otlp":
+            raise click.UsageError(f"{each} is no longer written: give --otlp, or read the trace, which is JSON lines")
+    for part in otlp.export(file, out):
         say(part)
 
 

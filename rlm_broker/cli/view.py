@@ -5,7 +5,7 @@ import webbrowser
 
 from rlm_broker.cli.terminal import say
 from rlm_broker.cli.trace import has_display
-from rlm_broker.viewer.machine import Viewer
+from rlm_broker.cli.viewer import Viewer
 
 
 def run(*, port: int, host: str, no_open: bool) -> None:

@@ -1,11 +1,11 @@
 """The interface of all clients: one async call that returns the model's text and the usage of that call."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import msgspec
 
-from rlm_broker.clients.recording import CallId
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
@@ -14,6 +14,32 @@ PICTURE_CHARS = 6_000
 """Characters that a content part without text counts as: about 2,000 tokens, as most providers count a picture."""
 CHARS_PER_TOKEN = 4.0
 """Average characters per token of text in Latin script."""
+
+
+call_headers: ContextVar[Mapping[str, str]] = ContextVar("rlm_broker_call_headers", default={})  # noqa: B039 - not changed
+"""Headers of the request of the call that is being made in this context; empty unless tracing is on.
+
+The receiver of events that traces a call sets them at `CallStarted`, and takes them back at `CallEnded`. Both events
+come in the task that makes the call, and the tasks that the call starts inherit them. So calls at the same time have
+each their own.
+"""
+
+
+class CallId(msgspec.Struct, frozen=True):
+    """Place of a call in its tree.
+
+    Attributes:
+        run: Name of the run, such as "1" for the root.
+        block: Block of the run during or after which the call was made; 0 before the first block.
+        n: Number of the call in that block.
+    """
+
+    run: str
+    block: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"run {self.run}, block {self.block}, call {self.n}"
 
 
 class LMRequest(msgspec.Struct, frozen=True):
@@ -135,7 +161,7 @@ class Client(Protocol):
 class BaseClient:
     """A `Client` with a default for each optional ability, as of a client that has none of them.
 
-    All clients of this package are of this class. Clients of users need not be: `brought.adapted` wraps them.
+    All clients of this package are of this class. Clients of users need not be: `adapters.adapted` wraps them.
 
     Attributes:
         model_name: Name under which it is registered and reported.

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC
 
 from rlm_broker.errors import FailureCause
-from rlm_broker.redaction import redact, secrets_of_environment
+from rlm_broker.events.redaction import redact, secrets_of_environment
+from rlm_broker.values.text import clip, printable
 
 _MAX_CHARS = 500
 """Maximum characters of a provider's words in an error; longer text is cut."""
@@ -54,8 +55,7 @@ def one_line(text: str, secrets: Iterable[str] = ()) -> str:
         secrets: Known secrets, in addition to those of the environment.
     """
     text = redact(text[:_LOOKED_AT_CHARS], [*secrets_of_environment(), *secrets])
-    text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(text.split()))
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
+    return clip(printable(" ".join(text.split())), _MAX_CHARS)
 
 
 def words_of(error: Exception) -> str:

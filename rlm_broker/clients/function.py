@@ -10,7 +10,7 @@ from typing import Any
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest, with_text
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.redaction import in_words
+from rlm_broker.events.redaction import in_words
 from rlm_broker.usage import Usage
 
 MAX_THREADS = 64

@@ -15,10 +15,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlm_broker.clients import failures
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.clients.call_headers import call_headers
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest, call_headers
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel, require_kind
-from rlm_broker.redaction import is_secret_name, secrets_in
+from rlm_broker.events.redaction import is_secret_name, secrets_in
 from rlm_broker.usage import Usage
 
 _KEYS: dict[str, tuple[str, ...]] = {

@@ -13,12 +13,10 @@ import msgspec
 from yarl import URL
 
 from rlm_broker.clients import failures
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.clients.call_headers import call_headers
+from rlm_broker.clients.base import BaseClient, LMReply, LMRequest, call_headers
 from rlm_broker.clients.failures import words_of
-from rlm_broker.clients.served import Served, served
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel, require_kind
-from rlm_broker.redaction import secrets_in
+from rlm_broker.events.redaction import secrets_in
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.text_json import encode_written_out
 
@@ -28,6 +26,22 @@ MAX_REPLY_BYTES = 64 << 20
 CONNECT_TIMEOUT_S = 10.0
 PREFLIGHT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 1 << 16
+
+
+class Served(msgspec.Struct):
+    """One model of a server's own list, as `GET /models` answers. Other fields are ignored.
+
+    Attributes:
+        id: Its name at the server.
+        max_model_len: Size of its context window in tokens, where the server says so; not checked.
+    """
+
+    id: str
+    max_model_len: Any = None
+
+
+class _Listed(msgspec.Struct):
+    data: list[Served] = []
 
 
 class OpenAICompatibleClient(BaseClient):
@@ -300,6 +314,14 @@ class _Connector(aiohttp.TCPConnector):
 
 
 # Fields on which the text does not depend are of type Any: a malformed one must not fail a call that has its text.
+
+
+def served(body: bytes) -> list[Served]:
+    """Return the models in an answer; none if it is not a list of models: the first call shows whether it works."""
+    try:
+        return msgspec.json.decode(body, type=_Listed).data
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return []
 
 
 class _Message(msgspec.Struct):

@@ -4,6 +4,7 @@ The first line is `RecordedModels`, and each further line is one `Recorded` call
 request, not by its time, because calls of a batch end in any order.
 """
 
+import asyncio
 import difflib
 import json
 import os
@@ -15,33 +16,21 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rlm_broker.errors import ConfigurationError, FailureCause
-from rlm_broker.redaction import LONGEST_CHARS, redacted
+from rlm_broker.clients.base import BaseClient, CallId, LMReply, LMRequest
+from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, ReplayDiverged
+from rlm_broker.events.redaction import LONGEST_CHARS, redacted
+from rlm_broker.usage import Usage
+from rlm_broker.values.text import clip
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 FORMAT = 1
 """Version of the file format. Files of other versions are refused."""
 DIFFERENCE_LINES = 24
 """Maximum lines of a difference in an error; further lines are counted."""
+OWN_PROMPT = "(the system prompt of rlm-broker)"
+"""Text that stands for the built-in system prompt in a recording."""
 LINE_CHARS = 160
 """Maximum characters of a line in a difference; longer lines are cut."""
-
-
-class CallId(msgspec.Struct, frozen=True):
-    """Place of a call in its tree.
-
-    Attributes:
-        run: Name of the run, such as "1" for the root.
-        block: Block of the run during or after which the call was made; 0 before the first block.
-        n: Number of the call in that block.
-    """
-
-    run: str
-    block: int
-    n: int
-
-    def __str__(self) -> str:
-        return f"run {self.run}, block {self.block}, call {self.n}"
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -212,7 +201,7 @@ class Recording:
         near = [call for call in self._calls if call.id == id]
         nearest = near[0] if near else max(self._calls, key=lambda call: _likeness(_lines_of(call.request), ours))
         changes = difflib.unified_diff(_lines_of(nearest.request), ours, "recorded", "asked now", n=1, lineterm="")
-        shown = [line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]}..." for line in changes]
+        shown = [clip(line, LINE_CHARS) for line in changes]
         more = len(shown) - DIFFERENCE_LINES
         if more > 0:
             shown = [*shown[:DIFFERENCE_LINES], f"... and {more:,} more lines"]
@@ -239,3 +228,55 @@ def _lines_of(request: Request) -> list[str]:
 def _likeness(one: Sequence[str], other: Sequence[str]) -> int:
     """Return the number of different lines that both have. It finds the nearest, and is fast for long conversations."""
     return len({*one} & {*other})
+
+
+class RecordedClient(BaseClient):
+    """Replies from a recording. No request is sent, and the cost is 0.
+
+    If a call was not recorded, it fails, and so do all later calls of all clients on the recording. Later calls of the
+    run would differ for that reason alone, and would hide the first difference.
+    """
+
+    def __init__(self, recording: Recording, model_name: str) -> None:
+        self.model_name = model_name
+        self.context_tokens = recording.models.windows.get(model_name)
+        self._recording = recording
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """Return the recorded reply.
+
+        Raises:
+            ReplayDiverged: No such call was recorded, and the message shows the difference to the nearest one; or the
+                recorded run was stopped in this call.
+            ModelFailed: The recorded call failed; the message is the recorded one.
+        """
+        if self._recording.diverged is not None:
+            raise ReplayDiverged(self._recording.diverged)
+        asked = recorded_request(request)
+        call = self._recording.find(asked)
+        if call is None:
+            self._recording.diverged = self._recording.difference(asked, request.id or CallId("?", 0, 0))
+            raise ReplayDiverged(self._recording.diverged)
+        if call.run_stopped:
+            path = self._recording.path
+            self._recording.diverged = f"the recording {path} ends here: its run was stopped in this call ({call.id})"
+            raise ReplayDiverged(self._recording.diverged)
+        if call.cancelled:
+            await asyncio.Event().wait()  # a time limit cancelled it when it was recorded, and will again
+        if call.failure is not None:
+            raise ModelFailed(call.failure.message, "request" if call.failure.cause == "request" else "provider")
+        if request.on_text is not None and call.text:
+            request.on_text(call.text)
+        return LMReply(call.text, Usage(1, 0, 0, 0.0, stored_calls=1), call.problem, call.model)
+
+
+def recorded_request(request: LMRequest) -> Request:
+    """Return the parts of a request by which a recording finds its reply.
+
+    The built-in system prompt is left out, because it lists the packages of the machine.
+    """
+    messages = [{"role": message.role, "content": message.content} for message in request.messages]
+    if request.has_own_prompt:
+        messages[0]["content"] = OWN_PROMPT
+    temperature = msgspec.UNSET if request.temperature is None else float(request.temperature)
+    return Request(messages, request.model, request.max_completion_tokens, request.depth, request.sample, temperature)

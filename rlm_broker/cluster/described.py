@@ -9,8 +9,7 @@ from typing import Any
 
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.cluster.messages import ContextSpec, ModelSpec, RoutingSpec, ToolSpec, ToolsSpec
-from rlm_broker.context.digest import digest_of
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored import StoredContext, digest_of
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits, ReplLimits

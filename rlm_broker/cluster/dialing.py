@@ -15,7 +15,7 @@ from rlm_broker.cluster.link import Link, LinkLost, encode, from_broker
 from rlm_broker.cluster.messages import FromBroker, Join, Load, Refused, Welcome
 from rlm_broker.cluster.tls import client_context, require_pinned
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
-from rlm_broker.shown import printable
+from rlm_broker.values.text import printable
 
 DIAL_S = 10.0
 """Seconds for one attempt: the connection, TLS, and the broker's answer."""

@@ -25,8 +25,7 @@ import msgspec
 from rlm_broker.cluster.messages import EVENTS_BYTES, EVENTS_VALUES, MOST_EVENTS
 from rlm_broker.cluster.outcomes import BlockForm, read_block
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.results import Completion
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     BlockPrinted,
     BlockStarted,
@@ -45,7 +44,8 @@ from rlm_broker.trace.events import (
     ToolStarted,
     TreeEvents,
 )
-from rlm_broker.trace.writer import name_of
+from rlm_broker.events.trace import name_of
+from rlm_broker.results import Completion
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import MimeType
 

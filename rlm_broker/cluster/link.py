@@ -29,7 +29,7 @@ from rlm_broker.cluster.messages import (
 )
 from rlm_broker.cluster.silence import Silence
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.shown import printable
+from rlm_broker.values.text import printable
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.errors import FrameTooLarge, WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame

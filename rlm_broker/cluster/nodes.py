@@ -20,12 +20,12 @@ from rlm_broker.cluster.tokens import Tokens
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
+from rlm_broker.events.event import TreeEvents
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
 from rlm_broker.run.request import RunRequest
 from rlm_broker.sandbox.sandbox import Sandbox, SandboxOptions, options_of
-from rlm_broker.trace.events import TreeEvents
 from rlm_broker.values.stats import ClusterStats
 
 EVERY_ADDRESS = ("", "0.0.0.0", "::")

@@ -14,7 +14,6 @@ from typing import Any, get_args
 import msgspec
 
 from rlm_broker.cluster.messages import Ended
-from rlm_broker.display import Display
 from rlm_broker.errors import (
     ConfigurationError,
     ContextRefused,
@@ -42,8 +41,9 @@ from rlm_broker.results import (
     PostMortem,
     Variable,
 )
-from rlm_broker.shown import printable
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.display import Display
+from rlm_broker.values.text import printable
 from sandbox_worker.wire.counting import has_more_values_than
 from sandbox_worker.wire.mime import PICTURE_TYPES, MimeType
 from sandbox_worker.wire.text_json import encode_written_out

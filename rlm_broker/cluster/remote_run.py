@@ -39,11 +39,11 @@ from rlm_broker.errors import (
     RlmBrokerError,
     RunFailed,
 )
+from rlm_broker.events.event import TreeEvents
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Completion
 from rlm_broker.run.request import RunRequest
-from rlm_broker.trace.events import TreeEvents
 from sandbox_worker.wire.errors import FrameTooLarge
 
 MOST_LOST = 3

@@ -53,6 +53,15 @@ _background: "EventLoopRef | None" = None
 _starting = threading.Lock()
 
 
+def _renew() -> None:
+    """Renew the lock in a forked child, where a thread that was not forked may hold it."""
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 class EventLoopRef:
     """One event loop, reached from any thread."""
 

@@ -17,10 +17,9 @@ from typing import Final
 
 from rlm_broker.concurrency.forking import FORKING
 from rlm_broker.context import document_text
-from rlm_broker.context.found import FileUnfit
+from rlm_broker.context.archives import ByteReader
+from rlm_broker.context.found_files import PIECE_BYTES, FileUnfit
 from rlm_broker.context.memfd import new_memfd
-from rlm_broker.context.opening import PIECE_BYTES
-from rlm_broker.context.packed import Reader
 
 MAX_DOCUMENT_BYTES: Final = 1 << 28
 """Largest document, in bytes; a larger one is refused."""
@@ -51,7 +50,7 @@ def document_kind(beginning: bytes, name: str) -> str | None:
     return ending if ending in _LIBRARIES and beginning.startswith(b"PK\x03\x04") else None
 
 
-def text_of_document(reader: Reader, kind: str, given: str) -> Iterator[bytes]:
+def text_of_document(reader: ByteReader, kind: str, given: str) -> Iterator[bytes]:
     """Yield the text of a document as UTF-8, in pieces.
 
     Raises:
@@ -85,7 +84,7 @@ def text_of_document(reader: Reader, kind: str, given: str) -> Iterator[bytes]:
         raise FileUnfit(_UNREADABLE, f"{given} cannot be read as {kind}: {_WHY.get(ended, _TOO_LONG)}")
 
 
-def _copied(reader: Reader, given: str) -> int:
+def _copied(reader: ByteReader, given: str) -> int:
     """Return a memfd of the document, which the caller closes. The libraries seek in it, which they could not in a
     pipe."""
     fd, left = new_memfd("document"), MAX_DOCUMENT_BYTES

@@ -1,21 +1,99 @@
 """The files that a path, a folder or a glob stands for."""
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rlm_broker.context.found import FoundFile, LeftOut, printable
-from rlm_broker.context.ignored import Ignored
-from rlm_broker.context.secret_names import SECRET, is_secret, leads_to_secret
+from rlm_broker.context.found_files import FileUnfit, FoundFile, LeftOut, open_regular, printable
+from rlm_broker.context.globs import Glob, git_glob, matches, may_hold, shell_glob
 from rlm_broker.errors import ContextRefused
 
+_MAX_GITIGNORE_BYTES: Final = 1 << 20
+"""Bytes of a .gitignore that are read; the rest is ignored."""
+_WITHOUT_SPACES_AT_ITS_END: Final = re.compile(r"(?:[^ \\]|\\.?| +(?=[^ ]))*")
+"""A line of a .gitignore as git takes it. A space behind a backslash stays."""
+
+
+class Ignored:
+    """Rules of the .gitignore files of a folder, of all folders below it, and of the repository around it.
+
+    Args:
+        root: Real path of the folder. If the repository excludes this folder itself, the repository's rules do not
+            count, since the user has named the folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._rules: dict[tuple[str, ...], _Rules] = {}
+        self._above: tuple[str, ...] = ()
+        self._top = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), root)
+        above = root.relative_to(self._top).parts
+        if any(self.is_excluded(above[:end], is_folder=True) for end in range(1, len(above) + 1)):
+            self._top, self._rules = root, {}
+        else:
+            self._above = above
+
+    def is_excluded(self, parts: tuple[str, ...], is_folder: bool) -> bool:
+        """Whether the entry at `parts` below the folder is excluded. The caller has asked about its parents, which are
+        not."""
+        parts = (*self._above, *parts)
+        for depth, rules in self._rules_in_force(parts[:-1]):
+            below = parts[depth:]
+            for rule in rules:
+                if (is_folder or not rule.only_folders) and matches(below, rule.glob):
+                    return rule.excludes
+        return False
+
+    def _rules_in_force(self, folder: tuple[str, ...]) -> "_Rules":
+        if folder not in self._rules:
+            around = self._rules_in_force(folder[:-1]) if folder else ()
+            own = _read_gitignore(self._top.joinpath(*folder, ".gitignore"))
+            self._rules[folder] = ((len(folder), own), *around) if own else around
+        return self._rules[folder]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A line of a .gitignore. As in git, the last line that is about an entry decides, in the file nearest to it.
+
+    A line about a folder is not about the entries below it, so that `!*/` after `*` brings folders back.
+    """
+
+    excludes: bool
+    only_folders: bool
+    glob: Glob
+
+
+_Rules = tuple[tuple[int, list[_Rule]], ...]
+"""Depth of each .gitignore in force, and its lines from the last to the first; the nearest file comes first."""
+
+
+def _read_gitignore(path: Path) -> list[_Rule]:
+    try:
+        fd, _ = open_regular(FoundFile(".gitignore", printable(path), str(path)))
+    except FileUnfit:
+        return []
+    with open(fd, "rb") as file:
+        text = file.read(_MAX_GITIGNORE_BYTES).decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+    rules = (_rule_in(line.removesuffix("\r")) for line in reversed(text.split("\n")))
+    return [rule for rule in rules if rule is not None]
+
+
+def _rule_in(line: str) -> _Rule | None:
+    """Return the rule of a line, or None for a comment, and for what matches no path."""
+    if line.startswith("#") or (kept := _WITHOUT_SPACES_AT_ITS_END.match(line)) is None:
+        return None
+    pattern = kept[0].removeprefix("!")
+    glob = git_glob(pattern.removesuffix("/"))
+    return None if glob is None else _Rule(pattern == kept[0], pattern.endswith("/"), glob)
+
+
 _WILDCARDS: Final = frozenset("*?[")
-_EVERYTHING: Final = ("**",)
+_EVERYTHING: Final = shell_glob(["**"])
 
 
 def is_glob(path: Path) -> bool:
@@ -57,8 +135,8 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
 def _files_of(path: Path, skipped: LeftOut) -> list[FoundFile]:
     if is_glob(path):
         first = next(at for at, part in enumerate(path.parts) if _WILDCARDS & set(part))
-        base, pattern = Path(*path.parts[:first]), _without_repeats(path.parts[first:])
-        if files := _walk(base, pattern, skipped) if stat.S_ISDIR(_mode(base)) else []:
+        base, glob = Path(*path.parts[:first]), shell_glob(path.parts[first:])
+        if files := _walk(base, glob, skipped) if stat.S_ISDIR(_mode(base)) else []:
             return files
         secret = f"; {skipped[SECRET]:,} left out: {SECRET}" if skipped[SECRET] else ""
         raise ContextRefused(f"{printable(path)} matches no file: check the pattern, and .gitignore{secret}")
@@ -96,7 +174,7 @@ def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
     return names
 
 
-def _walk(root: Path, pattern: tuple[str, ...], skipped: LeftOut) -> list[FoundFile]:
+def _walk(root: Path, glob: Glob, skipped: LeftOut) -> list[FoundFile]:
     real_root = Path(os.path.realpath(root))
     ignored = Ignored(real_root)
     files: list[FoundFile] = []
@@ -115,7 +193,7 @@ def _walk(root: Path, pattern: tuple[str, ...], skipped: LeftOut) -> list[FoundF
         for entry in entries:
             parts = (*folder, entry.name)
             is_folder = entry.is_dir(follow_symlinks=False)
-            if entry.name == ".git" or not (_may_hold if is_folder else _matches)(parts, pattern):
+            if entry.name == ".git" or not (may_hold if is_folder else matches)(parts, glob):
                 continue
             if ignored.is_excluded(parts, is_folder):
                 skipped.add("ignored by .gitignore", printable(below + entry.name))
@@ -166,32 +244,63 @@ def _mode(path: Path) -> int:
         return 0  # not the mode of any kind of file, so the caller leaves it out
 
 
-def _without_repeats(pattern: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the pattern in which `**` next to each other are one."""
-    return tuple(part for part, before in zip(pattern, ("", *pattern), strict=False) if part != "**" or before != "**")
+SECRET: Final = "likely a secret: name the file itself to include it"
+"""Reason for files that are left out since they likely hold secrets."""
+
+FILES: Final = (
+    # variables of programs and services
+    *(".env", ".env.*", "*.env", ".envrc"),
+    # keys and what holds them
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", "*.keystore", "*.kdbx", "*.ppk"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
+    # logins
+    *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".htpasswd", ".git-credentials", ".npmrc", ".pypirc", ".dockercfg"),
+    *("credentials", "credentials.json", "client_secret*.json", "service-account*.json", "service_account*.json"),
+    *(".docker/config.json", ".kube/config", ".s3cfg", ".boto", ".vault-token"),
+    # state of a tool that has been given any of these
+    "*.tfstate",
+)
+"""Patterns of the end of a path: the name, or the folder and the name."""
+
+FOLDERS: Final = (".ssh", ".aws", ".gnupg", ".azure", ".config/gcloud", ".config/gh", ".password-store")
+"""Folders of which all files are left out."""
+
+HARMLESS: Final = (".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub")
+"""Exceptions to the patterns: examples without values, and public keys."""
+
+_COPIES: Final = ("~", ".bak", ".backup", ".old", ".orig", ".save", ".swp", ".gz", ".bz2", ".xz", ".zst")
+"""Endings of copies that tools leave, and of compressed files."""
 
 
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether `pattern` matches the path of `parts`, in at most `len(parts) * len(pattern)` comparisons.
+def is_secret(parts: Sequence[str], *, is_folder: bool = False) -> bool:
+    """Whether the entry at `parts` below a folder likely holds secrets, by its name alone. Upper and lower case are
+    equal.
 
-    `ends` has the numbers of parts that the pattern, as far as it was read, can match.
+    A name is looked at with and without the endings of copies. The caller has asked about the entry's parents.
     """
-    ends = {0}
-    for wanted in pattern:
-        if wanted == "**":
-            ends = set(range(min(ends), len(parts) + 1))
-        else:
-            ends = {end + 1 for end in ends if end < len(parts) and fnmatchcase(parts[end], wanted)}
-        if not ends:
-            return False
-    return len(parts) in ends
+    tail = "/".join(parts[-2:]).lower()
+    if is_folder:
+        return _FOLDERS.search(tail) is not None
+    original = tail
+    while ending := next((each for each in _COPIES if original.endswith(each)), ""):
+        original = original.removesuffix(ending)
+    if _HARMLESS.search(original):
+        return False
+    return any(_FILES.search(each) for each in (tail, original))
 
 
-def _may_hold(folder: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether an entry below `folder` can match. Without this check `*.txt` would walk the whole tree."""
-    for part, wanted in zip(folder, pattern, strict=False):
-        if wanted == "**":
-            return True
-        if not fnmatchcase(part, wanted):
-            return False
-    return len(folder) < len(pattern)
+def leads_to_secret(parts: Sequence[str]) -> bool:
+    """Whether the file at `parts`, or a folder on the way to it, likely holds secrets."""
+    folders = (parts[max(0, end - 2) : end] for end in range(1, len(parts)))
+    return is_secret(parts) or any(is_secret(folder, is_folder=True) for folder in folders)
+
+
+def _any_of(patterns: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that finds a path with one of these ends. A `*` is any text within one part."""
+    choices = (re.escape(pattern).replace(r"\*", "[^/]*") for pattern in patterns)
+    return re.compile(rf"(?:^|/)(?:{'|'.join(choices)})\Z")
+
+
+_FILES: Final = _any_of(FILES)
+_FOLDERS: Final = _any_of(FOLDERS)
+_HARMLESS: Final = _any_of(HARMLESS)

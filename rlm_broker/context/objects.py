@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
-from rlm_broker.context.stored import Parts, StoredContext, sealed
+from rlm_broker.context.stored import StoredContext, StoredParts, sealed
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.encoding import MAX_INT_BITS, MAX_NESTING, is_like_a_tag, with_article
@@ -41,7 +41,7 @@ def _store_encoded(value: object) -> StoredContext:
     """Store a value that is not plain. An object whose fields are plain values is stored as JSON."""
     made_of = type(value).__name__ if _has_fields(value) else ""
     shape = getattr(value, "shape", ())
-    parts = Parts()
+    parts = StoredParts()
     with JsonMemfd() as memfd:
         try:
             has_any_tag = _write_encoded(memfd, _fields(value) if made_of else value, parts)
@@ -55,7 +55,7 @@ def _store_encoded(value: object) -> StoredContext:
         return sealed(memfd, form, dataclasses.replace(info, made_of=made_of, shape=shape))
 
 
-def _write_encoded(memfd: JsonMemfd, value: object, parts: Parts) -> bool:
+def _write_encoded(memfd: JsonMemfd, value: object, parts: StoredParts) -> bool:
     """Write a value as it crosses, item by item if it has items; return whether it is more than JSON."""
     if (
         type(value) is dict
@@ -121,7 +121,7 @@ def _store_plain(value: object) -> StoredContext:
         return _store_texts(list(value), value.values())
     if isinstance(value, list | tuple) and _are_worth_mapping(value):
         return _store_texts(None, value)
-    parts = Parts()
+    parts = StoredParts()
     with JsonMemfd() as memfd:
         if isinstance(value, dict):
             memfd.write(b"{")
@@ -153,7 +153,7 @@ def _are_worth_mapping(values: Collection[object]) -> bool:
 
 def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext:
     with TextMemfd() as memfd:
-        parts = Parts()
+        parts = StoredParts()
         for number, text in enumerate(texts):
             length = memfd.add_text(pieces_of(text))
             parts.add(str(number) if names is None else names[number], length, is_text=True)

@@ -6,15 +6,24 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from rlm_broker.context.archives import BEGIN_BYTES, Member, is_tar, is_zip, tar_members, zip_members
+from rlm_broker.context.archives import (
+    BEGIN_BYTES,
+    ByteReader,
+    Member,
+    Unpacking,
+    is_tar,
+    is_zip,
+    packing_of,
+    tar_members,
+    unpacked,
+    zip_members,
+)
 from rlm_broker.context.documents import document_kind, text_of_document
-from rlm_broker.context.found import FileUnfit, FoundFile, LeftOut, printable
-from rlm_broker.context.opening import bytes_of, open_regular
-from rlm_broker.context.packed import Reader, Unpacking, packing_of, unpacked
-from rlm_broker.context.secret_names import SECRET, leads_to_secret
-from rlm_broker.context.text import DecodedText, Decoding
+from rlm_broker.context.files import SECRET, leads_to_secret
+from rlm_broker.context.found_files import FileUnfit, FoundFile, LeftOut, bytes_of, open_regular, printable
+from rlm_broker.context.text import DecodedText, TextDecoding
 
-_OURS: Final = Decoding()
+_OURS: Final = TextDecoding()
 """Decoding of a document's text: `text_of_document` gives UTF-8, also if the user has named another encoding for
 files."""
 
@@ -29,7 +38,7 @@ class Reading:
         skipped: Number of files, entries of archives or folders that were left out, by reason.
     """
 
-    def __init__(self, how: Decoding, skipped: LeftOut | None = None) -> None:
+    def __init__(self, how: TextDecoding, skipped: LeftOut | None = None) -> None:
         self.skipped = LeftOut() if skipped is None else skipped
         self._how = how
         self._unpacking = Unpacking()
@@ -44,7 +53,7 @@ class Reading:
         """
         fd, size_bytes = open_regular(file)
         try:
-            yield self._content(Reader(bytes_of(file, fd, size_bytes)), file.name, file.given, fd)
+            yield self._content(ByteReader(bytes_of(file, fd, size_bytes)), file.name, file.given, fd)
         finally:
             os.close(fd)
 
@@ -55,7 +64,7 @@ class Reading:
             FileUnfit: The stream is an archive, or as for `opened`. Reading the text raises it, too.
             ContextRefused: Too much is unpacked. Reading the text raises it, too.
         """
-        return self._text(Reader(pieces), name, name)
+        return self._text(ByteReader(pieces), name, name)
 
     def texts_of(self, file: FoundFile) -> Iterator[tuple[str, DecodedText]]:
         """Yield the names and texts in a file, each to be read before the next. Count those that are left out.
@@ -90,18 +99,18 @@ class Reading:
                 self.skipped.add(SECRET, printable(whole))
             else:
                 try:
-                    text = self._text(Reader(member.pieces), member.name, whole, member.was_packed)
+                    text = self._text(ByteReader(member.pieces), member.name, whole, member.was_packed)
                 except FileUnfit as unfit:
                     self.skipped.add(unfit.reason, printable(whole))
                 else:
                     yield member.name, text
 
-    def _text(self, reader: Reader, name: str, given: str, was_packed: bool = False) -> DecodedText:
+    def _text(self, reader: ByteReader, name: str, given: str, was_packed: bool = False) -> DecodedText:
         content = self._content(reader, name, given, None, was_packed)
         assert isinstance(content, DecodedText)
         return content
 
-    def _content(self, reader: Reader, name: str, given: str, fd: int | None, was_packed: bool = False) -> Content:
+    def _content(self, reader: ByteReader, name: str, given: str, fd: int | None, was_packed: bool = False) -> Content:
         """Return the content of the bytes, by their beginning.
 
         Args:
@@ -111,7 +120,7 @@ class Reading:
         beginning = reader.peek(BEGIN_BYTES)
         grows = partial(self._unpacking.count_stored, given=given)
         if packing := packing_of(beginning):
-            reader = Reader(self._unpacking.counted(unpacked(reader, packing, given), given))
+            reader = ByteReader(self._unpacking.counted(unpacked(reader, packing, given), given))
             beginning = reader.peek(BEGIN_BYTES)
             if packing_of(beginning):
                 raise FileUnfit("compressed twice", f"{given} is compressed twice: unpack it first")

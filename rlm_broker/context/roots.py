@@ -4,9 +4,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
-from rlm_broker.context.files import is_glob
-from rlm_broker.context.found import printable
-from rlm_broker.context.secret_names import leads_to_secret
+from rlm_broker.context.files import is_glob, leads_to_secret
+from rlm_broker.context.found_files import printable
 from rlm_broker.context.store import MAX_PATH_CHARS
 from rlm_broker.errors import ContextRefused
 

@@ -6,8 +6,10 @@ other value is written as JSON. Both are written in pieces: a context takes the 
 process's own.
 """
 
+import codecs
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,20 +19,20 @@ from typing import Any, Final, Self, cast
 
 from rlm_broker.concurrency.threads import stop_requested
 from rlm_broker.context.files import find_files
-from rlm_broker.context.found import FileUnfit, FoundFile, printable
-from rlm_broker.context.memfd import TextMemfd, pieces_of
+from rlm_broker.context.found_files import FileUnfit, FoundFile, printable
+from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.context.objects import store_value
 from rlm_broker.context.reading import Reading
 from rlm_broker.context.stored import (
     MAX_NAME_CHARS,
     ContextInfo,
-    Parts,
     Replaced,
     StoredContext,
+    StoredParts,
     close_all,
     sealed,
 )
-from rlm_broker.context.text import DecodedText, Decoding, Errors
+from rlm_broker.context.text import DecodedText, Errors, TextDecoding
 from rlm_broker.errors import ContextRefused, is_shortage, refused_by_machine
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 
@@ -110,7 +112,7 @@ class Encoded:
     errors: Errors = "replace"
 
     def __post_init__(self) -> None:
-        Decoding(self.encoding, self.errors)
+        TextDecoding(self.encoding, self.errors)
         if not isinstance(self.source, Paths | os.PathLike) and not callable(getattr(self.source, "read", None)):
             made = f"Path({self.source!r:.60})" if isinstance(self.source, str) else "a path, Paths([...]) or a stream"
             raise ContextRefused(
@@ -169,9 +171,9 @@ def store_as_it_is(value: object) -> StoredContext:
     Model code must not learn from an error which files exist.
     """
     if isinstance(value, Encoded):
-        given, how = value.source, Decoding(value.encoding, value.errors)
+        given, how = value.source, TextDecoding(value.encoding, value.errors)
     else:
-        given, how = value, Decoding()
+        given, how = value, TextDecoding()
     try:
         match given:
             case str():
@@ -206,12 +208,12 @@ def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) ->
         return sealed(memfd, memfd.form, told)
 
 
-def _store_stream(stream: Any, how: Decoding) -> StoredContext:
+def _store_stream(stream: Any, how: TextDecoding) -> StoredContext:
     """Store the content of a stream, without ever having all of it in memory of our own."""
     pieces = _read(stream)
     first = next(pieces, b"")
     if isinstance(first, str):
-        if how != Decoding():
+        if how != TextDecoding():
             raise ContextRefused("a stream of text is decoded already: give one of bytes, or no encoding")
         return _store_text(piece for text in chain([first], pieces) for piece in pieces_of(cast("str", text)))
     given = chain([first] if first else [], cast("Iterator[bytes]", pieces))
@@ -239,7 +241,7 @@ def _read(stream: Any) -> Iterator[str | bytes]:
     raise ContextRefused("the stream was not read to its end")
 
 
-def _store_paths(paths: Paths, how: Decoding) -> StoredContext:
+def _store_paths(paths: Paths, how: TextDecoding) -> StoredContext:
     if not paths:
         raise ContextRefused("Paths has no path: name a file or a folder")
     files, skipped = find_files(paths)
@@ -263,7 +265,7 @@ def _store_file(file: FoundFile, reading: Reading) -> StoredContext:
 def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, sources: Iterable[str]) -> StoredContext:
     """Store the texts of files as a dict by their names. A name that is there already gets a number."""
     taken: dict[str, int] = {}  # name → number that its next repetition gets
-    parts, replaced = Parts(), Replaced()
+    parts, replaced = StoredParts(), Replaced()
     with TextMemfd() as memfd:
         for name, text in texts:
             try:
@@ -296,7 +298,7 @@ def _store_several(values: Mapping[str, object]) -> StoredContext:
     if len(values) > MAX_PIECES:
         raise ContextRefused(f"a dict with a StoredContext in it has {len(values):,} keys, more than {MAX_PIECES}")
     pieces: list[tuple[int, ContextPiece]] = []
-    parts = Parts()
+    parts = StoredParts()
     try:
         for name, value in values.items():
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():
@@ -314,3 +316,67 @@ def _store_several(values: Mapping[str, object]) -> StoredContext:
         close_all(fd for fd, _ in pieces)
         raise
     return StoredContext(pieces, parts.info("dict", sum(piece.form.length for _, piece in pieces)))
+
+
+PIECE_BYTES: Final = 1 << 18
+"""Bytes that are read at once. Storing can be stopped between two pieces."""
+_KINDS_OF_JSON: Final = {b"{": "dict", b"[": "list", b'"': "str", b"t": "bool", b"f": "bool", b"n": "NoneType"}
+"""Type of the value by the first byte of its JSON; other bytes begin a number."""
+
+
+def store_part(fd: int, is_json: bool, max_bytes: int, stop: threading.Event) -> StoredContext:
+    """Store the content of a file that model code has written, and may be writing still.
+
+    Args:
+        is_json: Whether it is JSON; otherwise it is text. Both are UTF-8.
+        max_bytes: Most bytes that it may take when it is stored. In a text with a wide character each character takes 2
+            or 4.
+        stop: When it is set, the rest is left out: the caller has given the context up.
+
+    Raises:
+        ContextRefused: It takes more than `max_bytes`, or is not UTF-8.
+        OSError: It cannot be read, or there is no memory for it.
+    """
+    pieces = _pieces_of(fd, max_bytes, stop)
+    return _json_part(pieces) if is_json else _text_part(pieces, max_bytes)
+
+
+def _pieces_of(fd: int, max_bytes: int, stop: threading.Event) -> Iterator[bytes]:
+    done = 0
+    while not stop.is_set() and (piece := os.read(fd, PIECE_BYTES)):
+        done += len(piece)
+        if done > max_bytes:
+            raise _too_large(max_bytes)
+        yield piece
+
+
+def _text_part(pieces: Iterator[bytes], max_bytes: int) -> StoredContext:
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+    try:
+        with TextMemfd() as memfd:
+
+            def decoded() -> Iterator[str]:
+                for piece in chain(pieces, [b""]):
+                    yield decoder.decode(piece, not piece)
+                    if memfd.size_bytes > max_bytes:
+                        raise _too_large(max_bytes)
+
+            chars = memfd.add_text(decoded())
+            form = memfd.form
+            return StoredContext([(memfd.seal(), ContextPiece(form))], ContextInfo("str", chars))
+    except UnicodeDecodeError as error:
+        raise ContextRefused(f"a context is not UTF-8: {error.reason}") from None
+
+
+def _too_large(max_bytes: int) -> ContextRefused:
+    return ContextRefused(f"a context takes more than scratch_bytes = {max_bytes:,}: give a smaller part")
+
+
+def _json_part(pieces: Iterator[bytes]) -> StoredContext:
+    kind = ""
+    with JsonMemfd() as memfd:
+        for piece in pieces:
+            kind = kind or _KINDS_OF_JSON.get(piece[:1], "number")
+            memfd.write(piece)
+        form = memfd.form
+        return StoredContext([(memfd.seal(), ContextPiece(form))], ContextInfo(kind, form.length))

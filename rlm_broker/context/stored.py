@@ -1,16 +1,22 @@
 """A stored context, and the facts about it that need no reading."""
 
+import hashlib
+import json
+import mmap
 import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
-from rlm_broker.context.found import LeftOut
+import msgspec
+
+from rlm_broker.context.found_files import LeftOut
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd
 from rlm_broker.errors import ContextRefused
-from sandbox_worker.loading.context import load_into
+from rlm_broker.values.text import clip
+from sandbox_worker.loading.context import index, load_into
 from sandbox_worker.loading.form import ContextForm, ContextPiece
 from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import decode_context
@@ -175,7 +181,7 @@ def sealed(memfd: TextMemfd | JsonMemfd, form: ContextForm, info: ContextInfo) -
     return StoredContext([(memfd.seal(), ContextPiece(form))], info)
 
 
-class Parts:
+class StoredParts:
     """Count of the parts of a context, while they are written."""
 
     def __init__(self) -> None:
@@ -186,7 +192,7 @@ class Parts:
     def add(self, name: str, length: int, is_text: bool) -> None:
         """Count one part."""
         if self.total < MAX_PARTS_TOLD:
-            told = name if len(name) <= MAX_NAME_CHARS else f"{name[: MAX_NAME_CHARS - 3]}..."
+            told = clip(name, MAX_NAME_CHARS - 3)
             self._first.append(
                 (told.encode("utf-8", "backslashreplace").decode(), length)
             )  # lone surrogates are written out, since no message can hold them
@@ -202,3 +208,73 @@ class Parts:
         told = tuple(self._first), self.total, dict(skipped or {}), replaced.bytes, replaced.parts
         names = {reason: tuple(names) for reason, names in (skipped.names if skipped else {}).items()}
         return ContextInfo(type_name, chars, *told, skipped_names=names)
+
+
+BEGINNING_CHARS: Final = 20_000
+"""Characters of a context's beginning, unless the caller wants fewer."""
+_CODECS: Final = {0: "latin-1", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+"""Codecs by the width of a text's characters, in bytes; 0 is ASCII."""
+
+
+class Beginning(NamedTuple):
+    """The first characters of a context, and whether they are all that it has."""
+
+    text: str
+    is_whole: bool
+
+
+def whole_text(context: StoredContext, max_bytes: int) -> str:
+    """Return a context as a prompt has it: a text as it is, any other value as JSON.
+
+    Raises:
+        ContextRefused: It takes more than `max_bytes` as it is stored, or is a table or an array.
+    """
+    if context.size_bytes > max_bytes:
+        raise ContextRefused(f"a context of {context.size_bytes:,} bytes is too long for a prompt: give a smaller part")
+    (fd, piece), *more = context.pieces()
+    if piece.form.kind == "value":
+        raise ContextRefused(f"a {context.info.type_name} cannot be part of a prompt: give text or plain values")
+    if piece.form.kind == "json" and piece.name is None and not more:
+        return os.pread(fd, piece.form.length, 0).decode("utf-8", "replace")
+    value = context.value()
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def beginning(context: StoredContext, chars: int = BEGINNING_CHARS) -> Beginning:
+    """Return the first characters of a context: of a text, of the first of several texts, or of JSON."""
+    (fd, piece), *more = context.pieces()
+    form, is_alone = piece.form, piece.name is None and not more
+    if form.kind == "value":  # tables and arrays: a model cannot read their bytes
+        return Beginning("", False)
+    if form.kind == "json":
+        data = os.pread(fd, min(4 * chars, form.length), 0)
+        text = data.decode("utf-8", "replace")
+        return Beginning(text[:chars], is_alone and len(data) == form.length and len(text) <= chars)
+    width, length = _first(fd, form)
+    text = os.pread(fd, (width or 1) * min(chars, length), 0).decode(_CODECS[width], "replace")
+    return Beginning(text, is_alone and form.kind == "text" and length <= chars)
+
+
+def _first(fd: int, form: ContextForm) -> tuple[int, int]:
+    """Return the width and the length of the first text."""
+    if form.kind == "text":
+        return form.width, form.length
+    lengths, kinds, _, _ = index(fd, form)
+    return kinds[0], lengths[0]
+
+
+def digest_of(context: StoredContext) -> bytes:
+    """Return the SHA-256 of a context's pieces. Call it in a thread: it takes a second for each gigabyte.
+
+    Args:
+        context: Context that stays open meanwhile.
+
+    Raises:
+        OSError: There is no address space to map a piece.
+    """
+    digest = hashlib.sha256()
+    for fd, piece in context.pieces():
+        digest.update(msgspec.json.encode(piece))  # the form, too: contexts of two forms may have the same bytes
+        with mmap.mmap(fd, piece.form.size_bytes, access=mmap.ACCESS_READ) as mapped:
+            digest.update(mapped)
+    return digest.digest()

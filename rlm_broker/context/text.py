@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal, get_args
 
-from rlm_broker.context.found import FileUnfit
+from rlm_broker.context.found_files import FileUnfit
 from rlm_broker.errors import ConfigurationError
 
 MAX_REPLACED_SHARE: Final = 0.3
@@ -53,7 +53,7 @@ codecs.register_error(_COUNTED, _replace_and_count)
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class TextDecoding:
     """Encoding of some bytes, and the treatment of errors.
 
     Args:
@@ -109,7 +109,7 @@ class DecodedText:
     """
 
     def __init__(
-        self, pieces: Iterable[bytes], name: str, how: Decoding, grows: Callable[[int], None] | None = None
+        self, pieces: Iterable[bytes], name: str, how: TextDecoding, grows: Callable[[int], None] | None = None
     ) -> None:
         self._pieces = iter(pieces)
         self._name = name

@@ -15,7 +15,6 @@ import msgspec
 from rlm_broker.batch.batch import Batch
 from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchItem, ItemStatus
-from rlm_broker.clients.offline.question import NOTE
 from rlm_broker.errors import LimitReached
 from rlm_broker.evaluation.arms import Arm
 from rlm_broker.evaluation.questions import Question
@@ -144,8 +143,7 @@ class Evaluation:
         ended: Ended = row.status
         if ended == "failed" and arm.max_depth == 0 and says_too_long(error or ""):
             ended = "does_not_fit"
-        answer = None if row.answer is None else row.answer.removesuffix(f"\n{NOTE}")
-        said = None if answer is None else answer.replace(text, "")  # a repeated question is no part of the answer
+        said = None if row.answer is None else row.answer.replace(text, "")  # a repeated question is no answer
         return Outcome(
             arm.name,
             question.id,
@@ -153,7 +151,7 @@ class Evaluation:
             question.length,
             0.0 if ended in ("failed", "does_not_fit") else score(said, key),
             ended,
-            answer,
+            row.answer,
             error,
             key.expected,
             _usage(row.usage),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlm_broker.evaluation.intervals import Difference, Interval, difference, wilson
-from rlm_broker.shown import jsonable
 from rlm_broker.usage import Usage
+from rlm_broker.values.text import jsonable
 
 Ended = Literal["answered", "limited", "failed", "does_not_fit"]
 """End of an item: as in a batch; or its context is longer than the model's window."""

@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
+from rlm_broker.clients.adapters import FieldLike, adapted, original
 from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest
-from rlm_broker.clients.brought import adapted, original
-from rlm_broker.clients.field import FieldLike
-from rlm_broker.concurrency.bounded_map import bounded_map
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
+from rlm_broker.concurrency.turns import bounded_map
 from rlm_broker.errors import ConfigurationError, ModelFailed, RlmBrokerError, UnknownModel, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving

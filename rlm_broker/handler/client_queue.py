@@ -37,10 +37,9 @@ import msgspec
 
 from rlm_broker.clients.base import BaseClient, Client, LMReply, LMRequest, estimate_tokens
 from rlm_broker.concurrency.deadline import Late, in_time
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
-from rlm_broker.concurrency.rate_window import Entry, RateWindow
+from rlm_broker.concurrency.turns import FairSemaphore, RateEntry, RateWindow
 from rlm_broker.errors import ModelFailed, RlmBrokerError
-from rlm_broker.redaction import in_words
+from rlm_broker.events.redaction import in_words
 from rlm_broker.usage import Usage
 from rlm_broker.values.stats import ClientStats
 
@@ -154,7 +153,7 @@ class ClientQueue:
             self._places.release()
         raise AssertionError  # never reached, since `count` has no end; the type checker does not know that
 
-    def _used(self, usage: Usage, entry: Entry) -> None:
+    def _used(self, usage: Usage, entry: RateEntry) -> None:
         """Replace the estimate of a call's tokens by what it used.
 
         The mean output, from which further calls are estimated, moves by an eighth of the difference each time.
@@ -176,7 +175,7 @@ class ClientQueue:
             pending.spent_s += wait_s
             await asyncio.sleep(wait_s)
 
-    async def _admitted(self, pending: PendingCall) -> Entry:
+    async def _admitted(self, pending: PendingCall) -> RateEntry:
         """Wait until the rates admit the call, one call at a time, in turn. This wait takes no time of the call.
 
         Returns:
@@ -268,7 +267,7 @@ def _checked(reply: object, client: BaseClient) -> LMReply:
         raise _wrong_type(client, "usage", usage, Usage)
     inputs, outputs, cost = usage.total_input_tokens, usage.total_output_tokens, usage.total_cost
     counts = (inputs, outputs, usage.cached_input_tokens)
-    are_counts = all(type(each) is int and each >= 0 for each in counts)
+    are_counts = {*map(type, counts)} == {int} and min(counts) >= 0
     if are_counts and (cost is None or 0 <= cost < math.inf):
         return reply
     inputs, outputs = (each if type(each) is int and each > 0 else 0 for each in (inputs, outputs))

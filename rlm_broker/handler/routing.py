@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from rlm_broker.clients.adapters import FieldLike, adapted
 from rlm_broker.clients.base import BaseClient, Client
-from rlm_broker.clients.brought import adapted
-from rlm_broker.clients.field import FieldLike
 from rlm_broker.errors import ConfigurationError, UnknownModel, require_kind
+from rlm_broker.values.text import clip
 from rlm_broker.values.validation import did_you_mean
 
 ModelPolicy = Literal["allow", "pinned", "open"]
@@ -294,4 +294,4 @@ def _matches(match: str | None, model: str | None) -> bool:
 
 
 def _shown(name: str) -> str:
-    return repr(name if len(name) <= _SHOWN_NAME_CHARS else name[:_SHOWN_NAME_CHARS] + "...")
+    return repr(clip(name, _SHOWN_NAME_CHARS))

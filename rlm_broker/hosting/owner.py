@@ -1,10 +1,16 @@
-"""Owners of runs and REPLs, such as keys of the server, and why a request of theirs is refused."""
+"""Owners of runs and REPLs, such as keys of the server: refusals, fair places, and eviction.
 
+Eviction of finished things is by age, then the oldest of the owner with the most.
+"""
+
+import contextlib
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.limits import RunLimits
 
@@ -117,3 +123,90 @@ class Purse:
         today = int(self._clock() // DAY_S)
         if today != self._day:
             self._day, self._spent_usd = today, 0.0
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[T]):
+    """An ended thing that is kept for its owner.
+
+    Attributes:
+        item: The thing.
+        owner: Its owner.
+        weight: Its size, in any unit.
+        ended_at: Unix time in seconds of its end.
+    """
+
+    item: T
+    owner: Owner
+    weight: float
+    ended_at: float
+
+
+def to_forget(kept: Sequence[Kept[T]], *, most: int, most_weight: float, oldest_at: float) -> list[T]:
+    """Return the things to forget. An owner with few things loses none because another one has many.
+
+    Args:
+        kept: Ended things, the oldest first.
+        most: Number of things that may be kept.
+        most_weight: Weight of all of them together.
+        oldest_at: Unix time in seconds; what ended before is forgotten.
+    """
+    gone = [each.item for each in kept if each.ended_at < oldest_at]
+    left: dict[Owner, deque[Kept[T]]] = {}
+    for each in kept:
+        if each.ended_at >= oldest_at:
+            left.setdefault(each.owner, deque()).append(each)
+    number = len(kept) - len(gone)
+    weights = {owner: sum(each.weight for each in things) for owner, things in left.items()}
+    while number > most or sum(weights.values()) > most_weight:
+        if number > most:
+            owner = max(left, key=lambda each: len(left[each]))
+        else:
+            owner = max(weights, key=lambda each: weights[each])
+        if not left[owner]:  # rounding of weights
+            break
+        oldest = left[owner].popleft()
+        weights[owner] -= oldest.weight
+        number -= 1
+        gone.append(oldest.item)
+    return gone
+
+
+RETRY_AFTER_S: Final = 1.0
+"""Seconds after which a refused request may find a place in the queue."""
+
+
+class Places:
+    """Places for work of all owners. Lives on one event loop.
+
+    Args:
+        most: Places.
+        most_waiting: Turns that may wait for a place.
+    """
+
+    def __init__(self, most: int, most_waiting: int) -> None:
+        self._places = FairSemaphore(most)
+        self._most_waiting = most_waiting
+
+    @contextlib.asynccontextmanager
+    async def place(self, owner: Owner) -> AsyncIterator[None]:
+        """Wait for a place, and have it within the block. Owners take turns.
+
+        Where the queue is full, an owner that does not wait in it may still wait once.
+
+        Raises:
+            Busy: Too many wait already.
+        """
+        if not self._places.take():
+            if self._places.waiting >= self._most_waiting and (
+                self._places.has_waiting(owner.name) or not self._most_waiting
+            ):
+                raise Busy(f"all places are taken, and {self._most_waiting:,} wait: try again later", RETRY_AFTER_S)
+            await self._places.acquire(owner.name)
+        try:
+            yield
+        finally:
+            self._places.release()

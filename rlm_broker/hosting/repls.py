@@ -8,10 +8,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from rlm_broker.control.board import BOARD
 from rlm_broker.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.values.validation import quoted
+from rlm_broker.watch.board import BOARD
 
 ID_BYTES: Final = 16
 """Random bytes of an id, which an attacker cannot guess."""

@@ -8,6 +8,7 @@ import msgspec
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal import disk
+from rlm_broker.values.text import clip
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 FORMAT = 1
@@ -96,5 +97,4 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    return clip(repr(value), MOST_CHARS)

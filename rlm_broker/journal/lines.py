@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rlm_broker.clients.recording import CallId, Request
+from rlm_broker.clients.base import CallId
+from rlm_broker.clients.recording import Request
+from rlm_broker.events.redaction import LONGEST_CHARS, redacted
 from rlm_broker.journal.paid import PaidCall
-from rlm_broker.redaction import LONGEST_CHARS, redacted
 from rlm_broker.results import Call
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.text_json import encode_escaped

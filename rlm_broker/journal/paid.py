@@ -22,9 +22,8 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
 import msgspec
 
-from rlm_broker.clients.base import Client, LMRequest
-from rlm_broker.clients.recorded import recorded_request
-from rlm_broker.clients.recording import CallId, Request
+from rlm_broker.clients.base import CallId, Client, LMRequest
+from rlm_broker.clients.recording import Request, recorded_request
 from rlm_broker.handler.client_queue import OnRetry
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing

@@ -14,12 +14,13 @@ from mcp.shared.exceptions import MCPError
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp import forms
-from rlm_broker.telemetry.traceparent import checked, traceparent
+from rlm_broker.values.text import encodable
 from rlm_broker.values.validation import complaints, is_many, no_such
+from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 if TYPE_CHECKING:
     from rlm_broker.hosting.owner import Owner
-    from rlm_broker.mcp.telling import Told
+    from rlm_broker.mcp.outcomes import ToolOutcome
     from rlm_broker.mcp.work import Work
 
 NAME = "rlm-broker"
@@ -114,7 +115,7 @@ def server_of(
 def _continue_trace(context: ServerRequestContext[Any, Any]) -> None:
     """Make the call a part of the client's trace. Each call has a task, and so a context, of its own."""
     given = (context.meta or {}).get("traceparent")
-    if isinstance(given, str) and (parent := checked(given)) is not None:
+    if isinstance(given, str) and (parent := checked_traceparent(given)) is not None:
         traceparent.set(parent)
 
 
@@ -131,7 +132,7 @@ def _tool(form: forms.ToolForm, block_timeout_s: float) -> types.Tool:
     )
 
 
-def _result(told: "Told") -> types.CallToolResult:
+def _result(told: "ToolOutcome") -> types.CallToolResult:
     content: list[types.ContentBlock] = [types.TextContent(text=told.text)]
     content += [types.ImageContent(data=each.data, mime_type=each.mime) for each in told.pictures]
     return types.CallToolResult(
@@ -140,7 +141,7 @@ def _result(told: "Told") -> types.CallToolResult:
 
 
 def _refusal(sentence: str) -> types.CallToolResult:
-    text = sentence.encode("utf-8", "backslashreplace").decode()
+    text = encodable(sentence)
     return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
 
 

@@ -18,9 +18,9 @@ from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp.server import PROGRESS_S, Call, server_of
 
 if TYPE_CHECKING:
+    from rlm_broker.events.event import Emit
     from rlm_broker.mcp.work import Work
     from rlm_broker.rlm import RLM
-    from rlm_broker.trace.events import Emit
 
     Spans = Callable[[], contextlib.AbstractContextManager[Emit | None]]
 
@@ -81,7 +81,7 @@ class _Opening:
 
         work, held_repls, hosted_runs, made_rlm = await asyncio.to_thread(made)
         from rlm_broker.context.roots import Root
-        from rlm_broker.control.server import ControlSocket
+        from rlm_broker.watch.server import ControlSocket
 
         root = Root(self._root)
         self._stack.push_async_callback(ControlSocket("mcp").start().aclose)

@@ -23,12 +23,11 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.roots import Root
 from rlm_broker.context.store import Paths
 from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
-from rlm_broker.hosting.hosted_run import HostedRun
 from rlm_broker.hosting.owner import Owner, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepl, HeldRepls
-from rlm_broker.hosting.runs import HostedRuns
-from rlm_broker.mcp import forms, telling
-from rlm_broker.mcp.telling import Told
+from rlm_broker.hosting.runs import HostedRun, HostedRuns
+from rlm_broker.mcp import forms, outcomes
+from rlm_broker.mcp.outcomes import ToolOutcome
 from rlm_broker.rlm import RLM
 
 T = TypeVar("T")
@@ -71,10 +70,10 @@ class Work:
         self._runs = runs
         self._repls = repls
         self._root = root
-        self._blocks: dict[str, asyncio.Task[Told]] = {}
+        self._blocks: dict[str, asyncio.Task[ToolOutcome]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def done(self, call: Call, form: forms.ToolForm, arguments: forms.Arguments) -> Told:
+    async def done(self, call: Call, form: forms.ToolForm, arguments: forms.Arguments) -> ToolOutcome:
         """Do what a tool is asked for.
 
         Args:
@@ -100,12 +99,12 @@ class Work:
                 return await self._in_own_task(call, self._file_work(call.owner, arguments), lambda: "copies")
             case forms.OneRepl(repl=repl):
                 await self._in_own_task(call, self._repls.close(call.owner, repl), lambda: "closes the REPL")
-                return Told(forms.Closed(repl=repl), "The REPL is closed.")
+                return ToolOutcome(forms.Closed(repl=repl), "The REPL is closed.")
         raise ConfigurationError(f"there is no tool {form.name!r}")
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    async def _execute(self, call: Call, asked: forms.Code) -> Told:
+    async def _execute(self, call: Call, asked: forms.Code) -> ToolOutcome:
         if asked.repl is not None:
             return await self._executed(call, self._repls.get(call.owner, asked.repl), asked.code)
         opening = self._begun(self._opened(call.owner))
@@ -116,7 +115,7 @@ class Work:
             opening.add_done_callback(self._end_unheard)
             raise
 
-    async def _executed(self, call: Call, held: HeldRepl, code: str) -> Told:
+    async def _executed(self, call: Call, held: HeldRepl, code: str) -> ToolOutcome:
         if (last := self._blocks.get(held.id)) is not None:
             if not last.cancelling():
                 raise ReplBusy(f"the REPL {held.id} runs a block already: wait for it, or leave out repl for a new one")
@@ -126,14 +125,14 @@ class Work:
         block.add_done_callback(lambda ended: self._forget(held.id, ended))
         return await _awaited(call, block, lambda: "runs the block")
 
-    def _forget(self, repl: str, ended: "asyncio.Task[Told]") -> None:
+    def _forget(self, repl: str, ended: "asyncio.Task[ToolOutcome]") -> None:
         if self._blocks.get(repl) is ended:
             del self._blocks[repl]
 
-    async def _block(self, held: HeldRepl, code: str) -> Told:
+    async def _block(self, held: HeldRepl, code: str) -> ToolOutcome:
         async with self._repls.used(held.owner, held.id):
             block = await held.repl.aexecute(code, variables=True)
-        return telling.told_block(block, None if held.repl.is_closed else held.id)
+        return outcomes.block_outcome(block, None if held.repl.is_closed else held.id)
 
     async def _opened(self, owner: Owner) -> HeldRepl:
         async with self._repls.room(owner):
@@ -150,7 +149,7 @@ class Work:
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, call: Call, asked: forms.Question) -> Told:
+    async def _ask(self, call: Call, asked: forms.Question) -> ToolOutcome:
         paths = asked.paths if isinstance(asked, forms.FileQuestion) else None
         if (paths is None) == (asked.context is None):
             raise ConfigurationError(
@@ -167,11 +166,11 @@ class Work:
         hosted = self._runs.begin(call.owner, context, asked.question)
         return await self._waited(call, hosted, asked.wait_s)
 
-    async def _waited(self, call: Call, hosted: HostedRun, wait_s: float) -> Told:
+    async def _waited(self, call: Call, hosted: HostedRun, wait_s: float) -> ToolOutcome:
         """Wait for a run, and return its outcome or, after `wait_s` seconds, its handle."""
         return await self._in_own_task(call, self._joined(hosted, wait_s), lambda: hosted.doing)
 
-    async def _joined(self, hosted: HostedRun, wait_s: float) -> Told:
+    async def _joined(self, hosted: HostedRun, wait_s: float) -> ToolOutcome:
         async with hosted.joined():
             outcome = asyncio.ensure_future(hosted.completion())
             try:
@@ -179,34 +178,34 @@ class Work:
                 if not outcome.done():
                     hosted.outlive(LEFT_ALONE_S)
                     return self._told_so_far(hosted)
-                return telling.told_answer(hosted.id, outcome.result())
+                return outcomes.answer_outcome(hosted.id, outcome.result())
             except RunFailed as failed:
-                return telling.told_failure(hosted.id, failed)
+                return outcomes.failure_outcome(hosted.id, failed)
             finally:
                 outcome.cancel()
 
-    def _told_so_far(self, hosted: HostedRun) -> Told:
+    def _told_so_far(self, hosted: HostedRun) -> ToolOutcome:
         seconds = time.time() - hosted.created_at
-        return telling.told_wait(hosted.id, hosted.state, hosted.doing, hosted.progress.turn, seconds)
+        return outcomes.waiting_outcome(hosted.id, hosted.state, hosted.doing, hosted.progress.turn, seconds)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    async def _file_work(self, owner: Owner, asked: forms.FileWork) -> Told:
+    async def _file_work(self, owner: Owner, asked: forms.FileWork) -> ToolOutcome:
         if asked.action != "write" and (asked.text is not None or asked.base64 is not None):
             raise ConfigurationError(f"text and base64 are for write, and not for {asked.action}")
         async with self._repls.used(owner, asked.repl) as held:
             files = held.repl.files
             if asked.action == "list":
-                return telling.told_entries(asked.path, await files.alist(asked.path))
+                return outcomes.entries_outcome(asked.path, await files.alist(asked.path))
             if asked.action == "read":
-                return telling.told_file(asked.path, await files.aread(asked.path, READ_BYTES))
+                return outcomes.file_outcome(asked.path, await files.aread(asked.path, READ_BYTES))
             if asked.action == "delete":
                 await files.aremove(asked.path)
-                return Told(forms.FilesDone(action="delete", path=asked.path), "The file is deleted.")
+                return ToolOutcome(forms.FilesDone(action="delete", path=asked.path), "The file is deleted.")
             data = _content(asked)
             await files.awrite(asked.path, data)
             result = forms.FilesDone(action="write", path=asked.path, bytes=len(data))
-            return Told(result, f"{len(data):,} bytes are written.")
+            return ToolOutcome(result, f"{len(data):,} bytes are written.")
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,10 @@ from pydantic import (
     model_validator,
 )
 
+from rlm_broker.clients.adapters import FieldLike, client_for
 from rlm_broker.clients.base import BaseClient, Client
-from rlm_broker.clients.field import FieldLike
-from rlm_broker.clients.named import client_for
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.redaction import is_secret_name
+from rlm_broker.events.redaction import is_secret_name
 from rlm_broker.values.validation import complaints, suggestion
 
 SAMPLING = frozenset(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from rlm_broker.clients.field import is_field_client
+from rlm_broker.clients.adapters import is_field_client
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.routing import ModelPolicy, Route

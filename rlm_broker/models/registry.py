@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Generic, TypeVar
 
+from rlm_broker.clients.adapters import client_for, client_of
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.clients.brought import client_of
-from rlm_broker.clients.named import client_for
-from rlm_broker.clients.recorded import RecordedClient
-from rlm_broker.clients.recording import Recording
+from rlm_broker.clients.recording import RecordedClient, Recording
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel

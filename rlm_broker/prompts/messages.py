@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlm_broker.context.excerpt import Beginning
-from rlm_broker.context.stored import ContextInfo
+from rlm_broker.context.stored import Beginning, ContextInfo
 from rlm_broker.errors import ContextRefused
 from rlm_broker.prompts.instructions import Profile
 from rlm_broker.results import ChatMessage
+from rlm_broker.values.text import shorten
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 PARTS_SHOWN = 20
@@ -178,4 +178,4 @@ def _numbered(name: str, count: int) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}... [{len(text) - limit:,} characters cut]"
+    return shorten(text, limit, end=0, gap="")

@@ -1,18 +1,16 @@
 """The observation of a turn: what its blocks printed, repeated lines folded, cut to one bound for all of them."""
 
-import re
 from collections.abc import Iterable, Sequence
 
-from rlm_broker.display import picture_in
-from rlm_broker.parsing import NotRun
+from rlm_broker.parsing.notes import NotRun
 from rlm_broker.results import Block, Variable
+from rlm_broker.values.display import picture_in
+from rlm_broker.values.text import shorten
 
 FOLDED_FROM = 3
 """Equal lines in a row from which they are shown as one line and their number."""
 LEAST_SHOWN = 1_000
 """Characters of output that a model is shown at least, however small its window."""
-_CUT = re.compile(r"\n\.\.\. \[([\d,]{1,20}) characters cut\] \.\.\.\n")
-"""Mark where a text was cut before. Its number is added to that of a further cut."""
 NOTHING_TO_DO = "There was no code to run and no answer in your reply."
 """Observation of a reply that has neither code nor an answer."""
 _STATUS = {
@@ -46,7 +44,7 @@ def observation(
     texts = iter(outputs)
     parts = []
     for number, block in enumerate(blocks, 1):
-        printed = {name: cut(next(texts), next(shares)) for name in ("stdout", "stderr")}
+        printed = {name: shorten(next(texts), next(shares)) for name in ("stdout", "stderr")}
         parts.append(_outcome(number, block, printed))
     parts += [f"Not run: {item.what}. {item.reason}" for item in not_run]
     return "\n\n".join([*(parts or ([] if has_answer else [NOTHING_TO_DO])), then])
@@ -77,17 +75,6 @@ def shared(lengths: Iterable[int], most: int) -> list[int]:
         shares[index] = min(wanted[index], left // (len(waiting) - position))
         left -= shares[index]
     return shares
-
-
-def cut(text: str, limit: int) -> str:
-    """Return the first 3/4 and the last 1/4 of `limit` characters of a text; between them stands how many are left
-    out."""
-    if len(text) <= limit:
-        return text
-    head = limit * 3 // 4
-    left_out, end = text[head : len(text) - (limit - head)], text[len(text) - (limit - head) :]
-    before = [int(found[1].replace(",", "")) - len(found[0]) for found in _CUT.finditer(left_out)]
-    return f"{text[:head]}\n... [{len(left_out) + sum(before):,} characters cut] ...\n{end}"
 
 
 def _outcome(number: int, block: Block, printed: dict[str, str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.events.event import Emit, TreeEvents
 from rlm_broker.handler.broker import Broker
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions
@@ -16,7 +17,6 @@ from rlm_broker.run.run import ID_BYTES
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import Emit, TreeEvents
 from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.messages import Query, Slot
 

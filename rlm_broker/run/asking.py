@@ -1,6 +1,5 @@
 """Prompts of model code as the messages of a call: text, content parts, or a conversation of the code's own."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import msgspec
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.results import ChatMessage
 from sandbox_worker.wire.errors import MessageInvalid
-from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, Prompts, are_messages
+from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, are_messages
 
 
 def conversation(prompt: Prompt, system: str | None) -> tuple[ChatMessage, ...]:
@@ -48,17 +47,9 @@ def problem_with(prompt: Sequence[Part | MessagePart], system: str | None) -> st
     return "an image is given as data: {'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}"
 
 
-def prompt_key(prompts: Sequence[Prompt], index: int) -> tuple[str | bytes, int]:
-    """Return a key that is equal for equal prompts, and the prompt's size in bytes or characters.
-
-    Prompts of a large query are not decoded for this: their key is the SHA-256 of their encoded form.
-    """
-    if isinstance(prompts, Prompts):
-        encoded = prompts.encoded(index)
-        return hashlib.sha256(encoded).digest(), len(encoded)
-    prompt = prompts[index]
-    key = prompt if isinstance(prompt, str) else repr(prompt)
-    return key, len(key)
+def prompt_key(prompt: Prompt) -> str:
+    """Return a key that is equal for equal prompts."""
+    return prompt if isinstance(prompt, str) else repr(prompt)
 
 
 def shown(request: LMRequest, *, is_of_code: bool) -> str | list[Any]:

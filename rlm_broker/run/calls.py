@@ -6,37 +6,29 @@ client follow in `handler.client_queue`.
 """
 
 import asyncio
-import contextlib
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from rlm_broker.clients.base import BaseClient, LMRequest
-from rlm_broker.clients.recorded import recorded_request
-from rlm_broker.clients.recording import CallId, Counted, Failure, Recorded, Recorder
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.apart import Apart
-from rlm_broker.concurrency.bounded_map import bounded_map
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.clients.base import BaseClient, CallId, LMRequest
+from rlm_broker.clients.recording import Counted, Failure, Recorded, Recorder, recorded_request
+from rlm_broker.concurrency.turns import Apart, FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.events.event import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.run.asking import conversation, new_system, problem_with, shown
-from rlm_broker.run.held_answers import HeldAnswers
+from rlm_broker.run.asking import conversation, new_system, problem_with, prompt_key, shown
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger
-from rlm_broker.run.pieces import Batch, Piece, pieces_of
 from rlm_broker.run.tokens import SMALL_CHARS, count_tokens, require_fit
-from rlm_broker.trace.events import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from rlm_broker.usage import Usage
-from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
-from sandbox_worker.wire.prompts import Prompt, Prompts
+from sandbox_worker.wire.prompts import Prompt
 
 WINDOW_TOKENS = 128_000
 """Assumed context window in tokens, if a client does not state its own: most models of 2025 and 2026 have as many or
@@ -44,8 +36,9 @@ more."""
 LARGE_CHARS = 1 << 17
 """Characters of a reply beyond which its event has a turn of the event loop of its own. The search of its text for
 secrets takes 30 ms a megabyte."""
-MOST_DECODED_BYTES = 64 << 20
-"""Memory in bytes of prompts of large queries that are decoded at the same time, for one tree; further ones wait."""
+MOST_ANSWER_BYTES = 32 << 20
+"""Memory in bytes of the answers that unfinished batches of one run hold. Further answers are dropped, with an
+error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +63,34 @@ class Caller:
     block: int = 0
     has_task_as_context: bool = False
     asked_in: int = 0
+
+
+class _Batch:
+    """The calls of one query of several prompts, and their progress.
+
+    Attributes:
+        todo: Prompt, number of the sample and id of each call. Equal prompts are sent once, unless the query wants
+            samples.
+        places: For each prompt of the query, the index of its call.
+        number: Number among the batches of the tree, from 1; 0 for a query of one prompt, which is no batch.
+        done: Calls that have ended.
+        answer_bytes: Memory of the answers so far.
+    """
+
+    def __init__(self, query: Query, new_id: Callable[[], CallId]) -> None:
+        self.todo: list[tuple[Prompt, int, CallId]] = []
+        self.places: list[int] = []
+        self.number = self.done = self.answer_bytes = 0
+        seen = Counter[str]()
+        calls: dict[tuple[str, int], int] = {}
+        for prompt in query.prompts:
+            key = prompt_key(prompt)
+            sample = seen[key] if query.samples else 0
+            seen[key] += 1
+            place = calls.setdefault((key, sample), len(self.todo))
+            if place == len(self.todo):
+                self.todo.append((prompt, sample, new_id()))
+            self.places.append(place)
 
 
 class TreeCalls:
@@ -103,7 +124,6 @@ class TreeCalls:
         self._root_task = None if recorder is None else asyncio.current_task()
         self._tells_text = tells_text
         self._places = FairSemaphore(ledger.limits.max_concurrent_calls)
-        self._decoded = Allowance(MOST_DECODED_BYTES)
         self._apart = Apart()
         self._answer_bytes = Counter[str]()
         self._numbers: dict[tuple[str, int], int] = {}
@@ -170,7 +190,7 @@ class TreeCalls:
             has_own_prompt=has_own_prompt,
         )
         if not self._places.take():
-            await self._place(caller, lambda: request)
+            await self._place(caller, partial(self._record, request, None))
         try:
             return await self._call(caller, request)
         finally:
@@ -184,74 +204,62 @@ class TreeCalls:
         """
         block = block_of(query)
         if len(query.prompts) == 1 and query.timeout_s is None:
-            id = self._id(caller, block)
+            call = (query.prompts[0], 0, self._id(caller, block))
             if not self._places.take():
-                await self._place(caller, lambda: self._request_for(caller, query, (0, 0, id)))
+                await self._place(caller, partial(self._record_unanswered, caller, query, *call))
             try:
-                return [await self._slot(caller, query, 0, 0, id)]
+                return [await self._answered(caller, query, *call)]
             finally:
                 self._places.release()
-        todo, asked = await pieces_of(query, lambda: self._id(caller, block))
-        answers = HeldAnswers(self._answer_bytes, caller.run)
-        batch = self._batch(len(todo)) if len(query.prompts) > 1 else None
-        most = self._ledger.limits.max_concurrent_calls
-        done: Sequence[Slot | None] = [None] * len(todo)
+        batch = _Batch(query, lambda: self._id(caller, block))
+        if len(query.prompts) > 1:
+            self._batches += 1
+            batch.number = self._batches
+        done: Sequence[Slot | None] = [None] * len(batch.todo)
         try:
             done = await bounded_map(
-                todo,
-                lambda piece: answers.kept(self._slot(caller, query, *piece, batch)),
-                _smaller(query.max_concurrent, most) or len(todo),
+                batch.todo,
+                lambda call: self._kept(caller, batch, self._answered(caller, query, *call, batch)),
+                _smaller(query.max_concurrent, self._ledger.limits.max_concurrent_calls) or len(done),
                 query.timeout_s,
                 places=self._places,
                 session=caller.run,
             )
-        finally:
-            answers.forget()
-        for piece, slot in zip(todo, done, strict=True) if self._recorder else ():
+        finally:  # the answers belong to the REPL now
+            self._answer_bytes[caller.run] -= batch.answer_bytes
+            if not self._answer_bytes[caller.run]:
+                del self._answer_bytes[caller.run]
+        for call, slot in zip(batch.todo, done, strict=True) if self._recorder else ():
             if slot is None:
-                self._record_unanswered(partial(self._request_for, caller, query, piece))
-                await asyncio.sleep(0)  # writing a large call takes milliseconds: other tasks run between two of them
+                await self._apart.do(partial(self._record_unanswered, caller, query, *call))
         # Without a time limit, a call has no outcome only if its client cancelled the task that it was called in.
         late = None if query.timeout_s is None else f"not done within timeout_s = {query.timeout_s:g}"
         missing = Slot(error=late or "the client cancelled its own call")
-        return [done[place] or missing for place in asked]
+        return [done[place] or missing for place in batch.places]
 
-    async def _place(self, caller: Caller, request: Callable[[], LMRequest]) -> None:
-        """Wait for a place of the tree; if the wait is cancelled, record `request` as unanswered."""
+    async def _place(self, caller: Caller, record_unanswered: Callable[[], None]) -> None:
+        """Wait for a place of the tree; call `record_unanswered` if the wait is cancelled."""
         try:
             await self._places.acquire(caller.run)
         except asyncio.CancelledError:
-            self._record_unanswered(request)
+            record_unanswered()
             raise
 
-    def _batch(self, of: int) -> Batch:
-        self._batches += 1
-        return Batch(self._batches, of)
-
-    def _slot(
-        self, caller: Caller, query: Query, index: int, sample: int, id: CallId, batch: Batch | None = None
-    ) -> Coroutine[Any, Any, Slot]:
-        """Answer one prompt. The caller has taken a place for it."""
-        prompts = query.prompts
-        if type(prompts) is Prompts:  # `isinstance` takes 0.2 us more, since Sequence is an abstract class
-            return self._decoded_slot(caller, query, prompts, index, sample, id, batch)
-        return self._answered(caller, query, prompts[index], sample, id, batch)
-
-    async def _decoded_slot(
-        self, caller: Caller, query: Query, prompts: Prompts, index: int, sample: int, id: CallId, batch: Batch | None
-    ) -> Slot:
-        """Answer one prompt of a large query. Decoding waits until `MOST_DECODED_BYTES` has room for the prompt."""
-        async with self._decoded.held(prompts.decoded_bytes(index)):
-            try:
-                prompt = prompts[index]
-            except MessageInvalid as problem:
-                return Slot(error=str(problem))
-            await asyncio.sleep(0)  # decoding a large prompt has held the event loop: other tasks run first
-            return await self._answered(caller, query, prompt, sample, id, batch)
+    async def _kept(self, caller: Caller, batch: _Batch, answering: Awaitable[Slot]) -> Slot:
+        """Await an answer and count its memory. Beyond `MOST_ANSWER_BYTES`, return an error in its place."""
+        slot = await answering
+        size = sys.getsizeof(slot.text)
+        if self._answer_bytes[caller.run] + size > MOST_ANSWER_BYTES:
+            why = f"its batches hold {MOST_ANSWER_BYTES:,} bytes of answers already: ask in smaller batches"
+            return Slot(error=f"the answer of {len(slot.text):,} characters was dropped: {why}")
+        batch.answer_bytes += size
+        self._answer_bytes[caller.run] += size
+        return slot
 
     async def _answered(
-        self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId, batch: Batch | None
+        self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId, batch: _Batch | None = None
     ) -> Slot:
+        """Answer one prompt. The caller has taken a place for it."""
         if not isinstance(prompt, str) and (problem := problem_with(prompt, query.system)) is not None:
             return Slot(error=problem)
         request = self._request(caller, query, prompt, sample, id)
@@ -260,10 +268,6 @@ class TreeCalls:
         except RlmBrokerError as error:
             return Slot(error=in_words(error))
         return Slot(text=call.response, error=call.problem)
-
-    def _request_for(self, caller: Caller, query: Query, piece: Piece) -> LMRequest:
-        index, sample, id = piece
-        return self._request(caller, query, query.prompts[index], sample, id)
 
     def _request(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> LMRequest:
         return LMRequest(
@@ -282,7 +286,7 @@ class TreeCalls:
         self._numbers[place] = number = self._numbers.get(place, 0) + 1
         return CallId(caller.run, block, number)
 
-    async def _call(self, caller: Caller, request: LMRequest, batch: Batch | None = None) -> Call:
+    async def _call(self, caller: Caller, request: LMRequest, batch: _Batch | None = None) -> Call:
         client = self.routing.pick_for_code(request.model, caller.depth)
         if not request.is_loop and request.chars > SMALL_CHARS:
             await require_fit(client, request, is_exact=not self.is_recorded)  # before the provider is paid
@@ -300,13 +304,13 @@ class TreeCalls:
                 self._ledger.release(hold)
 
     async def _sent(
-        self, caller: Caller, client: BaseClient, request: LMRequest, number: int, hold: Hold, batch: Batch | None
+        self, caller: Caller, client: BaseClient, request: LMRequest, number: int, hold: Hold, batch: _Batch | None
     ) -> Call:
         emit, run, depth = self._events.emit, caller.run, caller.depth  # an `Emitter` would take 1.8 us more
         is_wanted = self._events.is_wanted
         if is_wanted:
             prompt, system = shown(request, is_of_code=caller.block > 0), new_system(request)
-            place = () if batch is None else (batch.number, batch.of)
+            place = () if batch is None or not batch.number else (batch.number, len(batch.todo))
             emit(CallStarted, run, depth, number, request.model, prompt, system, caller.block, *place)
         if self._tells_text:
             on_text = lambda text: emit(CallText, run, depth, number, text)  # noqa: E731
@@ -338,10 +342,9 @@ class TreeCalls:
                 await self._apart.do(lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch)))
         return call
 
-    def _record_unanswered(self, request: Callable[[], LMRequest]) -> None:
+    def _record_unanswered(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> None:
         if self._recorder is not None:
-            with contextlib.suppress(MessageInvalid):  # a prompt that cannot be decoded would not have been sent
-                self._record(request(), None)
+            self._record(self._request(caller, query, prompt, sample, id), None)
 
     def _record(self, request: LMRequest, outcome: Call | RlmBrokerError | None, model: str = "") -> None:
         """Write a call down once, if calls are recorded. The outcome None is a call that was cancelled."""
@@ -372,13 +375,13 @@ def in_words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _counted(batch: Batch | None) -> tuple[int, ...]:
+def _counted(batch: _Batch | None) -> tuple[int, ...]:
     """Count a call of a batch as ended; return the batch's number, its ended calls and all its calls. Empty without a
     batch."""
-    if batch is None:
+    if batch is None or not batch.number:
         return ()
     batch.done += 1
-    return batch.number, batch.done, batch.of
+    return batch.number, batch.done, len(batch.todo)
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

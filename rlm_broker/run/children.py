@@ -21,32 +21,30 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from typing import cast
 
 import msgspec
 
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.bounded_map import bounded_map
-from rlm_broker.context.excerpt import beginning, whole_text
+from rlm_broker.concurrency.turns import bounded_map
 from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored import StoredContext, beginning, whole_text
 from rlm_broker.errors import LimitReached, RlmBrokerError
+from rlm_broker.events.event import PREVIEW_CHARS, RunStarted
 from rlm_broker.results import ChildTrace
-from rlm_broker.run.asking import prompt_key
 from rlm_broker.run.calls import Caller, in_words
-from rlm_broker.run.pieces import Turns
 from rlm_broker.run.recursion import divided, needs_repl
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tree import ChildPlaces, Tree
 from rlm_broker.sandbox.blocks.query_contexts import GivenContext, QueryWithContexts
-from rlm_broker.trace.events import PREVIEW_CHARS, RunStarted
-from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import CONTEXT
-from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES, Prompts
-from sandbox_worker.wire.tasks import LONG_TASK_CHARS, beginning_and_end
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, beginning_and_end
 
 TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
 """Answer to each prompt whose child run would exceed `max_children_total`."""
+MAX_PROMPT_BYTES = 8 << 20
+"""Maximum bytes of a context that is read for the prompt of a completion; a larger one is refused. 8 MiB are about two
+million tokens, more than models read."""
 OWN_TASK = "rlm_query: this is the task that this run has itself, so a plain completion answered it: divide it"
 """Note beside the answer to a prompt that is its run's own task. The REPL prints it to stderr."""
 
@@ -56,12 +54,14 @@ class _Child:
     """One child of a query.
 
     Attributes:
-        index: Index of its prompt.
+        place: Its place among the children of the query.
+        prompt: Its task.
         given: Its context; None if the prompt is the context.
         is_echo: Whether its task is the parent's own.
     """
 
-    index: int
+    place: int
+    prompt: str
     given: GivenContext | None
     is_echo: bool = False
 
@@ -103,13 +103,10 @@ class Children:
         except RlmBrokerError as refused:
             return [Slot(error=in_words(refused))] * count
         most = limits.max_children_per_batch or count
-        todo, places = await self._different(query, min(count, most))
-        runs = [child for child in todo if below.depth < limits.max_depth and not child.is_echo]
-        runs = [] if query.repl is False else runs
-        if self._decides(query):
-            runs = [child for child in runs if await self._has_repl(query, child, below)]
-        chosen = {child.index for child in runs}
-        completions = [child for child in todo if child.index not in chosen]
+        todo, places = self._different(query, min(count, most))
+        runs, completions = list[_Child](), list[_Child]()
+        for child in todo:
+            (runs if self._has_repl(query, child, below) else completions).append(child)
         left = self._tree.ledger.left()["max_children_total"]
         # With "auto" some of `runs` will become completions, which are not counted: each run is counted as it begins.
         allowed = len(runs) if left is None or self._decides(query) else int(left)
@@ -118,37 +115,32 @@ class Children:
             completing = group.create_task(self._completions(query, completions, below, room))
             children = await bounded_map(
                 runs[:allowed],
-                lambda child: self._child(query, child, below, served_by, room.memory),
+                lambda child: self._begun(query, child, below, served_by),
                 limits.max_concurrent_children,
                 places=room.places,
                 session=self._caller.run,
             )
         answers = [*children, *[TOO_MANY_CHILDREN] * (len(runs) - len(children)), *completing.result()]
-        by_index: dict[int, Slot] = {}
+        slots = [Slot()] * len(todo)
         for child, slot in zip([*runs, *completions], answers, strict=True):
             assert slot is not None  # `bounded_map` gives None only for work beyond a time limit, and there is none
-            by_index[child.index] = slot
+            slots[child.place] = slot
         beyond = Slot(error=f"max_children_per_batch exceeded: {count} > {most}")
-        return [*(by_index[place] for place in places), *[beyond] * (count - len(places))]
+        return [*(slots[place] for place in places), *[beyond] * (count - len(places))]
 
-    async def _different(self, query: Query, count: int) -> tuple[list[_Child], list[int]]:
-        """Return the first `count` prompts without repetitions, and for each of them the index of its first equal."""
+    def _different(self, query: Query, count: int) -> tuple[list[_Child], list[int]]:
+        """Return the first `count` prompts without repetitions, and for each of them the place of its child there."""
         given = query.given if isinstance(query, QueryWithContexts) else ()
-        prompts = query.prompts
-        first: dict[object, int] = {}
+        found: dict[object, int] = {}
         todo: list[_Child] = []
         places: list[int] = []
-        turns = Turns()
-        for index in range(count):
+        for index, prompt in enumerate(cast("Sequence[str]", query.prompts[:count])):  # `QueryAnswers` refuses others
             part = given[index] if given else None
-            prompt, size = prompt_key(prompts, index)
             key = (index if query.samples else None, prompt, None if part is None else part.key)
-            if key not in first:
-                first[key] = index
-                todo.append(_Child(index, part, self._is_echo(prompt, part)))
-            places.append(first[key])
-            if turns.is_due(size):
-                await asyncio.sleep(0)
+            place = found.setdefault(key, len(todo))
+            if place == len(todo):
+                todo.append(_Child(place, prompt, part, self._is_echo(prompt, part)))
+            places.append(place)
         return todo, places
 
     def _is_echo(self, prompt: object, given: GivenContext | None) -> bool:
@@ -167,16 +159,13 @@ class Children:
     def _decides(self, query: Query) -> bool:
         return self._tree.is_auto and query.repl is None
 
-    async def _has_repl(self, query: Query, child: _Child, below: Caller) -> bool:
-        """Decide about a child whose context is known before it begins. A given context is judged when it is opened."""
-        if child.given is not None:
-            return True  # for now: `_begun` decides when the context is stored
-        await asyncio.sleep(0)  # each decision looks through a text: other tasks run between two of them
-        try:
-            prompt = str(query.prompts[child.index])
-        except MessageInvalid:  # `_child` decodes the prompt again, and reports the error
+    def _has_repl(self, query: Query, child: _Child, below: Caller) -> bool:
+        """Whether a child is a run. A given context is judged only when it is opened, see `_begun`."""
+        if query.repl is False or below.depth >= self._tree.limits.max_depth or child.is_echo:
+            return False
+        if child.given is not None or not self._decides(query):
             return True
-        return needs_repl(*divided(prompt), len(prompt), self._window(query, below))
+        return needs_repl(*divided(child.prompt), len(child.prompt), self._window(query, below))
 
     def _window(self, query: Query, below: Caller) -> int:
         return self._tree.calls.window_tokens(replace(below, model=query.model))
@@ -192,10 +181,10 @@ class Children:
     async def _completion(self, query: Query, child: _Child, below: Caller, room: ChildPlaces) -> Slot:
         async with AsyncExitStack() as held:
             try:
-                text = str(query.prompts[child.index])
+                text = child.prompt
                 if child.given is not None:
                     text = await self._with_context(text, child.given, room, held)
-            except (RlmBrokerError, MessageInvalid) as problem:
+            except RlmBrokerError as problem:
                 return Slot(error=in_words(problem))
             slot = await self._asked(query, text, below)
         return msgspec.structs.replace(slot, note=OWN_TASK) if child.is_echo else slot
@@ -219,19 +208,8 @@ class Children:
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    async def _child(self, query: Query, child: _Child, below: Caller, served_by: str, memory: Allowance) -> Slot:
-        prompts = query.prompts
-        if not isinstance(prompts, Prompts):
-            return await self._begun(query, str(prompts[child.index]), child, below, served_by)
-        async with memory.held(prompts.decoded_bytes(child.index)):
-            try:
-                prompt = str(prompts[child.index])
-            except MessageInvalid as problem:
-                return Slot(error=str(problem))
-            return await self._begun(query, prompt, child, below, served_by)
-
-    async def _begun(self, query: Query, prompt: str, child: _Child, below: Caller, served_by: str) -> Slot:
-        given = child.given
+    async def _begun(self, query: Query, child: _Child, below: Caller, served_by: str) -> Slot:
+        prompt, given = child.prompt, child.given
         try:
             async with AsyncExitStack() as held:
                 if given is None:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from rlm_broker.errors import ModelFailed
-from rlm_broker.prompts.observation import cut
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.tokens import estimated
 from rlm_broker.run.tree import Progress
+from rlm_broker.values.text import shorten
 
 FEWEST_OLDER_CHARS: Final = 500
 """Characters that an older message keeps at least when it is cut."""
@@ -93,7 +93,7 @@ class Conversation:
             for each, text in before.items():
                 if len(text) > cap:
                     self._counted.pop(str(messages[each].content), None)
-                    short = cut(text, cap)
+                    short = shorten(text, cap)
                     self._counted[short] = counted[each] * len(short) / len(text)
                     messages[each] = ChatMessage(messages[each].role, short)
 

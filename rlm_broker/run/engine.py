@@ -19,10 +19,13 @@ from typing import Any, Protocol
 
 from rlm_broker.clients.base import BaseClient
 from rlm_broker.clients.recording import FORMAT, RecordedModels, Recorder
+from rlm_broker.concurrency.deadline import Late, StopRequested
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, ReplayDiverged, SandboxFailed
+from rlm_broker.errors import ConfigurationError, LimitReached, ReplayDiverged, SandboxFailed
+from rlm_broker.events.event import RunStarted, TreeEvents
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
@@ -35,15 +38,15 @@ from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.queries import open_run
-from rlm_broker.run.request import RunRequest
+from rlm_broker.run.request import RunRequest, stored
 from rlm_broker.run.run import Answering, Run, RunJob
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tree import Tree
-from rlm_broker.sandbox.levels.level import AUTO, candidates
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, place, seeded
-from rlm_broker.trace.events import RunStarted, TreeEvents
-from rlm_broker.trace.watchers import WATCHERS
+from rlm_broker.sandbox.workers.levels import AUTO, candidates
 from rlm_broker.version import __version__
+from rlm_broker.watch.board import BOARD
+from rlm_broker.watch.server import start_if_wanted
 
 ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
@@ -215,10 +218,8 @@ class Engine(AsyncResource):
 
     def begin(self, request: RunRequest, event_loop: EventLoopRef, *, is_followed: bool = False) -> RunJob:
         """Return the job of a run, which is not started."""
-        job = RunJob(
-            event_loop, lambda job: self._answer(request, job), is_followed=WATCHERS.follows_runs() or is_followed
-        )
-        WATCHERS.add(job, request.question)
+        job = RunJob(event_loop, lambda job: self._answer(request, job), is_followed=start_if_wanted() or is_followed)
+        BOARD.add(job, request.question)
         return job
 
     async def _answer(self, request: RunRequest, job: RunJob) -> Completion:
@@ -234,7 +235,7 @@ class Engine(AsyncResource):
                 context, spent_s = request.context, 0.0
                 if not isinstance(context, StoredContext):
                     began = time.monotonic()
-                    context = own.enter_context(await request.stored())
+                    context = own.enter_context(await _stored_in_time(request, job))
                     spent_s = time.monotonic() - began
                 parts = self._open_parts
                 if parts is None:
@@ -407,6 +408,28 @@ def root_run(
     return runner
 
 
+async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
+    """Store the context within `run_timeout_s`. A stream or a file that stalls keeps a thread of its own alone.
+
+    Returns:
+        The context. If the run was stopped meanwhile, a text that says so: it ends as it begins.
+
+    Raises:
+        LimitReached: It took longer.
+        ConfigurationError: As for `RLM.completion`.
+    """
+    limit_s = request.limits.run_timeout_s
+    try:
+        return await job.before(
+            in_thread(lambda _: stored(request.context, request.question), discard=StoredContext.close), limit_s
+        )
+    except StopRequested:
+        return stored("stopped before the context was read", request.question)
+    except Late:
+        assert limit_s is not None
+        raise LimitReached("run_timeout_s", limit_s, limit_s) from None
+
+
 def require_types(request: RunRequest, routing: Routing) -> None:
     """Refuse a type of the answer, if the root model answers in text.
 
@@ -422,7 +445,7 @@ def require_types(request: RunRequest, routing: Routing) -> None:
 
 def _events(request: RunRequest, job: RunJob) -> TreeEvents:
     followers = [] if job.log is None else [job.log.add]
-    return TreeEvents(job.id, [*request.receivers, *followers, *WATCHERS.receivers(job.id)])
+    return TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
 
 
 def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: StoredContext) -> dict[str, Any]:

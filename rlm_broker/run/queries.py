@@ -1,28 +1,21 @@
 """Answers to a REPL's queries: a completion, child runs (see `children`), a call of a tool, or what is left."""
 
-import asyncio
 import json
 import time
-from collections.abc import Sequence
 
 import msgspec
 
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.run.calls import MOST_DECODED_BYTES, Caller
+from rlm_broker.events.event import ToolEnded, ToolStarted
+from rlm_broker.run.calls import Caller
 from rlm_broker.run.children import Children
 from rlm_broker.run.output_type import AnswerType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
-from rlm_broker.trace.events import ToolEnded, ToolStarted
 from rlm_broker.transport.connection import QueryHandler
+from rlm_broker.values.text import shorten
 from sandbox_worker.wire.messages import Query, Slot
-from sandbox_worker.wire.prompts import Prompt, Prompts
-
-VALUE_WEIGHT = 512
-"""Memory in bytes that each value among a tool's arguments is taken to need: pydantic makes an object of it, or a note
-of what is wrong with it."""
 
 
 class QueryAnswers:
@@ -48,7 +41,6 @@ class QueryAnswers:
         self._progress = progress
         self._emit = tree.events.of(caller.run, caller.depth)
         self._tool_calls = 0
-        self._arguments = Allowance(MOST_DECODED_BYTES)
 
     @property
     def _below(self) -> Caller:
@@ -66,34 +58,30 @@ class QueryAnswers:
     async def __call__(self, query: Query) -> list[Slot]:
         """Answer each prompt of a query. Errors are texts in the slots: model code must be able to go on."""
         limits = self._tree.limits
-        most = limits.max_batch_prompts
-        if len(query.prompts) > most:
-            return [Slot(error=f"batch too large: {len(query.prompts)} > {most}")] * len(query.prompts)
+        if len(query.prompts) > limits.max_batch_prompts:
+            why = f"batch too large: {len(query.prompts)} > {limits.max_batch_prompts}; ask in smaller batches"
+            return [Slot(error=why)] * len(query.prompts)
         if query.want != "llm" and not query.is_text:
             return [Slot(error=f"{query.want} takes text, and no content parts")] * len(query.prompts)
         match query.want:
             case "budget":
                 return [Slot(text=json.dumps(self._left()))] * len(query.prompts)
             case "tool":
-                return [await self._tool(query.tool or "", query.prompts, index) for index in range(len(query.prompts))]
+                return [await self._tool(query)] * len(query.prompts)
             case "rlm" if self._below.depth < limits.max_depth or query.contexts:
                 slots = await self._children.slots(query, self._below)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
-        return [_cut(slot, limits.max_result_chars) for slot in slots]
+        most = limits.max_result_chars
+        return slots if most is None else [_cut(slot, most) for slot in slots]
 
-    async def _tool(self, name: str, prompts: Sequence[Prompt], index: int) -> Slot:
-        """Call a tool, when there is room for its arguments: text and values count against `MOST_DECODED_BYTES`."""
-        if index:
-            await asyncio.sleep(0)  # a batch of calls that are all refused at once would hold the event loop
+    async def _tool(self, query: Query) -> Slot:
+        name = query.tool or ""
         if name not in self.tools.names:
             return self.tools.unknown(name)
-        encoded = prompts.encoded(index) if isinstance(prompts, Prompts) else str(prompts[index]).encode()
-        values = encoded.count(b",") + encoded.count(b"[") + encoded.count(b"{")
-        async with self._arguments.held(4 * len(encoded) + VALUE_WEIGHT * values):
-            return await self._called(name, str(prompts[index]))
-
-    async def _called(self, name: str, arguments: str) -> Slot:
+        if len(query.prompts) != 1:
+            return Slot(error="tool takes one prompt, the arguments of one call")
+        arguments = str(query.prompts[0])
         self._tool_calls += 1
         number, started = self._tool_calls, time.monotonic()
         self._emit(ToolStarted, number, self._progress.blocks, name, arguments)
@@ -137,8 +125,7 @@ def open_run(
     return Runner(tree, caller, queries.handler(), queries.child_traces, progress, tools, output_type, persistent_repl)
 
 
-def _cut(slot: Slot, limit: int | None) -> Slot:
-    if limit is None or len(slot.text) <= limit:
+def _cut(slot: Slot, limit: int) -> Slot:
+    if len(slot.text) <= limit:
         return slot
-    text = f"{slot.text[:limit]}\n... [{len(slot.text) - limit:,} characters cut]"
-    return msgspec.structs.replace(slot, text=text)
+    return msgspec.structs.replace(slot, text=shorten(slot.text, limit, end=0))

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final
 
-from rlm_broker.concurrency.deadline import Late, in_time
-from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, LimitReached, require_kind
+from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.events.event import Emit
 from rlm_broker.handler.completing import Completing
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
 from rlm_broker.models.model import Given
@@ -20,7 +19,6 @@ from rlm_broker.run.output_type import AnswerType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import QueryHandlerFactory
-from rlm_broker.trace.events import Emit
 
 ORDER = "the context comes first, then the question"
 NOT_GIVEN: Final = object()
@@ -88,21 +86,6 @@ class RunRequest:
         """Context for `Completion.prompt`: a short text, else None, so that no large one stays in memory."""
         return self.context if isinstance(self.context, str) and len(self.context) <= PROMPT_CHARS else None
 
-    async def stored(self) -> StoredContext:
-        """Store the context within `run_timeout_s`. A stream or a file that stalls keeps a thread of its own alone.
-
-        Raises:
-            LimitReached: It took longer.
-            ConfigurationError: As for `RLM.completion`.
-        """
-        limit_s = self.limits.run_timeout_s
-        storing = in_thread(lambda _: _stored(self.context, self.question), discard=StoredContext.close)
-        try:
-            return await (storing if limit_s is None else in_time(limit_s, storing))
-        except Late:
-            assert limit_s is not None
-            raise LimitReached("run_timeout_s", limit_s, limit_s) from None
-
 
 def given_once(
     prompt: object, root_prompt: str | None, context: object, question: str | None
@@ -135,7 +118,7 @@ def require_question(question: object) -> None:
         raise ConfigurationError("the question is empty: say what you want to know")
 
 
-def _stored(prompt: object, question: str | None) -> StoredContext:
+def stored(prompt: object, question: str | None) -> StoredContext:
     """Store the context that the user gave. Call it in a thread: it reads files.
 
     Args:

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.deadline import to_its_end, within
 from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef, Job
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RunCancelled, RunFailed, require_kind
+from rlm_broker.events.event import Event
+from rlm_broker.events.log import EventLog
 from rlm_broker.results import Completion
-from rlm_broker.trace.event_log import EventLog
-from rlm_broker.trace.events import Event
 
 ID_BYTES = 8
 """Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""
@@ -36,6 +36,7 @@ class Answering(Protocol):
 
 
 A = TypeVar("A", bound=Answering)
+T = TypeVar("T")
 
 
 class RunJob(Job[Completion]):
@@ -65,6 +66,7 @@ class RunJob(Job[Completion]):
         self.log = EventLog() if is_followed else None
         self.event_loop = event_loop
         self._answering: Answering | None = None
+        self._stop_asked: asyncio.Future[None] | None = None
         self._wants_stop = False
         if (log := self.log) is not None:
             self.outcome.add_done_callback(lambda _: log.close())
@@ -73,6 +75,18 @@ class RunJob(Job[Completion]):
     def handle(self) -> "Run":
         """The handle that the caller gets."""
         return Run._of(self)
+
+    async def before(self, work: Coroutine[Any, Any, T], limit_s: float | None) -> T:
+        """Await what the run needs before it begins.
+
+        Raises:
+            Late: It took longer than `limit_s`.
+            StopRequested: `stop` was called.
+        """
+        self._stop_asked = asyncio.get_running_loop().create_future()
+        if self._wants_stop:
+            self._stop_asked.set_result(None)
+        return await within(limit_s, work, self._stop_asked)
 
     def begin(self, answering: A) -> A:
         """Take what answers the question, which is about to begin. A `stop` that came before reaches it now."""
@@ -112,6 +126,8 @@ class RunJob(Job[Completion]):
 
     def _stop(self) -> None:
         self._wants_stop = True
+        if self._stop_asked is not None and not self._stop_asked.done():
+            self._stop_asked.set_result(None)
         if self._answering is not None:
             self._answering.stop()
 
@@ -166,7 +182,7 @@ class Run:
     def stop(self) -> None:
         """End the run with the best answer that it has so far: its completion has `is_stopped`.
 
-        Harmless after its end. A run that has not begun yet, since its context is being read, ends as it begins.
+        Harmless after its end. The reading of its context ends, too; the run then has no answer.
         """
         self._job.stop()
 

@@ -34,10 +34,15 @@ from functools import partial
 from typing import Any
 
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
-from rlm_broker.context.excerpt import beginning
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored import StoredContext, beginning
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, ValueTooLarge
-from rlm_broker.parsing import FinalVar, NotRun
+from rlm_broker.events.event import (
+    IterationStarted,
+    ReplReady,
+    RunEnded,
+)
+from rlm_broker.parsing.finals import FinalVar
+from rlm_broker.parsing.notes import NotRun
 from rlm_broker.prompts.messages import (
     EMPTY_REPLY,
     SHOWN_WHOLE_CHARS,
@@ -59,11 +64,6 @@ from rlm_broker.run.reply import Answer, ReplyActions, read_reply
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.trace.events import (
-    IterationStarted,
-    ReplReady,
-    RunEnded,
-)
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 

@@ -5,17 +5,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rlm_broker.concurrency.allowance import Allowance
-from rlm_broker.concurrency.fair_semaphore import FairSemaphore
+from rlm_broker.concurrency.turns import Allowance, FairSemaphore
+from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import ChatMessage, Iteration
-from rlm_broker.run.calls import MOST_DECODED_BYTES, TreeCalls
+from rlm_broker.run.calls import TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import TreeEvents
 from rlm_broker.transport.connection import QueryHandler
 
+MOST_READ_BYTES = 64 << 20
+"""Memory in bytes of the contexts that are read for completions at the same time, for one depth of a tree."""
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
 """From a run's name, its depth and the handler that it would have, makes the handler of its REPL's queries."""
 
@@ -28,12 +29,12 @@ class ChildPlaces:
 
     Attributes:
         places: One place for each child that runs.
-        memory: Bytes for the prompts of large queries, each of which lives as long as its child or call.
+        memory: Bytes for the contexts that are read for completions, each of which lives as long as its call.
         reading: Held while a context is stored and read for a completion: one at a time.
     """
 
     places: FairSemaphore
-    memory: Allowance = field(default_factory=lambda: Allowance(MOST_DECODED_BYTES))
+    memory: Allowance = field(default_factory=lambda: Allowance(MOST_READ_BYTES))
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 

@@ -35,6 +35,10 @@ Entries = list[FileEntry]
 class ReplFiles:
     """The files in a REPL's scratch folder, which is the current folder of its code: `repl.files`.
 
+        repl.files.write("data.csv", b"a,b\\n1,2\\n")
+        repl.execute("text = open('data.csv').read().upper(); print(text, file=open('out.csv', 'w'))")
+        repl.files.read("out.csv")  # b"A,B\\n1,2\\n\\n"
+
     The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`, `remove`): code for it needs few changes.
     `save` and `open` are for files that should not pass through memory. Async code has awaited twins: `awrite`,
     `aread`, `asave`, `aopen`, `alist`, `aremove`.

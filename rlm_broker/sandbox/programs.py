@@ -2,29 +2,195 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Final, Literal
+from types import TracebackType
+from typing import Any, Final, Literal, Self
 
 from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.forking import left_to_parent
 from rlm_broker.context.memfd import new_memfd
-from rlm_broker.errors import ConfigurationError, FileRefused, ProgramNotStarted, ReplBusy, SandboxFailed
+from rlm_broker.errors import (
+    ConfigurationError,
+    FileRefused,
+    ProgramNotStarted,
+    ReplBusy,
+    SandboxFailed,
+    refused_by_machine,
+)
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.arguments import seconds_or
-from rlm_broker.sandbox.environment import variables_of
+from rlm_broker.results import Block
+from rlm_broker.sandbox.arguments import seconds_or, variables_of
 from rlm_broker.sandbox.files import names_of
-from rlm_broker.sandbox.program_pipes import ProgramPipes
-from rlm_broker.sandbox.repl_worker import ReplWorker
+from rlm_broker.sandbox.repl_process import ReplProcess
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import ProgramEnded
-from sandbox_worker.wire.headtail import OutputBounds
-from sandbox_worker.wire.program import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, pack_program
+from sandbox_worker.wire.bounds import HeadTail, OutputBounds
+from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, ProgramEnded, pack_program
+
+PIECE_BYTES: Final = 1 << 16
+"""Bytes that are read or written in one turn of the loop: the capacity of a pipe (pipe(7))."""
+FLOOD_PAUSE_S: Final = 0.001
+"""Seconds between two reads of an output whose head is full. So each pipe passes 64 MB/s at little cost."""
+LAST_READS: Final = 64
+"""Reads of a pipe at most once the program has ended: 4 MB, more than a pipe can hold."""
+
+
+class ProgramPipes:
+    """The pipes of one program: a context manager that closes all ends.
+
+    Args:
+        given: Bytes that the program reads from descriptor 0.
+        bounds: Bounds on what is kept of each output.
+
+    Attributes:
+        theirs: Descriptors that become the program's 0, 1 and 2.
+    """
+
+    def __init__(self, given: bytes, bounds: OutputBounds) -> None:
+        self.theirs: list[int] = []
+        self._given = given
+        self._bounds = bounds
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            with ExitStack() as opened:
+                input_end, input_fd = self._pipe(opened)
+                stdout_fd, stdout_end = self._pipe(opened)
+                stderr_fd, stderr_end = self._pipe(opened)
+                self.theirs = [input_end, stdout_end, stderr_end]
+                for fd in (input_fd, stdout_fd, stderr_fd):
+                    os.set_blocking(fd, False)
+                self._input = _Input(input_fd, self._given)
+                self._stdout = _Output(stdout_fd, self._bounds)
+                self._stderr = _Output(stderr_fd, self._bounds)
+                opened.pop_all()
+        except OSError as error:
+            raise refused_by_machine("there are no pipes for a program", error) from None
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        self.started()
+        for end in (self._input, self._stdout, self._stderr):
+            end.close()
+
+    def started(self) -> None:
+        """Close our copies of the program's ends once it has them: a pipe ends when all copies are closed."""
+        theirs, self.theirs = self.theirs, []
+        for fd in theirs:
+            os.close(fd)
+
+    def finish(self) -> tuple[str, str]:
+        """Return all of stdout and of stderr, once all processes of the program have ended."""
+        return self._stdout.finish(), self._stderr.finish()
+
+    def _pipe(self, opened: ExitStack) -> tuple[int, int]:
+        ends = os.pipe()
+        for fd in ends:
+            opened.callback(os.close, fd)
+        return ends
+
+
+class _End:
+    """Our end of a pipe. The loop serves it when the pipe is ready."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        left_to_parent(self, _End._leave)
+
+    def close(self) -> None:
+        """Close the end. Has no effect when repeated."""
+        if self._fd >= 0:
+            self._stop()
+            self._leave()
+
+    def _leave(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _stop(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+
+
+class _Input(_End):
+    """The program's input. The pipe ends after its last byte. Input that the program does not read is dropped."""
+
+    def __init__(self, fd: int, given: bytes) -> None:
+        super().__init__(fd)
+        self._left = memoryview(given)
+        self._loop.add_writer(fd, self._write)
+
+    def _write(self) -> None:
+        try:
+            if self._left:
+                self._left = self._left[os.write(self._fd, self._left[:PIECE_BYTES]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # the program has closed its end
+            self._left = self._left[:0]
+        if not self._left:
+            self.close()
+
+
+class _Output(_End):
+    """The program's output, of which head and tail are kept. All is read, so that the program never waits for us."""
+
+    def __init__(self, fd: int, bounds: OutputBounds) -> None:
+        super().__init__(fd)
+        self._kept: HeadTail[bytes] = HeadTail(bounds, b"")
+        self._head: list[bytes] = []
+        self._pause: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def finish(self) -> str:
+        """Return the output that was kept as text, with a note of what was cut."""
+        for _ in range(LAST_READS):
+            if self._fd < 0 or not self._read():
+                break
+        self.close()
+        return b"".join([*self._head, self._kept.finish()]).decode("utf-8", "replace")
+
+    def _listen(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._fd, self._take)
+
+    def _take(self) -> None:
+        if self._read() and not self._kept.head_left:
+            self._loop.remove_reader(self._fd)
+            self._pause = self._loop.call_later(FLOOD_PAUSE_S, self._listen)
+
+    def _read(self) -> bool:
+        """Read once, and return whether there may be more."""
+        try:
+            data = os.read(self._fd, PIECE_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        if head := self._kept.add(data):
+            self._head.append(head)
+        return True
+
+    def _stop(self) -> None:
+        super()._stop()
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+
 
 ProgramStatus = Literal["ended", "timeout", "killed"]
 """End of a program, see `ProgramResult`."""
@@ -87,7 +253,7 @@ class Command:
     bounds: OutputBounds
 
 
-class Programs:
+class ReplPrograms:
     """The programs of one REPL.
 
     Args:
@@ -101,7 +267,7 @@ class Programs:
     def __init__(
         self,
         fork_server: ForkServer,
-        repl: ReplWorker,
+        repl: ReplProcess,
         worker: Callable[[], Awaitable[Worker]],
         limits: ReplLimits,
         env: Mapping[str, str] | None,
@@ -294,3 +460,33 @@ def _memfd_of(data: bytes) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+NO_DISPLAY: Final = "\nNone\n"
+"""Last line of a program's block. A REPL shows the value of a last expression, and `python FILE` does not."""
+AT_ITS_START: Final = """
+__import__("sys").argv[:] = {argv!r}
+__import__("sys").path.insert(0, __import__("os").getcwd())
+"""
+"""The interpreter's work before a program begins. It binds no name in the program's namespace."""
+AT_ITS_END: Final = """
+import atexit, threading
+for thread in threading.enumerate():
+    if thread is not threading.current_thread() and not thread.daemon:
+        thread.join()
+atexit._run_exitfuncs()
+"""
+"""The interpreter's work when a program has come to its end."""
+
+
+def with_its_end(block: Block, end: Block) -> Block:
+    """Return the outcome of a program: that of its block, and of `AT_ITS_END` after it."""
+    return dataclasses.replace(
+        block if end.status == "ok" else end,
+        code=block.code,
+        stdout=block.stdout + end.stdout,
+        stderr=block.stderr + end.stderr,
+        execution_time=block.execution_time + end.execution_time,
+        displays=block.displays + end.displays,
+        displays_omitted=block.displays_omitted + end.displays_omitted,
+    )

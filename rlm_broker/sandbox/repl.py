@@ -9,25 +9,29 @@ from typing import Any, Final
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
+from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
-from rlm_broker.sandbox.arguments import require_answer, require_block, require_limits, seconds_or
-from rlm_broker.sandbox.blocks import outcome, post_mortem
-from rlm_broker.sandbox.blocks.block_run import BlockRun
-from rlm_broker.sandbox.blocks.output import BlockOutput, OnOutput
+from rlm_broker.sandbox.arguments import environment_of, require_answer, require_block, require_limits, seconds_or
+from rlm_broker.sandbox.blocks.block import BlockRun
+from rlm_broker.sandbox.blocks.block_result import (
+    BlockOutput,
+    OnOutput,
+    SubmitFields,
+    ended_block,
+    killed_block,
+    located,
+    values_of,
+)
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
-from rlm_broker.sandbox.blocks.sent import values_of
-from rlm_broker.sandbox.blocks.submit_fields import SubmitFields
-from rlm_broker.sandbox.environment import environment_of
 from rlm_broker.sandbox.files import ReplFiles
-from rlm_broker.sandbox.listed import ListedRepl
-from rlm_broker.sandbox.programs import ProgramResult, Programs
-from rlm_broker.sandbox.repl_worker import ReplWorker
+from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms
+from rlm_broker.sandbox.repl_process import ReplProcess
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.trace.watchers import WATCHERS
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import NOTHING, Wanted
@@ -37,8 +41,12 @@ from sandbox_worker.wire.errors import FrameTooLarge
 BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(ListedRepl):
+class SandboxedRepl(AsyncResource):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
+
+        with Sandbox() as sandbox, sandbox.repl("some text") as repl:
+            repl.execute("n = len(context)")
+            print(repl.get("n"))  # 9
 
     Made by `Sandbox.repl` and `Template.repl`. Use it as a context manager (`with` or `async with`): all processes of
     the REPL have ended when it is left. Call methods from any thread; async code has awaited twins, such as `aexecute`.
@@ -51,12 +59,16 @@ class SandboxedRepl(ListedRepl):
     Attributes:
         kills_when_cancelled: Whether a block whose caller is cancelled is killed with its REPL, and not interrupted.
             Set by an owner that closes the REPL then, and so need not wait for the block.
+        is_listed: Whether `ps` lists the REPL, and `stop` ends it, while it is open.
+        tree: Id of the run tree that has the REPL, as in `Run.id`; None for a REPL of its own.
 
     Raises:
         ConfigurationError: An argument cannot be used.
     """
 
     kills_when_cancelled = False
+    is_listed = True
+    tree: str | None = None
 
     def __init__(
         self,
@@ -80,16 +92,26 @@ class SandboxedRepl(ListedRepl):
         self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools or None, environment)
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
-        self._worker = ReplWorker(workers, context, self._limits, self._provisions)
+        self._worker = ReplProcess(workers, context, self._limits, self._provisions)
         self._answer = answer
         self._files = ReplFiles(self.bind_loop, self._worker_beside_blocks, self._limits.scratch_bytes)
         self._contexts = QueryContexts(
             self._worker_beside_blocks, self._worker.context_named, self._limits.scratch_bytes
         )
-        self._programs = Programs(self._fork_server, self._worker, self._worker_beside_blocks, self._limits, env)
+        self._programs = ReplPrograms(self._fork_server, self._worker, self._worker_beside_blocks, self._limits, env)
         self._busy = asyncio.Lock()
         self._run: BlockRun | None = None
         self._is_interrupted = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the REPL was closed, and so runs no block any more."""
+        return self._worker.is_closed
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of its init, which all its other processes are below; None while it has no process."""
+        return None if self._worker.started is None else self._worker.started.worker.init.pid
 
     @property
     def isolation(self) -> Isolation:
@@ -300,6 +322,26 @@ class SandboxedRepl(ListedRepl):
         """Count restarts from 0 again: the next run of the same REPL may have as many restarts as the first."""
         self._worker.renew()
 
+    # -- opening and end ---------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        if self.is_listed:
+            for observer in OBSERVERS:
+                observer.repl_opens(self)
+        await self._worker.open()
+        self._became("idle")
+
+    async def _close(self) -> None:
+        try:
+            await self._worker.close()
+        finally:
+            for observer in OBSERVERS:
+                observer.repl_closed(self)
+
+    def _became(self, state: ReplState) -> None:
+        for observer in OBSERVERS:
+            observer.repl_became(self, state)
+
     # -- worker ------------------------------------------------------------------------------------------------------
 
     async def _worker_beside_blocks(self) -> Worker:
@@ -341,7 +383,7 @@ class SandboxedRepl(ListedRepl):
             connection = await self._worker.require_repl()
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
-            WATCHERS.became(self, "busy")
+            self._became("busy")
             started = time.monotonic()
             output = BlockOutput(self._bounds, on_output)
             run = self._run = BlockRun(
@@ -371,13 +413,13 @@ class SandboxedRepl(ListedRepl):
                 raise
             finally:
                 self._run = None
-                WATCHERS.became(self, "idle")
+                self._became("idle")
             if result is None:
                 limit = run.limit  # read before `end_repl`, after which the worker may be gone
-                seen = post_mortem.located(await to_its_end(partial(self._worker.end_repl, True)), connection.block)
+                seen = located(await to_its_end(partial(self._worker.end_repl, True)), connection.block)
                 why = run.killed_because or "its processes are gone"
-                return outcome.killed(code, output, why, seen, limit, time.monotonic() - started)
-            return outcome.ended(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
+                return killed_block(code, output, why, seen, limit, time.monotonic() - started)
+            return ended_block(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
 
     def _interrupt(self) -> None:
         self._is_interrupted = True

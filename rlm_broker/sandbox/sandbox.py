@@ -1,8 +1,10 @@
 """The public sandbox: REPLs for untrusted code, with or without a model behind them."""
 
+import atexit
 import contextlib
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,24 +13,21 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed, require_kind, shortage_told
+from rlm_broker.events.observers import OBSERVERS
 from rlm_broker.limits import ReplLimits
+from rlm_broker.sandbox.arguments import SEED_BITS as SEED_BITS
 from rlm_broker.sandbox.arguments import require_limits
-from rlm_broker.sandbox.environment import SEED_BITS as SEED_BITS
-from rlm_broker.sandbox.environment import require_seed as require_seed
-from rlm_broker.sandbox.levels import canary
-from rlm_broker.sandbox.levels.level import candidates, warn_if_unprotected
-from rlm_broker.sandbox.packages.packages import chosen_packages, venv_of
+from rlm_broker.sandbox.arguments import require_seed as require_seed
+from rlm_broker.sandbox.packages import chosen_packages, venv_of
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.sandbox.shared import shared
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
-from rlm_broker.sandbox.workers import cgroups
+from rlm_broker.sandbox.workers import canary, cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
 from rlm_broker.sandbox.workers.fork_server import ForkServer
-from rlm_broker.sandbox.workers.source import ColdStart, Workers
-from rlm_broker.sandbox.workers.venv import Venv
-from rlm_broker.sandbox.workers.warm_pool import WarmPool
+from rlm_broker.sandbox.workers.levels import candidates, warn_if_unprotected
+from rlm_broker.sandbox.workers.python_paths import Venv
+from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
-from rlm_broker.trace.watchers import WATCHERS
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
 from rlm_broker.values.stats import SandboxStats
@@ -144,8 +143,7 @@ class Sandbox(AsyncResource):
         Raises:
             ConfigurationError, IsolationUnavailable, SandboxFailed: As for `Sandbox` and its opening.
         """
-        given: dict[str, Any] = {"allow_exec": allow_exec, "warm": warm, "python": python, "packages": packages}
-        sandbox = cls._shared(limits, isolation, **given)
+        sandbox = cls._shared(limits, isolation, allow_exec, warm, python, packages)
         if not sandbox.is_open:  # not by `__enter__`: a caller that is interrupted must not close what others use
             sandbox.bind_loop().run(sandbox._enter(sandbox))
         return sandbox
@@ -162,22 +160,37 @@ class Sandbox(AsyncResource):
         packages: Sequence[str] | None = None,
     ) -> "Sandbox":
         """Return the same sandbox as `shared` does, awaited: other tasks go on while it opens."""
-        given: dict[str, Any] = {"allow_exec": allow_exec, "warm": warm, "python": python, "packages": packages}
-        sandbox = cls._shared(limits, isolation, **given)
+        sandbox = cls._shared(limits, isolation, allow_exec, warm, python, packages)
         if not sandbox.is_open:
             await sandbox.bind_loop().arun(sandbox._enter(sandbox))
         return sandbox
 
     @classmethod
-    def _shared(cls, limits: ReplLimits | None, isolation: str, **given: Any) -> "Sandbox":
-        """Return the shared sandbox with these settings, which may not be open yet."""
+    def _shared(
+        cls,
+        limits: ReplLimits | None,
+        isolation: str,
+        allow_exec: bool | None,
+        warm: int | None,
+        python: str | os.PathLike[str] | None,
+        packages: Sequence[str] | None,
+    ) -> "Sandbox":
+        """Return the shared sandbox with these settings, on the background loop. It may not be open yet.
+
+        Several callers may open it at the same time: one does, and the others wait for that alone.
+        """
         require_limits(limits)
-        candidates(isolation, given["allow_exec"])
-        _require_warm(given["warm"])
+        candidates(isolation, allow_exec)
+        _require_warm(warm)
         bounds = (limits or ReplLimits()).model_dump_json(include=set(ReplLimits.model_fields))
-        chosen = chosen_packages(given["python"], given["packages"])
-        key = (bounds, isolation, given["allow_exec"], given["warm"], chosen)
-        return shared(key, lambda: cls(limits, isolation, **given))
+        key = (os.getpid(), bounds, isolation, allow_exec, warm, chosen_packages(python, packages))
+        with _shared_lock:
+            sandbox = _shared_sandboxes.get(key)
+            if sandbox is None:
+                sandbox = cls(limits, isolation, allow_exec=allow_exec, warm=warm, python=python, packages=packages)
+                _shared_sandboxes[key] = sandbox
+        sandbox.bind_loop()
+        return sandbox
 
     def stats(self) -> SandboxStats:
         """Return the number of REPLs that live in the sandbox, that are ready, and that it has started so far."""
@@ -291,7 +304,8 @@ class Sandbox(AsyncResource):
         return self._importable[wanted]
 
     async def _open(self) -> None:
-        WATCHERS.follows_runs()
+        for observer in OBSERVERS:
+            observer.sandbox_opens()
         with shortage_told("the sandbox cannot be opened"):
             listener = self._listener
             if listener is None:
@@ -387,3 +401,29 @@ def options_of(sandbox: Sandbox) -> SandboxOptions:
 def _require_warm(warm: object) -> None:
     if warm is not None and (isinstance(warm, bool) or not isinstance(warm, int) or not 0 <= warm <= MOST_WARM):
         raise ConfigurationError(f"warm must be a number of REPLs from 0 to {MOST_WARM:,}, or None, not {warm!r}")
+
+
+_shared_lock = threading.Lock()
+"""Held while the table is looked at, and never while a sandbox opens."""
+_shared_sandboxes: "dict[tuple[Any, ...], Sandbox]" = {}
+"""Process id and settings → sandbox. A forked process inherits the table, and must not use its parent's sandboxes."""
+
+
+def close_all() -> None:
+    """Close the shared sandboxes of this process. The next call of `Sandbox.shared` makes new ones."""
+    with _shared_lock:
+        own = [key for key in _shared_sandboxes if key[0] == os.getpid()]
+        sandboxes = [_shared_sandboxes.pop(key) for key in own]
+    for sandbox in sandboxes:
+        sandbox.close()
+
+
+def _forget_shared() -> None:
+    """Start empty in a forked child. The lock may be held there by a thread that was not forked."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared_sandboxes.clear()
+
+
+os.register_at_fork(after_in_child=_forget_shared)
+atexit.register(close_all)

@@ -11,10 +11,9 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.sandbox.repl_context import Inherited
+from rlm_broker.sandbox.repl_process import Inherited
 from rlm_broker.sandbox.workers.fork_server import ForkServer
-from rlm_broker.sandbox.workers.source import ColdStart, Workers
-from rlm_broker.sandbox.workers.warm_pool import WarmPool
+from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
@@ -27,6 +26,10 @@ PREPARE_TIMEOUT_S = 300.0
 
 class Template(AsyncResource):
     """Makes REPLs that find a context, modules and variables in place. Made by `Sandbox.template`.
+
+        with Sandbox() as sandbox, sandbox.template(setup="table = {n: n * n for n in range(1000)}") as template:
+            with template.repl() as repl:  # `table` is there already
+                print(repl.execute("print(table[7])").stdout)
 
     A template has a fork server of its own. Use it as a context manager (`with` or `async with`), inside the block of
     its sandbox. When it is left, its REPLs have ended.

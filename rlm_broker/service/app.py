@@ -18,28 +18,26 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
+from rlm_broker.events.event import Emit, Event
 from rlm_broker.hosting.files import Files
-from rlm_broker.hosting.places import Places
+from rlm_broker.hosting.owner import Places
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.models.registry import require_priced
 from rlm_broker.rlm import RLM
-from rlm_broker.service import mcp_route, metrics_route, watching
-from rlm_broker.service.asking.asking import Asking
+from rlm_broker.service import mcp_route, metrics, viewer_route
 from rlm_broker.service.chat.routes import routes as chat_routes
 from rlm_broker.service.errors import ApiError, api_error_of
-from rlm_broker.service.files.routes import routes as file_routes
-from rlm_broker.service.guard import LEFT, Guard, key_of
+from rlm_broker.service.guard import LEFT, Guard, Keys, key_of
 from rlm_broker.service.health import Health
-from rlm_broker.service.keys import Keys
-from rlm_broker.service.metrics import Metrics
-from rlm_broker.service.metrics_route import gauges_of
+from rlm_broker.service.metrics import Metrics, gauges_of
 from rlm_broker.service.models import ServedModels
 from rlm_broker.service.parts import Parts
+from rlm_broker.service.questions.runs import Asking
 from rlm_broker.service.responses.routes import ResponseRoutes
-from rlm_broker.service.sandboxes.routes import routes as sandbox_routes
+from rlm_broker.service.sandboxes import blocks, containers, run_code
 from rlm_broker.service.settings import ServeSettings
-from rlm_broker.trace.events import Emit, Event
+from rlm_broker.service.uploads import routes as file_routes
 from rlm_broker.values.validation import suggestion
 
 _log = logging.getLogger("rlm_broker")
@@ -167,12 +165,14 @@ class Service:
         assert self._metrics is not None
         return [
             *self._health.routes(),
-            *metrics_route.routes(self._metrics),
+            *metrics.routes(self._metrics),
             *_model_routes(parts),
             *chat_routes(parts),
             *file_routes(parts),
-            *sandbox_routes(parts),
-            *watching.routes(parts),
+            *blocks.routes(parts),
+            *containers.routes(parts),
+            *run_code.routes(parts),
+            *viewer_route.routes(parts),
         ]
 
     def _take(self, event: Event) -> None:

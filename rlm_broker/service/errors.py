@@ -20,6 +20,7 @@ from rlm_broker.errors import (
     ValueTooLarge,
 )
 from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
+from rlm_broker.values.text import clip
 from rlm_broker.values.validation import quoted
 
 INVALID = "invalid_request_error"
@@ -62,7 +63,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        said = self.message if len(self.message) <= MOST_CHARS else f"{self.message[:MOST_CHARS]}..."
+        said = clip(self.message, MOST_CHARS)
         return {"error": {"message": said, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:

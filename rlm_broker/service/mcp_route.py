@@ -10,8 +10,7 @@ from starlette.routing import Route
 from rlm_broker.hosting.owner import NotAllowed, Owner
 from rlm_broker.service.bodies import WholeBodies
 from rlm_broker.service.errors import ApiError
-from rlm_broker.service.guard import KEY
-from rlm_broker.service.keys import Key
+from rlm_broker.service.guard import KEY, Key
 from rlm_broker.service.parts import Parts
 from rlm_broker.service.settings import Right
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server: what its runs did, as counters, and what it holds, as gauges."""
+"""Prometheus metrics of a server, and the route `/metrics`: counters of what its runs did, gauges of what it holds."""
 
 import threading
 from collections import OrderedDict
@@ -10,8 +10,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     CallEnded,
     CallRetried,
@@ -19,6 +22,8 @@ from rlm_broker.trace.events import (
     RunEnded,
     RunStarted,
 )
+from rlm_broker.service.guard import key_of
+from rlm_broker.service.parts import Parts
 
 OTHER: Final = "other"
 """Label of a value that is not among the known ones."""
@@ -218,3 +223,27 @@ class _Read(Collector):
                 continue
             name, about = _GAUGES[field]
             yield GaugeMetricFamily(name, about, value=value)
+
+
+def gauges_of(parts: Parts) -> Gauges:
+    """Return where the gauges of a server read their values."""
+    sandbox = parts.rlm.sandbox
+    return Gauges(
+        queued_runs=lambda: parts.runs.queued,
+        active_runs=lambda: parts.runs.running,
+        live_repls=lambda: sandbox.stats().workers,
+        warm_repls=lambda: sandbox.stats().ready,
+        containers=lambda: len(parts.repls),
+        file_bytes=lambda: parts.files.size_bytes,
+    )
+
+
+def routes(metrics: Metrics) -> list[Route]:
+    """Return the route, which needs the right `metrics`."""
+
+    async def answered(request: Request) -> Response:
+        key_of(request).require("metrics")
+        body, content_type = metrics.exposition(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    return [Route("/metrics", answered)]

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.hosting.files import Files, UploadedFile
-from rlm_broker.hosting.owner import Owner, UnknownHandle
-from rlm_broker.hosting.places import Places
+from rlm_broker.hosting.owner import Owner, Places, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.hosting.runs import HostedRuns
 from rlm_broker.rlm import RLM
-from rlm_broker.service.asking.asking import Asking
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.models import ServedModels
+from rlm_broker.service.questions.runs import Asking
 from rlm_broker.service.settings import ServeSettings
 
 

@@ -13,7 +13,7 @@ from rlm_broker.handler.routing import ModelPolicy, Route
 from rlm_broker.limits import Limits
 from rlm_broker.models.model import FROM_ENVIRONMENT, Model
 from rlm_broker.prompts.instructions import Profile
-from rlm_broker.sandbox.levels.level import CHOICES, no_such_level
+from rlm_broker.sandbox.workers.levels import CHOICES, no_such_level
 from rlm_broker.settings import trust, user_files
 from rlm_broker.values.validation import shown, suggestion
 

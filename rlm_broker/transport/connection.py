@@ -1,18 +1,20 @@
 """A session on a socket: the asyncio shell around `Session`.
 
-Flow control: a connection stops reading while its REPL does not read, or while its open queries weigh too much. What
-the REPL then sends fills the kernel's buffers, and after that the REPL's own memory, which is limited.
+This is the door for what a REPL sends. A query that passes it is not weighed again. A query that is too long is
+answered with an error, and its bytes are not kept (`FrameDecoder`). Beyond `max_queries_in_flight` or
+`MOST_OPEN_WEIGHT` no further query is taken, and a REPL that does not read its replies is not read. What the REPL then
+sends fills the kernel's buffers, and after that the REPL's own memory, which is limited.
 """
 
 import asyncio
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol, cast
 
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
-from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.provisions import Provisions
-from rlm_broker.transport.session import NOTHING, Session, Wanted
+from rlm_broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import Display, FromWorker, Output, Query, Ready, Reply, Result, Slot
 
@@ -22,8 +24,11 @@ MESSAGES_IN_A_ROW = 32
 """Messages taken at once; the rest waits for the next turn of the event loop. A read may hold a thousand messages,
 which would keep the loop busy for a tenth of a second."""
 MOST_OPEN_WEIGHT = 64 << 20
-"""Bytes that the open queries of one connection may weigh, see `session.weight_of`. Beyond, no further query is taken
-from it until one of them is answered. A single query may weigh more than that while no other is open."""
+"""Bytes of memory that the open queries of one connection may take, see `Session.open_queries`. Beyond, no further
+query is taken from it until one of them is answered. A single query may take more while no other is open."""
+MOST_LOAD = 1 << 30
+"""Bytes that the open queries of all connections of one listener may weigh. Beyond, connections with an open query are
+not read until others were answered. A connection without one is read, so that every REPL makes progress."""
 UNREAD_BYTES = 8 << 20
 """Bytes of replies that a REPL has not read. Beyond, the connection does not read from the REPL either. So a REPL that
 asks and never reads fills its own socket, and not this process."""
@@ -80,6 +85,42 @@ async def refuse(query: Query) -> list[Slot]:
     else:
         reason = f"{_CALLED[query.want]} is not available: no model is connected to this sandbox"
     return [Slot(error=reason)] * len(query.prompts)
+
+
+class QueryLoad:
+    """A sum of weights, and the connections that stopped reading because of it, in the order in which they stopped.
+
+    Args:
+        most: Bytes from which on the load is high.
+
+    Attributes:
+        weight: Bytes that the open queries weigh, see `Session.open_weight`. Callers add to it; `lighten` takes off.
+    """
+
+    def __init__(self, most: int = MOST_LOAD) -> None:
+        self.weight = 0
+        self._most = most
+        self._paused: OrderedDict[object, Callable[[], None]] = OrderedDict()
+
+    @property
+    def is_high(self) -> bool:
+        """Whether the weight has reached its bound."""
+        return self.weight >= self._most
+
+    def lighten(self, by: int) -> None:
+        """Take `by` bytes off, and let waiting connections read on while the load is not high."""
+        self.weight -= by
+        while by and self._paused and not self.is_high:
+            _, resume = self._paused.popitem(last=False)
+            resume()
+
+    def wait(self, who: object, resume: Callable[[], None]) -> None:
+        """Call `resume` once the load has fallen, unless `who` is forgotten before."""
+        self._paused.setdefault(who, resume)
+
+    def forget(self, who: object) -> None:
+        """Drop what `wait` noted for `who`. Has no effect when repeated."""
+        self._paused.pop(who, None)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -256,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
             self._takes_more_soon = True
             asyncio.get_running_loop().call_soon(self._take_messages)
 
-    def _take(self, message: FromWorker) -> None:
+    def _take(self, message: FromWorker | RefusedQuery) -> None:
         match message:
             case Query() if self._has_room:
                 self._begin(message)
@@ -268,15 +309,17 @@ class Connection(asyncio.BufferedProtocol):
             case Result():
                 if self._result is not None and not self._result.done():
                     self._result.set_result(message)
+            case RefusedQuery():
+                self._begin(message.query, message.why)
             case Ready():
                 self._ready.set()
 
-    def _begin(self, query: Query) -> None:
+    def _begin(self, query: Query, refusal: str | None = None) -> None:
         weight = self._session.open_queries[query.id]
         self._load_share += weight
         self._load.weight += weight
-        if self._lets_go:
-            self._send(query, [Slot(error=CANCELLED)] * len(query.prompts))
+        if refusal is not None or self._lets_go:
+            self._send(query, [Slot(error=refusal or CANCELLED)] * len(query.prompts))
             return
         self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query), name=query.id)
 
@@ -314,7 +357,7 @@ class Connection(asyncio.BufferedProtocol):
         failed = CANCELLED
         try:
             slots = await self._answer(query)
-            if not isinstance(slots, list) or not all(type(slot) is Slot for slot in slots):
+            if not isinstance(slots, list) or not {*map(type, slots)} <= {Slot}:
                 failed = "the function that answers this REPL must return a list of Slot"
             elif len(slots) == len(query.prompts):
                 self._send(query, slots)
@@ -357,8 +400,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         reads = self._writable and self._held_back is None and not self._takes_more_soon
-        if reads and self._session.open_queries:  # the frame that is arriving will be held beside the open queries
-            reads = self._session.open_weight + self._session.announced_bytes <= MOST_OPEN_WEIGHT
         if self._is_reading != reads:
             self._is_reading = reads
             if reads:
@@ -366,9 +407,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.pause_reading()
 
-    def _write(self, frame: bytes) -> None:
+    def _write(self, frame: bytes | bytearray) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame)
+            self._transport.write(memoryview(frame))  # a view: asyncio slices off what the kernel took
 
     def _lose(self, reason: RlmBrokerError) -> None:
         self._session.close()

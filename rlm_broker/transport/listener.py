@@ -8,10 +8,8 @@ from ipaddress import ip_address
 
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.transport.acceptor import Acceptor, bind
-from rlm_broker.transport.arrival import Arrival, OneShotServer
-from rlm_broker.transport.connection import Connection
-from rlm_broker.transport.load import QueryLoad
-from rlm_broker.transport.strangers import Strangers
+from rlm_broker.transport.connection import Connection, QueryLoad
+from rlm_broker.transport.strangers import Arrival, OneShotServer, Strangers
 
 LAST_PORT = 65_535
 TOKEN_BYTES = 32

@@ -7,12 +7,11 @@ from typing import Final, NamedTuple, NoReturn
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.provisions import Provisions
 from sandbox_worker import RELEASE
-from sandbox_worker.wire.errors import WireError
-from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
+from sandbox_worker.wire.errors import QueryTooLarge, WireError
+from sandbox_worker.wire.frames import FrameDecoder, Payload
 from sandbox_worker.wire.messages import (
     MAX_DISPLAYS,
     MAX_DISPLAYS_BYTES,
-    MAX_QUERY_BYTES,
     Attach,
     Display,
     Environment,
@@ -26,16 +25,19 @@ from sandbox_worker.wire.messages import (
     Reply,
     Result,
     decode_from_worker,
-    encode,
+    framed,
+    most_bytes,
 )
-from sandbox_worker.wire.prompts import Prompts
 
 LONGEST_QUERY_ID = 40
 """Characters of a query's id. A longer one violates the protocol: ids are keys that are kept while queries are open."""
+BYTE_WEIGHT = 8
+"""Bytes of memory for each byte of an open query: a wide character takes 4, small objects more."""
 PROMPT_WEIGHT = 1024
 """Bytes of memory that an open query takes for each prompt beside its text: its place, its id, its reply."""
-DECODED_WEIGHT = 8
-"""Bytes of memory for each byte of a query that was decoded whole: a wide character takes 4, small objects more."""
+ARGUMENT_WEIGHT = 512
+"""Bytes of memory for each value among the arguments of a tool: pydantic makes an object of it, or a note of what is
+wrong with it."""
 
 
 class Wanted(NamedTuple):
@@ -90,11 +92,16 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 }
 
 
-def weight_of(query: Query, payload_bytes: int) -> int:
-    """Return the memory in bytes that an open query may take at most."""
-    is_decoded = type(query.prompts) is not Prompts  # not `isinstance`: for an abstract class it takes 0.2 us more
-    parts = len(query.prompts) + len(query.contexts)
-    return payload_bytes * (DECODED_WEIGHT if is_decoded else 1) + PROMPT_WEIGHT * parts
+class RefusedQuery(NamedTuple):
+    """A query that is too long. It has not been decoded, and waits for a reply like any other.
+
+    Attributes:
+        query: Its id, with one empty prompt.
+        why: Reason, for the one slot of the reply.
+    """
+
+    query: Query
+    why: str
 
 
 class Session:
@@ -106,8 +113,8 @@ class Session:
     Attributes:
         state: Decides which messages may come next, see `TRANSITIONS`.
         block: Number of the current or last block; the first is 1.
-        open_queries: Id of each query without a reply → its weight in bytes, see `weight_of`.
-        open_weight: Sum of these weights.
+        open_queries: Id of each query without a reply → the memory in bytes that it may take at most.
+        open_weight: Sum of `open_queries`.
         max_frame_bytes: Largest payload of a frame in either direction.
     """
 
@@ -120,14 +127,8 @@ class Session:
         self.open_queries: dict[str, int] = {}
         self.open_weight = 0
         self.max_frame_bytes = max_frame_bytes
-        # The largest message of a worker is a query. A longer frame is refused at its prefix, before it is collected.
-        self._frames = FrameDecoder(min(max_frame_bytes, MAX_QUERY_BYTES))
+        self._frames = FrameDecoder(max_frame_bytes, most_bytes)
         self._payloads: deque[Payload] = deque()
-
-    @property
-    def announced_bytes(self) -> int:
-        """Size in bytes of the frame that is arriving; 0 between two frames."""
-        return self._frames.announced_bytes
 
     def feed(self, data: bytes | memoryview) -> None:
         """Add the bytes that arrived. `next_message` decodes them, message by message.
@@ -140,7 +141,7 @@ class Session:
         except WireError as error:
             self._violated(str(error))
 
-    def next_message(self) -> FromWorker | None:
+    def next_message(self) -> FromWorker | RefusedQuery | None:
         """Return the next complete message, if its state allows it; None if there is none.
 
         Raises:
@@ -153,11 +154,16 @@ class Session:
         payload = self._payloads.popleft()
         try:
             message = decode_from_worker(payload)
+        except QueryTooLarge as refused:
+            query = Query(refused.id, "llm", [""])
+            self._step(query)
+            self._open(query, b"")
+            return RefusedQuery(query, str(refused))
         except WireError as error:
             self._violated(str(error))
         self._step(message)
         if isinstance(message, Query):
-            self._open(message, len(payload))
+            self._open(message, payload)
         elif isinstance(message, Ready):
             self._require_own(message.release)
         elif message.block != self.block:
@@ -189,7 +195,7 @@ class Session:
             submit,
             wanted.variables,
         )
-        frame = encode_frame(encode(message), self.max_frame_bytes)
+        frame = framed(message, self.max_frame_bytes)
         self._step(message)
         self._unsent = Provisions()
         self.block += 1
@@ -201,7 +207,7 @@ class Session:
         """Keep more tools and values for the REPL. They go out with its next block."""
         self._unsent.add(provisions)
 
-    def reply(self, reply: Reply) -> bytes:
+    def reply(self, reply: Reply) -> bytes | bytearray:
         """Return the frame that answers an open query.
 
         Raises:
@@ -210,7 +216,7 @@ class Session:
         """
         if reply.id not in self.open_queries:
             raise ProtocolViolation(f"a reply to query {reply.id}, which is not open")
-        frame = encode_frame(encode(reply), self.max_frame_bytes)
+        frame = framed(reply, self.max_frame_bytes)
         self._step(reply)
         self.open_weight -= self.open_queries.pop(reply.id)
         return frame
@@ -222,13 +228,16 @@ class Session:
         self.open_queries.clear()
         self.open_weight = 0
 
-    def _open(self, query: Query, payload_bytes: int) -> None:
+    def _open(self, query: Query, payload: Payload) -> None:
         id = query.id
         if not id.startswith(self._id_prefix) or len(id) > LONGEST_QUERY_ID:
             self._violated(f"query id {id[:40]!r} while block {self.block} runs")
         if id in self.open_queries:
             self._violated(f"query id {id!r} is open already")
-        self.open_queries[id] = weight = weight_of(query, payload_bytes)
+        weight = BYTE_WEIGHT * len(payload) + PROMPT_WEIGHT * (len(query.prompts) + len(query.contexts))
+        if query.want == "tool":
+            weight += ARGUMENT_WEIGHT * (payload.count(b",") + payload.count(b"[") + payload.count(b"{"))
+        self.open_queries[id] = weight
         self.open_weight += weight
 
     def _count(self, display_bytes: int) -> None:

@@ -1,1 +1,1 @@
-"""Values and checks that every room may use."""
+"""Values for every room: texts in their forms, displays, and pages for notebooks."""

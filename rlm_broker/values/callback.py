@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.redaction import redact, secrets_of_environment
+from rlm_broker.events.redaction import redact, secrets_of_environment
 
 _log = logging.getLogger("rlm_broker")
 

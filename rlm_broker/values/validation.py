@@ -6,6 +6,8 @@ from typing import Any
 
 import pydantic
 
+from rlm_broker.values.text import clip
+
 MOST = 10
 """Mistakes named in one sentence; further ones are left out, because a long list may be wrong in each of its places."""
 
@@ -106,7 +108,7 @@ def shown(name: str) -> str:
 
 def quoted(name: str) -> str:
     """Return a name in quotes and with escapes, cut after `MOST_NAME_CHARS`."""
-    return repr(name if len(name) <= MOST_NAME_CHARS else f"{name[:MOST_NAME_CHARS]}...")
+    return repr(clip(name, MOST_NAME_CHARS))
 
 
 def no_such(what: str, name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import WorkerBounds, ZygoteLayers
 from sandbox_worker.isolation.worker_layers import lock_down_repl
 from sandbox_worker.wire.descriptors import GROUP_FD, HANDED_FD, RULESET_FD
-from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import Layer
 
 LAST_OF_STDIO = 2
 

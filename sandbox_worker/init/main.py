@@ -16,20 +16,17 @@ from typing import NoReturn
 
 from sandbox_worker.init import files
 from sandbox_worker.init.child import Confinement
-from sandbox_worker.init.control_socket import ControlSocket
-from sandbox_worker.init.failing import fail
-from sandbox_worker.init.hands import Hands
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.init.programs import Programs
-from sandbox_worker.init.repl_process import STACK_SIGNAL, ReplProcess
+from sandbox_worker.init.repl_process import STACK_SIGNAL, ReplProcess, fail
+from sandbox_worker.init.sockets import Hands, InitSocket
 from sandbox_worker.init.usage_watch import GROUP, WATCH, Watch, WorkerUsage
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import LayerFailed, WorkerBounds, ZygoteLayers
 from sandbox_worker.isolation.worker_layers import lock_down_init
-from sandbox_worker.loading.context import ContextBroken, load_into
+from sandbox_worker.loading.context import ContextBroken, Preloaded, load_into
 from sandbox_worker.loading.form import ContextPiece
-from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.repl.memory_reserve import reserved_bytes
 from sandbox_worker.wire.bounds import WATCHED, WatchedLimit
 from sandbox_worker.wire.control import (
@@ -50,16 +47,15 @@ from sandbox_worker.wire.control import (
     Load,
     Loaded,
     RunProgram,
+    Spawn,
     Start,
     Stop,
     Stopped,
     unpack_to_init,
 )
 from sandbox_worker.wire.descriptors import CONTROL_FD
-from sandbox_worker.wire.layers import Layer
-from sandbox_worker.wire.level import Level
+from sandbox_worker.wire.level import Layer, Level
 from sandbox_worker.wire.names import CONTEXT
-from sandbox_worker.wire.zygote_control import Spawn
 
 EXPLAIN_QUICKLY_S = 0.02
 """Seconds to wait for the stack of a REPL that is past a limit. The REPL still runs, so the wait is shorter than
@@ -152,7 +148,7 @@ class Init:
         self._said_cpu_s = 0.0
         self._block_cpu_s = math.inf
         self._poll = select.poll()
-        self._control = ControlSocket(control, self._poll)
+        self._control = InitSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
         self._programs = Programs(confinement, self._watch.pids, self._control.say)

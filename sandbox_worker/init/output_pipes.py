@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sandbox_worker.wire.bell import BELL, pending_bytes
+from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import Written
-from sandbox_worker.wire.headtail import HeadTail, OutputBounds
+from sandbox_worker.wire.descriptors import BELL, pending_bytes
 from sandbox_worker.wire.messages import Stream
 
 PIPE_BYTES = 1 << 14

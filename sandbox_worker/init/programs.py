@@ -16,11 +16,10 @@ from typing import NoReturn
 
 from sandbox_worker.init import files
 from sandbox_worker.init.child import Confinement
-from sandbox_worker.init.control_socket import MOST_FDS
+from sandbox_worker.init.sockets import MOST_FDS
 from sandbox_worker.isolation.layer import LayerFailed
 from sandbox_worker.wire.bounds import WatchedLimit
-from sandbox_worker.wire.control import ProgramEnded, RunProgram
-from sandbox_worker.wire.program import MAX_PROGRAM_BYTES, unpack_program
+from sandbox_worker.wire.control import MAX_PROGRAM_BYTES, ProgramEnded, RunProgram, unpack_program
 
 ROUNDS = 200
 """Most searches for new processes of a program that is being killed. Killed processes count against `max_processes`

@@ -10,23 +10,19 @@ import socket
 from typing import NoReturn
 
 from sandbox_worker.init.child import Confinement
-from sandbox_worker.init.control_socket import ControlSocket
-from sandbox_worker.init.failing import fail
-from sandbox_worker.init.hands import Hands
 from sandbox_worker.init.output_pipes import ReplOutput, WriteEnds
+from sandbox_worker.init.sockets import Hands, InitSocket
 from sandbox_worker.isolation.layer import LayerFailed
-from sandbox_worker.loading.preloaded import Preloaded
-from sandbox_worker.repl import own_memory
-from sandbox_worker.repl.adapted import draw_apart
+from sandbox_worker.loading.context import Preloaded
+from sandbox_worker.repl import memory_reserve
+from sandbox_worker.repl.adaptation import draw_apart
 from sandbox_worker.repl.channel import Channel
-from sandbox_worker.repl.handed import HandedContexts
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
-from sandbox_worker.repl.repl import Repl
-from sandbox_worker.wire.bell import BELL, INTERRUPTED_AT
+from sandbox_worker.repl.repl import HandedContexts, Repl
 from sandbox_worker.wire.bounds import ReplBounds
-from sandbox_worker.wire.control import BROKEN, Forked, Started, pack
-from sandbox_worker.wire.descriptors import CONNECTION_FD, CONTROL_FD, HANDED_FD, STACK_FD
+from sandbox_worker.wire.control import BROKEN, Failed, Forked, InitStep, Started, pack
+from sandbox_worker.wire.descriptors import BELL, CONNECTION_FD, CONTROL_FD, HANDED_FD, INTERRUPTED_AT, STACK_FD
 
 STACK_SIGNAL = int(signal.SIGRTMAX)
 """Signal at which the REPL prints the stacks of its threads to `STACK_FD`. Programs rarely use the last real-time
@@ -53,7 +49,7 @@ class ReplProcess:
     def __init__(
         self,
         confinement: Confinement,
-        control: ControlSocket,
+        control: InitSocket,
         output: ReplOutput,
         bell: mmap.mmap,
         bounds: ReplBounds,
@@ -151,7 +147,7 @@ class ReplProcess:
         channel = Channel(socket.socket(fileno=CONNECTION_FD), self._bounds.max_frame_bytes, interrupts, reserve)
         gc.enable()
         draw_apart(self._preloaded.seed)
-        own_memory.be(self._bounds.memory_bytes)
+        memory_reserve.report_memory(self._bounds.memory_bytes)
         preloaded, bounds = self._preloaded, self._bounds
         handed = None if self._hands is None else HandedContexts(reserve, self._mapping_works)
         rest = preloaded.variables, handed, preloaded.undecoded
@@ -159,3 +155,11 @@ class ReplProcess:
             Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, *rest).serve()
         except BaseException:  # noqa: BLE001 - the control socket is closed: only the exit code can tell
             os._exit(BROKEN)
+
+
+def fail(step: InitStep, error: BaseException) -> NoReturn:
+    """Report the step that failed on the control socket, and end the process."""
+    layer, code = (error.layer, error.code) if isinstance(error, LayerFailed) else (None, 0)
+    with contextlib.suppress(OSError):
+        os.write(CONTROL_FD, pack(Failed(step=step, reason=str(error) or repr(error), layer=layer, code=code)))
+    os._exit(1)

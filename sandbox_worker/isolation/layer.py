@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from sandbox_worker.isolation.namespaces import WorkerIds
-from sandbox_worker.wire.layers import Layer
-from sandbox_worker.wire.level import Level
+from sandbox_worker.wire.level import Layer, Level
 
 if TYPE_CHECKING:  # `doctor` applies these layers with any Python, also one without msgspec
     from sandbox_worker.wire.bounds import ReplBounds

@@ -64,7 +64,7 @@ by Landlock only in part (truncate by path, before its ABI 3)."""
 PRETENDED = _names("setsid")
 """Calls that succeed without an effect for the REPL. The scheduler shares CPUs among sessions
 (sched_autogroup_enabled), so thirty sessions would get thirty times a sibling's share. A refusal would break
-`subprocess` and daemons: see `adapted`."""
+`subprocess` and daemons: see `adaptation`."""
 PRETENDED_TO_THREADS = _names(
     "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat"
 )

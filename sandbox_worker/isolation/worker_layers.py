@@ -26,8 +26,7 @@ from typing import NamedTuple
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
 from sandbox_worker.isolation.landlock import Grant
 from sandbox_worker.isolation.layer import WorkerBounds, ZygoteLayers, layer
-from sandbox_worker.wire.layers import Layer
-from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, LevelName
+from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, Layer, LevelName
 
 OOM_SCORE = 1000
 """The highest `oom_score_adj`: if memory runs out, the kernel kills a worker and not its orchestrator."""

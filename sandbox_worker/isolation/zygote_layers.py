@@ -14,8 +14,7 @@ from pathlib import Path
 from sandbox_worker.isolation import capabilities, landlock, mounts, namespaces, rlimits, seccomp, syscalls
 from sandbox_worker.isolation.layer import ZygoteLayers, layer
 from sandbox_worker.isolation.namespaces import IdMapper, WorkerIds
-from sandbox_worker.wire.layers import Layer
-from sandbox_worker.wire.level import STANDARD, STRICT, Level
+from sandbox_worker.wire.level import STANDARD, STRICT, Layer, Level
 
 HOSTNAME = "rlm"
 

@@ -16,6 +16,7 @@ import mmap
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -245,3 +246,20 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@dataclass
+class Preloaded:
+    """Objects that a worker has in memory when it is forked.
+
+    Attributes:
+        seed: Seed of `random` and of numpy's global generator in each REPL; None for a different one in each.
+        contexts: Name of a context → its value.
+        variables: Name → value, for the variables of the set-up code.
+        undecoded: Parts of contexts that the REPL must still decode.
+    """
+
+    seed: int | None = None
+    contexts: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict)
+    undecoded: list[Undecoded] = field(default_factory=list)

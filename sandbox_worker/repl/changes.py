@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
-from sandbox_worker.repl.classes import class_name, is_a
+from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire.variables import MAX_DIMENSIONS, MAX_VARIABLE_CHARS, MAX_VARIABLES, Size, VariableFact
 
 KEPT_BYTES = 1 << 10

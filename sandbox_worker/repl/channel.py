@@ -16,25 +16,20 @@ import msgspec
 
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
-from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
+from sandbox_worker.wire.frames import FrameDecoder, Payload
 from sandbox_worker.wire.messages import (
     FEW_BYTES,
-    MAX_DISPLAY_BYTES,
-    MAX_QUERY_BYTES,
-    MAX_RESULT_BYTES,
+    MOST_BYTES,
     Attach,
-    Display,
     Environment,
     Execute,
     FromOrchestrator,
     FromWorker,
-    Message,
     Provide,
     Query,
     Reply,
-    Result,
     decode_from_orchestrator,
-    encode,
+    framed,
 )
 from sandbox_worker.wire.text_json import decodable
 
@@ -42,12 +37,6 @@ READ_BYTES = 1 << 18
 """Maximum bytes of one read from the socket."""
 Given = Environment | Provide | Attach
 """Messages that the orchestrator sends before the `Execute` of a block."""
-MOST_BYTES: dict[type[Message], int] = {
-    Query: MAX_QUERY_BYTES,
-    Result: MAX_RESULT_BYTES,
-    Display: MAX_DISPLAY_BYTES,
-}
-"""Kind of message → maximum bytes that the orchestrator accepts; for other kinds `FEW_BYTES`."""
 _REPLY = re.compile(rb'\{"type":"reply","id":"([^"\\]++)"')
 """Beginning of a `Reply`, as msgspec writes it, with its id."""
 ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_batched, or use threads"
@@ -102,7 +91,7 @@ class Channel:
             FrameTooLarge: The frame is larger than the orchestrator accepts.
         """
         most_bytes = min(self._max_frame_bytes, MOST_BYTES.get(type(message), FEW_BYTES))
-        return self._reserve.helped(lambda: encode_frame(encode(message), most_bytes))
+        return self._reserve.helped(lambda: bytes(framed(message, most_bytes)))
 
     def send(self, frame: bytes) -> None:
         """Send a whole frame. An interrupt meanwhile is raised at the end."""

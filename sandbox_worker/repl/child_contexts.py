@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import msgspec
 
-from sandbox_worker.repl.classes import class_name, is_a
+from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire.encoding import MAX_NESTING
 from sandbox_worker.wire.messages import plain
-from sandbox_worker.wire.tasks import LONG_TASK_CHARS, MAX_INLINE_BYTES, ChildContext, beginning_and_end
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, MAX_INLINE_BYTES, ChildContext, beginning_and_end
 from sandbox_worker.wire.text_json import encode_growing
 
 _ENCODER = msgspec.json.Encoder(enc_hook=plain)

@@ -13,11 +13,10 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from sandbox_worker.repl.call_site import BLOCK
-from sandbox_worker.repl.classes import class_name
 from sandbox_worker.repl.displays import show_value
 from sandbox_worker.repl.memory_reserve import Reserve
-from sandbox_worker.repl.submission import SUBMITTED
+from sandbox_worker.repl.objects import class_name
+from sandbox_worker.repl.submission import BLOCK, SUBMITTED
 from sandbox_worker.wire.messages import Status
 from sandbox_worker.wire.names import LAST_VALUE
 
@@ -31,7 +30,7 @@ EXIT_CODES = (1 << 31) - 1
 """Largest absolute value of an exit code, that of a C `int`; larger ones are replaced by it."""
 
 
-class Outcome:
+class BlockOutcome:
     """End of a block.
 
     Attributes:
@@ -70,7 +69,7 @@ class Executor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.compiled: list[CodeType] = []
 
-    def run(self, number: int, code: str, wants_value: bool = False) -> Outcome:
+    def run(self, number: int, code: str, wants_value: bool = False) -> BlockOutcome:
         """Run one block. If it raises, then print a traceback of model code's lines, and return one line of it.
 
         Args:
@@ -92,14 +91,14 @@ class Executor:
             finally:
                 self._reserve.end_block()
         except SystemExit as request:
-            return Outcome("ok") if request.code is SUBMITTED else self._exited(request)
+            return BlockOutcome("ok") if request.code is SUBMITTED else self._exited(request)
         except KeyboardInterrupt as interrupt:
             self._complain(_traceback_of(interrupt))
-            return Outcome("interrupted", "KeyboardInterrupt")
+            return BlockOutcome("interrupted", "KeyboardInterrupt")
         except BaseException as error:  # noqa: BLE001 - any exception of model code ends its block, never the REPL
             self._complain(_traceback_of(error))
-            return Outcome("error", _one_line(error))
-        return Outcome("ok", value=value if wants_value else None)
+            return BlockOutcome("error", _one_line(error))
+        return BlockOutcome("ok", value=value if wants_value else None)
 
     def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:
         """Return the code of the statements, and that of the last one apart if it is an expression."""
@@ -169,17 +168,17 @@ class Executor:
             show_value(value)
         return value
 
-    def _exited(self, request: SystemExit) -> Outcome:
+    def _exited(self, request: SystemExit) -> BlockOutcome:
         code = 0 if request.code is None else request.code
         if type(code) in (int, bool):
             known = max(-EXIT_CODES, min(EXIT_CODES, int(code)))  # Python refuses to print more than 4,300 digits
-            return Outcome("exited", f"sys.exit({known})", known)
+            return BlockOutcome("exited", f"sys.exit({known})", known)
         try:
             text = str(code)
         except BaseException as broken:  # noqa: BLE001 - an object of model code: its `__str__` may raise any class
             text = f"a {class_name(request.code)} whose text cannot be shown: {class_name(broken)}"
         self._complain(f"{text}\n")  # the interpreter also prints an argument that is not an integer
-        return Outcome("exited", text[:ERROR_CHARS], 1)
+        return BlockOutcome("exited", text[:ERROR_CHARS], 1)
 
 
 def _traceback_of(error: BaseException) -> str:

@@ -5,7 +5,7 @@ Theory of operation
 A SIGINT passes four places:
 
 1. The orchestrator sends `Interrupt` with the number of a block, once for each block (`BlockClock`).
-2. Init writes the number to shared memory (`wire.bell`), then sends the signal, then answers `Interrupted`.
+2. Init writes the number to shared memory (`wire.descriptors`), then sends the signal, then answers `Interrupted`.
 3. The kernel delivers the signal to the main thread, if that does not block it (`complete_signal` in kernel/signal.c).
    A system call of that thread fails with EINTR. The C handler of CPython only sets a flag (Modules/signalmodule.c).
 4. CPython runs `_on_signal` in the main thread, between two bytecodes or after EINTR (PEP 475). Blocks run in this

@@ -15,6 +15,7 @@ for it, then it is run again with the reserve open.
 """
 
 import mmap
+import os
 import resource
 import time
 from collections.abc import Callable
@@ -153,3 +154,28 @@ class Reserve:
         except (OSError, MemoryError):
             return False
         return True
+
+
+_NAMES = ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES")
+_ASKED = {*_NAMES, *(os.sysconf_names[name] for name in _NAMES)}
+_ask = os.sysconf
+_pages = 0
+
+
+def replace_sysconf() -> None:
+    """Replace `os.sysconf`. Call this in the fork server, for all its workers."""
+    os.sysconf = _sysconf
+
+
+def report_memory(memory_bytes: int) -> None:
+    """Set the memory that `os.sysconf` reports. Call this in each REPL.
+
+    Packages that plan their work by the size of memory then plan within the REPL's limit.
+    """
+    global _pages
+    _pages = memory_bytes // mmap.PAGESIZE
+
+
+def _sysconf(name: str | int, /) -> int:
+    """Return an integer-valued system configuration variable."""
+    return _pages if name in _ASKED else _ask(name)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from sandbox_worker.wire.headtail import HeadTail, OutputBounds
+from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.messages import Stream
 
 MAX_PIECE_CHARS = 1 << 16

@@ -9,14 +9,13 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
+from sandbox_worker.repl.answer_types import typed_answers
 from sandbox_worker.repl.channel import ONLY_HERE, CannotAsk, Channel
 from sandbox_worker.repl.child_contexts import ChildContexts, ContextNotGiven, remove_leftovers
-from sandbox_worker.repl.classes import class_name, is_a
-from sandbox_worker.repl.typed import typed_answers
-from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, ValueInvalid, ValueRefused
+from sandbox_worker.repl.objects import class_name, is_a
+from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge, ValueInvalid, ValueRefused
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
-from sandbox_worker.wire.prompts import MessagePart, Prompt, are_messages
-from sandbox_worker.wire.tasks import LONG_TASK_CHARS, ChildContext
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, ChildContext, MessagePart, Prompt, are_messages
 from sandbox_worker.wire.text_json import decodable
 from sandbox_worker.wire.values import decode, encode
 
@@ -29,8 +28,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "timeout_s": (int, float),
 }
 """Argument → the types that it may have, beside None."""
-MOST_CONTEXTS = 1 << 13
-"""Maximum children with contexts in one message, which may have 1 MiB beside its prompts. More are sent in parts."""
 
 
 class ToolError(RuntimeError):
@@ -290,12 +287,11 @@ class Queries:
     def _slots(self, query: Query) -> list[Slot]:
         """Return the slots of all prompts. If a message cannot hold them, ask for one half after the other."""
         started = time.monotonic()
-        if len(query.contexts) <= MOST_CONTEXTS:
-            try:
-                return self._channel.ask(query).slots
-            except FrameTooLarge as error:
-                if len(query.prompts) == 1:
-                    return [Slot(error=f"the query is too large: {error}; send a smaller part of the context")]
+        try:
+            return self._channel.ask(query).slots
+        except FrameTooLarge as error:
+            if len(query.prompts) == 1:
+                return [Slot(error=str(QueryTooLarge(query.id, error.frame_bytes, error.limit_bytes)))]
         half = len(query.prompts) // 2
         parts = query.contexts
         first = self._slots(msgspec.structs.replace(query, prompts=query.prompts[:half], contexts=parts[:half]))

@@ -1,4 +1,4 @@
-"""The REPL: one namespace for all blocks, and the loop that runs them."""
+"""The REPL: one namespace for all blocks, the contexts that it is given later, and the loop that runs blocks."""
 
 import builtins
 import contextlib
@@ -6,6 +6,7 @@ import io
 import mmap
 import os
 import signal
+import socket
 import sys
 import time
 import types
@@ -16,31 +17,70 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from sandbox_worker import RELEASE
-from sandbox_worker.loading.context import ContextBroken, Undecoded
-from sandbox_worker.repl.adapted import begin_with
+from sandbox_worker.loading.context import ContextBroken, Undecoded, load_into
+from sandbox_worker.loading.form import ContextPiece
+from sandbox_worker.repl.adaptation import begin_with
 from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
-from sandbox_worker.repl.classes import class_name
-from sandbox_worker.repl.crossing import Crossing, crossing, crossing_of, written_out
 from sandbox_worker.repl.displays import Displays, at_end, display
-from sandbox_worker.repl.execution import Executor, Outcome
-from sandbox_worker.repl.handed import HandedContexts
+from sandbox_worker.repl.execution import BlockOutcome, Executor
 from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
+from sandbox_worker.repl.objects import Crossing, class_name, crossing, crossing_of, written_out
 from sandbox_worker.repl.printer import Printer
 from sandbox_worker.repl.queries import Queries
 from sandbox_worker.repl.submission import Submission
 from sandbox_worker.wire import names
-from sandbox_worker.wire.bell import BELL, INTERRUPTED_AT, pending_bytes
+from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.control import OUT_OF_MEMORY
+from sandbox_worker.wire.descriptors import BELL, HANDED_FD, INTERRUPTED_AT, pending_bytes, receive
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
-from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream
 from sandbox_worker.wire.values import decode_context
 from sandbox_worker.wire.variables import VariableFact
 
 if TYPE_CHECKING:
     from sandbox_worker.repl.changes import Changes
+
+
+class HandedContexts:
+    """Receiver of later contexts, from the socket on which init hands over their memfds.
+
+    Args:
+        reserve: Reserve that lends address space for them.
+        mapping_works: Whether texts can be mapped. Otherwise they are copied.
+    """
+
+    def __init__(self, reserve: Reserve, mapping_works: bool) -> None:
+        self._socket = socket.socket(fileno=HANDED_FD)
+        self._reserve = reserve
+        self._mapping_works = mapping_works
+
+    def take(self, pieces: Sequence[ContextPiece]) -> Any:
+        """Return the context of these pieces, whose memfds are the next ones in the socket.
+
+        Raises:
+            ContextBroken: A memfd is missing, or a piece cannot be loaded.
+        """
+        loaded: dict[str, Any] = {}
+        for piece in pieces:
+            fd = self._next()
+            try:
+                self._reserve.lend(piece.form.mapped_bytes)
+                load_into(loaded, "", fd, piece, self._mapping_works, decode_context)
+            finally:
+                os.close(fd)
+        return loaded[""]
+
+    def _next(self) -> int:
+        try:
+            _, fds = receive(self._socket, 1, 1, socket.MSG_DONTWAIT)
+        except OSError as error:  # model code has received the memfd itself, or has closed the socket
+            raise ContextBroken(f"its memfd is missing: {error.strerror}") from None
+        if len(fds) != 1:
+            raise ContextBroken("its memfd is missing")
+        return fds[0]
+
 
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _FIRST_CONTEXT = names.numbered(names.CONTEXT, 0)
@@ -55,7 +95,7 @@ class Repl:
         interrupts: State of SIGINT.
         reserve: Address space that is closed while model code runs.
         bounds: Bounds of the output of one block to one stream.
-        bell: Memory shared with init, which counts reads of output there and names the interrupted block (`wire.bell`).
+        bell: Memory shared with init, which counts reads of output and names the block to interrupt (`descriptors`).
         variables: Name → value, for further variables that code finds, and may overwrite for good.
         handed: Receiver of later contexts; None if there can be none.
         undecoded: Parts of `contexts` that the first block must decode.
@@ -164,7 +204,7 @@ class Repl:
                 value = self._asked_for(execute, outcome)
                 self._flush_replaced()
         except KeyboardInterrupt:  # the signal came while our own code ran around the model code
-            outcome = Outcome("interrupted", "KeyboardInterrupt")
+            outcome = BlockOutcome("interrupted", "KeyboardInterrupt")
         # Any other exception means that model code has broken ours: this process ends, and init forks a fresh REPL.
         self._reserve.open()  # an interrupt may have skipped this
         if os.getpid() != self._pid:
@@ -191,14 +231,14 @@ class Repl:
         )
         return self._frame_of(result)
 
-    def _executed(self, execute: Execute) -> Outcome:
+    def _executed(self, execute: Execute) -> BlockOutcome:
         if execute.names:
-            return Outcome("ok")
+            return BlockOutcome("ok")
         outcome = self._executor.run(execute.block, execute.code, execute.wants_value)
         problem = self._submission.take_answer()
-        return outcome if problem is None else Outcome("error", problem)
+        return outcome if problem is None else BlockOutcome("error", problem)
 
-    def _show_what_is_open(self, outcome: Outcome) -> None:
+    def _show_what_is_open(self, outcome: BlockOutcome) -> None:
         """Show figures that the block has left open, unless it was interrupted."""
         if at_end and outcome.status != "interrupted":
             self._reserve.shut()
@@ -211,7 +251,7 @@ class Repl:
                 except BaseException as error:  # noqa: BLE001 - model code may have replaced any function in `at_end`
                     complain(f"figures that the block left open cannot be shown: {class_name(error)}\n")
 
-    def _asked_for(self, execute: Execute, outcome: Outcome) -> Crossing:
+    def _asked_for(self, execute: Execute, outcome: BlockOutcome) -> Crossing:
         """Return the values that the orchestrator asked for, encoded."""
         if outcome.status != "ok" or not (execute.names or (execute.wants_value and outcome.value is not None)):
             return Crossing()
@@ -292,18 +332,18 @@ class Repl:
             raise ContextBroken("this REPL can be given no later context")
         return self._handed.take(attach.pieces)
 
-    def _decode_contexts(self) -> Outcome | None:
+    def _decode_contexts(self) -> BlockOutcome | None:
         """Decode the contexts that init has mapped. If one fails, then each block ends with its error."""
         try:
             while self._undecoded:
                 self._undecoded[-1].decode(decode_context)
                 self._undecoded.pop()
         except ContextBroken as why:
-            return Outcome("error", f"the context cannot be loaded: {why}")
+            return BlockOutcome("error", f"the context cannot be loaded: {why}")
         self._provided[names.CONTEXT] = self._provided[_FIRST_CONTEXT] = self._contexts[names.CONTEXT]
         return None
 
-    def _take_given(self, given: list[Given]) -> Outcome | None:
+    def _take_given(self, given: list[Given]) -> BlockOutcome | None:
         """Take the variables for code. If one cannot be loaded, then the block does not run and ends with an error."""
         refused = self._decode_contexts() if self._undecoded else None
         for each in given:
@@ -314,7 +354,7 @@ class Repl:
                 value = self._attached(each) if isinstance(each, Attach) else decode_context(bytes(each.value))
             except (ValueInvalid, ContextBroken) as why:
                 what = "context" if isinstance(each, Attach) else "value"
-                refused = Outcome("error", f"the {what} {each.name} cannot be loaded: {why}")
+                refused = BlockOutcome("error", f"the {what} {each.name} cannot be loaded: {why}")
                 continue
             if isinstance(each, Attach) or each.name == names.CONTEXT:
                 self._contexts[each.name] = value

@@ -1,4 +1,4 @@
-"""Control messages between the orchestrator and each worker's init. (Those of the fork server: `zygote_control`.)
+"""Control messages between the orchestrator, its fork servers (zygotes) and the inits of its workers.
 
 They travel over AF_UNIX sockets of type SOCK_SEQPACKET, one message per packet, often with descriptors beside it. Model
 code never holds one of these sockets. The messages carry raw output, so their encoding is MessagePack: JSON has no
@@ -9,10 +9,10 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from sandbox_worker.loading.form import ContextPiece
-from sandbox_worker.wire.bounds import WatchedLimit
+from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
+from sandbox_worker.wire.bounds import ReplBounds, WatchedLimit
 from sandbox_worker.wire.errors import MessageInvalid
-from sandbox_worker.wire.layers import Layer
+from sandbox_worker.wire.level import Layer, LevelName
 from sandbox_worker.wire.messages import Stream
 
 MAX_PACKET_BYTES = 1 << 16
@@ -361,3 +361,175 @@ def unpack(decoder: "msgspec.msgpack.Decoder[T]", packet: bytes) -> T:
         return decoder.decode(packet)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise MessageInvalid(str(error) or type(error).__name__) from None
+
+
+PreparationStep = Literal["imports", "context", "setup"]
+"""Step of a fork server's preparation for its workers."""
+
+
+# -- from the orchestrator to the fork server --------------------------------------------------------------------------
+
+
+class Packages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Installation from which workers import, if it differs from the one that the fork server was started with.
+
+    Attributes:
+        search: Value of `sys.path`.
+        own: Module → its file or folder, for the modules that a worker's own code needs. They are found last, so the
+            installation's own modules come first.
+        executable: Value of `sys.executable`.
+    """
+
+    search: list[str]
+    own: dict[str, str]
+    executable: str
+
+
+class Configure(Control, frozen=True):
+    """First message: the level, the visible files, and the contents of every worker.
+
+    The sealed memfds of the context travel beside it, if there is a context.
+
+    Attributes:
+        level: Name of the isolation level.
+        new_root: Empty private folder of the host, in which the workers' root is built.
+        readable: Folders and files of the Python installation, which workers may read.
+        hidden: Folders below `readable` that workers must not see.
+        preload: Modules that are imported before the first fork, so that every REPL has them already.
+        setup: Code that runs before the first fork. Every REPL finds its variables.
+        context: Pieces of the context that every REPL finds.
+        seed: Seed of `random` and of numpy's global generator in every REPL; None for a different one in each.
+        packages: Installation from which workers import; None leaves `sys.path` as it is.
+    """
+
+    level: LevelName
+    new_root: str
+    readable: list[str]
+    hidden: list[str]
+    preload: list[str] = msgspec.field(default_factory=list)
+    setup: str = ""
+    context: Annotated[list[ContextPiece], msgspec.Meta(max_length=MAX_PIECES)] = msgspec.field(default_factory=list)
+    seed: int | None = None
+    packages: Packages | None = None
+
+
+class Spawn(Control, frozen=True):
+    """Command to fork a worker. Beside it travels init's end of the worker's control socket.
+
+    Attributes:
+        allow_exec: Whether code may start other programs.
+        scratch: Path of the scratch folder on the host, for a level whose workers have no root of their own.
+        bounds: Bounds of the REPL.
+    """
+
+    allow_exec: bool
+    scratch: str
+    bounds: ReplBounds
+
+
+# -- from the fork server --------------------------------------------------------------------------------------------
+
+
+class ZygoteReady(Control, frozen=True):
+    """Report that the fork server is isolated and prepared, and can fork.
+
+    Attributes:
+        layers: Layers that all its workers share.
+        memory_bytes: Memory of the fork server in bytes.
+    """
+
+    layers: list[Layer]
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ZygoteFailed(Control, frozen=True):
+    """Report that a layer failed. The fork server ends.
+
+    Attributes:
+        reason: Description of the failure.
+        layer: Layer that failed.
+        code: Error number of the kernel, or 0.
+    """
+
+    reason: str
+    layer: Layer
+    code: int = 0
+
+
+class NotPrepared(Control, frozen=True):
+    """Report that the layers hold, but `step` of the preparation failed. The fork server ends."""
+
+    step: PreparationStep
+    reason: str
+
+
+class Spawned(Control, frozen=True):
+    """Report that a worker was forked. The pidfd of its init travels beside it."""
+
+
+class SpawnFailed(Control, frozen=True):
+    """Report that a worker could not be forked."""
+
+    reason: str
+
+
+ToZygote = Configure | Spawn
+FromZygote = ZygoteReady | ZygoteFailed | NotPrepared | Spawned | SpawnFailed
+
+_to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
+_from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
+
+
+def unpack_to_zygote(packet: bytes) -> ToZygote:
+    """Return the message of a packet to the fork server.
+
+    Raises:
+        MessageInvalid: The packet is not such a message.
+    """
+    return unpack(_to_zygote, packet)
+
+
+def unpack_from_zygote(packet: bytes) -> FromZygote:
+    """Return the message of a packet from the fork server.
+
+    Raises:
+        MessageInvalid: The packet is not such a message.
+    """
+    return unpack(_from_zygote, packet)
+
+
+MAX_PROGRAM_BYTES = 1 << 20
+"""Maximum bytes of one encoded `Program`; the orchestrator refuses more. The kernel's own bound for arguments and
+variables is a quarter of the stack limit: 2 MiB with the usual 8 MiB (execve(2))."""
+MAX_ARGUMENT_BYTES = (1 << 17) - 1
+"""Maximum bytes of one argument or variable; more is refused. The kernel's MAX_ARG_STRLEN is 32 pages (131,072 bytes),
+the final 0 byte included (execve(2))."""
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The start of one program.
+
+    Attributes:
+        argv: Arguments, the name of the program first. None contains a 0 byte.
+        env: Variables that are added to init's own. None contains a 0 byte.
+    """
+
+    argv: list[bytes]
+    env: dict[bytes, bytes]
+
+
+_to_program = msgspec.msgpack.Decoder(Program)
+
+
+def pack_program(program: Program) -> bytes:
+    """Return the program as MessagePack bytes, for a memfd."""
+    return _encoder.encode(program)
+
+
+def unpack_program(data: bytes) -> Program:
+    """Return the program that `pack_program` encoded.
+
+    Raises:
+        MessageInvalid: The bytes are not an encoded `Program`.
+    """
+    return unpack(_to_program, data)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
-from sandbox_worker.wire import arrays, tables, zones
+from sandbox_worker.wire import tables
 from sandbox_worker.wire.encoding import MAX_DECIMAL_DIGITS, MAX_LONG_BITS, MAX_NESTING, is_too_long
 from sandbox_worker.wire.errors import ValueProblem
 
@@ -127,7 +127,7 @@ def _moment(kind: type[M], content: Any) -> M:
     made = kind.fromisoformat(_typed(text, str))
     if made.tzinfo is not None:
         raise ValueProblem(f"a {kind.__name__} has two time zones")
-    return made.replace(fold=_typed(fold, int), tzinfo=zones.decoded(zone))
+    return made.replace(fold=_typed(fold, int), tzinfo=tables.decoded_zone(zone))
 
 
 def _timedelta(content: Any) -> datetime.timedelta:
@@ -153,10 +153,10 @@ _DECODE: Final[dict[str, Callable[[Decoding, Any, int], Any]]] = {
     "$decimal": lambda _, content, __: _decimal(content),
     "$path": lambda decoding, content, depth: decoding._path(Path, content, depth),
     "$purepath": lambda decoding, content, depth: decoding._path(PurePosixPath, content, depth),
-    "$array": lambda _, content, __: arrays.array(content, _bytes),
-    "$scalar": lambda _, content, __: arrays.scalar(content, _bytes),
-    "$series": lambda decoding, content, depth: tables.series(content, decoding, depth),
-    "$frame": lambda decoding, content, depth: tables.frame(content, decoding, depth),
-    "$polars": lambda decoding, content, depth: tables.polars_frame(content, decoding, depth),
-    "$arrow": lambda decoding, content, depth: tables.arrow_table(content, decoding, depth),
+    "$array": lambda _, content, __: tables.array(content, _bytes),
+    "$scalar": lambda _, content, __: tables.scalar(content, _bytes),
+    "$series": lambda decoding, content, depth: tables.decoded_table("$series", content, decoding, depth),
+    "$frame": lambda decoding, content, depth: tables.decoded_table("$frame", content, decoding, depth),
+    "$polars": lambda decoding, content, depth: tables.decoded_table("$polars", content, decoding, depth),
+    "$arrow": lambda decoding, content, depth: tables.decoded_table("$arrow", content, decoding, depth),
 }

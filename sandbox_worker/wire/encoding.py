@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NoReturn
 
-from sandbox_worker.wire import arrays, tables, zones
+from sandbox_worker.wire import tables
 from sandbox_worker.wire.errors import ValueProblem, ValueRefused
 
 MAX_NESTING: Final = 200
@@ -36,15 +36,15 @@ Others = Callable[[Any], Any]
 """Function that returns a substitute for an object that cannot cross; see `values.encode`."""
 
 
-class _Key:
+class _Step:
     """Step of a place that is not an index or a key: to a key of a dict, or to an element of a set."""
 
     def __init__(self, words: str) -> None:
         self.words = words
 
 
-_A_KEY: Final = _Key("a key of ")
-_AN_ELEMENT: Final = _Key("an element of ")
+_A_KEY: Final = _Step("a key of ")
+_AN_ELEMENT: Final = _Step("an element of ")
 _LONE: Final = re.compile("[\ud800-\udfff]")
 _name_of = type.__dict__["__name__"].__get__
 """Getter of a class's name. A plain `kind.__name__` would run code of a metaclass that defines `__name__`."""
@@ -121,7 +121,7 @@ class Encoding:
         """
         place, words = self._whole, ""
         for key in self._keys:
-            if isinstance(key, _Key):
+            if isinstance(key, _Step):
                 words = key.words
                 break
             place += f"[{key!r:.60}]"
@@ -255,7 +255,7 @@ class Encoding:
 
     def _zone(self, zone: datetime.tzinfo | None) -> Any:
         try:
-            return zones.encoded(zone)
+            return tables.encoded_zone(zone)
         except ValueProblem as problem:
             self.refuse(str(problem))
 
@@ -267,7 +267,7 @@ class Encoding:
     def _foreign(self, value: Any, kind: type) -> Any:
         """Encode an object of numpy, a table, an object of a subclass, or the substitute that `others` returns."""
         try:
-            encoded = arrays.encoded(value, self) or tables.encoded(value, self)
+            encoded = tables.encoded_array(value, self) or tables.encoded_table(value, self)
         except ValueProblem as problem:
             self.refuse(str(problem))
         except (ValueRefused, MemoryError, RecursionError):

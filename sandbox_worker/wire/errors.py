@@ -4,6 +4,7 @@ WireError
 ├── FrameTooLarge     a length prefix announces more than the limit
 ├── FrameTruncated    the stream ended inside a frame
 └── MessageInvalid    a whole frame is not one of our messages
+    ├── QueryTooLarge a query is longer than the limit
     └── ValueInvalid  bytes that should encode a value do not
 
 ValueRefused is raised before any byte is sent, for a value that cannot cross the wire.
@@ -34,6 +35,21 @@ class FrameTruncated(WireError):
 
 class MessageInvalid(WireError):
     """A frame is not JSON, or not one of the messages that the receiver accepts."""
+
+
+class QueryTooLarge(MessageInvalid):
+    """A query is longer than the limit. The connection goes on: the query is answered with the text of this error.
+
+    Attributes:
+        id: Id of the query.
+    """
+
+    def __init__(self, id: str, query_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"the query is too large: {query_bytes:,} bytes, {limit_bytes:,} at most; pass a large text as a context, "
+            "which takes any size: rlm_query(task, context=part)"
+        )
+        self.id = id
 
 
 class ValueInvalid(MessageInvalid):

@@ -1,6 +1,7 @@
 """Frames: a prefix of 4 bytes with the length, unsigned and big-endian, then that many bytes of payload. No I/O."""
 
 import struct
+from collections.abc import Callable
 
 from sandbox_worker.wire.errors import FrameTooLarge, FrameTruncated
 
@@ -9,6 +10,8 @@ Payload = bytes | bytearray
 PREFIX = struct.Struct(">I")
 LARGE_BYTES = 1 << 16
 """Bytes of a frame, beyond which the decoder returns the buffer that collected the frame instead of a copy."""
+BEGINNING_BYTES = 128
+"""Bytes of a payload that are kept when the payload is too long: its type, its id, and the next field's name."""
 
 
 def encode_frame(payload: Payload, max_frame_bytes: int) -> bytes:
@@ -26,6 +29,16 @@ def encode_frame(payload: Payload, max_frame_bytes: int) -> bytes:
     return PREFIX.pack(len(payload)) + payload
 
 
+class Beginning(bytes):
+    """The first `BEGINNING_BYTES` of a payload that was too long to be kept.
+
+    Attributes:
+        payload_bytes: Length of the whole payload, which its prefix announced.
+    """
+
+    payload_bytes: int
+
+
 class FrameDecoder:
     """Decoder that splits a byte stream into frames.
 
@@ -35,13 +48,17 @@ class FrameDecoder:
     Args:
         max_frame_bytes: Largest payload accepted. A prefix that announces more raises before any of that payload is
             buffered.
+        most_kept: Function that returns how many bytes a payload may have that begins with these bytes. Of a longer one
+            that arrives in pieces, a `Beginning` is returned, and all other bytes are dropped as they arrive.
 
     Attributes:
         error: The error after which the stream cannot be split any further; None until a prefix announces too much.
     """
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, most_kept: Callable[[Payload], int] | None = None) -> None:
         self._max_frame_bytes = max_frame_bytes
+        self._most_kept = most_kept
+        self._is_cut = False
         self._buffer = bytearray()
         self._needed = 0
         self.error: FrameTooLarge | None = None
@@ -50,11 +67,6 @@ class FrameDecoder:
     def pending(self) -> bytes:
         """Bytes of the incomplete frame. Another decoder that continues this stream must be fed with them first."""
         return bytes(self._buffer)
-
-    @property
-    def announced_bytes(self) -> int:
-        """Size of the incomplete frame in bytes, its prefix included; 0 between two frames."""
-        return self._needed if self._buffer else 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -78,6 +90,8 @@ class FrameDecoder:
             payloads = self._split(data)
         else:
             self._buffer += data
+            if self._needed > LARGE_BYTES and self._most_kept is not None:
+                self._drop_what_is_not_kept(self._most_kept)
             if len(self._buffer) < self._needed:
                 return []
             payloads = self._completed()
@@ -88,6 +102,11 @@ class FrameDecoder:
     def _completed(self) -> list[Payload]:
         """Return the payloads in the buffer, whose first frame is complete."""
         whole, self._buffer = self._buffer, bytearray()
+        if self._is_cut:
+            self._is_cut = False
+            beginning = Beginning(whole[PREFIX.size : PREFIX.size + BEGINNING_BYTES])
+            (beginning.payload_bytes,) = PREFIX.unpack_from(whole)
+            return [beginning, *self._split(whole[self._needed :])]
         if self._needed <= LARGE_BYTES:
             return self._split(whole)
         rest = bytes(whole[self._needed :])
@@ -95,6 +114,16 @@ class FrameDecoder:
         # Deleting the prefix moves no bytes: CPython's bytearray keeps an offset of its start (`ob_start`).
         del whole[: PREFIX.size]
         return [whole, *self._split(rest)]
+
+    def _drop_what_is_not_kept(self, most_kept: Callable[[Payload], int]) -> None:
+        """Drop the arrived bytes of a payload that is too long, but for its beginning. The frame needs as many less."""
+        (payload_bytes,) = PREFIX.unpack_from(self._buffer)
+        start = PREFIX.size + BEGINNING_BYTES
+        end = min(len(self._buffer), self._needed)
+        if end > start and payload_bytes > most_kept(self._buffer[PREFIX.size : start]):
+            del self._buffer[start:end]
+            self._needed -= end - start
+            self._is_cut = True
 
     def _split(self, data: bytes | bytearray | memoryview) -> list[Payload]:
         """Return the payloads that are complete, and keep the rest in the buffer."""

@@ -1,9 +1,43 @@
-"""Isolation levels, as facts that both sides look up. Users and the wire give a level by its name.
+"""Isolation levels and layers, as facts that both sides look up. Users and the wire give a level by its name.
 
-This module and `layers` import the standard library alone, because the code that applies layers imports them.
+This module imports the standard library alone, because the code that applies layers imports it.
 """
 
 from typing import Literal, NamedTuple
+
+Layer = Literal[
+    # applied by the fork server
+    "one thread",
+    "other uid",
+    "private root",
+    "namespaces",
+    "pid 1",
+    "own proc",
+    "host name",
+    "scratch",
+    "out of memory first",
+    "fork",
+    # applied by init
+    "session",
+    "own uid",
+    "mounts",
+    "user namespace",
+    "capabilities",
+    "no_new_privs",
+    "not dumpable",
+    "memory control group",
+    "memory and CPU watch (approximate)",
+    # applied by the REPL
+    "rlimits",
+    "dumpable",
+    # applied by more than one of them
+    "parent death signal",
+    "landlock",
+    "seccomp",
+    # named for a process that was killed, as by SIGSYS, before it could name a layer
+    "system calls",
+]
+
 
 LevelName = Literal["strict", "standard", "process"]
 """Name of an isolation level, the strongest first; see `LEVELS`."""

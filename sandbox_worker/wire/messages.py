@@ -4,18 +4,18 @@ No message has a field that its sender may not decide: depth, budget, deadline, 
 belong to the session, on the orchestrator's side.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
-from sandbox_worker.wire.counting import split_prompts
-from sandbox_worker.wire.errors import MessageInvalid
-from sandbox_worker.wire.frames import Payload
+from sandbox_worker.wire.counting import has_more_objects_than
+from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge
+from sandbox_worker.wire.frames import PREFIX, Beginning, Payload, encode_frame
 from sandbox_worker.wire.mime import PictureType, TextType
-from sandbox_worker.wire.prompts import Prompt, Prompts
-from sandbox_worker.wire.tasks import ChildContext
+from sandbox_worker.wire.prompts import ChildContext, Prompt
 from sandbox_worker.wire.text_json import encode_growing, encode_written_out
 from sandbox_worker.wire.variables import MAX_VARIABLES, VariableFact
 
@@ -34,9 +34,11 @@ empty prompts that fit into a frame would take gigabytes. `max_batch_prompts`, f
 error text instead."""
 FEW_BYTES = 1 << 20
 """Maximum bytes of a message from a worker, of any kind. A longer message must be a query, a result or a display."""
-MAX_QUERY_BYTES = 16 << 20
-"""Maximum bytes of a `Query` as JSON; the REPL sends a larger batch in parts. Reading a query of this size takes up to
-100 ms."""
+MAX_QUERY_BYTES = 4 << 20
+"""Maximum bytes of a `Query` as JSON; a larger one is answered with an error. The REPL asks a larger batch in parts."""
+MAX_QUERY_OBJECTS = 1 << 18
+"""Maximum JSON objects in a `Query` of more than `FEW_BYTES`; a query with more is invalid. An empty context of a child
+has two bytes, and takes 90 in memory. No query of the REPL's own code has so many."""
 MAX_RESULT_BYTES = 16 << 20
 """Maximum bytes of a `Result` as JSON. The REPL reports a larger one, which has a long final answer, as an error."""
 MAX_DISPLAY_BYTES = 4 << 20
@@ -136,10 +138,7 @@ class Query(Message, frozen=True, omit_defaults=True):
     @property
     def is_text(self) -> bool:
         """Whether all prompts are text."""
-        prompts = self.prompts
-        if isinstance(prompts, Prompts):
-            return all(map(prompts.is_text, range(len(prompts))))
-        return all(isinstance(prompt, str) for prompt in prompts)
+        return all(isinstance(prompt, str) for prompt in self.prompts)
 
 
 class Output(Message, frozen=True):
@@ -281,24 +280,6 @@ class Reply(Message, frozen=True):
     slots: list[Slot]
 
 
-class _RawQuery(msgspec.Struct, frozen=True, tag_field="type", tag="query", forbid_unknown_fields=True):
-    """A `Query` whose fields are left encoded. An omitted field is empty."""
-
-    id: msgspec.Raw
-    want: msgspec.Raw
-    prompts: msgspec.Raw
-    model: msgspec.Raw = msgspec.Raw()
-    system: msgspec.Raw = msgspec.Raw()
-    max_completion_tokens: msgspec.Raw = msgspec.Raw()
-    max_concurrent: msgspec.Raw = msgspec.Raw()
-    timeout_s: msgspec.Raw = msgspec.Raw()
-    samples: msgspec.Raw = msgspec.Raw()
-    tool: msgspec.Raw = msgspec.Raw()
-    contexts: msgspec.Raw = msgspec.Raw()
-    repl: msgspec.Raw = msgspec.Raw()
-    temperature: msgspec.Raw = msgspec.Raw()
-
-
 FromWorker = Ready | Query | Output | Display | Result
 FromOrchestrator = Execute | Environment | Provide | Attach | Reply
 
@@ -318,13 +299,20 @@ def plain(value: object) -> str | int | float:
     raise TypeError(f"a message cannot hold a {type(value).__name__}")
 
 
-_MOST_BYTES = {b'{"type":"result"': MAX_RESULT_BYTES, b'{"type":"display"': MAX_DISPLAY_BYTES}
-"""First bytes of a message that may be longer than `FEW_BYTES` → its maximum bytes."""
+MOST_BYTES: dict[type[Message], int] = {
+    Query: MAX_QUERY_BYTES,
+    Result: MAX_RESULT_BYTES,
+    Display: MAX_DISPLAY_BYTES,
+}
+"""Kind of a message from a worker that may be longer than `FEW_BYTES` → its maximum bytes."""
+_MOST_BYTES = {b'{"type":"%s"' % kind.__name__.lower().encode(): most for kind, most in MOST_BYTES.items()}
+"""Beginning of such a message, as msgspec writes it → its maximum bytes."""
+_QUERY = re.compile(rb'\{"type":"query","id":"([^"\\]++)"')
+"""Beginning of a `Query`, as msgspec writes it, with its id."""
 _encoder = msgspec.json.Encoder(enc_hook=plain)
 _hello = msgspec.json.Decoder(Hello)
 _welcome = msgspec.json.Decoder(Welcome)
 _from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
-_raw_query = msgspec.json.Decoder(_RawQuery)
 _from_orchestrator: msgspec.json.Decoder[FromOrchestrator] = msgspec.json.Decoder(FromOrchestrator)
 
 
@@ -343,6 +331,25 @@ def encode(message: Message) -> bytes:
         return encode_written_out(message, plain)
 
 
+def framed(message: Message, max_frame_bytes: int) -> bytes | bytearray:
+    """Return the frame of a message, like `encode_frame(encode(message), max_frame_bytes)`, and copy no byte of it.
+
+    Raises:
+        FrameTooLarge: The message is longer than `max_frame_bytes`.
+        UnicodeEncodeError: As for `encode`.
+    """
+    frame = bytearray(PREFIX.size)
+    try:
+        _encoder.encode_into(message, frame, PREFIX.size)
+    except UnicodeEncodeError:
+        return encode_frame(encode(message), max_frame_bytes)
+    payload_bytes = len(frame) - PREFIX.size
+    if payload_bytes > max_frame_bytes:
+        raise FrameTooLarge(payload_bytes, max_frame_bytes)
+    PREFIX.pack_into(frame, 0, payload_bytes)
+    return frame
+
+
 def decode_hello(payload: Payload) -> Hello:
     """Parse and validate the first frame of a connection. Errors: see `decode_from_worker`."""
     return _decode(_hello, payload)
@@ -353,38 +360,29 @@ def decode_welcome(payload: Payload) -> Welcome:
     return _decode(_welcome, payload)
 
 
-def decode_from_worker(payload: Payload) -> FromWorker:
-    """Parse and validate a message from a worker.
+def most_bytes(beginning: Payload) -> int:
+    """Return the maximum bytes of a message from a worker that begins so."""
+    return next((most for begin, most in _MOST_BYTES.items() if beginning.startswith(begin)), FEW_BYTES)
 
-    The prompts of a query of more than `FEW_BYTES` are left encoded, see `Prompts`. A decoded text may take four times
-    its bytes, and decoding 64 MB of text would hold the event loop for 0.2 s.
+
+def decode_from_worker(payload: Payload) -> FromWorker:
+    """Parse and validate a message from a worker, or the `Beginning` of one that was not kept.
 
     Raises:
+        QueryTooLarge: The payload is a query that is too long. It was not decoded, and can be answered with an error.
         MessageInvalid: The payload is not such a message, or is too long. No payload causes any other exception.
     """
-    if len(payload) <= FEW_BYTES:
+    if len(payload) <= FEW_BYTES and type(payload) is not Beginning:
         return _decode(_from_worker, payload)
-    if payload.startswith(b'{"type":"query"'):  # msgspec writes the tag first, so a worker's own messages begin so
-        return _decode_large_query(payload)
-    most = next((most for begin, most in _MOST_BYTES.items() if payload.startswith(begin)), 0)
-    if len(payload) > most:
-        raise MessageInvalid(f"a message has {len(payload):,} bytes, more than one of its kind may have")
+    payload_bytes = payload.payload_bytes if isinstance(payload, Beginning) else len(payload)
+    if payload_bytes > most_bytes(payload):
+        if (query := _QUERY.match(payload)) is not None:
+            raise QueryTooLarge(query[1].decode(errors="replace"), payload_bytes, MAX_QUERY_BYTES)
+        raise MessageInvalid(f"a message has {payload_bytes:,} bytes, more than one of its kind may have")
+    # Counted here, since a decoder builds all elements of a list before it compares their number with the maximum.
+    if payload.startswith(b'{"type":"query"') and has_more_objects_than(MAX_QUERY_OBJECTS, payload):
+        raise MessageInvalid(f"a query has more than {MAX_QUERY_OBJECTS:,} objects")
     return _decode(_from_worker, payload)
-
-
-def _decode_large_query(payload: Payload) -> FromWorker:
-    if len(payload) > MAX_QUERY_BYTES:
-        raise MessageInvalid(f"a query has {len(payload):,} bytes, more than {MAX_QUERY_BYTES:,}")
-    raw = _decode(_raw_query, payload)
-    fields = [(name, bytes(getattr(raw, name))) for name in raw.__struct_fields__ if name != "prompts"]
-    if sum(len(value) for _, value in fields) > FEW_BYTES:
-        raise MessageInvalid(f"a query has more than {FEW_BYTES:,} bytes beside its prompts")
-    head = b",".join(b'"%s":%s' % (name.encode(), value) for name, value in fields if value)
-    query = _decode(_from_worker, b'{"type":"query","prompts":[],%s}' % head)
-    prompts = split_prompts(bytes(raw.prompts), MAX_PROMPTS)
-    if prompts is None:
-        raise MessageInvalid(f"expected text, content parts or chat messages as prompts, {MAX_PROMPTS:,} at most")
-    return msgspec.structs.replace(query, prompts=Prompts(prompts))
 
 
 def decode_from_orchestrator(payload: Payload) -> FromOrchestrator:

@@ -1,11 +1,11 @@
-"""Types of a prompt, and the prompts of a large query, which are decoded one at a time.
+"""Types of prompts, and the contexts of child runs. Of a long task, the prompt holds only the beginning and the end.
 
 Content parts have the shape of OpenAI's API; a chat message is one more kind of part. Each field is typed, so that the
 decoder refuses free JSON: a frame could hold empty lists or dicts that take gigabytes in memory.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, overload
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,9 +13,16 @@ from sandbox_worker.wire.errors import MessageInvalid
 
 MAX_PARTS = 256
 """Maximum content parts or messages of one prompt, and content parts of one message; a prompt with more is invalid."""
-MAX_PROMPT_BYTES = 8 << 20
-"""Maximum bytes of one prompt as JSON; a larger one is refused. 8 MiB are about two million tokens, more than models
-read."""
+MAX_CONTEXT_NAME_CHARS = 64
+"""Maximum characters of the name of a context of a child: of its file, or of its variable. A query with a longer name
+is invalid."""
+MAX_INLINE_BYTES = 1 << 14
+"""Maximum bytes of a child's context, as JSON, inside the query. A larger context goes into a file."""
+LONG_TASK_CHARS = 4_000
+"""Maximum characters of a task that stands in the child's prompt as a whole. Of a longer task the prompt holds the
+beginning and the end; the whole task is the child's context."""
+SHOWN_CHARS = 1_000
+"""Characters of the beginning of a long task in the prompt, and as many of its end."""
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -77,76 +84,28 @@ def are_messages(parts: Sequence[Part | MessagePart]) -> bool:
     return messages > 0
 
 
-_prompt: msgspec.json.Decoder[Prompt] = msgspec.json.Decoder(Prompt)
+def beginning_and_end(text: str) -> str:
+    """Return the first and last `SHOWN_CHARS` characters of a text, with the number of omitted ones between them."""
+    left_out = len(text) - 2 * SHOWN_CHARS
+    if left_out <= 0:
+        return text
+    whole = f"{text[:SHOWN_CHARS]}\n... [{left_out:,} characters, see `context`] ...\n{text[-SHOWN_CHARS:]}"
+    return whole.encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent
 
 
-class Prompts(Sequence[Prompt]):
-    """Sequence of prompts that are still encoded: slices of their frame, each decoded anew whenever it is read.
+class ChildContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The context of one child run, in one of three places.
 
-    If all prompts of a query were decoded at once, then they could take four times the bytes of the query. CPython
-    stores a text at one, two or four bytes per character, and its widest character decides (PEP 393).
-
-    Args:
-        raw: One JSON text for each prompt.
+    Attributes:
+        value: Text of the context's JSON, of at most `MAX_INLINE_BYTES`; or None.
+        file: Name of a file in the scratch folder that holds the context as UTF-8; or None.
+        own: Name of one of the REPL's own contexts, which the child shares; or None.
+        is_json: Whether the file holds JSON. Otherwise it holds plain text.
+        is_task: Whether the context is the child's long task; the prompt is then its beginning and end.
     """
 
-    def __init__(self, raw: Sequence[memoryview]) -> None:
-        self._raw = raw
-
-    def __len__(self) -> int:
-        return len(self._raw)
-
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Prompts": ...
-
-    def __getitem__(self, index: int | slice) -> "Prompt | Prompts":
-        """Decode one prompt; or return the prompts of a slice, still encoded.
-
-        Raises:
-            MessageInvalid: The prompt is neither text, content parts nor chat messages, or it is larger than
-                `MAX_PROMPT_BYTES`.
-        """
-        if isinstance(index, slice):
-            return Prompts(self._raw[index])
-        raw = self._raw[index]
-        if len(raw) > MAX_PROMPT_BYTES:
-            raise MessageInvalid(
-                f"a prompt has {len(raw):,} bytes, more than {MAX_PROMPT_BYTES:,}: ask about a smaller part"
-            )
-        try:
-            return _prompt.decode(raw)
-        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise MessageInvalid(f"a prompt is neither text, content parts nor chat messages: {error}") from None
-
-    def __iter__(self) -> Iterator[Prompt]:
-        return (self[index] for index in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or len(other) != len(self):
-            return False
-        return all(ours == theirs for ours, theirs in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def subset(self, indexes: Sequence[int]) -> "Prompts":
-        """Return the prompts at `indexes`, still encoded."""
-        return Prompts([self._raw[index] for index in indexes])
-
-    def is_text(self, index: int) -> bool:
-        """Whether a prompt is text. The prompt is not decoded for this."""
-        return self._raw[index][0] == ord('"')
-
-    def decoded_bytes(self, index: int) -> int:
-        """Return the maximum bytes of a prompt in memory once it is decoded; 0 if it is too large to be decoded."""
-        if len(self._raw[index]) > MAX_PROMPT_BYTES:
-            return 0
-        raw = bytes(self._raw[index])
-        is_narrow = raw.isascii() and b"\\u" not in raw
-        return len(raw) if is_narrow else 4 * len(raw)
-
-    def encoded(self, index: int) -> bytes:
-        """Return a prompt as its JSON, unchanged."""
-        return bytes(self._raw[index])
+    value: str | None = None
+    file: Annotated[str, msgspec.Meta(max_length=MAX_CONTEXT_NAME_CHARS)] | None = None
+    own: Annotated[str, msgspec.Meta(max_length=MAX_CONTEXT_NAME_CHARS)] | None = None
+    is_json: bool = False
+    is_task: bool = False

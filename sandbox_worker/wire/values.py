@@ -14,7 +14,7 @@ A value that JSON can express stands for itself. Any other value is an object wi
 | `$date`, `$timedelta` | ISO text; days, seconds, microseconds |
 | `$datetime`, `$time` | ISO text without a zone, fold, and the zone: null, microseconds from UTC, or a name |
 | `$decimal`, `$path`, `$purepath` | text |
-| `$array`, `$scalar` | array or scalar of numpy, see `arrays` |
+| `$array`, `$scalar` | array or scalar of numpy, see `tables` |
 | `$series`, `$frame`, `$polars`, `$arrow` | tables, see `tables` |
 
 An object of a subclass, such as a Counter, arrives as an equal object of the built-in class. Pickle is not used: it

@@ -10,6 +10,11 @@ import os
 import select
 import signal
 import socket
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from types import ModuleType
 from typing import NoReturn
 
 from sandbox_worker.init import main as init
@@ -18,24 +23,26 @@ from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import LayerFailed, ZygoteLayers
 from sandbox_worker.isolation.mounts import SCRATCH
 from sandbox_worker.isolation.zygote_layers import enter_zygote, fork_worker
+from sandbox_worker.loading.context import Preloaded
 from sandbox_worker.loading.form import MAX_PIECES
-from sandbox_worker.loading.preloaded import Preloaded
 from sandbox_worker.loading.self_test import mapping_works
-from sandbox_worker.repl import own_memory
-from sandbox_worker.repl.adapted import adapt
-from sandbox_worker.wire.control import MAX_PACKET_BYTES, pack
-from sandbox_worker.wire.descriptors import receive
-from sandbox_worker.wire.level import level_named
-from sandbox_worker.wire.zygote_control import (
+from sandbox_worker.repl import memory_reserve
+from sandbox_worker.repl.adaptation import adapt
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
     Configure,
     NotPrepared,
+    Packages,
     Spawn,
     Spawned,
     SpawnFailed,
     ZygoteFailed,
     ZygoteReady,
+    pack,
     unpack_to_zygote,
 )
+from sandbox_worker.wire.descriptors import receive
+from sandbox_worker.wire.level import level_named
 from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prepare
 from sandbox_worker.zygote.warm_up import rehearse
 
@@ -67,8 +74,6 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
     try:
         shared = enter_zygote(level, configure.new_root, configure.readable, configure.hidden, orchestrator)
         if configure.packages is not None:
-            from sandbox_worker.zygote.packages import import_from  # imported here: most fork servers never need it
-
             import_from(configure.packages)
         adapt(shared.level, configure.seed)
         mapped = mapping_works()
@@ -81,7 +86,7 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
         control.send(pack(NotPrepared(step=error.step, reason=error.reason)))
         os._exit(1)
     if shared.level.is_security_boundary:  # the filters of these levels deny sysinfo
-        own_memory.answer()
+        memory_reserve.replace_sysconf()
     rehearse(shared.landlock_abi)
     init.handle_no_signals()
     if shared.level.has_own_root:
@@ -164,3 +169,34 @@ def _require_one_thread() -> None:
     """
     if started := other_threads():
         raise PreparationFailed("setup", f"it or an import started {started}")
+
+
+def import_from(packages: Packages) -> None:
+    """Have all later imports come from these packages alone.
+
+    Call this in the fork server before it imports modules of the user. Loaded modules of the worker's own code stay
+    loaded. Only packages in `packages.own` are imported anew, since the environment may have another version of them.
+    """
+    for name in packages.own:
+        sys.modules.pop(name, None)
+    sys.path[:] = packages.search
+    sys.path_importer_cache.clear()
+    sys.executable = packages.executable
+    sys.meta_path.append(_OwnFinder(packages.own))
+
+
+class _OwnFinder:
+    """Finder of last resort, for packages that the worker's own code needs and the environment does not have."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        self._places = places
+
+    def find_spec(
+        self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        place = self._places.get(name)
+        if place is None:
+            return None
+        if os.path.isdir(place):  # noqa: PTH112 - pathlib would touch, and so copy, pages of the fork server
+            return spec_from_file_location(name, f"{place}/__init__.py", submodule_search_locations=[place])
+        return spec_from_file_location(name, place)

@@ -14,11 +14,10 @@ from typing import Any
 from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
 from sandbox_worker.isolation.layer import ZygoteLayers, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
-from sandbox_worker.loading.context import ContextBroken, load_into
-from sandbox_worker.loading.preloaded import Preloaded
+from sandbox_worker.loading.context import ContextBroken, Preloaded, load_into
+from sandbox_worker.wire.control import Configure, PreparationStep
 from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import decode_context
-from sandbox_worker.wire.zygote_control import Configure, PreparationStep
 
 
 class PreparationFailed(Exception):

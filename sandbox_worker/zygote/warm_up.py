@@ -17,9 +17,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sandbox_worker.init.control_socket import ControlSocket
 from sandbox_worker.init.output_pipes import ReplOutput
 from sandbox_worker.init.procfs import Proc
+from sandbox_worker.init.sockets import InitSocket
 from sandbox_worker.init.usage_watch import Watch
 from sandbox_worker.isolation import landlock, rlimits, syscalls
 from sandbox_worker.isolation.landlock import Grant
@@ -29,9 +29,9 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.repl import Repl
+from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.control import Begin, Control, Loaded, Start, Started, Stop, pack, unpack_to_init
 from sandbox_worker.wire.frames import encode_frame
-from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import Execute, encode
 
 TIMES = 10
@@ -79,7 +79,7 @@ def _be_init(proc: Proc, bell: mmap.mmap) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         poll = select.poll()
-        control = ControlSocket(theirs, poll)
+        control = InitSocket(theirs, poll)
         output = ReplOutput(poll, PRINTED, control.say, bell)
         watch = Watch(proc, ENOUGH, ENOUGH, proc.others)
         for message in SAID_BY_INIT:

@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.events.event import Emit, Event
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM
 from rlm_broker.service.metrics import Metrics
-from rlm_broker.telemetry.sdk.receiver import OpenTelemetry
-from rlm_broker.trace.events import Emit, Event
-from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.usage import Usage
+from rlm_broker.watch.telemetry import OpenTelemetry
 from scripts.bench.measure import Effort
 from scripts.bench.row import OURS, Row, side
 

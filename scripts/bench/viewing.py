@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.viewer.page import write_page
+from rlm_broker.watch.viewer.page import write_page
 from scripts.bench.measure import Effort
 from scripts.bench.row import OURS, Row, Side, side
 from scripts.chromium import path_of_chromium, started

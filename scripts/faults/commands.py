@@ -19,7 +19,7 @@ from scripts.faults.stage import Stage
 PROJECT = Path(__file__).parents[2]
 LONGEST_S = 1.2
 """Latest random moment in seconds after the start of a command; by then the shortest run has ended."""
-OWN_FILES = b"/rlm_broker/"
+OWN_FILES, PACKAGE_FILE = "/rlm_broker/", "/rlm_broker/__init__.py"
 WAIT_S = 60.0
 NAMED = {-signal.SIGTERM: "SIGTERM", -signal.SIGHUP: "SIGHUP", -signal.SIGINT: "SIGINT"}
 LEFT_OPEN = """
@@ -55,14 +55,23 @@ def stormy(number: int, times: int, seed: int) -> Scene:
                 wrong.append(f"turn {turn}: no end within {WAIT_S:g} s")
                 continue
             codes[NAMED.get(process.returncode, f"exit code {process.returncode}")] += 1
-            if b"Traceback" in said and OWN_FILES in said:  # the interpreter's own start is not ours
-                wrong.append(f"turn {turn}: a traceback: {said.decode(errors='replace').strip().splitlines()[-1][:80]}")
+            if b"Traceback" in said and (own := _own_lines(said.decode(errors="replace"))):
+                wrong.append(f"turn {turn}: a traceback: {own[-1]}")
         server.shutdown()
         server.server_close()
         told = ", ".join(f"{count} times {code}" for code, count in codes.items())
         return Report(told, not wrong, [*wrong[:3], *([f"and {len(wrong) - 3} more"] if len(wrong) > 3 else [])])
 
     return scene
+
+
+def _own_lines(said: str) -> list[str]:
+    """Return the lines of tracebacks that are of the project.
+
+    `python -m` imports the package itself before its `__main__` can meet signals, as a part of its own start.
+    """
+    own = [line.strip() for line in said.splitlines() if OWN_FILES in line]
+    return own if any(PACKAGE_FILE not in line for line in own) else []
 
 
 def closed_stdout(folder: Path) -> Report:

@@ -28,11 +28,16 @@ def few_descriptors(level: str) -> Scene:
     """Open a sandbox, a REPL and a run, and start a killed REPL again, with each number of free descriptors."""
 
     def scene(_folder: Path) -> Report:
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (MOST, min(MOST, hard)))
+        limit_descriptors()
         return asyncio.run(_swept(level))
 
     return scene
+
+
+def limit_descriptors() -> None:
+    """Let this process have `MOST` descriptors, for good."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MOST, min(MOST, hard)))
 
 
 async def _swept(level: str) -> Report:
@@ -61,7 +66,7 @@ async def _tried(call: Call, free: int) -> tuple[str, Sequence[str]]:
     """Make a call. Return its error, which is empty if it succeeded, and what it left open."""
     before, said = leftovers.descriptors(), ""
     try:
-        await call(_with_free(free))
+        await call(with_free(free))
     except SandboxFailed as error:
         said = str(error)
     except Exception as error:  # noqa: BLE001 - the report tells it
@@ -77,8 +82,8 @@ def _is_sentence(said: str) -> bool:
 
 
 @contextlib.contextmanager
-def _with_free(number: int) -> Iterator[None]:
-    """Take all descriptors but this number."""
+def with_free(number: int) -> Iterator[None]:
+    """Take all descriptors but this number, after `limit_descriptors`."""
     taken = []
     with contextlib.suppress(OSError):
         while True:

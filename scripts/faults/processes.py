@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from scripts.faults.stage import Stage, Strike
 
 WAIT_S = 10.0
 """Time in seconds until a signal must have worked."""
+SWITCHED_S = 0.005
+"""Time in seconds in which each thread that waits for the GIL has had it."""
 Role = Callable[[], list[psutil.Process]]
 
 
@@ -88,6 +91,10 @@ def killed_beside(fork: Callable[[], int]) -> Strike:
 
     def strike(_stage: Stage) -> None:
         others = leftovers.below()
+        # A fork by C code copies the GIL as it is. If another thread has asked for it, the child would hand it over and
+        # wait for ever until that thread, which was not forked, has taken it.
+        sys.setswitchinterval(WAIT_S)
+        time.sleep(SWITCHED_S)
         if fork() == 0:
             while any(map(leftovers.lives, others)):
                 time.sleep(leftovers.PAUSE_S)

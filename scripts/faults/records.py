@@ -7,14 +7,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlm_broker import RLM, Models, ScriptedClient
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.clients.recording import FORMAT, CallId, Recorded, RecordedModels, Recorder, Recording, Request
+from rlm_broker.clients.base import BaseClient, CallId, LMReply, LMRequest
+from rlm_broker.clients.recording import (
+    FORMAT,
+    Recorded,
+    RecordedModels,
+    Recorder,
+    Recording,
+    Request,
+)
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.handler.cache import Cache
 from rlm_broker.results import ChatMessage
-from rlm_broker.trace.tree import tree
-from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.usage import Usage
+from rlm_broker.watch.trace_tree import tree
 from scripts.faults.cell import Report, Scene
 
 REPLIES = ["```repl\nprint('\N{GRINNING FACE}')\n```", "FINAL(x)"]

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from scripts.faults import processes
-from scripts.faults.stage import Stage, Strike
+from scripts.faults.cell import IDLE
+from scripts.faults.stage import NOTHING_ASKED, Stage, Strike
 
 SPARE_DESCRIPTORS = 64
 """Descriptors that are left to the process, and then taken."""
@@ -168,6 +169,8 @@ def trace_on_small_disk(stage: Stage) -> None:
 def recording_on_small_disk(stage: Stage) -> None:
     """Have the recording written to a small file system; what is warned of is told."""
     stage.options["record"] = small_disk(stage.folder) / "recording.jsonl"
+    if stage.phase == IDLE:  # a reply that does not fit into what the file's last page has left
+        stage.code = f"{NOTHING_ASKED}  # {'x' * 4096}"
     warnings.simplefilter("always")
     warnings.showwarning = lambda message, *_args, **_options: stage.said.append(str(message))
 

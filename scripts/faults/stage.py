@@ -13,9 +13,9 @@ from rlm_broker import RLM, Limits
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ModelFailed, RlmBrokerError
+from rlm_broker.events.event import BlockPrinted, Event, RunEnded
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.results import Block, Completion
-from rlm_broker.trace.events import BlockPrinted, Event, RunEnded
-from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.usage import Usage
 from scripts.faults import leftovers
 from scripts.faults.cell import (

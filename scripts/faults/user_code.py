@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rlm_broker.clients.base import LMRequest
-from rlm_broker.trace.events import Event
+from rlm_broker.events.event import Event
 from scripts.faults.cell import DEEP, QUERY
 from scripts.faults.stage import Stage
 

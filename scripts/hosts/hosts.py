@@ -22,10 +22,10 @@ OLDEST, NEWEST = 11, 15
 """Minor versions of Python 3 that are looked for."""
 INSTALL_TIMEOUT_S = 900
 READING_TESTS = (
-    "tests/test_patterns.py",
+    "tests/test_lint.py",
     "tests/rlm_broker/test_redaction.py",
     "tests/rlm_broker/parsing",
-    "tests/rlm_broker/sandbox/packages/test_cache.py",
+    "tests/rlm_broker/sandbox/test_packages.py",
 )
 """Tests of what differs between patches of Python and releases of pip: regular expressions, and lists of packages."""
 IMAGE = "rlm-broker-hosts:latest"

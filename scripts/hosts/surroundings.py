@@ -343,7 +343,10 @@ SURROUNDINGS: dict[str, Surrounding] = {
     "odd-tmp": Surrounding("TMPDIR in UTF-8 with LC_ALL=C", odd_temporary_folder("é 中".encode()), needs_root=False),
     "latin-tmp": Surrounding("TMPDIR that is not UTF-8", odd_temporary_folder(b"caf\xe9"), needs_root=False),
     "long-tmp": Surrounding(
-        "TMPDIR of a deep folder", _long_temporary_folder, needs_root=False, tests=("tests/rlm_broker/control",)
+        "TMPDIR of a deep folder",
+        _long_temporary_folder,
+        needs_root=False,
+        tests=("tests/rlm_broker/watch/test_server.py", "tests/rlm_broker/watch/test_folder.py"),
     ),
     "few-files": Surrounding("ulimit -n 17", _limit(resource.RLIMIT_NOFILE, 17), needs_root=False),
     "one-process": Surrounding("LimitNPROC=1 of an ordinary user", few_processes(1)),

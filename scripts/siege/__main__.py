@@ -9,6 +9,8 @@ For each attack an orchestrator is started in a process of its own, and an attac
 attack, the CPU time for which the longest step of the orchestrator's event loop held it, and by how much the
 orchestrator's memory grew at most. The exit code is 1 if the promise of SECURITY.md was not kept.
 
+Hostile bodies over HTTP have their own measurement of the loop and of memory: tests/attacks/test_bodies.py.
+
 Times of a busy machine say little: the attacker and the orchestrator need a core each.
 """
 

@@ -1,6 +1,7 @@
 """Frames that a hostile REPL, or a stranger on the port, can send. Each attack goes on until its process ends.
 
 An attack is a generator. It yields once it has done what it can: sent all, or filled the connection.
+`python -m scripts.siege.attacks ATTACK PORT TOKEN` is the attacker, and prints a line at the first yield.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import itertools
 import select
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -25,7 +27,6 @@ from sandbox_worker.wire.messages import (
     decode_from_orchestrator,
     encode,
 )
-from sandbox_worker.wire.prompts import MAX_PROMPT_BYTES
 
 FRAME_BYTES = 64 << 20
 LARGE_BYTES = MAX_QUERY_BYTES - 1000
@@ -123,25 +124,34 @@ def late(port: int, token: str) -> Iterator[None]:
 
 
 def wide(port: int, token: str) -> Iterator[None]:
-    """Prompts as large as a frame, in characters of four bytes."""
+    """Prompts as large as a query, in characters of four bytes."""
     repl = Repl(port, token)
     text = "x" * (LARGE_BYTES - 1_000) + WIDE
-    yield from _flood(repl, (repl.query("llm", [text]) for _ in range(3)))
+    yield from _flood(repl, (repl.query("llm", [text]) for _ in range(12)))
     yield
 
 
 def wide_answered(port: int, token: str) -> Iterator[None]:
     """Prompts as large as allowed, in characters of four bytes, to a model that answers at once."""
     repl = Repl(port, token)
-    text = "honest" + "x" * (MAX_PROMPT_BYTES - 1_000) + WIDE
-    yield from _flood(repl, (repl.query("llm", [text]) for _ in range(20)))
+    text = "honest" + "x" * (LARGE_BYTES - 1_000) + WIDE
+    yield from _flood(repl, (repl.query("llm", [text]) for _ in range(40)))
+    yield
+
+
+def too_large(port: int, token: str) -> Iterator[None]:
+    """Queries as large as a frame, which is more than a query may have."""
+    repl = Repl(port, token)
+    begin = b'{"type":"query","id":"%d:1","want":"llm","prompts":["' % repl.block
+    frame = encode_frame(begin + b"x" * (FRAME_BYTES - 1_000), FRAME_BYTES)
+    yield from _flood(repl, itertools.repeat(frame, 10))
     yield
 
 
 def escapes(port: int, token: str) -> Iterator[None]:
-    """Queries as large as a frame that take long to read."""
+    """Queries as large as allowed that take long to read."""
     repl = Repl(port, token)
-    yield from _flood(repl, (repl.query("llm", ["\n" * (LARGE_BYTES // 2 - 1_000)]) for _ in range(3)))
+    yield from _flood(repl, (repl.query("llm", ["\n" * (LARGE_BYTES // 2 - 1_000)]) for _ in range(12)))
     yield
 
 
@@ -154,9 +164,9 @@ def answer(port: int, token: str) -> Iterator[None]:
 
 
 def lists(port: int, token: str) -> Iterator[None]:
-    """A tool that is called with five million empty lists."""
+    """A tool that is called with a million empty lists."""
     repl = Repl(port, token)
-    arguments = '{"args":[' + "[]," * 5_000_000 + '1],"kwargs":{}}'
+    arguments = '{"args":[' + "[]," * 1_300_000 + '1],"kwargs":{}}'
     yield from _flood(repl, (repl.query("tool", [arguments], tool="tool") for _ in range(10)))
     yield
 
@@ -188,7 +198,7 @@ def deaf(port: int, token: str) -> Iterator[None]:
 
 
 def numbers(port: int, token: str) -> Iterator[None]:
-    """A query as large as a frame whose prompts are numbers."""
+    """A query as large as allowed whose prompts are numbers."""
     repl = Repl(port, token)
     head = b'{"type":"query","id":"1:1","want":"llm","prompts":['
     yield from _flood(repl, iter([encode_frame(head + b"1," * (LARGE_BYTES // 2 - 100) + b"1]}", FRAME_BYTES)]))
@@ -198,7 +208,23 @@ def numbers(port: int, token: str) -> Iterator[None]:
 def quotes(port: int, token: str) -> Iterator[None]:
     """Prompts that consist of quotes, each of which is escaped."""
     repl = Repl(port, token)
-    yield from _flood(repl, (repl.query("llm", ['"' * (LARGE_BYTES // 4)] * 2) for _ in range(6)))
+    yield from _flood(repl, (repl.query("llm", ['"' * (LARGE_BYTES // 5)] * 2) for _ in range(24)))
+    yield
+
+
+def objects(port: int, token: str) -> Iterator[None]:
+    """A query as large as allowed with a million children, whose contexts are empty objects."""
+    repl = Repl(port, token)
+    head = b'{"type":"query","id":"1:1","want":"rlm","prompts":["a"],"contexts":['
+    yield from _flood(repl, iter([encode_frame(head + b"{}," * (LARGE_BYTES // 3 - 100) + b"{}]}", FRAME_BYTES)]))
+    yield
+
+
+def strings(port: int, token: str) -> Iterator[None]:
+    """A query as large as allowed with a million prompts of one character."""
+    repl = Repl(port, token)
+    head = b'{"type":"query","id":"1:1","want":"llm","prompts":['
+    yield from _flood(repl, iter([encode_frame(head + b'"a",' * (LARGE_BYTES // 4 - 100) + b'""]}', FRAME_BYTES)]))
     yield
 
 
@@ -310,10 +336,24 @@ def _ever() -> Iterator[int]:
 
 Attack = Callable[[int, str], Iterator[None]]
 REPLS: tuple[Attack, ...] = (
-    batches, children, late, wide, wide_answered, escapes, answer,
-    lists, numbers, quotes, mistakes, prints, displays, deaf,
+    batches, children, late, wide, wide_answered, too_large, escapes, answer,
+    lists, numbers, quotes, objects, strings, mistakes, prints, displays, deaf,
 )  # fmt: skip
 STRANGERS: tuple[Attack, ...] = (
     silent, half_frames, garbage, one_shot_lists, one_shot_batches, one_shot_names, one_shot_second,
 )  # fmt: skip
 ATTACKS: dict[str, Attack] = {attack.__name__: attack for attack in (*REPLS, *STRANGERS)}
+
+
+def main() -> None:
+    attack, port, token = sys.argv[1:]
+    said = False
+    for _ in ATTACKS[attack](int(port), token):
+        if not said:
+            said = True
+            print("done", flush=True)
+    sys.stdin.read()  # stay, connected, until the orchestrator has seen enough
+
+
+if __name__ == "__main__":
+    main()

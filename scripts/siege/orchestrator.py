@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.events.event import BlockPrinted, RunEnded, TreeEvents
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.calls import Caller, TreeCalls
@@ -20,8 +22,6 @@ from rlm_broker.run.queries import QueryAnswers
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.trace.events import BlockPrinted, RunEnded, TreeEvents
-from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
 from rlm_broker.usage import Usage, UsageSummary
@@ -135,7 +135,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
         hostile_block, hostile = _session(handler, sandbox, writer)
         arguments = [attack, str(handler.port), handler.listener.expect(hostile, WAIT_S)]
         attacker = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "scripts.siege.attacker", *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            sys.executable, "-m", "scripts.siege.attacks", *arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert attacker.stdout
         hostile_result: asyncio.Future[Result] | None = None
@@ -144,6 +144,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
             hostile_result = hostile_block()
             hostile_result.add_done_callback(lambda done: _ended(writer, done))
         begun_kb = restart_peak()
+        await asyncio.sleep(0)  # the step so far is ours, and takes long: the kernel goes through all pages
         loop.longest_s = 0.0
         saturated = asyncio.ensure_future(attacker.stdout.readline())
         while not saturated.done() or len(honest.took_s) < round_trips or _is_coming(attack, hostile_result):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import griffe
 
 PROJECT = Path(__file__).resolve().parents[2]
-WIRE = ("messages", "control", "zygote_control", "prompts", "tasks", "variables")
+WIRE = ("messages", "control", "prompts", "tasks", "variables")
 """Modules of `sandbox_worker.wire` that define messages and their parts."""
 ORCHESTRATOR, REPL = "orchestrator", "REPL"
 NO_FLAG = {
@@ -101,10 +101,10 @@ def part(name: str) -> str:
 
 
 def packets(union: str) -> str:
-    """Return a definition list of the messages of a union of `control` or `zygote_control`."""
-    from sandbox_worker.wire import control, zygote_control
+    """Return a definition list of the messages of a union of `control`."""
+    from sandbox_worker.wire import control
 
-    members = _members(getattr(zygote_control if "Zygote" in union else control, union))
+    members = _members(getattr(control, union))
     parts = []
     for kind in members:
         each = _wire()[kind.__name__]

@@ -7,10 +7,10 @@ from pydantic import BaseModel
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.events.event import CallEnded, Event, RunEnded
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import CallEnded, Event, RunEnded
 from rlm_broker.usage import Usage, UsageSummary
 
 ROOT_CODE = "answers = llm_query('one') + llm_query('two')\nFINAL({'n': int(rlm_query('child'))})"

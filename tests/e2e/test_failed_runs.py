@@ -22,7 +22,7 @@ from rlm_broker import (
     ScriptedClient,
 )
 from rlm_broker.errors import ReplClosed, WorkerDied
-from rlm_broker.trace.events import BlockStarted, Event
+from rlm_broker.events.event import BlockStarted, Event
 
 LOOKS = "an idea\n```repl\nprint(6 * 7)\n```"
 HANGS = "more to come\n```repl\nprint('first')\n```\n```repl\nwhile True: pass\n```"

@@ -9,7 +9,7 @@ import pytest
 
 from rlm_broker import ConfigurationError, ContextRefused, ReplClosed, ReplLimits, Sandbox, SandboxFailed, store
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.sandbox.repl_context import MAX_LATER
+from rlm_broker.sandbox.repl_process import MAX_LATER
 from tests.support.waiting import WAIT_S
 
 MIB = 1 << 20

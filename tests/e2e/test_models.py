@@ -21,6 +21,8 @@ from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.recording import Recording
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplayDiverged
+from rlm_broker.events.event import CallEnded, CallRetried, CallText, Event
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.handler.client_queue import Serving
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
@@ -30,8 +32,6 @@ from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.sandbox.sandbox import Sandbox, place
-from rlm_broker.trace.events import CallEnded, CallRetried, CallText, Event
-from rlm_broker.trace.writer import TraceWriter
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
 from tests.support.processes import living_below

@@ -12,10 +12,10 @@ import pytest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, UnknownModel
+from rlm_broker.events.event import BlockPrinted, BlockStarted, CallEnded, Event, RunEnded, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import BlockPrinted, BlockStarted, CallEnded, Event, RunEnded, RunStarted
 from tests.support.processes import living_below
 from tests.support.waiting import LONGER_AND_LONGER, WAIT_S
 
@@ -168,9 +168,7 @@ def test_offline_model_finds_a_fact_in_file(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("INFO all is well\n" * 2000 + "The custodian of the vault is Ada Quill.\n" + "INFO fine\n" * 2000)
     response = RLM("offline").completion(log, "Who is the custodian of the vault?").response or ""
-    assert "Ada Quill" in response
-    assert "line 2001" in response
-    assert "stand-in" in response
+    assert response.startswith("The custodian of the vault is Ada Quill.\nFound at line 2001, ")
 
 
 def test_bad_input_is_refused_in_one_sentence() -> None:

@@ -20,8 +20,8 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.init.usage_watch import SLOWEST_S
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.forked_python import Python, python
-from tests.support.processes import kill_below, living_below
-from tests.support.waiting import WAIT_S, within_longer
+from tests.support.processes import kill_below, lives, living_below
+from tests.support.waiting import WAIT_S, until_now, within_longer
 
 IGNORES_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('there')\nwhile True: pass"
 
@@ -305,8 +305,7 @@ def test_orchestrator_end_ends_all_processes(level: str, end: str) -> None:
         if end.startswith("time.sleep"):
             process.kill()
         process.wait(WAIT_S)
-    _, alive = psutil.wait_procs(below, timeout=WAIT_S)
-    assert alive == []
+    until_now(lambda: not any(map(lives, below)))
 
 
 def test_fork_server_that_died_is_replaced(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from rlm_broker import ConfigurationError, FunctionClient, LMHandler, ReplClosed, Sandbox
-from rlm_broker.sandbox.blocks.submit_fields import MAX_SUBMIT_CHARS
+from rlm_broker.sandbox.blocks.block_result import MAX_SUBMIT_CHARS
 from rlm_broker.sandbox.repl import SandboxedRepl
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rlm_broker import RLM, Limits, RunFailed, ScriptedClient
 from rlm_broker.results import Block, Completion, Isolation, with_values
-from rlm_broker.shown import SHOWN_CHARS
 from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.values.text import SHOWN_CHARS
 
 USAGES = st.builds(
     Usage,

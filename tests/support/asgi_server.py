@@ -10,8 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from rlm_broker.service.http.room import Room
-from rlm_broker.service.http.server import BoundedServer
+from rlm_broker.service.http_server import BoundedServer, Room
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.repl import Repl
-from sandbox_worker.wire.bell import BELL_BYTES
+from sandbox_worker.wire.bounds import OutputBounds
+from sandbox_worker.wire.descriptors import BELL_BYTES
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
-from sandbox_worker.wire.headtail import OutputBounds
 from sandbox_worker.wire.messages import (
     Execute,
     FromWorker,

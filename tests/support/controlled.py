@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.control.client import processes
-from rlm_broker.control.status import ProcessStatus
+from rlm_broker.watch.client import processes
+from rlm_broker.watch.messages import ProcessStatus
 from tests.support.command import ENVIRONMENT
 from tests.support.forked_python import Python, python
 from tests.support.waiting import WAIT_S

@@ -11,12 +11,13 @@ from tests.support.waiting import WAIT_S
 
 def living_below() -> set[psutil.Process]:
     """All descendants of this process; not those that ended and that their parent has yet to take leave of."""
-    return set(filter(_lives, psutil.Process().children(recursive=True)))
+    return set(filter(lives, psutil.Process().children(recursive=True)))
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; one that its parent has yet to take leave of has."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -3,7 +3,7 @@
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.template import Template
 from rlm_broker.sandbox.workers.context_cache import ContextCache
-from rlm_broker.sandbox.workers.warm_pool import WarmPool
+from rlm_broker.sandbox.workers.source import WarmPool
 
 
 def pool_of(opened: Sandbox | Template) -> WarmPool:

@@ -1,5 +1,5 @@
-"""The default model, which needs no key and no network. It retrieves, and does not reason."""
+"""The default model, which needs no key and no network. It searches, quotes and counts, and does not reason."""
 
-from rlm_broker.clients.offline.client import OfflineClient
+from rlm_broker.clients.offline.client import NOTE, OfflineClient
 
-__all__ = ["OfflineClient"]
+__all__ = ["NOTE", "OfflineClient"]

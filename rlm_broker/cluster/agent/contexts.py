@@ -14,9 +14,8 @@ import msgspec
 from rlm_broker.cluster.agent.load import free_bytes, reserve_bytes
 from rlm_broker.cluster.link import Link
 from rlm_broker.cluster.messages import ContextSpec, FromBroker, Need, NoContext, Piece
-from rlm_broker.context.digest import digest_of
 from rlm_broker.context.memfd import Memfd
-from rlm_broker.context.stored import ContextInfo, StoredContext, close_all
+from rlm_broker.context.stored import ContextInfo, StoredContext, close_all, digest_of
 from rlm_broker.errors import ContextRefused, SandboxFailed
 from rlm_broker.sandbox.workers.cgroups import memory_bytes
 from sandbox_worker.loading.form import MAX_PIECES

@@ -9,9 +9,9 @@ import msgspec
 from rlm_broker.cluster.events import are_few
 from rlm_broker.cluster.link import Link
 from rlm_broker.cluster.messages import MOST_EVENTS, FromBroker, Happened
-from rlm_broker.trace.event_log import EVENT_CHARS, text_chars
-from rlm_broker.trace.events import Event, EventsMissed
-from rlm_broker.trace.writer import plain
+from rlm_broker.events.event import Event, EventsMissed
+from rlm_broker.events.log import EVENT_CHARS, text_chars
+from rlm_broker.events.trace import plain
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.text_json import encode_written_out
 

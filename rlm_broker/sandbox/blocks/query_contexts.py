@@ -11,14 +11,13 @@ from typing import Any
 import msgspec
 
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.context.parts import store_part
-from rlm_broker.context.store import store_as_it_is
+from rlm_broker.context.store import store_as_it_is, store_part
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ContextRefused, RlmBrokerError
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import OpenToRead
 from sandbox_worker.wire.messages import Query
-from sandbox_worker.wire.tasks import MAX_INLINE_BYTES, ChildContext
+from sandbox_worker.wire.prompts import MAX_INLINE_BYTES, ChildContext
 
 Opener = Callable[[int | None], contextlib.AbstractAsyncContextManager[StoredContext]]
 

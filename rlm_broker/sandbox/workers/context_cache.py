@@ -15,8 +15,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from rlm_broker.concurrency.deadline import unlisted
-from rlm_broker.context.digest import digest_of
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored import StoredContext, digest_of
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import ForkServer
@@ -39,7 +38,7 @@ _log = logging.getLogger("rlm_broker")
 
 
 @dataclass(eq=False)
-class _Shared:
+class _SharedServer:
     """The fork server of one context.
 
     Attributes:
@@ -78,9 +77,9 @@ class ContextCache:
         """Task that computes the digest of a context that was used → the size of the context in bytes."""
         self._digests = weakref.WeakKeyDictionary[StoredContext, asyncio.Task[bytes | None]]()
         """Context object that was given → the same task. The same object may be given again."""
-        self._listed: dict[bytes, _Shared] = {}
+        self._listed: dict[bytes, _SharedServer] = {}
         """Digest → fork server; the one that was used last comes last."""
-        self._alive: set[_Shared] = set()
+        self._alive: set[_SharedServer] = set()
         self._heaps: dict[bytes, int] = {}
         """Digest → memory in bytes that the context took when it was decoded."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -159,10 +158,10 @@ class ContextCache:
             self._unlist(shared)
         return started
 
-    def _to_be_made(self, digest: bytes, context: StoredContext) -> _Shared:
+    def _to_be_made(self, digest: bytes, context: StoredContext) -> _SharedServer:
         needed_bytes = self._heaps.get(digest, context.size_bytes * HEAP_PER_BYTE)
         making = self._make(context.another(), self._make_room(needed_bytes))
-        shared = _Shared(digest, needed_bytes, asyncio.get_running_loop().create_task(making))
+        shared = _SharedServer(digest, needed_bytes, asyncio.get_running_loop().create_task(making))
         self._alive.add(shared)
         return shared
 
@@ -179,7 +178,7 @@ class ContextCache:
                     _log.warning("a context is decoded by each REPL, since its fork server cannot start: %s", error)
                 return None
 
-    def _weigh(self, shared: _Shared, memory_bytes: int) -> None:
+    def _weigh(self, shared: _SharedServer, memory_bytes: int) -> None:
         """Replace the guess by the measured memory. If that is too much, give the fork server to no further REPL."""
         if shared.memory_bytes != memory_bytes:
             shared.memory_bytes = memory_bytes
@@ -202,18 +201,18 @@ class ContextCache:
                 self._unlist(shared)
         return True
 
-    def _unlist(self, shared: _Shared) -> None:
+    def _unlist(self, shared: _SharedServer) -> None:
         """Give the fork server to no further REPL. It ends with its last one."""
         if shared.is_listed:
             shared.is_listed = False
             del self._listed[shared.digest]
             self._end_if_done(shared)
 
-    def _leave(self, shared: _Shared) -> None:
+    def _leave(self, shared: _SharedServer) -> None:
         shared.users -= 1
         self._end_if_done(shared)
 
-    def _end_if_done(self, shared: _Shared) -> None:
+    def _end_if_done(self, shared: _SharedServer) -> None:
         if shared.is_listed or shared.users:
             return
         self._alive.discard(shared)

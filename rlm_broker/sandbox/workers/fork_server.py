@@ -11,12 +11,11 @@ from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFaile
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroup, MemoryGroups
 from rlm_broker.sandbox.workers.private_folder import removed
-from rlm_broker.sandbox.workers.python_paths import installed
-from rlm_broker.sandbox.workers.venv import Venv
+from rlm_broker.sandbox.workers.python_paths import Venv, installed
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Preparation, Zygote, ZygoteGone, raise_descriptor_limit
+from sandbox_worker.wire.control import ZygoteReady
 from sandbox_worker.wire.level import Level
-from sandbox_worker.wire.zygote_control import ZygoteReady
 
 GROUP_TRIES, GROUP_PAUSE_S = 100, 0.01
 """Attempts to remove a control group, and seconds between them. Beyond them it is reported as left behind."""

@@ -10,9 +10,9 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied, refused_by_machine
-from rlm_broker.sandbox.levels.level import unavailable
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
 from rlm_broker.sandbox.workers.held_process import HeldProcess
+from rlm_broker.sandbox.workers.levels import unavailable
 from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -200,7 +200,7 @@ class Worker:
         """Have init remove a file of the scratch folder. Raises `FileRefused` as `open_file` does."""
         await self._exchange([(RemoveFile(path), None)], Removed)
 
-    def run_program(self, cwd: list[bytes], *fds: int) -> "Program":
+    def run_program(self, cwd: list[bytes], *fds: int) -> "RunningProgram":
         """Have init start a program, see `RunProgram`. The caller keeps its copies of the descriptors."""
         self._programs_started += 1
         number = self._programs_started
@@ -210,9 +210,9 @@ class Worker:
         else:
             self._programs[number] = ended
             self._say(RunProgram(number, cwd), *fds)
-        return Program(number, ended)
+        return RunningProgram(number, ended)
 
-    async def end_program(self, program: "Program") -> None:
+    async def end_program(self, program: "RunningProgram") -> None:
         """Kill a program and all that it started; return when they have ended. Has no effect once it has ended.
 
         Raises:
@@ -367,7 +367,7 @@ class Worker:
         self.on_change()
 
 
-class Program(NamedTuple):
+class RunningProgram(NamedTuple):
     """A program that runs beside a REPL. Wait for `ended` without cancelling it: None says that the worker is gone."""
 
     number: int

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -11,23 +12,27 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlm_broker.concurrency.forking import FORKING, left_to_parent, socketpair_of_parent
 from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, SandboxFailed, is_shortage, refused_by_machine
+from rlm_broker.errors import (
+    SHORT_OF,
+    ConfigurationError,
+    RlmBrokerError,
+    SandboxFailed,
+    is_shortage,
+    refused_by_machine,
+)
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.levels.level import unavailable
-from rlm_broker.sandbox.workers import refusals
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
 from rlm_broker.sandbox.workers.held_process import ended
+from rlm_broker.sandbox.workers.levels import SYSTEM_CALLS, unavailable
 from rlm_broker.sandbox.workers.private_folder import PrivateFolder
-from rlm_broker.sandbox.workers.python_paths import environment, isolated, python_paths, shown
-from rlm_broker.sandbox.workers.venv import Venv
+from rlm_broker.sandbox.workers.python_paths import Venv, environment, isolated, python_paths, shown
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import MAX_PACKET_BYTES, pack
-from sandbox_worker.wire.descriptors import receive
-from sandbox_worker.wire.level import Level
-from sandbox_worker.wire.zygote_control import (
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
     Configure,
     FromZygote,
     NotPrepared,
@@ -36,8 +41,11 @@ from sandbox_worker.wire.zygote_control import (
     SpawnFailed,
     ZygoteFailed,
     ZygoteReady,
+    pack,
     unpack_from_zygote,
 )
+from sandbox_worker.wire.descriptors import receive
+from sandbox_worker.wire.level import Level
 
 _log = logging.getLogger("rlm_broker")
 
@@ -114,9 +122,9 @@ class Zygote:
         told = shown(paths, self._venv)
         configure = Configure(
             level=self._level.name,
-            new_root=refusals.utf8(root),
-            readable=[refusals.utf8(path) for path in told.readable],
-            hidden=[refusals.utf8(path) for path in told.hidden],
+            new_root=_utf8(root),
+            readable=[_utf8(path) for path in told.readable],
+            hidden=[_utf8(path) for path in told.hidden],
             preload=list(self._preparation.imports),
             setup=self._preparation.setup,
             context=[piece for _, piece in pieces],
@@ -134,7 +142,7 @@ class Zygote:
         except (OSError, EOFError):
             with contextlib.suppress(TimeoutError):  # a process closes its sockets before it has an exit status
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S)
-            why = refusals.ended(self._level, self._process)
+            why = _ended_early(self._level, self._process)
             if self._process.poll() == -signal.SIGKILL:  # killed from outside: a system call filter sends SIGSYS
                 raise ZygoteGone(str(why)) from None
             raise why from None
@@ -165,7 +173,7 @@ class Zygote:
             scratch = self._make_scratch()
             ours, theirs = socketpair_of_parent()
             undo.callback(ours.close)
-            request = Spawn(allow_exec=self._allow_exec, scratch=refusals.utf8(scratch), bounds=limits.repl_bounds())
+            request = Spawn(allow_exec=self._allow_exec, scratch=_utf8(scratch), bounds=limits.repl_bounds())
             with theirs:
                 try:
                     fds = [theirs.fileno(), *([group.join_fd] if group else [])]
@@ -176,7 +184,7 @@ class Zygote:
                         raise
                     self._usable = False
                     assert self._process is not None
-                    why = refusals.why_ended(self._process)
+                    why = _why_ended(self._process)
                     raise ZygoteGone(f"the sandbox's fork server is gone: {why}") from None
             if isinstance(answer, SpawnFailed):
                 raise SandboxFailed(f"no worker could be forked: {answer.reason}")
@@ -295,3 +303,53 @@ def raise_descriptor_limit() -> None:
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         _log.info("this process's soft limit of open files was raised from %d to %d, its hard one", soft, hard)
+
+
+EXIT_OF_SIGNAL = 128
+"""Added to a signal's number in the exit status of the fork server's parent, if it has one, as shells do."""
+
+
+def _ended_early(level: Level, process: "subprocess.Popen[bytes]") -> RlmBrokerError:
+    """Return the error for a fork server that ended before it was ready."""
+    if _killed_by(process) == signal.SIGSYS:
+        reason = "the fork server was killed by SIGSYS, as a system call filter does for a call that it forbids"
+        return unavailable(level, SYSTEM_CALLS, reason)
+    why = _why_ended(process)
+    number = re.search(r"\[Errno (\d+)\]", why)  # as Python's traceback ends
+    what_would = SHORT_OF.get(int(number[1])) if number else None
+    return SandboxFailed(f"the sandbox's fork server cannot start: {why}" + (f"; {what_would}" if what_would else ""))
+
+
+def _why_ended(process: "subprocess.Popen[bytes]") -> str:
+    """Return the last line that a fork server wrote to stderr, or the signal that killed it, or its exit status."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    words = ""
+    if process.stderr is not None:
+        os.set_blocking(process.stderr.fileno(), False)
+        words = (process.stderr.read() or b"").decode("utf-8", "replace").strip()
+    if words:
+        return words.splitlines()[-1]
+    number = _killed_by(process)
+    return f"it was killed by {signal.Signals(number).name}" if number else f"it ended with status {process.poll()}"
+
+
+def _utf8(path: str | Path) -> str:
+    """Return `path` as the fork server names it, whose locale is C.UTF-8. Our own locale may know ASCII alone.
+
+    Raises:
+        ConfigurationError: The name is not UTF-8, so that no message can carry it.
+    """
+    try:
+        return os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        raise ConfigurationError(
+            f"the path {os.fsencode(path)!r} is not UTF-8: rename it, or set TMPDIR if it is the temporary folder"
+        ) from None
+
+
+def _killed_by(process: "subprocess.Popen[bytes]") -> int:
+    """Return the number of the signal that ended a process, or 0."""
+    status = process.poll()
+    number = -status if status is not None and status < 0 else (status or 0) - EXIT_OF_SIGNAL
+    return number if number in set(signal.Signals) else 0

@@ -5,11 +5,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, StrictBool, Tag
 
-from rlm_broker.service.asking.client_tools import FunctionTool, tools_of
-from rlm_broker.service.asking.counts import COUNTED, MOST_FILES
-from rlm_broker.service.asking.options import Neutral, RlmOptions, require_neutral
-from rlm_broker.service.asking.schemas import safe_schema
 from rlm_broker.service.errors import ApiError
+from rlm_broker.service.questions.client_tools import FunctionTool, tools_of
+from rlm_broker.service.questions.options import COUNTED, MOST_FILES, Neutral, RlmOptions, require_neutral
+from rlm_broker.service.questions.schemas import safe_schema
 
 CODE: Final = "code_interpreter"
 """Name of the tool under which blocks are told."""

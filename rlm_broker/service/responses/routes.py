@@ -9,13 +9,13 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.service.asking.asking import Following
 from rlm_broker.service.bodies import fingerprint_of, idempotency_key, parsed, validated
 from rlm_broker.service.errors import api_error_of
 from rlm_broker.service.guard import key_of
 from rlm_broker.service.parts import Parts
-from rlm_broker.service.replying import EventStream, SlowJson
-from rlm_broker.service.responses.answering import Answering
+from rlm_broker.service.questions.runs import Following
+from rlm_broker.service.replies import EventStream, SlowJson
+from rlm_broker.service.responses.answers import Answering
 from rlm_broker.service.responses.request import ResponseRequest
 from rlm_broker.service.responses.store import Made, Responses, input_page
 

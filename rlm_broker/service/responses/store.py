@@ -1,20 +1,200 @@
-"""Responses of all keys: the ones that go on, and the ended ones for as long as they are kept."""
+"""Responses of all keys, those under way and the ended ones while they are kept; their events; their REPLs.
+
+A response's events are numbered and encoded once, for any number of followers. A REPL lives on between the responses of
+a conversation.
+"""
 
 import asyncio
+import contextlib
+import secrets
 import time
 import weakref
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
-from rlm_broker.hosting.keeping import Kept, to_forget
-from rlm_broker.hosting.owner import Owner
-from rlm_broker.service.asking.asking import Asked
+from rlm_broker.hosting.owner import Busy, Kept, Owner, UnknownHandle, to_forget
+from rlm_broker.hosting.repls import ID_BYTES, HeldRepls
+from rlm_broker.rlm import RLM
+from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.service.errors import ApiError
-from rlm_broker.service.responses.journal import Journal
-from rlm_broker.service.responses.lasting import LastingRepl
+from rlm_broker.service.questions.runs import Asked
+from rlm_broker.service.replies import sse
 from rlm_broker.service.responses.resource import Item, Resource
+
+MOST_BYTES: Final = 32 << 20
+"""Bytes of the events of one response that are kept; beyond it the oldest are dropped."""
+
+
+class Journal:
+    """Keeps the events of one response in order. Their sequence numbers begin at 0, without a gap.
+
+    All followers share the encoded bytes, and all see the same events with the same numbers, at any time.
+
+    Args:
+        most_bytes: Bytes that are kept.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: deque[bytes] = deque()
+        self._next = 0
+        self._is_closed = False
+        self._waiting: set[asyncio.Event] = set()
+        self.bytes = 0
+
+    def add(self, kind: str, fields: dict[str, Any]) -> None:
+        """Number an event, encode it, and wake all followers."""
+        event = sse({"type": kind, "sequence_number": self._next, **fields}, kind)
+        self._kept.append(event)
+        self._next += 1
+        self.bytes += len(event)
+        while self.bytes > self._most_bytes and len(self._kept) > 1:
+            self.bytes -= len(self._kept.popleft())
+        self._wake()
+
+    def close(self) -> None:
+        """Declare that no further event follows."""
+        self._is_closed = True
+        self._wake()
+
+    def events(self) -> list[bytes]:
+        """Return the encoded events that are kept."""
+        return list(self._kept)
+
+    def require(self, after: int) -> None:
+        """Refuse a follower whose first event was dropped, or never will be.
+
+        Args:
+            after: Number of the last event that the follower has; -1 begins with the first.
+
+        Raises:
+            ApiError: 410: events after it were dropped. 400: there is no such event.
+        """
+        first = self._next - len(self._kept)
+        if after + 1 < first:
+            said = f"events of the response were dropped, since it has too many: start after {first - 1}"
+            raise ApiError(410, said, code="events_dropped", param="starting_after")
+        if after >= self._next:
+            said = f"the response has no event {after:,} yet: its last one is {self._next - 1:,}"
+            raise ApiError(400, said, code="invalid", param="starting_after")
+
+    async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
+        """Yield each encoded event with a number above `after`, until the journal is closed.
+
+        Raises:
+            ApiError: 410: the follower was so slow that events were dropped before it has read them.
+        """
+        news = asyncio.Event()
+        self._waiting.add(news)
+        number = after + 1
+        try:
+            while True:
+                news.clear()
+                is_closed = self._is_closed  # read before the events: a later `add` or `close` sets `news` again
+                self.require(number - 1)
+                events = list(islice(self._kept, number - (self._next - len(self._kept)), None))
+                for event in events:
+                    yield event
+                number += len(events)
+                if not events:
+                    if is_closed:
+                        return
+                    await news.wait()
+        finally:
+            self._waiting.discard(news)
+
+    def _wake(self) -> None:
+        for news in self._waiting:
+            news.set()
+
+
+MOST_IDLE: Final = 16
+"""REPLs between two responses that one owner has; the one that was used least recently makes room for a new one."""
+
+
+class LastingRepl:
+    """A REPL of one conversation. While a run has it, it counts as part of the run; between runs it is held.
+
+    Between runs it is also a container of its owner, under its id: it can be looked into, and is closed after its idle
+    time, or when newer ones need its room.
+
+    Args:
+        rlm: The open `RLM`.
+        repls: Live REPLs of all owners.
+        owner: Owner of the conversation.
+        idle_s: Seconds between two runs after which it is closed.
+
+    Attributes:
+        id: Id of the container.
+        last: Id of the response whose variables it has, or None.
+        run: Id of the last run that had it, or None.
+        is_over: Whether it is closed when the run that has it ends.
+        persistent: The REPL, for `RLM.start`.
+    """
+
+    def __init__(self, rlm: RLM, repls: HeldRepls, owner: Owner, idle_s: float) -> None:
+        self.id = f"cntr_{secrets.token_hex(ID_BYTES)}"
+        self.last: str | None = None
+        self.run: str | None = None
+        self.is_over = False
+        self.persistent: PersistentRepl = rlm.persistent_repl()
+        self._repls = repls
+        self._owner = owner
+        self._idle_s = idle_s
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the REPL lives and is held."""
+        try:
+            return not self._repls.get(self._owner, self.id).repl.is_closed
+        except UnknownHandle:
+            return False
+
+    @contextlib.asynccontextmanager
+    async def lent(self) -> AsyncIterator[None]:
+        """Keep the REPL open for a run within the block, and hold it afterwards."""
+        if self.is_held:
+            async with self._repls.used(self._owner, self.id):
+                yield
+            if self.is_over:
+                await self.close()
+            return
+        await self.persistent.__aenter__()
+        try:
+            yield
+        finally:
+            await self._hold()
+
+    async def _hold(self) -> None:
+        repl = self.persistent.sandboxed
+        if repl is None or repl.is_closed or self.is_over:
+            await self.persistent.aclose()
+            return
+        self._make_room()
+        try:
+            async with self._repls.room(self._owner):
+                close = self.persistent.aclose
+                self._repls.hold(
+                    self._owner, repl, close, id=self.id, name="response", run=self.run, idle_s=self._idle_s
+                )
+        except Busy:  # all places run blocks: the next response begins with a new REPL and the whole conversation
+            await self.persistent.aclose()
+
+    def _make_room(self) -> None:
+        """End the REPLs of the owner's oldest conversations, so that its other containers keep their places."""
+        idle = [held for held in self._repls.of(self._owner) if held.run is not None and not held.users]
+        idle.sort(key=lambda held: held.used_at)
+        for held in idle[: max(0, len(idle) + 1 - MOST_IDLE)]:
+            self._repls.end(self._owner, held.id)
+
+    async def close(self) -> None:
+        """End the REPL, if it is held."""
+        with contextlib.suppress(UnknownHandle):
+            await self._repls.close(self._owner, self.id)
+
 
 MOST_KEPT: Final = 1_000
 """Ended responses that are kept, of all keys together; beyond it the oldest of the key with the most go."""

@@ -1,4 +1,7 @@
-"""Blocks and REPLs as requests describe them: the code, its bounds, its context, and its outcome as JSON."""
+"""Blocks and REPLs as requests describe them: the code, its bounds, its context, and its outcome as JSON.
+
+`POST /v1/execute` runs one block in a REPL of its own, which is ready before the request comes and ends with it.
+"""
 
 import asyncio
 import contextlib
@@ -10,6 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlm_broker.concurrency.deadline import to_its_end
@@ -20,13 +25,15 @@ from rlm_broker.hosting.files import UploadedFile
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.limits import ReplLimits, with_set
 from rlm_broker.results import Block
-from rlm_broker.sandbox.blocks.output import OnOutput
+from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.service.bodies import parsed
 from rlm_broker.service.errors import ApiError
+from rlm_broker.service.guard import key_of
 from rlm_broker.service.materials import stored_of
 from rlm_broker.service.parts import Parts
-from rlm_broker.service.replying import EventStream, SlowJson, sse
-from rlm_broker.shown import jsonable
+from rlm_broker.service.replies import EventStream, SlowJson, sse
+from rlm_broker.values.text import jsonable
 
 ITEMS_AT_ONCE: Final = 1_000
 """Items of a list that become JSON in one step."""
@@ -265,3 +272,36 @@ async def _context_of(parts: Parts, owner: Owner, asked: ReplRequest) -> StoredC
     if asked.context is not None:
         raise ApiError(400, "give either context or context_files", param="context_files")
     return await stored_of(files_of(parts, owner, asked.context_files, "context_files"))
+
+
+class ExecuteRequest(BlockRequest, ReplRequest):
+    """A block, and the REPL that it runs in.
+
+    Attributes:
+        files: Ids of uploaded files, which code finds in its current folder by their names.
+    """
+
+    files: tuple[str, ...] = ()
+
+
+def routes(parts: Parts) -> list[Route]:
+    """Return the route of one-shot execution."""
+
+    async def execute(request: Request) -> ASGIApp:
+        key = key_of(request)
+        key.require("execute")
+        settings = parts.settings
+        asked, _ = await parsed(request, ExecuteRequest, settings.body_bytes, settings.stall_s)
+        servers = parts.rlm.sandbox.limits
+        asked.require_within(servers)
+        limits = asked.own_limits(servers)
+        files = files_of(parts, key.owner, asked.files, "files")
+
+        async def work(on_output: OnOutput | None) -> str:
+            async with parts.places.place(key.owner), opened(parts, key.owner, asked, files, limits) as repl:
+                repl.kills_when_cancelled = True
+                return await executed(repl, asked, on_output)
+
+        return answer(asked.stream, work, settings.heartbeat_s)
+
+    return [Route("/v1/execute", execute, methods=["POST"])]

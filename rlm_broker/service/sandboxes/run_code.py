@@ -21,14 +21,14 @@ from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.limits import MOST, ReplLimits
 from rlm_broker.results import Block
-from rlm_broker.sandbox.as_program import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.files import MAX_READ_BYTES
+from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.service.bodies import parsed
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.guard import key_of
 from rlm_broker.service.parts import Parts
-from rlm_broker.service.replying import SlowJson
+from rlm_broker.service.replies import SlowJson
 from rlm_broker.service.sandboxes.blocks import Seconds
 
 OTHER_LANGUAGES: Final = frozenset(

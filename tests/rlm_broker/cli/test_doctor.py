@@ -5,7 +5,7 @@ import psutil
 import pytest
 
 from rlm_broker.cli import doctor
-from rlm_broker.sandbox.levels.canary import ATTEMPTS
+from rlm_broker.sandbox.workers.canary import ATTEMPTS
 from tests.support.command import run
 
 

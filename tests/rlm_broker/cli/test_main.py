@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.cli.commands import ASK
-from rlm_broker.sandbox.levels.level import CHOICES
+from rlm_broker.sandbox.workers.levels import CHOICES
 from rlm_broker.settings.settings import _VALUES
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 from tests.support.forked_python import python

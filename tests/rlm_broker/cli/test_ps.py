@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.cli.ps import NONE_RUNS, table
-from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
+from rlm_broker.watch.messages import ProcessStatus, ReplStatus, RunStatus
 from tests.support.command import started
 from tests.support.controlled import SPINS, environment, library, run, seen
 
@@ -139,7 +139,7 @@ def test_folder_that_cannot_be_trusted_is_named(tmp_path: Path, monkeypatch: pyt
 
 
 def test_ps_imports_nothing_heavy() -> None:
-    heavy = ("pydantic", "litellm", "rich", "psutil", "aiohttp", "rlm_broker.rlm", "rlm_broker.control.server")
+    heavy = ("pydantic", "litellm", "rich", "psutil", "aiohttp", "rlm_broker.rlm", "rlm_broker.watch.server")
     code = (
         "import sys; sys.argv[1:] = ['ps']\nfrom rlm_broker.cli.main import main\nmain()\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"

@@ -57,7 +57,7 @@ def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_missing_extra_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The variables hold for all programs of a machine. One line tells what is missing."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", ENDPOINT["OTEL_EXPORTER_OTLP_ENDPOINT"])
-    monkeypatch.setitem(sys.modules, "rlm_broker.telemetry.sdk.exporting", None)
+    monkeypatch.setitem(sys.modules, "rlm_broker.watch.collector", None)
     with sent_spans() as receiver:
         assert receiver is None
     said = "warning: no spans are sent: they need packages that are not installed: pip install 'rlm-broker[otel]'\n"

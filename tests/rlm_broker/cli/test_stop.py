@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from rlm_broker.cli.stop import target_of
-from rlm_broker.control.status import ProcessStatus, ReplStatus, RunStatus
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.watch.messages import ProcessStatus, ReplStatus, RunStatus
 from tests.support.command import sentence
 from tests.support.controlled import SPINS, command, library, run, seen
 from tests.support.fake_openai import Answer, FakeOpenAI, completion

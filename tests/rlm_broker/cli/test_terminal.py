@@ -1,16 +1,10 @@
 """The live line, panels and output of untrusted code, on a real terminal."""
 
-import io
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from rlm_broker.cli.progress import ProgressLine
-from rlm_broker.shown import printable
-from rlm_broker.trace.events import CallEnded, CallStarted, RunStarted
-from rlm_broker.usage import Usage
+from rlm_broker.values.text import printable
 from tests.support.command import run
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 from tests.support.terminals import COLUMNS, lines_shown, on_a_terminal
@@ -72,24 +66,6 @@ def test_the_live_line_ticks_while_nothing_happens(tmp_path: Path) -> None:
         seen = asked(server, tmp_path, keys=b"\x03", after=has_ticked)
     assert has_ticked(seen)
     assert lines_shown(seen)[-1] == "rlm-broker ask: the run was cancelled before it had an answer"
-
-
-def test_a_call_that_ends_while_the_line_is_drawn_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = ProgressLine(io.StringIO())
-
-    def ends(model: str) -> None:
-        progress(CallStarted("1", 0, 1, model, "?"))
-        progress(CallEnded("1", 0, 1, model, Usage(1, 3, 5), 0.1, ""))
-
-    def add(usage: Usage, other: Usage) -> Usage:
-        monkeypatch.undo()
-        ends("another")
-        return usage + other
-
-    progress(RunStarted("1", 0, "?", "m", {}))
-    ends("m")
-    monkeypatch.setattr(Usage, "__add__", add)
-    assert "turn 0, 1 call done, 3+5 tokens" in progress._line()
 
 
 def test_verbose_shows_each_turn_in_panels_and_errors_in_red(tmp_path: Path) -> None:

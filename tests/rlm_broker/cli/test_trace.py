@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.cli.commands import TRACE
-from rlm_broker.cli.exporting import FORMATS, export_trace
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.events.event import BlockStarted, Event
+from rlm_broker.events.trace import TraceWriter, events
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import BlockStarted, Event
-from rlm_broker.trace.tree import events, tree
-from rlm_broker.trace.writer import TraceWriter
+from rlm_broker.watch.otlp import export
+from rlm_broker.watch.trace_tree import tree
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 
 
@@ -203,32 +202,26 @@ def test_view_opens_the_browser_if_there_is_a_display(trace: Path) -> None:
     assert opened.read_text() == trace.with_suffix(".html").as_uri()
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_export_goes_to_stdout_or_a_new_file(trace: Path, name: str) -> None:
-    printed = run("trace", "export", f"--{name}", trace)
+def test_export_goes_to_stdout_or_a_new_file(trace: Path) -> None:
+    printed = run("trace", "export", "--otlp", trace)
     assert printed.returncode == 0
-    assert run("trace", "export", f"--{name}", trace, "--out", trace.with_name("out")).stdout == ""
+    assert run("trace", "export", trace, "--out", trace.with_name("out")).stdout == ""
     assert trace.with_name("out").read_text() == printed.stdout
-    again = run("trace", "export", f"--{name}", trace, "--out", trace.with_name("out"))
+    again = run("trace", "export", "--otlp", trace, "--out", trace.with_name("out"))
     assert again.returncode == 2
     assert "exists: remove it, or write to another file" in sentence(again)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("content", ["", "no trace\n", '{"event": "call_ended", "run": "1", "depth": 0, "usage": 7}\n'])
-def test_export_of_no_trace_leaves_no_file(tmp_path: Path, name: str, content: str) -> None:
+def test_export_of_no_trace_leaves_no_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.jsonl").write_text(content)
     with pytest.raises(ConfigurationError):
-        list(export_trace(tmp_path / "run.jsonl", name, tmp_path / "out"))
+        list(export(tmp_path / "run.jsonl", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_export_offers_each_format() -> None:
-    options = TRACE.commands["export"].params
-    assert [getattr(option, "flag_value", None) for option in options if option.name == "names"] == [*FORMATS]
-    done = run("trace", "export", "run.jsonl")
+@pytest.mark.parametrize("option", ["--chrome", "--rlm"])
+def test_formats_that_are_no_longer_written_are_answered_with_those_that_are(option: str) -> None:
+    done = run("trace", "export", "run.jsonl", option)
     assert done.returncode == 2
-    assert "give a format: --chrome or --otlp or --rlm" in sentence(done)
-    both = run("trace", "export", "--chrome", "--otlp", "run.jsonl", "--out", "a.json")
-    assert both.returncode == 2
-    assert "give one format: --chrome or --otlp or --rlm" in sentence(both)
+    assert f"{option} is no longer written: give --otlp, or read the trace, which is JSON lines" in sentence(done)

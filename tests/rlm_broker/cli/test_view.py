@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from rlm_broker.control.status import RunStatus
+from rlm_broker.watch.messages import RunStatus
 from tests.support.command import run as command
 from tests.support.command import sentence, started
 from tests.support.controlled import SPINS, environment, library, seen

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rlm_broker.clients.adapters import FieldClient, field_client, is_field_client
 from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.field import FieldClient, field_client, is_field_client
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.clients.call_headers import call_headers
+from rlm_broker.clients.base import LMReply, LMRequest, call_headers
 from rlm_broker.clients.litellm import _KEYLESS, _KEYS, _SERVERS, LiteLLMClient, _refuse_misspelt, full_name, prefetch
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from rlm_broker.clients.adapters import client_for
 from rlm_broker.clients.litellm import LiteLLMClient
-from rlm_broker.clients.named import client_for
 from rlm_broker.errors import ConfigurationError, UnknownModel
 
 
@@ -42,7 +42,7 @@ def test_a_name_that_is_none_is_refused_with_examples(name: str) -> None:
 
 def test_naming_a_model_loads_no_heavy_module() -> None:
     code = (
-        "import sys; from rlm_broker.clients.named import client_for; client_for('openai/gpt-5-mini');"
+        "import sys; from rlm_broker.clients.adapters import client_for; client_for('openai/gpt-5-mini');"
         "print(sorted({'litellm', 'pydantic', 'rich'} & sys.modules.keys()))"
     )
     environment = {"PYTHONPATH": ":".join(sys.path), "OPENAI_API_KEY": "key"}
@@ -62,7 +62,7 @@ def test_naming_a_model_loads_no_heavy_module() -> None:
 )
 def test_a_misspelt_provider_is_refused_without_litellm(name: str, meant: str) -> None:
     code = (
-        "import sys; from rlm_broker.clients.named import client_for\n"
+        "import sys; from rlm_broker.clients.adapters import client_for\n"
         f"try: client_for({name!r})\n"
         "except Exception as error: print(error)\n"
         "print('litellm' in sys.modules)"

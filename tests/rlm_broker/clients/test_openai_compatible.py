@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from rlm_broker.clients import openai_compatible
-from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.clients.call_headers import call_headers
+from rlm_broker.clients.base import LMReply, LMRequest, call_headers
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage

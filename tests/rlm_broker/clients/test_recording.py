@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.recorded import RecordedClient, recorded_request
+from rlm_broker.clients.base import CallId, LMRequest
 from rlm_broker.clients.recording import (
-    CallId,
     Counted,
     Failure,
     Recorded,
+    RecordedClient,
     RecordedModels,
     Recorder,
     Recording,
     Request,
+    recorded_request,
 )
 from rlm_broker.errors import ConfigurationError, ModelFailed, ReplayDiverged
-from rlm_broker.redaction import LONGEST_CHARS
+from rlm_broker.events.redaction import LONGEST_CHARS
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 
@@ -184,7 +184,7 @@ def test_long_reply_is_recorded_without_its_middle(tmp_path: Path) -> None:
     found = recording.find(asked(long))
     assert found is not None
     assert found.text.endswith("ab")
-    assert "... [1 characters left out] ..." in found.text
+    assert "... [1 characters cut] ..." in found.text
 
 
 def test_secret_is_not_recorded_and_its_call_found(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 from rlm_broker.cluster import events as module
 from rlm_broker.cluster.events import RunEvents
 from rlm_broker.errors import ModelFailed, ProtocolViolation
-from rlm_broker.results import Block, Completion
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     BlockPrinted,
     BlockStarted,
@@ -21,7 +20,8 @@ from rlm_broker.trace.events import (
     ToolEnded,
     TreeEvents,
 )
-from rlm_broker.trace.writer import plain
+from rlm_broker.events.trace import plain
+from rlm_broker.results import Block, Completion
 from rlm_broker.usage import Usage, UsageSummary
 
 STARTED = RunStarted("1", 0, "What?", "model", {"version": "1"}, time=100.0)

@@ -13,12 +13,12 @@ from pydantic import BaseModel
 
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.errors import ClusterFailed, ConfigurationError, LimitReached, OutputInvalid, RunCancelled
+from rlm_broker.events.event import BlockEnded, CallEnded, CallStarted, CallText, Event, RunEnded, RunStarted, ToolEnded
 from rlm_broker.limits import Limits
 from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.run import Run
-from rlm_broker.trace.events import BlockEnded, CallEnded, CallStarted, CallText, Event, RunEnded, RunStarted, ToolEnded
 from tests.support.nodes import Agent, Crew, Gated, Proxy, agent, looping
 from tests.support.waiting import WAIT_S, until
 

@@ -6,7 +6,6 @@ import pytest
 from rlm_broker.cluster import outcomes as module
 from rlm_broker.cluster.messages import Ended
 from rlm_broker.cluster.outcomes import encoded_completion, facts_of, read_completion, read_error
-from rlm_broker.display import Display
 from rlm_broker.errors import (
     ConfigurationError,
     IsolationUnavailable,
@@ -31,6 +30,7 @@ from rlm_broker.results import (
     Variable,
 )
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.display import Display
 
 BLOCK = Block(
     "plot()",

@@ -44,11 +44,11 @@ from rlm_broker.errors import (
     RunCancelled,
     SandboxFailed,
 )
+from rlm_broker.events.event import Event
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.lm_handler import LMHandler
-from rlm_broker.trace.events import Event
 from rlm_broker.usage import UsageSummary
 from sandbox_worker.wire.values import decode
 from tests.support.nodes import Gated, begun, played, taken

@@ -7,8 +7,10 @@ import threading
 
 import pytest
 
+from rlm_broker.concurrency import event_loop
 from rlm_broker.concurrency.event_loop import LOOP_ENDED, EventLoopRef
 from rlm_broker.errors import ConfigurationError, ModelFailed
+from tests.support.forked_child import in_child
 from tests.support.forked_python import Python
 from tests.support.waiting import WAIT_S, turns, until_now
 
@@ -82,6 +84,7 @@ async def test_early_cancellation_is_not_lost() -> None:
 
 CTRL_C = """
 import asyncio, sys
+from rlm_broker.concurrency import event_loop
 from rlm_broker.concurrency.event_loop import LOOP_ENDED, EventLoopRef
 async def work():
     print("running", flush=True)
@@ -161,3 +164,12 @@ async def test_cancelled_cross_loop_call_is_not_reported(fails: bool) -> None:
     gc.collect()
     await asyncio.sleep(0)
     assert reported == []
+
+
+def test_process_that_is_forked_while_the_loop_starts_has_one_of_its_own() -> None:
+    def started() -> bool:
+        signal.alarm(int(WAIT_S))
+        return EventLoopRef.background().is_alive
+
+    with event_loop._starting:
+        assert in_child(started)

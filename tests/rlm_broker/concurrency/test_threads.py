@@ -84,6 +84,15 @@ async def test_stalled_stream_ends_its_run_at_the_limit_and_no_other(
         assert [each.pieces for each in stalled] == before
 
 
+async def test_stop_ends_a_reading_that_stalls(stalled: list[Stalled], model: ScriptedClient) -> None:
+    async with RLM(model) as rlm:
+        run = rlm.start(stalled[0], "how long?")
+        await until(stalled[0].begun.is_set)
+        run.stop()
+        completion = await asyncio.wait_for(run, WAIT_S)
+        assert (completion.response, completion.is_stopped, completion.trajectory) == (None, True, ())
+
+
 async def test_reading_counts_as_time_of_the_run(model: ScriptedClient) -> None:
     taken_s = list[float]()
 

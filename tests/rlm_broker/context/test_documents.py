@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.context import document_text, documents, packed
+from rlm_broker.context import archives, document_text, documents
 from rlm_broker.context.store import Encoded, store
 from rlm_broker.errors import ContextRefused
 from tests.support.contexts import loaded, written
@@ -228,7 +228,7 @@ def test_document_texts_count_as_unpacked(tmp_path: Path, monkeypatch: pytest.Mo
     """Texts of documents count against the bound of unpacked bytes."""
     for number in range(3):
         written(tmp_path / f"{number}.pdf", pdf("x" * 400))
-    monkeypatch.setattr(packed, "MAX_UNPACKED_BYTES", 1_000)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1_000)
     with pytest.raises(ContextRefused, match=r"2\.pdf: the compressed files and documents of a context may be 1,000"):
         store(tmp_path)
 

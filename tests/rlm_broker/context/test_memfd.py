@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rlm_broker.context import found_files
 from rlm_broker.context import memfd as context_memfd
-from rlm_broker.context import opening
 from rlm_broker.context.memfd import Memfd
 from rlm_broker.context.store import store
 from rlm_broker.errors import ContextRefused
@@ -60,7 +60,7 @@ def test_text_is_kept_at_its_narrowest_width(text: str, width: int) -> None:
 @pytest.mark.parametrize("before", range(5))
 @pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600"])
 def test_character_cut_by_a_piece_boundary_is_kept(tmp_path: Path, before: int, character: str) -> None:
-    text = "a" * (opening.PIECE_BYTES - before) + character + "b" * 10
+    text = "a" * (found_files.PIECE_BYTES - before) + character + "b" * 10
     path = tmp_path / "file"
     path.write_bytes(text.encode())
     with store(path) as stored:

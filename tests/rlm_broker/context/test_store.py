@@ -4,14 +4,19 @@ import collections
 import dataclasses
 import enum
 import gc
+import io
 import os
+import threading
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlm_broker.context import memfd
-from rlm_broker.context.store import Paths, store
+from rlm_broker.context.store import PIECE_BYTES, STREAM_BYTES, Paths, store, store_part
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.encoding import MAX_NESTING
@@ -343,3 +348,156 @@ def test_closed_context_is_not_joined() -> None:
     one.close()
     with pytest.raises(ContextRefused, match="was closed: store it again"):
         store({"a": one})
+
+
+MOST = 1 << 24
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_open() -> Iterator[None]:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    yield
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def stored(path: Path, data: bytes, *, is_json: bool = False, most: int = MOST) -> StoredContext:
+    path.write_bytes(data)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return store_part(fd, is_json, most, threading.Event())
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "short", "é中𝄞" * PIECE_BYTES, "x" + "𝄞" * PIECE_BYTES, "lone \ud800", "\udfff" * (PIECE_BYTES + 1)]
+)
+def test_text_survives_pieces_that_cut_characters(tmp_path: Path, text: str) -> None:
+    """A text comes out as it went in, also where a piece ends within a character."""
+    with stored(tmp_path / "file", text.encode("utf-8", "surrogatepass")) as part:
+        assert ascii(loaded(part)) == ascii(text)  # lone surrogates could not be printed
+        assert (part.info.type_name, part.info.total_chars) == ("str", len(text))
+
+
+@pytest.mark.parametrize(
+    ("data", "value", "kind"),
+    [
+        (b'{"a":[1,2.5,null,true]}', {"a": [1, 2.5, None, True]}, "dict"),
+        (b"[]", [], "list"),
+        (b'"text"', "text", "str"),
+        (b"-5", -5, "number"),
+        (b"true", True, "bool"),
+        (b"null", None, "NoneType"),
+    ],
+)
+def test_json_is_told_by_its_first_character(tmp_path: Path, data: bytes, value: Any, kind: str) -> None:
+    with stored(tmp_path / "file", data, is_json=True) as part:
+        assert loaded(part) == value
+        assert (part.info.type_name, part.info.total_chars) == (kind, len(data))
+
+
+@pytest.mark.parametrize("data", [b"", b"{no json", b"[" * 100_000, b"\xff\xfe", b"[1] [2]", b'{"a":'])
+def test_invalid_json_is_stored_unparsed(tmp_path: Path, data: bytes) -> None:
+    with stored(tmp_path / "file", data, is_json=True) as part:
+        assert part.size_bytes == len(data)
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"cut \xe4\xb8", b"x" * PIECE_BYTES + b"\xf0\x9d"])
+def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(ContextRefused, match=r"a context is not UTF-8: (invalid start byte|unexpected end of data)"):
+        stored(tmp_path / "file", data)
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_file_above_its_bound_is_refused(tmp_path: Path, is_json: bool) -> None:
+    with pytest.raises(ContextRefused, match="a context takes more than scratch_bytes = 1,000"):
+        stored(tmp_path / "file", b"1" * 1_001, is_json=is_json, most=1_000)
+    with stored(tmp_path / "file", b"1" * 1_000, is_json=is_json, most=1_000) as part:
+        assert part.info.total_chars == 1_000
+
+
+def test_a_file_that_grows_for_ever_is_refused() -> None:
+    with open("/dev/zero", "rb", buffering=0) as endless, pytest.raises(ContextRefused, match="more than"):
+        store_part(endless.fileno(), False, MOST, threading.Event())
+
+
+def test_unwanted_text_is_not_read() -> None:
+    stop = threading.Event()
+    stop.set()
+    with open("/dev/zero", "rb", buffering=0) as endless, store_part(endless.fileno(), False, MOST, stop) as part:
+        assert part.info.total_chars == 0
+
+
+def test_text_wider_than_its_bound_is_refused(tmp_path: Path) -> None:
+    """A text is refused if a wide character makes its stored form exceed `scratch_bytes`."""
+    narrow = b"x" * 600_000
+    with stored(tmp_path / "narrow", narrow, most=1 << 20) as part:
+        assert part.size_bytes < 1 << 20
+    with pytest.raises(ContextRefused, match="takes more than scratch_bytes"):
+        stored(tmp_path / "wide", narrow + "𝄞".encode(), most=1 << 20)
+
+
+TEXT = "a line of text\n" * 100_000
+
+
+class Endless:
+    """Gives so many pieces, each of `STREAM_BYTES`."""
+
+    def __init__(self, pieces: int) -> None:
+        self.left = pieces
+
+    def read(self, size: int) -> bytes:
+        self.left -= 1
+        return b"x" * size if self.left >= 0 else b""
+
+
+@pytest.mark.parametrize("text", ["short", TEXT, TEXT + "\u00e9\u4e2d\U0001f600", "\ufeffmarked"])
+def test_stream_of_bytes_or_text_is_its_text(text: str) -> None:
+    wanted = text.removeprefix("\ufeff")
+    with store(io.BytesIO(text.encode())) as stored:
+        assert loaded(stored) == wanted
+        assert stored.info.total_chars == len(wanted)
+    with store(io.StringIO(text)) as stored:
+        assert loaded(stored) == text
+
+
+def test_stream_is_never_held_as_a_whole() -> None:
+    tracemalloc.start()
+    try:
+        with store(Endless(200)) as stored:
+            assert stored.info.total_chars == 200 * STREAM_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 8 * STREAM_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_stream_stays_the_callers_to_close() -> None:
+    stream = io.BytesIO(b"text")
+    store(stream).close()
+    assert not stream.closed
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([b"a", "b"], "must give only bytes or only text, not str"),
+        (["a", b"b"], "must give only bytes or only text, not bytes"),
+        ([5], "must give only bytes or only text, not int"),
+        ([b"half", None], "gave None: it has no data just now, so give one that blocks"),
+        ([b"\xff"], "the stream is not UTF-8 text: 1 of its 1 bytes cannot be decoded"),
+        ([b"a", b"\x00"], "the stream is binary"),
+        ([b"a", ConnectionError("gone")], "the stream cannot be read: ConnectionError: gone"),
+    ],
+)
+def test_stream_of_something_else_is_refused(pieces: list[Any], why: str) -> None:
+    class Stream:
+        def read(self, _: int) -> Any:
+            if not pieces:
+                return b""
+            piece = pieces.pop(0)
+            if isinstance(piece, Exception):
+                raise piece
+            return piece
+
+    with pytest.raises(ContextRefused, match=why):
+        store(Stream())

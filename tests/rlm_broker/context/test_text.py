@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.context.found import FileUnfit
+from rlm_broker.context.found_files import FileUnfit
 from rlm_broker.context.store import Encoded, Paths, store
-from rlm_broker.context.text import JUDGED_BYTES, DecodedText, Decoding
+from rlm_broker.context.text import JUDGED_BYTES, DecodedText, TextDecoding
 from rlm_broker.errors import ConfigurationError, ContextRefused
 from tests.support.contexts import loaded, written
 
@@ -113,7 +113,7 @@ def test_replaced_bytes_equal_those_of_python() -> None:
         counted = 0
         expected = data.decode("utf-8", "test_text.count")
         size = draw.choice([1, 2, 3, 7, len(data)])
-        text = DecodedText((data[at : at + size] for at in range(0, len(data), size)), "data", Decoding())
+        text = DecodedText((data[at : at + size] for at in range(0, len(data), size)), "data", TextDecoding())
         found = "".join(each if isinstance(each, str) else each.decode() for each in text)
         assert (found, text.replaced) == (expected, counted)
 
@@ -130,7 +130,7 @@ def test_binary_bytes_are_not_decoded_to_the_end(encoding: str | None) -> None:
             yield b"\xdd" * (JUDGED_BYTES // 4)
 
     with pytest.raises(FileUnfit, match=r"[\d,]+ of the first 1,048,580 bytes cannot be decoded; name its encoding"):
-        list(DecodedText(pieces(), "data", Decoding(encoding)))
+        list(DecodedText(pieces(), "data", TextDecoding(encoding)))
     assert read == JUDGED_BYTES
 
 
@@ -141,7 +141,7 @@ def test_utf8_bytes_are_replaced_without_a_call_each() -> None:
     ours = codecs.lookup_error("rlm_broker.counted")
     codecs.register_error("rlm_broker.counted", called)
     try:
-        text = DecodedText([b"some text \xff\xff\xff"] * 1_000, "data", Decoding())
+        text = DecodedText([b"some text \xff\xff\xff"] * 1_000, "data", TextDecoding())
         assert len([*text]) >= 1_000
     finally:
         codecs.register_error("rlm_broker.counted", ours)
@@ -191,7 +191,7 @@ def test_strict_text_is_refused_with_the_place() -> None:
 @pytest.mark.parametrize("encoding", ["no-such", "base64", "punycode", "undefined", "", "rot13", 5, b"utf-8"])
 def test_invalid_encoding_is_refused(encoding: Any) -> None:
     with pytest.raises(ConfigurationError, match="there is no text encoding"):
-        Decoding(encoding)
+        TextDecoding(encoding)
 
 
 @pytest.mark.parametrize("errors", ["ignore", "", None, []])

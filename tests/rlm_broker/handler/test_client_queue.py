@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rlm_broker.clients.base import Client, LMReply, LMRequest
-from rlm_broker.concurrency.rate_window import SPAN_S
+from rlm_broker.concurrency.turns import SPAN_S
 from rlm_broker.errors import FailureCause, ModelFailed
 from rlm_broker.handler.client_queue import BACKOFF_S, PendingCall, Serving
 from rlm_broker.results import ChatMessage

@@ -1,7 +1,6 @@
 """Ended things: the old ones go, and an owner with few keeps them beside one with many."""
 
-from rlm_broker.hosting.keeping import Kept, to_forget
-from rlm_broker.hosting.owner import Owner
+from rlm_broker.hosting.owner import Kept, Owner, to_forget
 
 ANN, BOB = Owner("ann"), Owner("bob")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.hosting.limits import tightened
+from rlm_broker.hosting.runs import tightened
 from rlm_broker.limits import Limits, RunLimits
 
 

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from rlm_broker.hosting.owner import Busy, Owner
-from rlm_broker.hosting.places import Places
+from rlm_broker.hosting.owner import Busy, Owner, Places
 from tests.support.waiting import turns
 
 ALICE, BOB = Owner("alice"), Owner("bob")

@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from rlm_broker import Sandbox
-from rlm_broker.control.board import BOARD
 from rlm_broker.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.hosting.repls import HeldRepl, HeldRepls
+from rlm_broker.watch.board import BOARD
 from tests.support.processes import living_below
 from tests.support.waiting import until
 

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, LMReply, LMRequest, RunCancelled, ScriptedClient, Usage
-from rlm_broker.hosting.hosted_run import HostedRun, RunState
+from rlm_broker.events.event import CallStarted, RunEnded
 from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, Owner, UnknownHandle
-from rlm_broker.hosting.runs import HostedRuns
-from rlm_broker.trace.events import CallStarted, RunEnded
+from rlm_broker.hosting.runs import HostedRun, HostedRuns, RunState
 from tests.support.stand_ins import Gate
 from tests.support.waiting import until
 

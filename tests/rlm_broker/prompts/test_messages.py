@@ -2,8 +2,7 @@
 
 import pytest
 
-from rlm_broker.context.excerpt import Beginning
-from rlm_broker.context.stored import ContextInfo
+from rlm_broker.context.stored import Beginning, ContextInfo
 from rlm_broker.errors import ContextRefused
 from rlm_broker.prompts.instructions import Profile
 from rlm_broker.prompts.messages import (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.parsing import NotRun
-from rlm_broker.prompts.observation import cut, folded, most_shown, observation, shared
+from rlm_broker.parsing.notes import NotRun
+from rlm_broker.prompts.observation import folded, most_shown, observation, shared
 from rlm_broker.results import Block, Variable
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"
@@ -77,13 +77,6 @@ def test_an_amount_is_divided_without_waste(lengths: list[int], most: int) -> No
 def test_skipped_code_is_told_with_its_reason(status: str) -> None:
     told = observation([Block("c", status)], [NotRun("block 2", "Block 1 was killed.")], 100, "?")  # type: ignore[arg-type]
     assert "Not run: block 2. Block 1 was killed." in told
-
-
-def test_text_cut_again_counts_all_omissions() -> None:
-    """A text that is cut again counts all that is left out."""
-    once = cut("x" * 30_000, 10_000)
-    assert "[20,000 characters cut]" in once
-    assert "[29,000 characters cut]" in cut(once, 1_000)
 
 
 def test_observation_takes_a_quarter_of_a_small_window() -> None:

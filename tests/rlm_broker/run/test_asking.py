@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from rlm_broker.events.event import CallStarted, Event
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage
-from rlm_broker.trace.events import CallStarted, Event
 from sandbox_worker.wire.messages import Query
 from sandbox_worker.wire.prompts import ImagePart, ImageUrl, MessagePart, Part, Prompt, TextPart
 from tests.rlm_broker.run.test_calls import CALLER, Counting, calls_with

@@ -10,16 +10,14 @@ import pytest
 from rlm_broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
+from rlm_broker.events.event import CallEnded, CallStarted, Event, TreeEvents
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage
-from rlm_broker.run.calls import Caller, TreeCalls
-from rlm_broker.run.held_answers import MOST_ANSWER_BYTES
+from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
-from rlm_broker.run.pieces import KEYS_IN_A_ROW, Turns
-from rlm_broker.trace.events import CallEnded, CallStarted, Event, TreeEvents
 from rlm_broker.usage import Usage
-from sandbox_worker.wire.messages import FEW_BYTES, Query, Slot, decode_from_worker, encode
+from sandbox_worker.wire.messages import Query, Slot
 from tests.support.clock import Clock
 from tests.support.stand_ins import Hanging
 from tests.support.waiting import WAIT_S, for_ever, turns
@@ -295,35 +293,6 @@ def test_content_parts_count_like_text() -> None:
     assert chars([{"type": "image_url", "image_url": {"url": "data:"}}]) == 2 + PICTURE_CHARS
 
 
-def large_query(*prompts: str, **fields: Any) -> Query:
-    """A query as it arrives that is too large to be decoded at once."""
-    arrived = decode_from_worker(encode(query(*prompts, "x" * FEW_BYTES, **fields)))
-    assert isinstance(arrived, Query)
-    return arrived
-
-
-async def test_large_query_is_answered_like_a_small_query() -> None:
-    client = Counting()
-    calls, _ = calls_with(client, Limits())
-    slots = await calls.slots(CALLER, large_query("a", "é", "a", "boom"))
-    assert slots[:4] == [Slot(text="A"), Slot(text="É"), Slot(text="A"), Slot(error="the provider is down")]
-    assert len(slots[4].text) == FEW_BYTES
-    assert len(client.requests) == 4  # "a" was sent once
-    sampled = await calls.slots(CALLER, large_query("a", "a", samples=True))
-    assert sampled[:2] == [Slot(text="A")] * 2
-    assert len(client.requests) == 7
-
-
-async def test_invalid_prompt_of_a_large_query_fills_its_slot() -> None:
-    payload = encode(query("PLACE", "b", "x" * FEW_BYTES)).replace(b'"PLACE"', b"[5]")
-    arrived = decode_from_worker(payload)
-    assert isinstance(arrived, Query)
-    calls, _ = calls_with(Counting(), Limits())
-    slots = await calls.slots(CALLER, arrived)
-    assert "neither text, content parts nor chat messages" in (slots[0].error or "")
-    assert slots[1] == Slot(text="B")
-
-
 async def test_answers_that_batches_hold_are_bounded() -> None:
     class Verbose(Counting):
         async def complete(self, request: LMRequest) -> LMReply:
@@ -393,11 +362,3 @@ async def test_self_cancelling_client_fails_only_its_prompt() -> None:
     slots = await calls.slots(CALLER, query("a", "cancel", "b", "c"))
     assert slots == [Slot(text="A"), Slot(error="the client cancelled its own call"), Slot(text="B"), Slot(text="C")]
     assert calls._places.take()
-
-
-def test_queries_yield_after_many_or_large_prompts() -> None:
-    """Other queries get their turn after a number of prompts or after a large prompt."""
-    turns = Turns()
-    assert [turns.is_due(10) for _ in range(2 * KEYS_IN_A_ROW)] == [*[False] * (KEYS_IN_A_ROW - 1), True] * 2
-    assert turns.is_due(4_096 * KEYS_IN_A_ROW)
-    assert [turns.is_due(4_096) for _ in range(KEYS_IN_A_ROW // 2)] == [*[False] * (KEYS_IN_A_ROW // 2 - 1), True]

@@ -13,11 +13,11 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.messages import SUMMARISE
-from rlm_broker.prompts.observation import cut
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
 from rlm_broker.run.conversation import FEWEST_LAST_CHARS, FEWEST_OLDER_CHARS, LEAST_FACTOR, Conversation, says_too_long
 from rlm_broker.run.tree import Progress
+from rlm_broker.values.text import shorten
 from tests.support.command import run
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
 from tests.support.waiting import LONGER_AND_LONGER, for_ever
@@ -241,7 +241,7 @@ async def test_the_newest_is_cut_last_and_its_end_stays() -> None:
 
 async def test_outputs_are_halved_until_the_request_fits() -> None:
     """An output is halved until the request fits, and no further."""
-    older = cut("u" * 9_000, 4_500)
+    older = shorten("u" * 9_000, 4_500)
     kept, progress = conversation(40 + len(older) + 10, "s" * 10, "o" * 10, "a" * 10, "u" * 9_000, "a" * 10, "w" * 10)
     await kept.fit(never)
     assert [str(message.content) for message in progress.messages[3:]] == [older, "a" * 10, "w" * 10]
@@ -262,9 +262,9 @@ async def test_outputs_keep_a_minimum_of_characters() -> None:
         "s",
         "o",
         "a" * 3_000,
-        cut("u" * 9_000, 500),
+        shorten("u" * 9_000, 500),
         "b" * 3_000,
-        cut("w" * 9_000, 2_000),
+        shorten("w" * 9_000, 2_000),
     ]
 
 
@@ -273,14 +273,14 @@ async def test_provider_count_decides_what_fits() -> None:
     await kept.learn(2 * 3_030)
     progress.messages.append(ChatMessage("user", "w" * 10))
     await kept.fit(never)
-    assert str(progress.messages[3].content) == cut("u" * 3_000, 1_500)
+    assert str(progress.messages[3].content) == shorten("u" * 3_000, 1_500)
 
 
 async def test_after_a_refusal_three_tenths_less_is_sent() -> None:
     kept, progress = conversation(100_000, "s" * 100, "o" * 100, "a" * 100, "u" * 5_000, "a" * 100, "w" * 100)
     assert await kept.takes_refusal(ModelFailed(TOO_LONG))
     await kept.fit(never)
-    assert str(progress.messages[3].content) == cut("u" * 5_000, 2_500)
+    assert str(progress.messages[3].content) == shorten("u" * 5_000, 2_500)
     assert not await kept.takes_refusal(ModelFailed("429: rate limit reached"))
 
 
@@ -289,7 +289,7 @@ async def test_lower_limit_than_the_refused_size_stays() -> None:
     kept, progress = conversation(4_000, "s" * 100, "o" * 100, "a" * 100, "u" * 9_000, "a" * 100, "w" * 100)
     assert await kept.takes_refusal(ModelFailed(TOO_LONG))
     await kept.fit(never)
-    assert str(progress.messages[3].content) == cut("u" * 9_000, 2_250)
+    assert str(progress.messages[3].content) == shorten("u" * 9_000, 2_250)
 
 
 async def test_implausible_token_count_is_corrected() -> None:

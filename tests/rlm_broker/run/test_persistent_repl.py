@@ -8,9 +8,9 @@ import pytest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ContextRefused, RunCancelled
+from rlm_broker.events.event import BlockPrinted
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.events import BlockPrinted
 from tests.support.waiting import WAIT_S
 
 

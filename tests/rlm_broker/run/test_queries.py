@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from typing import Any
 
@@ -11,12 +12,12 @@ from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached
+from rlm_broker.events.event import Event, ReplReady, RunEnded, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.rlm import RLM
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.sandbox.sandbox import Sandbox, place
-from rlm_broker.trace.events import Event, ReplReady, RunEnded, RunStarted
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
@@ -72,7 +73,7 @@ def test_children_above_their_total_fill_slots_with_errors() -> None:
     [
         (["a"], ["to a"]),
         (["a", "b"], ["to a", "to b"]),
-        (["a", "b", "c"], ["Error: batch too large: 3 > 2"] * 3),
+        (["a", "b", "c"], ["Error: batch too large: 3 > 2; ask in smaller batches"] * 3),
     ],
 )
 @pytest.mark.parametrize("function", ["llm_query_batched", "rlm_query_batched"])
@@ -84,6 +85,25 @@ def test_batch_above_its_cap_is_refused_slot_by_slot(function: str, prompts: lis
 
     response = RLM(FunctionClient(reply), limits=Limits(max_batch_prompts=2)).completion("", "?").response
     assert response == str(slots)
+
+
+def test_prompt_too_large_is_refused_and_a_large_batch_is_answered() -> None:
+    """One prompt above the bound is an error that says what to do; a batch above it is asked in parts, and answered."""
+
+    def reply(messages: list[dict[str, Any]]) -> str:
+        if len(messages) > 1:
+            return (
+                "```repl\nrefused = llm_query('x' * (4 << 20))\n"
+                "answers = llm_query_batched([f'{n} ' + 'x' * 1_000_000 for n in range(6)])\n"
+                "FINAL(refused + str(answers))\n```"
+            )
+        return str(messages[0]["content"].partition(" ")[0])
+
+    response = RLM(FunctionClient(reply)).completion("", "?").response or ""
+    assert re.match(
+        r"Error: the query is too large: 4,194,\d{3} bytes, 4,194,304 at most; pass a large text as", response
+    )
+    assert response.endswith("rlm_query(task, context=part)" + str(list("012345")))
 
 
 def test_grandchildren_count_against_the_trees_number() -> None:
@@ -496,3 +516,20 @@ def test_output_type_without_schema_is_named() -> None:
     code = "try: llm_query('x', output_type={'type': 'nonsense'})\nexcept ValueError as error: FINAL(str(error))"
     response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response or ""
     assert response.startswith("llm_query() argument 'output_type' is not a JSON schema: ")
+
+
+async def test_query_of_hostile_code_is_refused_in_each_slot() -> None:
+    """The REPL's own code sends one call of a tool in a query, and no more prompts than a query may have."""
+    called: list[int] = []
+
+    def note(number: int) -> None:
+        called.append(number)
+
+    async with LMHandler(FunctionClient(lambda _: "fine")) as handler:
+        answers = handler.answers(Limits(max_batch_prompts=2), tools={"f": note})
+        two_calls = await answers(Query("1:1", "tool", ['{"args":[1],"kwargs":{}}'] * 2, tool="f"))
+        three = await answers(Query("1:2", "llm", ["a", "b", "c"]))
+        assert await answers(Query("1:3", "llm", ["a", "b"])) == [Slot("fine")] * 2
+    assert two_calls == [Slot(error="tool takes one prompt, the arguments of one call")] * 2
+    assert three == [Slot(error="batch too large: 3 > 2; ask in smaller batches")] * 3
+    assert called == []

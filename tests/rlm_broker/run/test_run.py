@@ -8,8 +8,7 @@ import pytest
 from rlm_broker import RLM, ConfigurationError, Limits, ModelFailed, RunCancelled, ScriptedClient
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
-from rlm_broker.run.run import Run
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockPrinted,
     BlockStarted,
     CallStarted,
@@ -19,6 +18,7 @@ from rlm_broker.trace.events import (
     ToolEnded,
     ToolStarted,
 )
+from rlm_broker.run.run import Run
 from tests.support.waiting import WAIT_S
 
 BLOCK = "I look at it.\n```repl\nprint(context)\n```"

@@ -4,10 +4,10 @@ import pytest
 
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.events.event import Event, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.trace.callbacks import Callbacks
-from rlm_broker.trace.events import Event, RunStarted
+from rlm_broker.watch.callbacks import Callbacks
 
 LONG = "".join(f"{number}," for number in range(100))
 

@@ -28,7 +28,7 @@ from rlm_broker import (
     SandboxedRepl,
     SandboxFailed,
 )
-from sandbox_worker.wire.program import MAX_ARGUMENT_BYTES
+from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES
 from tests.support.forked_python import python
 from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT

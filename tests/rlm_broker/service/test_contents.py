@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from rlm_broker.service.contents import PIECE_BYTES, Content
+from rlm_broker.service.uploads import PIECE_BYTES, Content
 from tests.support.asgi_server import http_server
 from tests.support.fds import memfds
 from tests.support.waiting import WAIT_S

@@ -10,10 +10,9 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlm_broker.service.guard import KEY, Guard
-from rlm_broker.service.keys import Keys
+from rlm_broker.service.guard import KEY, Guard, Keys
 from rlm_broker.service.settings import ServeSettings
-from rlm_broker.telemetry.traceparent import traceparent
+from rlm_broker.watch.conventions import traceparent
 from tests.support.clock import Clock
 from tests.support.service import Served, serving
 

@@ -7,7 +7,7 @@ import pytest
 from rlm_broker import ConfigurationError, RunLimits
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.service.errors import ApiError
-from rlm_broker.service.keys import Key, Keys
+from rlm_broker.service.guard import Key, Keys
 from rlm_broker.service.settings import RIGHTS, KeySettings
 
 ANN = Key(Owner("ann"), frozenset({"run"}))

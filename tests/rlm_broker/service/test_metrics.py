@@ -9,12 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ModelFailed
+from rlm_broker.events.event import BlockEnded, CallEnded, RunEnded, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.rlm import RLM
 from rlm_broker.service import metrics as module
 from rlm_broker.service.metrics import Gauges, Metrics
-from rlm_broker.trace.events import BlockEnded, CallEnded, RunEnded, RunStarted
 from rlm_broker.usage import Usage, UsageSummary
 
 OPEN = "application/openmetrics-text; version=1.0.0"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlm_broker import ConfigurationError
-from rlm_broker.service.replying import EventStream, SlowJson, sse, with_heartbeats
+from rlm_broker.service.replies import EventStream, SlowJson, sse, with_heartbeats
 from tests.support.waiting import WAIT_S
 
 OFTEN_S = 0.01

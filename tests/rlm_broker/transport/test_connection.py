@@ -16,9 +16,10 @@ from rlm_broker.transport.connection import (
     MOST_UNREAD_BYTES,
     Connection,
     QueryHandler,
+    QueryLoad,
     refuse,
 )
-from rlm_broker.transport.session import Session
+from rlm_broker.transport.session import BYTE_WEIGHT, Session
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.messages import (
     MAX_PROMPTS,
@@ -192,6 +193,32 @@ async def test_query_above_any_batch_is_not_counted() -> None:
         with pytest.raises(ProtocolViolation, match="length <= 65536"):
             await asyncio.wait_for(block, WAIT_S)
     assert asked == []
+
+
+async def test_query_too_large_is_answered_and_the_connection_goes_on() -> None:
+    """Hostile code that sends one all the same: it is not decoded, no handler sees it, and it is answered."""
+    asked: list[Query] = []
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(seen)
+        return [Slot(text="fine")]
+
+    async with connected(64 << 20) as both:
+        connection, worker = both
+        block = await running(both, answer)
+        for number, end in enumerate([b'x"]}', b"\xff[[[["]):
+            begin = b'{"type":"query","id":"1:%d","want":"llm","prompts":["' % number
+            worker.send(begin + b"x" * (40 << 20) + end)
+            reply = await worker.hear()
+            assert isinstance(reply, Reply)
+            assert reply.id == f"1:{number}"
+            assert "pass a large text as a context" in (reply.slots[0].error or "")
+        worker.say(query(9))
+        assert await worker.hear() == Reply(id="1:9", slots=[Slot(text="fine")])
+        worker.say(Result(block=1, status="ok"))
+        assert (await asyncio.wait_for(block, WAIT_S)).status == "ok"
+        assert connection._session.open_weight == connection._load.weight == 0
+    assert [each.id for each in asked] == ["1:9"]
 
 
 async def test_worker_breaking_the_protocol_ends_its_block(
@@ -369,12 +396,9 @@ async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]
         await pair[0].ready()
 
 
-@pytest.mark.parametrize(
-    ("prompt_chars", "most_open"),
-    [(500_000, MOST_OPEN_WEIGHT // (8 * 500_000)), (12_000_000, MOST_OPEN_WEIGHT // 12_000_000)],
-    ids=["decoded at once", "left as they came"],
-)
-async def test_queries_of_more_than_their_weight_wait_for_replies(prompt_chars: int, most_open: int) -> None:
+async def test_queries_of_more_than_their_weight_wait_for_replies() -> None:
+    prompt_chars = 500_000
+    most_open = MOST_OPEN_WEIGHT // (BYTE_WEIGHT * prompt_chars)
     go_on = asyncio.Event()
     asked: list[Query] = []
 
@@ -467,3 +491,22 @@ async def test_result_behind_a_full_query_is_heard() -> None:
         assert not result.done()
         connection.let_go()
         assert (await asyncio.wait_for(result, WAIT_S)).status == "interrupted"
+
+
+def test_connections_proceed_in_order_within_the_weight() -> None:
+    load, resumed = QueryLoad(most=100), list[str]()
+
+    def resume(name: str) -> None:
+        resumed.append(name)
+        load.weight += 60
+
+    load.weight += 150
+    for name in ("a", "b", "c"):
+        load.wait(name, lambda name=name: resume(name))  # type: ignore[misc]
+    load.lighten(40)
+    assert (load.is_high, resumed) == (True, [])
+    load.lighten(20)
+    assert (load.weight, resumed) == (150, ["a"])
+    load.forget("b")
+    load.lighten(150)
+    assert resumed == ["a", "c"]

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rlm_broker.errors import ConfigurationError, WorkerDied
-from rlm_broker.transport.connection import Connection
+from rlm_broker.transport.connection import Connection, QueryLoad
 from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.load import QueryLoad
 from rlm_broker.transport.session import Session
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import encode_frame

@@ -10,12 +10,21 @@ import rlm_broker.transport.session
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.transport.provisions import Provisions
-from rlm_broker.transport.session import PROMPT_WEIGHT, Session, State, Wanted, weight_of
+from rlm_broker.transport.session import (
+    ARGUMENT_WEIGHT,
+    BYTE_WEIGHT,
+    PROMPT_WEIGHT,
+    RefusedQuery,
+    Session,
+    State,
+    Wanted,
+)
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import PREFIX, FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     MAX_DISPLAYS,
     MAX_DISPLAYS_BYTES,
+    MAX_QUERY_BYTES,
     Display,
     Execute,
     Message,
@@ -29,7 +38,7 @@ from sandbox_worker.wire.messages import (
     decode_from_orchestrator,
     encode,
 )
-from sandbox_worker.wire.tasks import ChildContext
+from sandbox_worker.wire.prompts import ChildContext
 from tests.support.places import PROJECT
 
 SAMPLES: dict[type[Message], Message] = {
@@ -54,7 +63,7 @@ def frame(message: Message) -> bytes:
     return encode_frame(encode(message), 1000)
 
 
-def receive(session: Session, data: bytes) -> list[Message]:
+def receive(session: Session, data: bytes) -> list[Message | RefusedQuery]:
     session.feed(data)
     return list(iter(session.next_message, None))
 
@@ -158,26 +167,70 @@ def test_displays_of_a_block_are_bounded_in_bytes() -> None:
 
 
 def test_open_query_weight_falls_with_replies() -> None:
-    """The weight of open queries counts prompts and falls with replies."""
+    """The weight of open queries counts bytes, prompts and contexts, and falls with replies."""
     session = Session(max_frame_bytes=1 << 23)
     receive(session, frame(Ready(RELEASE)))
     session.execute("1")
-    small = Query(id="1:1", want="llm", prompts=["?"] * 100)
-    large = Query(id="1:2", want="llm", prompts=["x" * (1 << 21)])
-    session.feed(encode_frame(encode(small), 1 << 23))
-    session.next_message()
-    few = session.open_weight
-    assert few >= 100 * PROMPT_WEIGHT
-    session.feed(encode_frame(encode(large), 1 << 23))
-    session.next_message()
-    assert 1 << 21 <= session.open_weight - few < 1 << 22
-    session.reply(Reply(id="1:1", slots=[Slot()] * 100))
+    two = encode(Query(id="1:1", want="llm", prompts=["a", "b"]))
+    receive(session, encode_frame(two, 1 << 23))
+    assert session.open_weight == len(two) * BYTE_WEIGHT + 2 * PROMPT_WEIGHT
+    many = encode(Query(id="1:2", want="rlm", prompts=["p"], contexts=[ChildContext(own="context")] * 1_000))
+    receive(session, encode_frame(many, 1 << 23))
+    assert session.open_queries["1:2"] == len(many) * BYTE_WEIGHT + 1_001 * PROMPT_WEIGHT
+    session.reply(Reply(id="1:1", slots=[Slot()] * 2))
     session.reply(Reply(id="1:2", slots=[Slot()]))
     assert session.open_weight == 0
 
 
-def test_oversized_frame_is_refused_at_its_prefix() -> None:
+def test_arguments_of_a_tool_weigh_what_pydantic_makes_of_them() -> None:
+    session = running()
+    plain = Query(id="1:1", want="tool", prompts=['{"args":[],"kwargs":{}}'], tool="f")
+    more = Query(id="1:2", want="tool", prompts=['{"args":[1,2],"kwargs":{}}'], tool="f")
+    receive(session, frame(plain) + frame(more))
+    weights = session.open_queries
+    assert weights["1:2"] - weights["1:1"] == ARGUMENT_WEIGHT + 3 * BYTE_WEIGHT
+
+
+def long_query(id: str, payload_bytes: int) -> bytes:
+    begin = b'{"type":"query","id":"%s","want":"llm","prompts":["' % id.encode()
+    return PREFIX.pack(payload_bytes) + begin + b"x" * (payload_bytes - len(begin) - 3) + b'"]}'
+
+
+@pytest.mark.parametrize("step_bytes", [1 << 16, 1 << 30])
+def test_query_too_large_is_open_without_being_kept(step_bytes: int) -> None:
+    """A query one byte too large is refused, waits for a reply like any other, and the session goes on."""
     session = Session(max_frame_bytes=64 << 20)
+    receive(session, frame(Ready(RELEASE)))
+    session.execute("1")
+    stream = long_query("1:1", MAX_QUERY_BYTES) + long_query("1:2", MAX_QUERY_BYTES + 1) + frame(SAMPLES[Output])
+    got = [each for at in range(0, len(stream), step_bytes) for each in receive(session, stream[at : at + step_bytes])]
+    largest, refused, after = got
+    assert isinstance(largest, Query)
+    assert isinstance(refused, RefusedQuery)
+    assert "4,194,305 bytes, 4,194,304 at most; pass a large text as a context" in refused.why
+    assert after == SAMPLES[Output]
+    assert session.open_queries["1:2"] == PROMPT_WEIGHT
+    assert sent(session.reply(Reply("1:2", [Slot(error=refused.why)]))) == [Reply("1:2", [Slot(error=refused.why)])]
+
+
+@pytest.mark.parametrize("id", ["2:1", "1:" + "1" * 60])
+def test_query_too_large_with_a_foreign_id_is_a_violation(id: str) -> None:
+    session = Session(max_frame_bytes=64 << 20)
+    receive(session, frame(Ready(RELEASE)))
+    session.execute("1")
+    with pytest.raises(ProtocolViolation, match="query id"):
+        receive(session, long_query(id, MAX_QUERY_BYTES + 1))
+
+
+def test_query_too_large_between_blocks_is_a_violation() -> None:
+    session = Session(max_frame_bytes=64 << 20)
+    receive(session, frame(Ready(RELEASE)))
+    with pytest.raises(ProtocolViolation, match="Query while IDLE"):
+        receive(session, long_query("1:1", MAX_QUERY_BYTES + 1))
+
+
+def test_oversized_frame_is_refused_at_its_prefix() -> None:
+    session = Session(max_frame_bytes=16 << 20)
     with pytest.raises(ProtocolViolation, match="frame of 33,554,432 bytes, the limit is 16,777,216"):
         session.feed(PREFIX.pack(32 << 20))
 
@@ -206,9 +259,9 @@ def test_release_is_the_same_everywhere() -> None:
     assert installed == rlm_broker.__version__ == RELEASE
 
 
-def sent(data: bytes) -> list[Message]:
+def sent(data: bytes | bytearray) -> list[Message]:
     """Return the messages that a REPL would read."""
-    return [decode_from_orchestrator(payload) for payload in FrameDecoder(1 << 20).feed(data)]
+    return [decode_from_orchestrator(payload) for payload in FrameDecoder(1 << 20).feed(bytes(data))]
 
 
 def test_blocks_are_numbered_and_carry_provisions_once() -> None:
@@ -256,12 +309,6 @@ def test_bytes_that_are_no_message_end_the_session() -> None:
     assert session.state is State.CLOSED
 
 
-def test_a_frame_that_is_arriving_is_announced() -> None:
-    session = running()
-    session.feed(frame(SAMPLES[Output])[:-1])
-    assert session.announced_bytes == len(frame(SAMPLES[Output]))
-
-
 @pytest.mark.parametrize(("chars", "is_allowed"), [(40, True), (41, False)])
 def test_query_id_has_at_most_40_characters(chars: int, is_allowed: bool) -> None:
     query = Query(id="1:" + "1" * (chars - 2), want="llm", prompts=["?"])
@@ -282,20 +329,3 @@ def test_displays_may_fill_their_bytes_to_the_last() -> None:
         assert receive(session, encode_frame(encode(quarter), 1 << 23)) == [quarter]
     with pytest.raises(ProtocolViolation, match="5 displays of"):
         receive(session, frame(SAMPLES[Display]))
-
-
-def test_query_weight_counts_bytes_and_prompts() -> None:
-    """A query weighs eight times its bytes if decoded, and one KiB for each prompt."""
-    assert weight_of(Query(id="1:1", want="llm", prompts=["a", "b"]), 100) == 100 * 8 + 2 * 1024
-    session = Session(max_frame_bytes=1 << 23)
-    receive(session, frame(Ready(RELEASE)))
-    session.execute("1")
-    large = encode(Query(id="1:1", want="llm", prompts=["x" * (1 << 21), "y"]))
-    receive(session, encode_frame(large, 1 << 23))
-    assert session.open_weight == len(large) + 2 * 1024
-
-
-def test_query_weight_counts_child_contexts() -> None:
-    plain = Query(id="1:1", want="rlm", prompts=["p"])
-    many = Query(id="1:1", want="rlm", prompts=["p"], contexts=[ChildContext(own="context")] * 1_000)
-    assert weight_of(many, 100) - weight_of(plain, 100) == 1_000 * PROMPT_WEIGHT

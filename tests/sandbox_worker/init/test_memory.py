@@ -5,8 +5,11 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, Memory
+import pytest
+
+from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, PIPE_BYTES, Memory, most_in_a_socket
 from sandbox_worker.init.procfs import Proc, Seen
 from tests.support.clock import Clock
 
@@ -104,7 +107,12 @@ def test_memory_measurement_holds_until_pages_are_written(clock: Clock) -> None:
         assert asked == 4  # init and three
         assert memory.used_bytes(readers.seen()) - first < MIB
         assert len(measured) == asked
+        first_seen, *others = readers.seen()
+        grown = replace(first_seen.status, memory_bytes=first_seen.status.memory_bytes + 8 * MIB)
+        assert memory.used_bytes([replace(first_seen, status=grown), *others]) - first >= 8 * MIB
         readers.copy(0, 1)
+        assert MIB <= memory.used_bytes(readers.seen()) - first < 8 * MIB
+        assert len(measured) == asked
         clock.forward(MEASURED_FOR_S * 1.1)
         memory.used_bytes(readers.seen())
         assert len(measured) > asked
@@ -133,3 +141,90 @@ def test_shared_sockets_count_once() -> None:
         assert 2 * 100_000 < each < 16 * MIB
         held = memory._held_bytes(seen)
         assert 80 * each - FREE_BYTES <= held <= 110 * each
+
+
+def test_pipe_holds_as_much_as_is_charged_for_it() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    assert os.write(write_end, b"x" * (PIPE_BYTES + 1)) == PIPE_BYTES
+    for fd in (read_end, write_end):
+        os.close(fd)
+
+
+def test_sockets_count_on_top_of_memory_near_the_limit() -> None:
+    """Far below the limit, what sockets can hold is not charged; near it, it is."""
+    pairs = [socket.socketpair() for _ in range(40)]
+    with family(1) as holders:
+        for one, other in pairs:
+            one.close()
+            other.close()
+        seen = holders.seen()
+        far = Memory(holders.proc, 1 << 40)
+        near = Memory(holders.proc, seen[0].status.memory_bytes + MIB)
+        past = Memory(holders.proc, seen[0].status.memory_bytes - MIB)
+        for memory in (far, near, past):
+            memory.repl_started(0)
+        assert far.used_bytes(seen) == seen[0].status.memory_bytes
+        assert far.measuring_s == 0
+        held = near._held_bytes(seen)
+        assert held > 0
+        assert near.used_bytes(seen) >= held
+        assert near.measuring_s > 0
+        assert past.used_bytes(seen) == seen[0].status.memory_bytes + held
+
+
+def test_inherited_memory_is_no_processs_own() -> None:
+    """Below the limit each process's part of it is left out; copies of inherited pages count towards the limit."""
+    with family(2) as readers:
+        seen = readers.seen()
+        inherited = min(each.status.memory_bytes for each in seen) // 2
+        memory = Memory(readers.proc, 1 << 40)
+        memory.repl_started(inherited)
+        assert memory.used_bytes(seen) == sum(each.status.memory_bytes for each in seen) - 2 * inherited
+        memory.repl_started(1 << 39)
+        assert memory.used_bytes(seen) == 0
+
+
+def test_one_process_past_the_limit_is_not_measured() -> None:
+    """A REPL counts with its private memory alone, whatever it shares: a reading would wait for its lock."""
+    with family(1) as one:
+        one.copy(0, 60)
+        (seen,) = one.seen()
+        memory = Memory(one.proc, 50 * MIB)
+        memory.repl_started(5 * MIB)
+        one.proc.shared_out_bytes = lambda _: 1 // 0  # type: ignore[assignment, method-assign]
+        used = memory.used_bytes([seen]) - memory._held_bytes([seen])
+    assert used == seen.status.memory_bytes - 5 * MIB
+
+
+def test_process_that_cannot_be_measured_counts_as_estimated() -> None:
+    with family(2) as readers:
+        seen = readers.seen()
+        estimate = sum(each.status.memory_bytes for each in seen)
+        memory = Memory(readers.proc, estimate * 2 // 3)
+        memory.repl_started(0)
+        readers.proc.shared_out_bytes = lambda _: None  # type: ignore[assignment, method-assign]
+        assert memory.used_bytes(seen) >= estimate
+
+
+def test_socket_holds_little_less_than_is_charged_for_it() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with one, other:
+        one.setblocking(False)
+        buffer_bytes = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        held = one.send(b"x" * (buffer_bytes - (1 << 14))) + one.send(b"x" * (buffer_bytes - 1024))
+        with pytest.raises(BlockingIOError):
+            one.send(b"x")
+    assert held <= most_in_a_socket() <= 1.2 * held
+
+
+def test_pages_that_init_shares_out_count_once() -> None:
+    """Set sizes of 30 MiB each, 60 MiB inherited: at most the bytes beyond those are those of the REPL."""
+    with family(2) as readers:
+        seen = readers.seen()
+        alone = max(each.status.memory_bytes for each in seen) - 60 * MIB
+        memory = Memory(readers.proc, max(0, alone) + MIB)
+        memory.repl_started(60 * MIB)
+        readers.proc.shared_out_bytes = lambda _: 30 * MIB  # type: ignore[assignment, method-assign]
+        used = memory.used_bytes(seen) - memory._held_bytes(seen)
+    assert 30 * MIB <= used < max(alone, 0) + 60 * MIB

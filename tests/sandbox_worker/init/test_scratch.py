@@ -3,7 +3,7 @@ import os
 import threading
 from pathlib import Path
 
-from sandbox_worker.init.scratch import Contents, contents
+from sandbox_worker.init.files import Contents, contents
 from tests.support.waiting import WAIT_S
 
 KIB = 1 << 10

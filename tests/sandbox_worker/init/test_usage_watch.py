@@ -1,16 +1,28 @@
-"""The watch, on real processes."""
+"""The watch of memory, CPU time and the scratch folder, on processes of these tests."""
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from sandbox_worker.init.procfs import Proc
-from sandbox_worker.init.usage_watch import FASTEST_S, LEAST_OF_INTERVAL, SLOWEST_S, Watch, WorkerUsage
+from sandbox_worker.init.procfs import Proc, Seen, Status, Times
+from sandbox_worker.init.usage_watch import (
+    FASTEST_S,
+    LEAST_OF_INTERVAL,
+    SLOWEST_S,
+    YOUNG_LOOKS,
+    CpuTime,
+    CpuTimes,
+    Watch,
+    WorkerUsage,
+)
+from tests.support.clock import Clock
 from tests.support.places import PROJECT
 from tests.support.waiting import until_now
 
@@ -177,3 +189,180 @@ def test_nothing_is_used_before_the_first_sample() -> None:
     assert WorkerUsage() == WorkerUsage(0, 0.0, 0, 0, 0, 0)
     looking = Watch(Proc(), 1 << 40, MANY, lambda: [])
     assert dataclasses.replace(looking.look(), cpu_s=0.0) == WorkerUsage()
+
+
+def test_cpu_time_of_a_program_is_no_time_of_the_block() -> None:
+    burn = "import os, time\nos.setsid()\nwhile time.process_time() < 0.3: pass"
+    with child("x = 1") as repl, child(burn) as program:
+        looking = Watch(Proc(), 1 << 40, MANY, lambda: [repl.pid, program.pid])
+        looking.repl_started(repl.pid, 0)
+        looking.block_started()
+        looking.program_started(program.pid)
+        assert looking.wait_s() <= FASTEST_S
+        usage = looking.look()
+        assert usage.processes == 2
+        assert usage.cpu_s < 0.1
+        assert looking.cpu_times.of_program(program.pid) >= 0.25
+
+
+def test_late_sample_is_due_at_once(clock: Clock) -> None:
+    looking = Watch(Proc(), 1 << 40, MANY, lambda: [])
+    looking.block_started()
+    clock.forward(FASTEST_S / 2)
+    assert 0 < looking.wait_s() < FASTEST_S
+    clock.forward(1)
+    assert looking.wait_s() == 0
+
+
+def test_scratch_folder_is_walked_ten_times_a_second_at_most(clock: Clock, tmp_path: Path) -> None:
+    """New files of the folder and deleted ones that are open count, up to the number that the walk stops at."""
+    gone = tmp_path / "gone"
+    gone.write_bytes(b"x" * MIB)
+    with gone.open("rb") as still_open:
+        gone.unlink()
+        looking = Watch(Proc(), 1 << 40, MANY, lambda: [os.getpid()], str(tmp_path), max_scratch_files=2)
+        usage = looking.look()
+        assert usage.scratch_files == 0
+        assert MIB <= usage.scratch_bytes < 2 * MIB
+        still_open.read(1)
+    (tmp_path / "new").write_bytes(b"x" * MIB)
+    assert looking.look().scratch_files == 0
+    clock.forward(0.5)
+    usage = looking.look()
+    assert usage.scratch_files == 1
+    assert MIB <= usage.scratch_bytes < 2 * MIB
+    for number in range(5):
+        (tmp_path / str(number)).touch()
+    clock.forward(0.5)
+    assert looking.look().scratch_files == 3
+
+
+def test_time_before_a_block_is_none_of_its_samples(clock: Clock) -> None:
+    """A young process that is found running counts from the start of the block, and not from the sample before it."""
+    with child("x = 1") as repl, child("print(flush=True)\nwhile True: pass") as busy:
+        pids = [repl.pid]
+        looking = Watch(Proc(), 1 << 40, MANY, lambda: pids)
+        looking.repl_started(repl.pid, 0)
+        looking.look()
+        clock.forward(100)
+        looking.block_started()
+        pids.append(busy.pid)
+        looking.look()
+        busy.kill()
+        busy.wait()
+        pids.pop()
+        assert looking.look().cpu_s < 50
+
+
+def test_measuring_counts_as_time_of_the_block_that_made_it_necessary() -> None:
+    with child("x = 1") as repl:
+        looking = Watch(Proc(), 1, MANY)
+        looking.repl_started(repl.pid, 0)
+        looking.look()
+        before_s = looking._memory.measuring_s
+        assert before_s > 0
+        looking.block_started()
+        used_s = looking.look().cpu_s
+    assert looking._memory.measuring_s - before_s <= used_s < 0.1
+
+
+REPL = 2
+LOOK_S = 0.01
+
+
+@pytest.fixture
+def counted() -> CpuTime:
+    made = CpuTime(lambda: 0.0)
+    made._cpus = 2
+    made.started(REPL)
+    return made
+
+
+def seen(pid: int, cpu_s: float = 0.0, childrens_s: float = 0.0, *, runs: bool = False, threads: int = 1) -> Seen:
+    return Seen(pid, Status(1, threads), Times(runs, 0, cpu_s, 0.0, childrens_s))
+
+
+def test_cpu_time_of_the_living_is_the_kernels(counted: CpuTime) -> None:
+    """The CPU time of living processes is what the kernel says."""
+    for look in range(1, 101):
+        counted.look([seen(REPL, look * LOOK_S, runs=True)], LOOK_S)
+    assert counted.block_s == pytest.approx(1.0)
+    assert not counted.runs_unheard
+    counted.block_started()
+    assert counted.block_s == 0
+
+
+def test_unwaited_children_are_sampled(counted: CpuTime) -> None:
+    for look in range(100):
+        counted.look([seen(REPL), seen(100 + look, runs=look % 2 == 0)], LOOK_S)
+    assert counted.block_s == pytest.approx(0.5, abs=0.02)
+
+
+def test_samples_are_at_most_one_per_cpu(counted: CpuTime) -> None:
+    for look in range(100):
+        counted.look([seen(REPL), *(seen(100 * look + each, runs=True) for each in range(1000, 1020))], LOOK_S)
+    assert counted.block_s == pytest.approx(2.0, abs=0.05)
+
+
+def test_waited_children_count_by_the_kernel(counted: CpuTime) -> None:
+    """Children that were waited for count by the kernel's figure."""
+    for look in range(100):  # seen running all the time, since they wait for a CPU
+        counted.look([seen(REPL, childrens_s=look * LOOK_S / 3), seen(100 + look, runs=True)], LOOK_S)
+    assert counted.block_s == pytest.approx(0.33, abs=0.02)
+
+
+def test_waited_child_hides_no_unwaited_ones(counted: CpuTime) -> None:
+    """A child that was waited for hides no time of children that were not."""
+    for look in range(100):
+        counted.look([seen(REPL, childrens_s=look * LOOK_S / 10), seen(100 + look, runs=True)], LOOK_S)
+    assert counted.block_s == pytest.approx(1.0, abs=0.02)
+
+
+def test_child_that_lives_on_counts_once(counted: CpuTime) -> None:
+    for look in range(1, YOUNG_LOOKS + 50):
+        counted.look([seen(REPL), seen(100, look * LOOK_S, runs=True)], LOOK_S)
+    counted.look([seen(REPL)], LOOK_S)
+    assert counted.block_s == pytest.approx((YOUNG_LOOKS + 49) * LOOK_S)
+
+
+def test_young_process_with_threads_counts_as_running(counted: CpuTime) -> None:
+    """A young process with threads counts as running, in every state of its first thread."""
+    for look in range(100):
+        counted.look([seen(REPL), seen(100 + look, threads=2)], LOOK_S)
+    assert counted.block_s == pytest.approx(2.0, abs=0.05)
+
+
+PROGRAM = 50
+
+
+def test_program_time_counts_apart_from_block() -> None:
+    """Processes of a program count apart from those of the block."""
+    times = CpuTimes(lambda pid: PROGRAM if pid >= PROGRAM else REPL)
+    times.block.started(REPL)
+    times.program_started(PROGRAM)
+    for look in range(1, 101):
+        times.look(
+            [seen(REPL, look * LOOK_S), seen(PROGRAM, look * LOOK_S / 2), seen(PROGRAM + 1, look * LOOK_S)], LOOK_S
+        )
+    assert times.block.block_s == pytest.approx(1.0)
+    assert times.of_program(PROGRAM) == pytest.approx(1.5)
+    times.block.block_started()
+    assert times.block.block_s == 0
+    assert times.of_program(PROGRAM) == pytest.approx(1.5)
+
+
+def test_cpu_time_of_the_dead_keeps_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead_s = 0.0
+    monkeypatch.setattr("sandbox_worker.init.usage_watch._of_the_dead_s", lambda: dead_s)
+    times = CpuTimes(lambda pid: pid)
+    times.block.started(REPL)
+    times.program_started(PROGRAM)
+    dead_s = 5.0  # of all that init took leave of, 3 s were the program's
+    times.process_ended(PROGRAM, 3.0)
+    times.process_ended(REPL, 2.0)
+    times.look([seen(REPL), seen(PROGRAM)], LOOK_S)
+    assert times.block.block_s == pytest.approx(2.0)
+    assert times.of_program(PROGRAM) == pytest.approx(3.0)
+    times.only(())
+    times.look([seen(REPL)], LOOK_S)
+    assert times.block.block_s == pytest.approx(2.0)

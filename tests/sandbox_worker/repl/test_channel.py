@@ -13,6 +13,7 @@ from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
+    MAX_QUERY_BYTES,
     MAX_RESULT_BYTES,
     Execute,
     FromOrchestrator,
@@ -153,11 +154,14 @@ def test_connection_closed_is_no_exception_subclass() -> None:
     assert not issubclass(ConnectionClosed, Exception)
 
 
-def test_result_limit_does_not_hold_for_queries() -> None:
-    """A result past its limit is refused, and a query of that size is not."""
+def test_each_kind_of_message_has_its_own_limit() -> None:
+    """A result and a query past their limits are refused, and a result past that of queries is not."""
     theirs, ours = socket.socketpair()
     with theirs, ours:
         channel, text = Channel(theirs, 64 << 20, Interrupts(), Reserve()), "x" * MAX_RESULT_BYTES
         with pytest.raises(FrameTooLarge):
             channel.encode(Result(1, "ok", final_answer=text))
-        channel.encode(Query("1:1", "llm", [text[:-1000]]))
+        channel.encode(Result(1, "ok", final_answer=text[:-1000]))
+        with pytest.raises(FrameTooLarge):
+            channel.encode(Query("1:1", "llm", [text[:MAX_QUERY_BYTES]]))
+        channel.encode(Query("1:1", "llm", [text[: MAX_QUERY_BYTES - 1000]]))

@@ -11,16 +11,10 @@ import pytest
 
 from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.child_contexts import MOST_INLINE_BYTES, PREFIX, ChildContexts
-from sandbox_worker.repl.queries import MOST_CONTEXTS, Queries
+from sandbox_worker.repl.queries import Queries
 from sandbox_worker.wire.encoding import MAX_NESTING
-from sandbox_worker.wire.messages import (
-    FEW_BYTES,
-    Query,
-    Reply,
-    Slot,
-    encode,
-)
-from sandbox_worker.wire.tasks import (
+from sandbox_worker.wire.messages import Query, Reply, Slot
+from sandbox_worker.wire.prompts import (
     LONG_TASK_CHARS,
     MAX_CONTEXT_NAME_CHARS,
     MAX_INLINE_BYTES,
@@ -298,19 +292,6 @@ def test_message_size_is_bounded_before_files(folder: Path) -> None:
     inline = [each.value for each in asked.contexts if each.value is not None]
     assert 0 < sum(map(len, inline)) <= MOST_INLINE_BYTES
     assert len(asked.files) == len(parts) - len(inline)
-
-
-def test_large_batch_is_asked_in_parts(folder: Path) -> None:
-    """Contexts of a large batch are asked for in parts that a message holds."""
-    count = 2 * MOST_CONTEXTS + 1
-    ask, asked = repl(folder)
-    assert ask.rlm_query_batched(["t"] * count, contexts=list(range(count))) == ["done"] * count
-    assert all(len(query.contexts) <= MOST_CONTEXTS for query in asked.queries)
-    everything = [context for query in asked.queries for context in query.contexts if context is not None]
-    assert [asked.value(context) for context in everything] == list(range(count))
-    longest = ChildContext(file=f"{PREFIX}{1 << 22}-{'f' * 16}", is_json=True)
-    beside = len(encode(Query(id="1:1", want="rlm", prompts=[], contexts=[longest] * MOST_CONTEXTS)))
-    assert beside + MOST_INLINE_BYTES <= FEW_BYTES
 
 
 def test_repl_flag_is_a_bool(folder: Path) -> None:

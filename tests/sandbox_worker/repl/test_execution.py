@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandbox_worker.repl.execution import Executor, Outcome
+from sandbox_worker.repl.execution import BlockOutcome, Executor
 from sandbox_worker.repl.memory_reserve import Reserve
 
 
@@ -21,7 +21,7 @@ class Prompt:
         self.executor = Executor(self.namespace, self.complaints.append, Reserve())
         self._number = 0
 
-    def run(self, code: str) -> Outcome:
+    def run(self, code: str) -> BlockOutcome:
         self._number += 1
         return self.executor.run(self._number, code)
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from sandbox_worker.repl.printer import BURST, MAX_PIECE_CHARS, Printer
-from sandbox_worker.wire.headtail import OutputBounds
+from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.messages import Stream
 
 

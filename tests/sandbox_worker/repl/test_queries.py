@@ -60,8 +60,8 @@ def test_unsendable_prompt_is_an_error_in_place() -> None:
 
     asking, _ = queries(refuse)
     texts = asking.llm_query_batched(["a", "b"])
-    assert len(texts) == 2
-    assert texts[0].startswith("Error: the query is too large: frame of 100 bytes, the limit is 10")
+    why = "pass a large text as a context, which takes any size: rlm_query(task, context=part)"
+    assert texts == [f"Error: the query is too large: 100 bytes, 10 at most; {why}"] * 2
 
 
 def test_large_batch_is_asked_in_parts() -> None:
@@ -76,6 +76,10 @@ def test_large_batch_is_asked_in_parts() -> None:
     assert asking.llm_query_batched(list("abcdefgh"), timeout_s=60, samples=True) == list("ABCDEFGH")
     sent = [query for query in channel.asked if len(query.prompts) <= 3]
     assert all(query.samples and query.timeout_s is not None and 0 < query.timeout_s <= 60 for query in sent)
+    channel.asked.clear()
+    assert asking.rlm_query_batched(list("abcd"), contexts=[1, 2, 3, 4]) == list("ABCD")
+    contexts = [[context and context.value for context in query.contexts] for query in channel.asked]
+    assert contexts == [["1", "2", "3", "4"], ["1", "2"], ["3", "4"]]
 
 
 @pytest.mark.parametrize(

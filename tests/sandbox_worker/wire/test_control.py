@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from sandbox_worker.loading.form import ContextForm, ContextPiece
-from sandbox_worker.wire import control, zygote_control
+from sandbox_worker.wire import control
 from sandbox_worker.wire.bounds import ReplBounds
+from sandbox_worker.wire.control import Program, pack_program, unpack_program
 from sandbox_worker.wire.errors import MessageInvalid
 
 BOUNDS = ReplBounds(
@@ -23,16 +24,16 @@ BOUNDS = ReplBounds(
     max_output_bytes=6,
 )
 TO_ZYGOTE = [
-    zygote_control.Configure(level="strict", new_root="/n", readable=["/r"], hidden=[], preload=["json"]),
-    zygote_control.Spawn(True, "/s", BOUNDS),
-    zygote_control.Spawn(False, "", msgspec.structs.replace(BOUNDS, cpu_s=0.5)),
+    control.Configure(level="strict", new_root="/n", readable=["/r"], hidden=[], preload=["json"]),
+    control.Spawn(True, "/s", BOUNDS),
+    control.Spawn(False, "", msgspec.structs.replace(BOUNDS, cpu_s=0.5)),
 ]
 FROM_ZYGOTE = [
-    zygote_control.ZygoteReady(layers=["pid 1", "namespaces"], memory_bytes=5),
-    zygote_control.ZygoteFailed(reason="why", layer="mounts"),
-    zygote_control.NotPrepared(step="imports", reason="why"),
-    zygote_control.Spawned(),
-    zygote_control.SpawnFailed(reason="why"),
+    control.ZygoteReady(layers=["pid 1", "namespaces"], memory_bytes=5),
+    control.ZygoteFailed(reason="why", layer="mounts"),
+    control.NotPrepared(step="imports", reason="why"),
+    control.Spawned(),
+    control.SpawnFailed(reason="why"),
 ]
 TO_INIT = [
     control.Load(piece=ContextPiece(ContextForm("text", 3, 1, True))),
@@ -71,13 +72,13 @@ FROM_INIT = [
 
 
 @pytest.mark.parametrize("message", TO_ZYGOTE)
-def test_messages_to_zygote_come_out_unchanged(message: zygote_control.ToZygote) -> None:
-    assert zygote_control.unpack_to_zygote(control.pack(message)) == message
+def test_messages_to_zygote_come_out_unchanged(message: control.ToZygote) -> None:
+    assert control.unpack_to_zygote(control.pack(message)) == message
 
 
 @pytest.mark.parametrize("message", FROM_ZYGOTE)
-def test_messages_of_zygote_come_out_unchanged(message: zygote_control.FromZygote) -> None:
-    assert zygote_control.unpack_from_zygote(control.pack(message)) == message
+def test_messages_of_zygote_come_out_unchanged(message: control.FromZygote) -> None:
+    assert control.unpack_from_zygote(control.pack(message)) == message
 
 
 @pytest.mark.parametrize("message", TO_INIT)
@@ -91,15 +92,15 @@ def test_messages_of_init_come_out_unchanged(message: control.FromInit) -> None:
 
 
 def test_messages_of_both_directions_are_all_tried() -> None:
-    assert {type(message) for message in TO_ZYGOTE} == set(zygote_control.ToZygote.__args__)
-    assert {type(message) for message in FROM_ZYGOTE} == set(zygote_control.FromZygote.__args__)
+    assert {type(message) for message in TO_ZYGOTE} == set(control.ToZygote.__args__)
+    assert {type(message) for message in FROM_ZYGOTE} == set(control.FromZygote.__args__)
     assert {type(message) for message in TO_INIT} == set(control.ToInit.__args__)
     assert {type(message) for message in FROM_INIT} == set(control.FromInit.__args__)
 
 
 UNPACKERS: list[tuple[Callable[[bytes], object], list[Any]]] = [
-    (zygote_control.unpack_to_zygote, TO_ZYGOTE),
-    (zygote_control.unpack_from_zygote, FROM_ZYGOTE),
+    (control.unpack_to_zygote, TO_ZYGOTE),
+    (control.unpack_from_zygote, FROM_ZYGOTE),
     (control.unpack_to_init, TO_INIT),
     (control.unpack_from_init, FROM_INIT),
 ]
@@ -138,20 +139,31 @@ def test_truncated_packet_is_invalid(message: control.Control) -> None:
 
 def test_fork_server_memory_is_not_negative() -> None:
     with pytest.raises(MessageInvalid, match="memory_bytes"):
-        zygote_control.unpack_from_zygote(control.pack(zygote_control.ZygoteReady(layers=[], memory_bytes=-1)))
+        control.unpack_from_zygote(control.pack(control.ZygoteReady(layers=[], memory_bytes=-1)))
 
 
 @pytest.mark.parametrize("bound", sorted({*ReplBounds.__struct_fields__} - {"cpu_s", "later_context_bytes"}))
 def test_tmpfs_bound_of_0_is_refused(bound: str) -> None:
     """A bound of 0 is refused, since a tmpfs takes 0 for no bound."""
-    spawn = zygote_control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
+    spawn = control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
     with pytest.raises(MessageInvalid, match=bound):
-        zygote_control.unpack_to_zygote(control.pack(spawn))
+        control.unpack_to_zygote(control.pack(spawn))
 
 
 def test_incomplete_bounds_are_refused() -> None:
     for bound in (field.name for field in msgspec.structs.fields(ReplBounds) if field.required):
-        packed = msgspec.to_builtins(zygote_control.Spawn(True, "/s", BOUNDS))
+        packed = msgspec.to_builtins(control.Spawn(True, "/s", BOUNDS))
         del packed["bounds"][bound]
         with pytest.raises(MessageInvalid, match=bound):
-            zygote_control.unpack_to_zygote(msgspec.msgpack.encode(packed))
+            control.unpack_to_zygote(msgspec.msgpack.encode(packed))
+
+
+def test_program_comes_out_unchanged() -> None:
+    program = Program([b"ls", b"\xff", b""], {b"A": b"\xff", b"": b""})
+    assert unpack_program(pack_program(program)) == program
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 100, pack_program(Program([], {}))[:-1]])
+def test_invalid_program_is_refused(data: bytes) -> None:
+    with pytest.raises(MessageInvalid):
+        unpack_program(data)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from sandbox_worker.wire.counting import (
     has_longer_number_than,
+    has_more_objects_than,
     has_more_strings_than,
     has_more_values_than,
-    split_prompts,
 )
 
 PLAIN = st.recursive(
@@ -19,7 +19,6 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(',"{'), inner, max_size=4),
     max_leaves=30,
 )
-FLAT_LISTS = st.lists(st.dictionaries(st.text('a"]'), st.text('b"[\\'), max_size=2), max_size=2)
 
 
 def values_of(plain: Any) -> int:
@@ -58,39 +57,10 @@ def test_unterminated_string_is_counted() -> None:
     assert not has_more_strings_than(3, b'["a","b","c')
 
 
-@given(
-    st.lists(
-        st.text('a"\\\\[]{},: ')
-        | st.lists(st.dictionaries(st.text('a"]'), st.text('b"[') | FLAT_LISTS, max_size=2), max_size=3)
-    )
-)
-def test_prompts_are_split_where_json_splits_them(prompts: list[Any]) -> None:
-    for encoded in (json.dumps(prompts), json.dumps(prompts, indent=1)):
-        found = split_prompts(encoded.encode(), 100)
-        assert found is not None
-        assert [json.loads(bytes(each)) for each in found] == prompts
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        b"[1]",
-        b"[null]",
-        b'["a" "b"]',
-        b'["a",]',
-        b'["a"',
-        b'"a"',
-        b"[[[[1]]]]",
-        b"[[[[[[[[1,",
-        b'["a',
-        b'["a\\"]',
-        b'["a","b","c"]',
-        b"[",
-    ],
-)
-def test_foreign_or_too_many_arrays_are_not_split(array: bytes) -> None:
-    """Arrays of other values, or of too many, are not split."""
-    assert split_prompts(array, 2) is None
+def test_objects_are_counted_outside_of_texts() -> None:
+    payload = json.dumps(["{{{", {}, {"{": [{}]}]).encode()
+    assert has_more_objects_than(2, payload)
+    assert not has_more_objects_than(3, payload)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge, FrameTruncated, MessageInvalid
-from sandbox_worker.wire.frames import PREFIX, FrameDecoder, Payload, encode_frame
+from sandbox_worker.wire.frames import BEGINNING_BYTES, PREFIX, Beginning, FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import Output, decode_from_worker, encode
 
 PAYLOADS = [b"", b"a", b"xyz" * 100, b"{}"]
@@ -99,7 +99,7 @@ def test_large_payloads_between_small_ones_come_out_whole(step_bytes: int) -> No
     decoder = FrameDecoder(1 << 20)
     cuts = [stream[i : i + step_bytes] for i in range(0, len(stream), step_bytes)]
     assert [payload for cut in cuts for payload in decoder.feed(cut)] == payloads
-    assert (decoder.pending, decoder.announced_bytes) == (b"", 0)
+    assert decoder.pending == b""
 
 
 def test_frames_before_an_oversized_prefix_come_out_first() -> None:
@@ -111,15 +111,15 @@ def test_frames_before_an_oversized_prefix_come_out_first() -> None:
 
 
 def test_incomplete_frame_tells_its_sizes() -> None:
-    """An incomplete frame tells the size that it announced and the bytes that came."""
+    """An incomplete frame tells the bytes that came."""
     decoder = FrameDecoder(max_frame_bytes=1000)
-    assert (decoder.announced_bytes, decoder.buffered_bytes, decoder.pending) == (0, 0, b"")
+    assert (decoder.buffered_bytes, decoder.pending) == (0, b"")
     assert decoder.feed(b"\0\0") == []
-    assert (decoder.announced_bytes, decoder.buffered_bytes) == (4, 2)
+    assert decoder.buffered_bytes == 2
     assert decoder.feed(b"\0\x64" + b"x" * 10) == []
-    assert (decoder.announced_bytes, decoder.buffered_bytes, decoder.pending) == (104, 14, b"\0\0\0\x64" + b"x" * 10)
+    assert (decoder.buffered_bytes, decoder.pending) == (14, b"\0\0\0\x64" + b"x" * 10)
     assert decoder.feed(b"x" * 90) == [b"x" * 100]
-    assert (decoder.announced_bytes, decoder.buffered_bytes, decoder.pending) == (0, 0, b"")
+    assert (decoder.buffered_bytes, decoder.pending) == (0, b"")
 
 
 def test_partial_payload_is_no_frame() -> None:
@@ -145,3 +145,22 @@ def test_frame_too_large_is_told_and_dropped() -> None:
     with pytest.raises(FrameTooLarge, match="frame of 1,001 bytes, the limit is 1,000"):
         decoder.feed(PREFIX.pack(1001) + b"x" * 500)
     assert decoder.buffered_bytes == 0
+
+
+@pytest.mark.parametrize("step_bytes", [1000, 1 << 16, (1 << 16) + 5])
+def test_payload_that_is_too_long_is_dropped_as_it_comes(step_bytes: int) -> None:
+    """The beginning and the length of a payload that is too long come out; its neighbours are whole."""
+    payloads = [b"a", b"long" * 200_000, b"b" * 300_000, b"long" + b"x" * 99_996, b"c"]
+    stream = b"".join(encode_frame(payload, 1 << 20) for payload in payloads)
+    decoder = FrameDecoder(1 << 20, lambda beginning: 100_000 if beginning.startswith(b"long") else 1 << 20)
+    got, most_buffered = list[Payload](), 0
+    for at in range(0, len(stream), step_bytes):
+        got += decoder.feed(stream[at : at + step_bytes])
+        if len(got) == 1:
+            most_buffered = max(most_buffered, decoder.buffered_bytes)
+    beginning = got.pop(1)
+    assert isinstance(beginning, Beginning)
+    assert (beginning, beginning.payload_bytes) == ((b"long" * 200_000)[:BEGINNING_BYTES], 800_000)
+    assert got == [payloads[0], *payloads[2:]]
+    assert most_buffered <= step_bytes + (1 << 16)
+    assert decoder.pending == b""

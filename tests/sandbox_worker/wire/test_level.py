@@ -1,19 +1,22 @@
-"""Isolation levels: their facts agree with each other, and code asks for these facts alone."""
+"""Isolation levels: their facts agree with each other."""
 
 import ast
-from pathlib import Path
-from typing import get_args
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
-from sandbox_worker.wire import zygote_control
+from rlm_broker.limits import Limits
+from sandbox_worker.isolation.worker_layers import _INIT_LAYERS
+from sandbox_worker.wire import bounds, control
 from sandbox_worker.wire.errors import MessageInvalid
-from sandbox_worker.wire.level import LEVELS, PROCESS, LevelName, level_named
+from sandbox_worker.wire.level import LEVELS, PROCESS, Layer, LevelName, level_named
 from tests.support.places import PROJECT
 
 NAMES = get_args(LevelName)
-SOURCES = [path for package in ("rlm_broker", "sandbox_worker") for path in sorted((PROJECT / package).rglob("*.py"))]
 
 
 def test_level_name_finds_its_level() -> None:
@@ -50,16 +53,69 @@ def test_boundary_allows_processes_only_with_pid_namespace() -> None:
 @pytest.mark.parametrize("name", ["paranoid", "auto", "Strict", "", 0, None])
 def test_fork_server_without_level_refuses_the_message(name: object) -> None:
     """A fork server that is told of no level refuses the message."""
-    configure = zygote_control.Configure(level="strict", new_root="/n", readable=[], hidden=[])
+    configure = control.Configure(level="strict", new_root="/n", readable=[], hidden=[])
     fields = msgspec.to_builtins(configure) | {"level": name}
     with pytest.raises(MessageInvalid, match="level"):
-        zygote_control.unpack_to_zygote(msgspec.msgpack.encode(fields))
+        control.unpack_to_zygote(msgspec.msgpack.encode(fields))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
-def test_code_compares_no_level_names(path: Path) -> None:
-    """Code asks a level for facts and compares no names."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Compare):
-            constants = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
-            assert not constants & set(NAMES), f"line {node.lineno}: {ast.unparse(node)}"
+LAYERS = set(get_args(Layer))
+DECLARED = PROJECT / "sandbox_worker/wire/level.py"
+
+
+def named_where_raised() -> Iterator[str]:
+    """Return the arguments of `layer(...)` and `applied.append(...)`, and the constants of type `Layer`."""
+    for path in sorted((PROJECT / "sandbox_worker").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id="layer"), args=[ast.Constant(value=str(name)), _]):
+                    yield name
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="applied")), args=[argument]):
+                    yield from (str(each.value) for each in ast.walk(argument) if isinstance(each, ast.Constant))
+                case ast.AnnAssign(annotation=ast.Name(id="Layer"), value=ast.Constant(value=str(name))):
+                    yield name
+
+
+def test_layers_of_the_sandbox_are_the_set() -> None:
+    """Each layer that the sandbox names is in the set, and the set has no other."""
+    named = {*named_where_raised(), *(name for rows in _INIT_LAYERS.values() for name, _ in rows)}
+    assert named == LAYERS - {"system calls"}  # which the orchestrator names for a process that was killed
+
+
+@pytest.mark.parametrize(
+    ("unpack", "message", "field"),
+    [
+        (control.unpack_from_zygote, control.ZygoteFailed(reason="why", layer="mounts"), "layer"),
+        (control.unpack_from_zygote, control.NotPrepared(step="imports", reason="why"), "step"),
+        (control.unpack_from_zygote, control.ZygoteReady(layers=[], memory_bytes=1), "layers"),
+        (control.unpack_from_init, control.Failed(step="start", reason="why", layer="seccomp"), "layer"),
+        (control.unpack_from_init, control.Failed(step="start", reason="why"), "step"),
+        (control.unpack_from_init, control.Loaded(layers=[]), "layers"),
+        (control.unpack_from_init, control.Started(layers=[]), "layers"),
+        (control.unpack_from_init, control.Exceeded("cpu_s", 2, 1, control.LastSeen()), "limit"),
+    ],
+)
+@pytest.mark.parametrize("name", ["", "Seccomp", "level", "no such name"])
+def test_unknown_layer_name_makes_a_message_invalid(unpack: Any, message: Any, field: str, name: str) -> None:
+    value = [name] if field == "layers" else name
+    packet = msgspec.msgpack.encode(msgspec.to_builtins(message) | {field: value})
+    with pytest.raises(MessageInvalid, match=field):
+        unpack(packet)
+
+
+def test_watched_limits_are_limits_of_a_user() -> None:
+    assert set(get_args(bounds.WatchedLimit)) <= Limits.model_fields.keys()
+    assert set(get_args(bounds.WatchedLimit)) > bounds.SCRATCH_LIMITS
+
+
+def test_prepared_steps_are_no_layers() -> None:
+    assert not LAYERS & set(get_args(control.PreparationStep))
+
+
+@pytest.mark.parametrize("module", ["zygote_layers", "worker_layers"])
+def test_layer_code_needs_only_the_standard_library(module: str) -> None:
+    program = f"import sys; sys.path.append(sys.argv[1]); import sandbox_worker.isolation.{module}; print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", program, str(PROJECT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert loaded - sys.stdlib_module_names == {"sandbox_worker", "__main__"}

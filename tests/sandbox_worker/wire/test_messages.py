@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sandbox_worker import RELEASE
 from sandbox_worker.loading.form import ContextForm, ContextPiece
 from sandbox_worker.wire import messages
-from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge
+from sandbox_worker.wire.frames import Beginning, encode_frame
 from sandbox_worker.wire.messages import (
     Display,
     Execute,
@@ -33,7 +34,9 @@ from sandbox_worker.wire.messages import (
     decode_hello,
     decode_welcome,
     encode,
+    framed,
 )
+from sandbox_worker.wire.prompts import ChildContext
 from sandbox_worker.wire.variables import VariableFact
 
 QUERY = Query(id="3:1", want="rlm", prompts=["a", ""], model="m", system="s", max_completion_tokens=1, max_concurrent=2)
@@ -217,19 +220,72 @@ def test_non_text_is_refused_before_sending() -> None:
         encode(Output(block=1, stream="stdout", text=object()))  # type: ignore[arg-type]
 
 
+def query_of(payload_bytes: int) -> Query:
+    """Return a query of one prompt whose JSON has so many bytes."""
+    empty = len(encode(Query(id="1:1", want="llm", prompts=[""])))
+    return Query(id="1:1", want="llm", prompts=["x" * (payload_bytes - empty)])
+
+
+def test_query_may_have_its_bytes_to_the_last() -> None:
+    largest = query_of(messages.MAX_QUERY_BYTES)
+    assert decode_from_worker(encode(largest)) == largest
+    beyond = encode(query_of(messages.MAX_QUERY_BYTES + 1))
+    with pytest.raises(
+        QueryTooLarge, match="the query is too large: 4,194,305 bytes, 4,194,304 at most; pass a large"
+    ) as e:
+        decode_from_worker(beyond)
+    assert e.value.id == "1:1"
+
+
+def test_query_too_large_is_not_decoded() -> None:
+    """The length and the id decide; what else it has is not looked at."""
+    beginning = Beginning(b'{"type":"query","id":"7:2","want":[[[')
+    beginning.payload_bytes = messages.MAX_QUERY_BYTES + 1
+    with pytest.raises(QueryTooLarge) as refused:
+        decode_from_worker(beginning)
+    assert refused.value.id == "7:2"
+
+
 @pytest.mark.parametrize(
-    "payload",
+    "begin",
     [
-        b'{"type":"query","id":"1:0","want":"llm","prompts":[' + b",".join([b'"ab"'] * 600_000) + b"]}",
-        b'{"type":"query","id":"1:0","want":"llm","prompts":[' + b" , ".join([b'"\\""'] * 600_000) + b"]}",
-        b'{"type":"query","id":"1:0","want":"llm","prompts":["' + b'\\"' * 1_000_000,
+        b'{"id":"1:1","type":"query"',
+        b'{"type":"query","want":"llm"',
+        b'{"type":"output","block":1',
+        b'{"type":"query","id":"1',
     ],
-    ids=["short", "escaped", "without_an_end"],
 )
-def test_message_of_many_strings_is_refused_early(payload: bytes) -> None:
-    """A message of a million strings is refused before they are made."""
+def test_other_message_too_large_is_invalid(begin: bytes) -> None:
+    beginning = Beginning(begin)
+    beginning.payload_bytes = messages.MAX_RESULT_BYTES
+    for payload in (beginning, begin + b"x" * messages.MAX_RESULT_BYTES):
+        with pytest.raises(MessageInvalid, match="more than one of its kind may have"):
+            decode_from_worker(payload)
+
+
+@pytest.mark.parametrize("unit", ["1", '""', "[]", "{}", '[{"type":"text","text":""}]'])
+@pytest.mark.parametrize("field", ["prompts", "contexts"])
+def test_query_of_a_million_values_is_invalid(field: str, unit: str) -> None:
+    """No value amplifies without bound: the types refuse it at once, or the number of objects or prompts does."""
+    fields = {"prompts": '["a"]', field: "[" + ",".join([unit] * ((4 << 20) // (len(unit) + 1) - 50)) + "]"}
+    payload = b'{"type":"query","id":"1:1","want":"llm",%s}'
+    payload %= ",".join(f'"{name}":{value}' for name, value in fields.items()).encode()
     with pytest.raises(MessageInvalid):
         decode_from_worker(payload)
+
+
+def test_query_with_all_children_that_are_allowed_passes() -> None:
+    most = messages.MAX_PROMPTS
+    query = Query("1:1", "rlm", ["a"] * most, contexts=[ChildContext(own="context_1")] * most)
+    assert decode_from_worker(encode(query)) == query
+
+
+@pytest.mark.parametrize("message", [Reply("1:1", [Slot("a")]), Reply("1:1", [Slot("a\ud800")])])
+def test_frame_of_a_message_is_bounded(message: Reply) -> None:
+    frame = encode_frame(encode(message), 1000)
+    assert framed(message, len(frame) - 4) == frame
+    with pytest.raises(FrameTooLarge):
+        framed(message, len(frame) - 5)
 
 
 def test_long_prompt_of_quotes_is_one_string() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.recording import CallId
+from rlm_broker.clients.base import CallId, LMRequest
 from rlm_broker.cluster.agent.calls import RemoteCalls
 from rlm_broker.cluster.agent.exchange import Exchange
 from rlm_broker.cluster.agent.models import RemoteModel

@@ -123,7 +123,7 @@ async def test_code_reaches_nothing_of_the_node(around: Surroundings, name: str)
     assert psutil.pid_exists(around.pid)
 
 
-@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.workers.levels.IsolationWarning")
 async def test_the_attacks_get_through_without_protection(around: Surroundings) -> None:
     """Each attack works where nothing prevents it. No worker gets the token, and no agent is to be ended here."""
     async with Sandbox(isolation="process", warm=0) as sandbox:

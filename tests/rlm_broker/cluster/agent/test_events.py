@@ -11,7 +11,7 @@ from rlm_broker.cluster.agent import events as module
 from rlm_broker.cluster.agent.events import EventSender
 from rlm_broker.cluster.link import LinkLost
 from rlm_broker.cluster.messages import MOST_EVENTS, Happened
-from rlm_broker.trace.events import BlockPrinted, Event
+from rlm_broker.events.event import BlockPrinted, Event
 from tests.support.links import linked
 
 

@@ -16,7 +16,6 @@ from rlm_broker.cluster.agent import shortening
 from rlm_broker.cluster.described import system_prompts
 from rlm_broker.cluster.messages import Ask, Cancel, Ended, EngineSpec, Happened, Leave, Stop, UseTool
 from rlm_broker.cluster.outcomes import read_completion
-from rlm_broker.control.board import BOARD
 from rlm_broker.errors import (
     ConfigurationError,
     IsolationUnavailable,
@@ -32,6 +31,7 @@ from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.tools import Tools
+from rlm_broker.watch.board import BOARD
 from tests.support.orchestrator import Orchestrator, orchestrated
 from tests.support.waiting import for_ever, until
 

@@ -13,7 +13,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.processes import living_below
 
-pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.workers.levels.IsolationWarning")
 
 
 def engine(seed: int) -> EngineSpec:

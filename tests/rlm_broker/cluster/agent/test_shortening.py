@@ -7,10 +7,10 @@ import pytest
 from rlm_broker.cluster.agent import shortening
 from rlm_broker.cluster.agent.shortening import encoded_outcome
 from rlm_broker.cluster.outcomes import read_completion
-from rlm_broker.display import Display
 from rlm_broker.errors import ValueTooLarge
 from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Iteration, PostMortem, Variable
 from rlm_broker.usage import UsageSummary
+from rlm_broker.values.display import Display
 
 
 def outcome(turns: int, chars: int, display_bytes: int = 0, answer: str = "42") -> Completion:

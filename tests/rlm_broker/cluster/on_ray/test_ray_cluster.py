@@ -17,6 +17,7 @@ from tests.support.waiting import until_now
 
 pytest.importorskip("ray.cluster_utils", reason="needs the extra ray")  # a folder `ray` is importable as well
 
+pytestmark = pytest.mark.ray
 SLOW_S = 90.0
 """Seconds that Ray may take on a busy machine."""
 ANSWERS = "```repl\nFINAL(len(context))\n```"

@@ -20,7 +20,7 @@ from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query
-from sandbox_worker.wire.tasks import MAX_INLINE_BYTES, ChildContext
+from sandbox_worker.wire.prompts import MAX_INLINE_BYTES, ChildContext
 from tests.support.waiting import until_now
 
 SCRATCH_BYTES = 1 << 20

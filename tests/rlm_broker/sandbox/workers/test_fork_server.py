@@ -144,7 +144,7 @@ def test_no_descriptor_is_left_after_many_sandboxes() -> None:
     until_now(lambda: counted() == before)  # a moment later, the loop closes the sockets of workers that were not taken
 
 
-@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.levels.level.IsolationWarning")
+@pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.workers.levels.IsolationWarning")
 def test_host_folders_end_with_worker_and_fork_server() -> None:
     """A worker's folder on the host is removed with it, and the fork server's folder with that."""
     with Sandbox(isolation="process") as sandbox:

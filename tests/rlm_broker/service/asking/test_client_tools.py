@@ -8,9 +8,9 @@ import openai
 import pytest
 
 from rlm_broker.rlm import RLM
-from rlm_broker.service.asking import client_tools
-from rlm_broker.service.asking.client_tools import MOST_TOOLS, ClientTools, FunctionTool
 from rlm_broker.service.errors import ApiError
+from rlm_broker.service.questions import client_tools
+from rlm_broker.service.questions.client_tools import MOST_TOOLS, ClientTools, FunctionTool
 from rlm_broker.service.settings import ServeSettings
 from tests.support.obedient import obedient
 from tests.support.service import Served, serving

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.service.asking.conversation import divided, inline_file
-from rlm_broker.service.asking.options import RlmOptions
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.materials import InlineFile, Material, Text
+from rlm_broker.service.questions.conversation import divided, inline_file
+from rlm_broker.service.questions.options import RlmOptions
 
 ASK, NOTE, LONG = Text("text_2", "Which?"), Text("text_1", "note"), Text("text", "x" * 100)
 FILE, OTHER = InlineFile("a.txt", b"a"), InlineFile("b.txt", b"b")

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.service.asking import client_tools
-from rlm_broker.service.asking.client_tools import MOST_TOOLS, tools_of
-from rlm_broker.service.asking.counts import MOST_FILES, MOST_ITEMS
 from rlm_broker.service.bodies import validated
 from rlm_broker.service.chat.request import ChatRequest
 from rlm_broker.service.errors import ApiError
+from rlm_broker.service.questions import client_tools
+from rlm_broker.service.questions.client_tools import MOST_TOOLS, tools_of
+from rlm_broker.service.questions.options import MOST_FILES, MOST_ITEMS
 from rlm_broker.service.responses.request import ResponseRequest
 
 CHAT_FILE = {"type": "file", "file": {"file_id": "f"}}

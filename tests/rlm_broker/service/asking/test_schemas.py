@@ -8,9 +8,9 @@ import pytest
 
 from rlm_broker.hosting.owner import Busy, Owner
 from rlm_broker.json_schema import Unfit
-from rlm_broker.service.asking import schemas
-from rlm_broker.service.asking.schemas import MOST_CHARS, Room, checked_in_turn, safe_schema
 from rlm_broker.service.errors import ApiError
+from rlm_broker.service.questions import schemas
+from rlm_broker.service.questions.schemas import MOST_CHARS, Room, checked_in_turn, safe_schema
 from tests.support.waiting import WAIT_S
 
 

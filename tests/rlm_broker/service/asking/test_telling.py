@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from rlm_broker.events.event import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 from rlm_broker.results import Block
-from rlm_broker.service.asking.telling import SHOWN_CHARS, Telling, shortened
-from rlm_broker.trace.events import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
+from rlm_broker.service.questions.outcome import Telling
 
 
 def told(*events: Event) -> str:
@@ -48,15 +48,6 @@ def test_calls_of_code_are_not_told() -> None:
 )
 def test_output_of_a_block_is_fenced(block: Block, text: str) -> None:
     assert told(BlockEnded("1", 0, 1, block)) == text
-
-
-def test_long_output_keeps_both_ends() -> None:
-    text = "a" * SHOWN_CHARS + "z" * 10
-    short = shortened(text)
-    assert short.startswith("a" * 1_000)
-    assert short.endswith("z" * 10)
-    assert "\n... 10 characters are left out ...\n" in short
-    assert shortened("a" * SHOWN_CHARS) == "a" * SHOWN_CHARS
 
 
 def test_missed_events_are_told() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.service.chat.messages import read
+from rlm_broker.service.chat.request import read
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.materials import InlineFile, Material, Text
 

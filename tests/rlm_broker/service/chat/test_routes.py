@@ -13,10 +13,10 @@ import pydantic
 import pytest
 
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.events.event import BlockPrinted
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.service.settings import ServeSettings
-from rlm_broker.trace.events import BlockPrinted
 from tests.support.fake_openai import Answer, FakeOpenAI, streamed
 from tests.support.obedient import obedient
 from tests.support.service import Served, serving

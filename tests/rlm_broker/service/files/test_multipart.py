@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 
 from rlm_broker.service.errors import ApiError
-from rlm_broker.service.files.multipart import Form, file_name, received
+from rlm_broker.service.uploads import Form, file_name, received
 
 BOUNDARY = "simple"
 TYPE = f"multipart/form-data; boundary={BOUNDARY}"

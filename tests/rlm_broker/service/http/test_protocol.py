@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from rlm_broker.service.http.protocol import MOST_FIELDS, MOST_HEADER_BYTES, MOST_PIPELINED, MOST_URL_BYTES
-from rlm_broker.service.http.room import Room
+from rlm_broker.service.http_server import MOST_FIELDS, MOST_HEADER_BYTES, MOST_PIPELINED, MOST_URL_BYTES, Room
 from tests.support.asgi_server import HttpServer, http_server
 from tests.support.http_peer import REQUEST, application, peer, read_to_end
 from tests.support.waiting import until_now

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from rlm_broker.service.http.room import MOST_CONNECTIONS, Room
+from rlm_broker.service.http_server import MOST_CONNECTIONS, Room
 from tests.support.waiting import until
 
 SOON_S = 0.01

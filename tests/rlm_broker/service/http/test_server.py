@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rlm_broker.service.http import room as rooms
-from rlm_broker.service.http.room import Room
+from rlm_broker.service import http_server as rooms
+from rlm_broker.service.http_server import Room
 from tests.support.asgi_server import HttpServer, http_server
 from tests.support.http_peer import REQUEST, application, peer, read_to_end
 from tests.support.waiting import until_now
@@ -56,7 +56,7 @@ def test_requests_that_are_served_fill_the_server(small: HttpServer) -> None:
 
 def test_headers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections are closed, oldest first, until the others' unfinished headers fit."""
-    monkeypatch.setattr(rooms, "MOST_HEADER_BYTES", 100_000)
+    monkeypatch.setattr(rooms, "MOST_HEADERS_BYTES", 100_000)
     with http_server(application) as server, ExitStack() as many:
         clients = [many.enter_context(peer(server, b"GET / HTTP/1.1\r\na: " + b"x" * 40_000)) for _ in range(6)]
         assert read_to_end(clients[0]) == b""

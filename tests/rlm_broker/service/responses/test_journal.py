@@ -6,7 +6,7 @@ import json
 import pytest
 
 from rlm_broker.service.errors import ApiError
-from rlm_broker.service.responses.journal import Journal
+from rlm_broker.service.responses.store import Journal
 
 
 async def numbers(journal: Journal, after: int = -1) -> list[int]:

@@ -9,8 +9,8 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.hosting.repls import HeldRepls
 from rlm_broker.rlm import RLM
-from rlm_broker.service.responses import lasting
-from rlm_broker.service.responses.lasting import LastingRepl
+from rlm_broker.service.responses import store as lasting
+from rlm_broker.service.responses.store import LastingRepl
 
 ALICE = Owner("alice")
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.materials import InlineFile, Text
-from rlm_broker.service.responses.reading import Conversation, Reader
+from rlm_broker.service.responses.answers import Conversation, Reader
 from rlm_broker.service.responses.request import ResponseRequest
 from rlm_broker.service.responses.resource import Item, given_items
 

@@ -13,11 +13,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from rlm_broker.clients.base import LMRequest
+from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.rlm import RLM
-from rlm_broker.service.responses import answering
+from rlm_broker.service.responses import answers as answering
 from rlm_broker.service.settings import ServeSettings
 from tests.support.response_types import check_body, check_events, check_items
 from tests.support.service import Served, serving
@@ -39,9 +39,27 @@ def reply(request: LMRequest) -> str:
     return f"I look.\n```repl\n{code[-1]}\n```" if code else "FINAL(no code)"
 
 
+class Gated(ScriptedClient):
+    """Answers `llm_query` once the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__(reply, cost_per_call=0.5)
+        self.gate = asyncio.Event()
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        if not request.is_loop:
+            await self.gate.wait()
+        return await super().complete(request)
+
+
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    rlm = RLM(ScriptedClient(reply, cost_per_call=0.5), instructions="You answer.")
+def gated() -> Gated:
+    return Gated()
+
+
+@pytest.fixture(scope="module")
+def served(gated: Gated) -> Iterator[Served]:
+    rlm = RLM(gated, instructions="You answer.")
     keys = {"alice": {}, "bob": {}, "watcher": {"rights": ("watch",)}}
     with serving(rlm, ServeSettings(heartbeat_s=0.2), keys=keys) as it:
         yield it
@@ -148,14 +166,15 @@ def test_background_is_queued_and_ends(client: openai.OpenAI) -> None:
     assert ended.to_dict() == events[-1]["response"]
 
 
-def test_stream_goes_on_after_a_lost_connection(client: openai.OpenAI) -> None:
+def test_stream_goes_on_after_a_lost_connection(served: Served, client: openai.OpenAI, gated: Gated) -> None:
     """The run in the background outlives its connection, and its events keep their numbers."""
-    asked = code("import time; time.sleep(0.3); FINAL('yes')")
+    asked = code("llm_query('wait'); FINAL('yes')")
     stream = client.responses.create(model=MODEL, input=asked, background=True, stream=True)
     first: Any = [next(stream).to_dict() for _ in range(4)]
     stream.close()
     id, last = first[0]["response"]["id"], first[-1]["sequence_number"]
     with client.responses.retrieve(id, stream=True, starting_after=last) as rest:
+        served.call(gated.gate.set)
         events = [*first, *(event.to_dict() for event in rest)]
     check_events(events)
     assert events[-1]["response"]["output"][-1]["content"][0]["text"] == "yes"

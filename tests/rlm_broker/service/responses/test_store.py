@@ -9,9 +9,8 @@ import pytest
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.service.errors import ApiError
 from rlm_broker.service.responses import store
-from rlm_broker.service.responses.journal import Journal
 from rlm_broker.service.responses.resource import Resource
-from rlm_broker.service.responses.store import Made, Responses, input_page
+from rlm_broker.service.responses.store import Journal, Made, Responses, input_page
 
 ALICE, BOB = Owner("alice"), Owner("bob")
 

@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.errors import ModelFailed, RunCancelled
-from rlm_broker.results import Block
-from rlm_broker.service.asking.client_tools import ClientCall
-from rlm_broker.service.asking.outcome import Outcome
-from rlm_broker.service.responses.journal import Journal
-from rlm_broker.service.responses.request import ResponseRequest
-from rlm_broker.service.responses.resource import Resource, repeated
-from rlm_broker.service.responses.teller import LOGS_CHARS, Teller
-from rlm_broker.trace.events import (
+from rlm_broker.events.event import (
     BlockEnded,
     BlockStarted,
     CallEnded,
@@ -24,6 +17,13 @@ from rlm_broker.trace.events import (
     IterationStarted,
     Replied,
 )
+from rlm_broker.results import Block
+from rlm_broker.service.questions.client_tools import ClientCall
+from rlm_broker.service.questions.outcome import Outcome
+from rlm_broker.service.responses.events import LOGS_CHARS, Teller
+from rlm_broker.service.responses.request import ResponseRequest
+from rlm_broker.service.responses.resource import Resource, repeated
+from rlm_broker.service.responses.store import Journal
 from rlm_broker.usage import Usage
 from tests.support.response_types import check_body, check_events
 

@@ -1,0 +1,116 @@
+"""The events of one run, kept in memory for any number of followers that read at their own pace."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from itertools import islice
+
+import msgspec
+
+from rlm_broker.events.event import Event, EventsMissed
+
+MOST_CHARS = 1 << 24
+"""Maximum characters of the events that one log keeps; beyond it the oldest events are dropped.
+
+A follower that has not read them yet gets one `EventsMissed` in their place.
+"""
+_WITHOUT_TEXT = (int, float, bool, type(None))
+EVENT_CHARS = 200
+"""Characters that each event counts in addition to its texts, for its object, its number and its time."""
+
+
+class EventLog:
+    """Keeps events in the order of their numbers, which begin at 1 and have no gap. It can be used from any thread.
+
+    Args:
+        most_chars: Maximum characters kept.
+    """
+
+    def __init__(self, most_chars: int = MOST_CHARS) -> None:
+        self._most_chars = most_chars
+        self._chars = 0
+        self._kept: deque[tuple[Event, int]] = deque()
+        self._last = 0
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    @property
+    def chars(self) -> int:
+        """Characters of the events that are kept."""
+        return self._chars
+
+    def add(self, event: Event) -> None:
+        """Keep an event, and wake all followers."""
+        chars = EVENT_CHARS + text_chars(event)
+        with self._lock:
+            self._kept.append((event, chars))
+            self._last = event.n
+            self._chars += chars
+            while self._chars > self._most_chars and len(self._kept) > 1:
+                self._chars -= self._kept.popleft()[1]
+        self._wake()
+
+    def close(self) -> None:
+        """Declare that no further event follows. Followers read the last event, then end."""
+        self._is_closed = True
+        self._wake()
+
+    async def follow(self, after: int = 0) -> AsyncIterator[Event]:
+        """Yield each event with a number above `after`, with those that were added before, until the log is closed."""
+        after = max(0, after)
+        here = (asyncio.get_running_loop(), asyncio.Event())
+        self._waiting.add(here)
+        try:
+            while True:
+                here[1].clear()
+                is_closed = self._is_closed  # read before the events: a later `add` or `close` sets the event again
+                events = self._after(after)
+                for event in events:
+                    yield event
+                    after = event.n
+                if not events:
+                    if is_closed:
+                        return
+                    await here[1].wait()
+        finally:
+            self._waiting.discard(here)
+
+    def _after(self, number: int) -> list[Event]:
+        with self._lock:
+            newer = self._last - number
+            if newer <= 0:
+                return []
+            events = [event for event, _ in islice(self._kept, max(0, len(self._kept) - newer), None)]
+        missed = newer - len(events)
+        if missed:
+            first = events[0]
+            gap = EventsMissed(first.run, first.depth, missed, tree=first.tree, n=first.n - 1, time=first.time)
+            events.insert(0, gap)
+        return events
+
+    def _wake(self) -> None:
+        for loop, event in list(self._waiting):
+            try:
+                loop.call_soon_threadsafe(event.set)
+            except RuntimeError:  # the follower's event loop has ended
+                self._waiting.discard((loop, event))
+
+
+def text_chars(value: object) -> int:
+    """Return the number of characters of all texts in an event, or in plain values."""
+    kind = type(value)  # most values are plain: asked for in this order, they cost a third
+    if kind is str:
+        return len(value)  # type: ignore[arg-type]
+    if kind in _WITHOUT_TEXT:
+        return 0
+    if isinstance(value, msgspec.Struct):
+        return sum(text_chars(getattr(value, name)) for name in value.__struct_fields__)
+    if isinstance(value, dict):
+        return sum(map(text_chars, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(text_chars, value))
+    if hasattr(value, "__dataclass_fields__"):
+        return sum(text_chars(getattr(value, name)) for name in value.__dataclass_fields__)
+    return 0

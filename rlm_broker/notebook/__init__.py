@@ -1,1 +1,0 @@
-"""Pages of runs and blocks for notebooks."""

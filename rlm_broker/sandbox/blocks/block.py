@@ -1,0 +1,224 @@
+"""One block in a worker: its start, its clock, its interrupt, and the reason why its REPL must be killed.
+
+One loop (`_ends`) waits on one event (`_wake`), which is set by each fact that may end the block: its result, news from
+init, CPU time that was used, an answered query, a wish to interrupt, or the time of the clock's next verdict.
+"""
+
+import asyncio
+import os
+import time
+
+import msgspec
+
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.errors import ContextRefused, ProtocolViolation, SandboxFailed
+from rlm_broker.limits import ReplLimits
+from rlm_broker.sandbox.blocks import block_result
+from rlm_broker.sandbox.blocks.block_clock import BlockClock
+from rlm_broker.sandbox.blocks.block_result import BlockOutput, SubmitFields
+from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
+from rlm_broker.sandbox.workers.worker import Worker
+from rlm_broker.transport.connection import Connection, QueryHandler
+from rlm_broker.transport.session import NOTHING, Wanted
+from sandbox_worker.wire.control import Exceeded
+from sandbox_worker.wire.messages import Query, Result, Slot
+
+LEFT_RUNNING_S = 2.0
+"""CPU seconds beyond what a block may use, until the processes that it left running are killed. The margin is needed
+because init samples CPU time."""
+DEATH_NEWS_S = 1.0
+"""Seconds in which init reports how a REPL died whose connection was lost. Beyond, the REPL lives and has closed the
+connection itself."""
+
+
+class BlockRun:
+    """One block, from its start to its result or to the reason why its REPL must be killed.
+
+    Args:
+        worker: Worker of the REPL.
+        connection: Connection of the REPL.
+        output: Collects what the block prints and shows.
+        limits: Limits of the REPL.
+        answer: Called for each query of the block.
+        timeout_s: Compute time in seconds until the block is interrupted.
+        wall_timeout_s: Wall time in seconds until then, waiting for replies included.
+        contexts: Contexts that the block's queries give to children.
+        fields: Fields that the block has to submit; None if it has none.
+
+    Attributes:
+        killed_because: Reason why the REPL must be killed, as one clause; None while it can go on.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        connection: Connection,
+        output: BlockOutput,
+        limits: ReplLimits,
+        answer: QueryHandler,
+        timeout_s: float,
+        wall_timeout_s: float,
+        contexts: QueryContexts,
+        fields: SubmitFields | None = None,
+    ) -> None:
+        self.killed_because: str | None = None
+        self._worker = worker
+        self._connection = connection
+        self._output = output
+        self._answer = answer
+        self._contexts = contexts
+        self._fields = fields
+        cpus = min(len(os.sched_getaffinity(0)), limits.max_processes)
+        self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
+        self._clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
+        self._wake = asyncio.Event()
+        self._block: asyncio.Future[Result] | None = None
+
+    @property
+    def limit(self) -> str | None:
+        """Name of the limit that was reached; None if none was."""
+        died = self._worker.died
+        return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
+
+    def interrupt(self, over: str) -> None:
+        """Interrupt the block, as at a limit.
+
+        Args:
+            over: The reason, as the rest of a sentence about the block.
+        """
+        self._clock.wish(over)
+        self._wake.set()
+
+    async def result(self, code: str, wanted: Wanted = NOTHING) -> Result | None:
+        """Run the block, and return its result.
+
+        If the caller is cancelled, the block goes on until `end` is called.
+
+        Returns:
+            The result; None if the REPL must be killed, or is dead already. `killed_because` then has the reason.
+        """
+        self._worker.on_written = self._output.written
+        self._worker.on_burned, self._worker.on_change = self._burned, self._wake.set
+        try:
+            # The clock interrupts a block that runs. This bound is for processes that a block leaves when it has ended.
+            self._worker.begin(self._cpu_s)
+            self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
+        except ProtocolViolation as violation:
+            self.killed_because = _broken(violation)
+            return None
+        except SandboxFailed as failure:
+            self.killed_because = await self._reason_of_its_end() or str(failure)
+            return None
+        self._block.add_done_callback(lambda _: self._wake.set())
+        return await self._rest(self._block)
+
+    async def end(self, over: str) -> bool:
+        """Interrupt a block whose `result` was cancelled, and return whether its REPL can go on."""
+        self.interrupt(over)
+        return self._block is not None and await self._rest(self._block) is not None
+
+    async def _rest(self, block: "asyncio.Future[Result]") -> Result | None:
+        """Wait for the end of the block, and for the end of all answering of its queries."""
+        result = await self._outcome(block)
+        await self._connection.settle()
+        return result
+
+    async def _outcome(self, block: "asyncio.Future[Result]") -> Result | None:
+        try:
+            if not await self._ends(block):
+                return None
+            if self._worker.is_past_its_groups_limit():
+                self.killed_because = self._death()
+                return None
+            result = block.result()
+            if result.descriptor_output:
+                await self._worker.drain()
+            if result.status == "interrupted":  # the REPL cannot tell our SIGINT from a KeyboardInterrupt of the code's
+                over = self._clock.over
+                result = msgspec.structs.replace(
+                    result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
+                )
+            return result
+        except ProtocolViolation as violation:
+            self.killed_because = _broken(violation)
+        except SandboxFailed as failure:
+            self.killed_because = await self._reason_of_its_end() or str(failure)
+        return None
+
+    async def _ends(self, block: "asyncio.Future[Result]") -> bool:
+        """Wait for the block, and interrupt it at its limit.
+
+        Returns:
+            Whether the block ended; False if the REPL must be killed.
+        """
+        loop = asyncio.get_running_loop()
+        while not block.done():
+            if (why := self._death()) is not None:
+                # A result that was complete before the REPL's end counts, and may still be on its way.
+                await asyncio.wait({block}, timeout=DEATH_NEWS_S)
+                self.killed_because = why
+                return block.done() and block.exception() is None
+            match self._clock.verdict(time.monotonic()):
+                case "interrupt":
+                    await to_its_end(self._interrupted)
+                case "kill":
+                    self.killed_because = f"it {self._clock.over} and did not react to the interrupt"
+                    return False
+            timer = loop.call_later(self._clock.wait_s(time.monotonic()), self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+            self._wake.clear()
+        return True
+
+    async def _interrupted(self) -> None:
+        await self._worker.interrupt(self._connection.block)
+        self._connection.let_go()
+
+    async def _off_the_clock(self, query: Query) -> list[Slot]:
+        self._clock.query_opened(time.monotonic())
+        try:
+            return await (self._checked(query) if query.want == "submit" else self._answered(query))
+        finally:
+            self._clock.query_closed(time.monotonic())
+            self._wake.set()
+
+    async def _answered(self, query: Query) -> list[Slot]:
+        if not query.contexts:
+            return await self._answer(query)
+        try:
+            asked = self._contexts.of(query)
+        except ContextRefused as refused:
+            return [Slot(error=str(refused))] * len(query.prompts)
+        return await self._answer(asked)
+
+    async def _checked(self, query: Query) -> list[Slot]:
+        if self._fields is None:
+            return [Slot(error="this block has no fields to submit")] * len(query.prompts)
+        return await self._fields.answer(query)
+
+    def _burned(self, cpu_s: float) -> None:
+        self._clock.burned(cpu_s)
+        self._wake.set()
+
+    def _death(self) -> str | None:
+        if self._worker.gone.is_set():
+            return "the sandbox's processes were ended from outside"
+        died = self._worker.died
+        return None if died is None else block_result.reason_of_death(died)
+
+    async def _reason_of_its_end(self) -> str | None:
+        """Return how the REPL died, if init says so in time: the connection is lost a moment before init's message."""
+        try:
+            async with asyncio.timeout(DEATH_NEWS_S):
+                while (why := self._death()) is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            return None
+        return why
+
+
+def _broken(violation: ProtocolViolation) -> str:
+    return f"it broke the protocol of its connection to the broker: {violation}"

@@ -1,0 +1,409 @@
+"""Results of a block: its output, the fields that it submits, the values that it sends, and the end of its REPL.
+
+Values of a REPL are untrusted: bounded, decoded, and replaced by a sentence where they are invalid.
+"""
+
+import asyncio
+import codecs
+import functools
+import re
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from rlm_broker.concurrency.threads import DaemonThreads
+from rlm_broker.errors import ConfigurationError, ValueUnavailable
+from rlm_broker.json_schema import Unfit
+from rlm_broker.results import Block, PostMortem, Sent, Variable, with_values
+from rlm_broker.transport.session import Wanted
+from rlm_broker.values.callback import Callback
+from rlm_broker.values.display import Display
+from rlm_broker.values.names import require_field_names
+from rlm_broker.values.text import as_json, jsonable
+from rlm_broker.wanted_type import WantedType
+from sandbox_worker.wire import messages
+from sandbox_worker.wire.bounds import WATCHED, HeadTail, OutputBounds
+from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen, Written
+from sandbox_worker.wire.counting import MAX_VALUES
+from sandbox_worker.wire.errors import ValueInvalid
+from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, EncodedValue, Output, Query, Result, Slot, Stream
+from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode
+
+OnOutput = Callable[[Stream, str], None]
+"""Called with each piece of output as it comes. An exception that it raises is logged once for each block."""
+
+
+class BlockOutput:
+    """Collects one block's output and passes it on as it comes. The bounds hold also if the worker ignores them.
+
+    Args:
+        bounds: Bounds of each of the two ways that a stream has: the connection and the descriptor. The head and tail
+            that are kept stay within both together.
+        on_output: Called with each piece; None for no such function.
+
+    Attributes:
+        displays: Displays of the block. The session has bounded them.
+    """
+
+    def __init__(self, bounds: OutputBounds, on_output: OnOutput | None) -> None:
+        self._on_output = Callback.of(on_output, "on_output")
+        self.displays: list[Display] = []
+        # The REPL's own code keeps to the bounds of each way. Only output that model code forges is cut here.
+        bounds = bounds.both_ways()
+        self._kept = {"stdout": HeadTail(bounds, ""), "stderr": HeadTail(bounds, "")}
+        self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
+
+    def printed(self, output: Output) -> None:
+        """Add text that Python code printed."""
+        self._add(output.stream, output.text)
+
+    def shown(self, message: Output | messages.Display) -> None:
+        """Add text or a display that came over the connection."""
+        if isinstance(message, Output):
+            self.printed(message)
+        else:
+            self.displays.append(Display(dict([*message.pictures.items(), *message.texts.items()])))
+
+    def written(self, written: Written) -> None:
+        """Add bytes that were written to a descriptor, by C code or a program."""
+        self._add(written.stream, self._decoders[written.stream].decode(written.data))
+
+    def finish(self) -> tuple[str, str]:
+        """Return all of stdout and all of stderr, with the tails that were kept."""
+        streams: tuple[Stream, ...] = ("stdout", "stderr")
+        for stream in streams:
+            if tail := self._kept[stream].finish():
+                self._text[stream].append(tail)
+                self._on_output(stream, tail)
+        return "".join(self._text["stdout"]), "".join(self._text["stderr"])
+
+    def _add(self, stream: Stream, text: str) -> None:
+        if head := self._kept[stream].add(text):
+            self._text[stream].append(head)
+            self._on_output(stream, head)
+
+
+MAX_SUBMIT_CHARS = 4 << 20
+"""Characters of all fields together, encoded; a submission with more is refused."""
+
+_threads = DaemonThreads(16)
+
+
+class SubmitFields:
+    """Fields that one block submits, with their types.
+
+    Args:
+        types: Field → its type, as `WantedType` takes it. An empty mapping stands for one value of any type.
+
+    Attributes:
+        names: Fields, in order.
+        values: Field → value, once the code has submitted them; None before.
+
+    Raises:
+        ConfigurationError: A field is not a name, or its type cannot be validated.
+    """
+
+    def __init__(self, types: Mapping[str, Any]) -> None:
+        require_field_names(types)
+        self._types = {name: WantedType(wanted, f"the field {name}", name) for name, wanted in types.items()}
+        self.names = tuple(self._types)
+        self.values: dict[str, Any] | None = None
+        self._check: Future[Any] | None = None
+
+    @classmethod
+    def of(cls, submit: object) -> "SubmitFields | None":
+        """Return the fields that the argument `submit` stands for.
+
+        Args:
+            submit: True for one value of any type; a mapping from field to type; None or False for a block that does
+                not end at a submission, for which None is returned.
+
+        Raises:
+            ConfigurationError: It has any other type, or a field cannot be used.
+        """
+        if submit is None or submit is False:
+            return None
+        if submit is not True and not isinstance(submit, Mapping):
+            kind = type(submit).__name__
+            raise ConfigurationError(
+                f"submit must be True or a dict from field to type, such as {{'answer': str}}, not {kind}"
+            )
+        if submit == {}:
+            raise ConfigurationError("submit has no fields: give one, such as {'answer': str}, or True for any value")
+        return cls({} if submit is True else submit)
+
+    async def answer(self, query: Query) -> list[Slot]:
+        """Check the fields that code wants to submit.
+
+        Returns:
+            One slot, without a text if all fields are right, else with an error that says what is wrong.
+        """
+        encoded = query.texts
+        if len(encoded) != 1 or len(query.prompts) != 1:
+            return [Slot(error="one submission at a time")] * len(query.prompts)
+        if len(encoded[0]) > MAX_SUBMIT_CHARS:
+            problem: str | None = f"the fields are {len(encoded[0]):,} characters, more than {MAX_SUBMIT_CHARS:,}"
+        else:
+            problem = await self._checked(encoded[0])
+        return [Slot(error=problem)]
+
+    async def _checked(self, encoded: str) -> str | None:
+        """Check in a thread, since a type may have a package imported. Each block uses one of these threads at most."""
+        if self._check is not None and not self._check.done():
+            return "another submission of this block is being checked"
+        self._check = _threads.submit(partial(self._take, encoded))
+        problem: str | None = await asyncio.wrap_future(self._check)
+        return problem
+
+    def _take(self, encoded: str) -> str | None:
+        """Keep the values of the fields, or return what is wrong with them."""
+        try:
+            given = decode(encoded.encode(), MAX_VALUES)
+        except ValueInvalid as invalid:
+            return f"the submission is invalid: {invalid}"
+        if type(given) is not dict or given.keys() != self._types.keys():
+            return f"give the fields {', '.join(self.names)}, each once; {_fields_of(given)}"
+        try:
+            self.values = {name: wanted.of(given[name]) for name, wanted in self._types.items()}
+        except Unfit as unfit:
+            return str(unfit)
+        return None
+
+
+def _fields_of(given: object) -> str:
+    if type(given) is not dict:
+        return "given was no dict of fields"
+    return f"given were {', '.join(map(str, given)) or 'none'}"[:200]
+
+
+MAX_PROBLEM_CHARS = 2_000
+"""Characters of the sentence on why there is no value; a longer one is cut. The REPL's own code sends fewer."""
+
+
+class SentValue:
+    """One value, decoded by the thread that first looks at it, and not by the event loop that all REPLs share.
+
+    Args:
+        encoded: Bytes that the REPL sent; empty if there is no value.
+        problem: Reason why there is no value, in the REPL's words; None if there is one.
+    """
+
+    def __init__(self, encoded: bytes, problem: str | None) -> None:
+        self._encoded = encoded
+        self._problem = problem
+
+    @property
+    def value(self) -> Any:
+        """Value as Python has it; None if there is a problem."""
+        return self._decoded[0]
+
+    @property
+    def problem(self) -> str | None:
+        """Reason why there is no value; None if there is one."""
+        return self._decoded[1]
+
+    @functools.cached_property
+    def _decoded(self) -> tuple[Any, str | None]:
+        if self._problem is not None:
+            return None, self._problem[:MAX_PROBLEM_CHARS]
+        try:
+            return decode(self._encoded, MAX_DECODED_VALUES), None
+        except ValueInvalid as invalid:
+            return None, f"the REPL sent an invalid value: {invalid}"
+
+
+class CheckedValue:
+    """A value that the orchestrator has checked already.
+
+    Attributes:
+        value: The value.
+        problem: Always None.
+    """
+
+    problem: None = None
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def sent_value(encoded: EncodedValue, problem: str | None) -> SentValue | None:
+    """Return the value that a result carries; None if it carries none."""
+    if isinstance(encoded, msgspec.UnsetType):
+        return None if problem is None else SentValue(b"", problem)
+    return SentValue(bytes(encoded), problem)
+
+
+def values_of(names: tuple[str, ...], block: Block) -> Any:
+    """Return the values of variables that a block should send: for one name its value, for several a tuple.
+
+    Args:
+        names: Variables, in order.
+        block: Outcome of the block that was run for them.
+
+    Raises:
+        ValueUnavailable: The block failed, or the REPL sent no value, or other values.
+    """
+    which = ", ".join(names)
+    if block.status != "ok":
+        raise ValueUnavailable(f"{which:.200} is not available: {block.error}")
+    if block.value_problem is not None:
+        raise ValueUnavailable(block.value_problem)
+    values = block.value
+    if type(values) is not list or len(values) != len(names):
+        raise ValueUnavailable(f"{which:.200} is not available: the REPL sent other values")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+_FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE | re.ASCII)
+_BY_SIGNAL: dict[int, str] = {
+    signal.SIGABRT: " (C code gave up, for example because it got no memory)",
+    signal.SIGSEGV: " (a crash in C code, or too deep a recursion)",
+    signal.SIGXFSZ: " (it wrote a larger file than scratch_bytes allows)",
+    signal.SIGSYS: " (a system call of a wrong architecture)",
+}
+_BY_EXIT_CODE: dict[int | None, str] = {
+    OUT_OF_MEMORY: "it used up its memory (memory_bytes) to the point that its REPL could not go on",
+    BROKEN: "it broke the REPL that it runs in",
+}
+"""Reason → sentence for exit codes of the REPL's own. Model code can end its process with these codes as well, and then
+misleads only the model that wrote it."""
+
+
+def reason_of_death(died: Died | Exceeded) -> str:
+    """Return the reason why a REPL has ended, as one clause."""
+    match died:
+        case Exceeded(limit="block_timeout_s", used=used):
+            return (
+                f"it and what it had left running used {used:.4g} s CPU time, more than all CPUs have within its limit"
+            )
+        case Exceeded(limit=limit, used=used, allowed=allowed):
+            _, divisor, unit = WATCHED[limit]
+            return f"its processes used {used / divisor:.4g} {unit} together, {limit} = {allowed / divisor:.4g} {unit}"
+        case Died(signal=int(number)):
+            return f"its process was ended by {_signal_name(number)}{_BY_SIGNAL.get(number, '')}"
+    return _BY_EXIT_CODE.get(died.exit_code, f"its process ended by itself with exit code {died.exit_code} (os._exit)")
+
+
+def located(seen: LastSeen | None, block: int) -> PostMortem:
+    """Return what init saw, with the line that the model's code was on. The stack is the REPL's word, and so untrusted.
+
+    Args:
+        seen: State of the REPL that init reported; None if it reported none.
+        block: Number of the block that was running, within its REPL.
+    """
+    seen = seen or LastSeen()
+    lines = [line for line in seen.stack.splitlines() if "/sandbox_worker/" not in line]  # without the worker's frames
+    stack = "\n".join(line[:200] for line in lines)
+    frame = _FRAME.search(stack)
+    where = ""
+    if frame is not None:
+        number, line, function = frame.groups()
+        which = "the block" if int(number) == block else "an earlier block"
+        where = f"It was at line {line} of {which}{'' if function == '<module>' else f', in {function}'}"
+    return PostMortem(where, stack, seen.memory_bytes, seen.cpu_s, seen.processes, seen.threads)
+
+
+def sentence_of_death(why: str, post_mortem: PostMortem) -> str:
+    """Return the reason, the place and the resources in use, as sentences for the model."""
+    parts = [why]
+    if post_mortem.where:
+        parts.append(post_mortem.where)
+    if post_mortem.processes:
+        mib = post_mortem.memory_bytes / (1 << 20)  # private memory alone, which is under 1 MiB for a small program
+        memory = "less than 1 MiB" if mib < 1 else f"{mib:,.0f} MiB"
+        parts.append(f"It used {memory} (processes: {post_mortem.processes:,}, threads: {post_mortem.threads:,})")
+    return ". ".join(parts)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+MAX_ERROR_CHARS = 2_000
+"""Characters of the sentence on how a block ended; a longer one is cut. The REPL's own code sends fewer."""
+
+
+def ended_block(
+    code: str,
+    output: BlockOutput,
+    result: Result,
+    limit: str | None,
+    wanted: Wanted,
+    fields: SubmitFields | None,
+    execution_time: float,
+) -> Block:
+    """Return a block whose REPL said how it ended. Its values are decoded when they are first looked at.
+
+    Args:
+        code: Source of the block.
+        output: Its output so far.
+        result: Result that the REPL sent.
+        limit: Name of the limit that interrupted the block; None if none did.
+        wanted: Values that were wanted of it.
+        fields: Fields that it had to submit. If it had any, only checked values of them count as submitted.
+        execution_time: Seconds that it took.
+    """
+    stdout, stderr = output.finish()
+    final_answer = result.final_answer
+    final_value: Sent | None = sent_value(result.final_value, result.final_value_problem)
+    if fields is not None and fields.names:
+        if final_answer is not None:  # made anew of the checked values: the REPL's own text is untrusted
+            final_answer = None if fields.values is None else as_json(jsonable(fields.values))
+        final_value = CheckedValue(fields.values)
+    block = Block(
+        code=code,
+        status=result.status,
+        stdout=stdout,
+        stderr=stderr,
+        error=result.error and result.error[:MAX_ERROR_CHARS],
+        exit_code=result.exit_code,
+        final_answer=final_answer,
+        draft=result.draft and result.draft[:MAX_DRAFT_CHARS],
+        limit=limit if result.status == "interrupted" else None,
+        execution_time=execution_time,
+        displays=tuple(output.displays),
+        displays_omitted=result.displays_omitted,
+        variables=tuple(Variable(each.name, each.type, each.size) for each in result.variables if wanted.variables),
+    )
+    return with_values(
+        block,
+        sent_value(result.value, result.value_problem) if wanted.value or wanted.names else None,
+        None if final_answer is None else final_value,
+    )
+
+
+def killed_block(
+    code: str, output: BlockOutput, why: str, seen: PostMortem, limit: str | None, execution_time: float
+) -> Block:
+    """Return a block whose REPL was killed.
+
+    Args:
+        code: Source of the block.
+        output: Its output so far.
+        why: Reason of the kill, as one clause.
+        seen: State of the REPL just before, as init saw it.
+        limit: Name of the limit that was reached; None if none was.
+        execution_time: Seconds that it took.
+    """
+    stdout, stderr = output.finish()
+    sentence = sentence_of_death(why, seen)
+    return Block(
+        code,
+        "killed",
+        stdout,
+        stderr,
+        sentence,
+        execution_time=execution_time,
+        limit=limit,
+        post_mortem=seen,
+        displays=tuple(output.displays),
+    )

@@ -1,0 +1,344 @@
+"""The process of one REPL: its worker, and the contexts that each of its workers loads anew.
+
+A worker is taken when the REPL opens, restarted after a kill, replaced when it is lost, and ended with the REPL. The
+contexts are stored once, and kept as long as the REPL.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.threads import in_thread
+from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
+from rlm_broker.limits import ReplLimits
+from rlm_broker.sandbox.workers.source import StartedWorker, Workers
+from rlm_broker.sandbox.workers.worker import Worker
+from rlm_broker.transport.connection import Connection
+from rlm_broker.transport.provisions import Provisions
+from sandbox_worker.wire.bounds import SCRATCH_LIMITS
+from sandbox_worker.wire.control import Exceeded, LastSeen
+from sandbox_worker.wire.names import CONTEXT, numbered
+
+
+class ReplProcess:
+    """The worker of one REPL, and the connection of the REPL process that runs in it.
+
+    Args:
+        workers: Source of the worker, and of another one if that is lost.
+        context: Context of the REPL, see `ReplContext`.
+        limits: Limits of the REPL.
+        provisions: Tools, values and environment that each REPL process gets with its first block.
+
+    Attributes:
+        started: The worker; None before the REPL opens, and while there is none.
+        connection: Connection of the REPL process that lives; None after it was killed.
+        is_open: Whether the REPL was opened. It stays so when it is closed.
+        is_closed: Whether the REPL was closed, after which it stays closed.
+    """
+
+    def __init__(self, workers: Workers, context: object, limits: ReplLimits, provisions: Provisions) -> None:
+        self.started: StartedWorker | None = None
+        self.connection: Connection | None = None
+        self.is_open = False
+        self.is_closed = False
+        self._workers = workers
+        self._context = ReplContext(context, limits.later_context_bytes)
+        self._limits = limits
+        self._provisions = provisions
+        self._restarts = 0
+        self._adding = asyncio.Lock()
+
+    @property
+    def worker(self) -> Worker:
+        """The present worker.
+
+        Raises:
+            ReplClosed: The REPL has no worker, since it was closed.
+        """
+        if self.started is None:
+            raise ReplClosed("this REPL was closed")
+        return self.started.worker
+
+    def require_open(self) -> None:
+        """Refuse a REPL that is not open.
+
+        Raises:
+            ReplClosed: It was closed.
+            SandboxFailed: It was never opened.
+        """
+        if self.is_closed:
+            raise ReplClosed("this REPL was closed")
+        if not self.is_open:  # only the end of its `with` block would end its processes
+            raise SandboxFailed("the REPL is not open: use it as `with sandbox.repl() as repl:`")
+
+    async def open(self) -> None:
+        """Take the first worker. The caller closes the REPL if this fails."""
+        if self.is_closed:
+            raise ReplClosed("this REPL was closed: make another")
+        await self._use(await self._workers.start(await self._context.stored(), self._limits))
+        self.is_open = True
+
+    async def close(self) -> None:
+        """End the worker and all that it started. A REPL that was never open may be opened later."""
+        self.is_closed = self.is_open
+        if self.connection is not None:
+            await self.connection.close()
+        await self._end()
+        if self.is_closed:
+            self._context.close()
+        else:
+            self._context.free()
+
+    async def require_repl(self) -> Connection:
+        """Return the connection of a REPL process that lives. If there is none, start one.
+
+        Raises:
+            ReplClosed: The REPL was closed, or has been restarted too often.
+            SandboxFailed: The REPL is not open, or no process can be started.
+        """
+        self.require_open()
+        if self._is_lost_unused():
+            await self.end_repl()
+            await self._end()  # also if init lives, and only its REPL died
+        elif self.connection is None:
+            if self._restarts >= self._limits.max_repl_restarts:
+                raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
+            self._restarts += 1
+            if self.started is not None:
+                try:
+                    await self._connected(await self.started.restart())
+                except WorkerDied:  # init was killed by another process since the last block, or ended with the zygote
+                    await self._end()
+        if self.started is None:
+            await self._use(await self._workers.start(await self._context.stored(), self._limits))
+        assert self.connection is not None
+        return self.connection
+
+    async def end_repl(self, explain: bool = False) -> LastSeen | None:
+        """Kill the REPL process, and end its open queries. Its worker stays, with the context in place.
+
+        Args:
+            explain: Whether init looks at the REPL before it is killed.
+
+        Returns:
+            The state of the REPL, if `explain` asks for it and init could see it.
+        """
+        connection, self.connection = self.connection, None
+        worker = self.worker
+        exceeded = worker.died if isinstance(worker.died, Exceeded) else None
+        seen = exceeded.post_mortem if exceeded else None
+        if not worker.gone.is_set():
+            with contextlib.suppress(SandboxFailed):  # init was killed meanwhile, and the REPL with it
+                seen = await worker.stop(explain and seen is None) or seen
+        # A scratch folder that is too full would end the next REPL, too. So the next one gets another worker.
+        if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
+            await self._end()
+        if connection is not None:
+            await connection.close()
+        return seen
+
+    async def add_context(self, given: object) -> str:
+        """Give the REPL one more context, and return its name. A process that replaces this one gets it, too.
+
+        Raises:
+            ReplClosed: The REPL was closed.
+            SandboxFailed: The REPL is not open.
+            ConfigurationError: There is no room for the context.
+            ContextRefused: The context cannot be read.
+        """
+        self.require_open()
+        async with self._adding:
+            name = await self._context.add(given)
+            pieces = self._context.later[name].pieces()
+            more = Provisions.of_context(name, [piece for _, piece in pieces], self._limits.max_frame_bytes)
+            try:
+                if self.connection is not None and self.started is not None:
+                    with contextlib.suppress(WorkerDied):  # the process that replaces this one gets the context
+                        await self.started.worker.hand(pieces)
+            except BaseException:
+                self._context.drop(name)
+                raise
+            self._provisions.add(more)
+            if self.connection is not None:
+                self.connection.provide(more)
+        return name
+
+    def context_named(self, name: str) -> StoredContext | None:
+        """Return the context that code has as the variable `name`, or None."""
+        return self._context.named(name)
+
+    def renew(self) -> None:
+        """Count restarts from 0 again."""
+        self._restarts = 0
+
+    async def _use(self, started: StartedWorker) -> None:
+        """Go on with a worker. If the REPL was closed while the worker was started, end the worker.
+
+        Raises:
+            ReplClosed: The REPL was closed.
+        """
+        if self.is_closed:
+            await started.connection.close()
+            await to_its_end(started.end)
+            raise ReplClosed("this REPL was closed")
+        self.started = started
+        await self._connected(started.connection)
+
+    async def _connected(self, connection: Connection) -> None:
+        """Go on with a fresh REPL process, which gets all that was provided so far with its first block.
+
+        Raises:
+            WorkerDied: It died meanwhile.
+        """
+        async with self._adding:  # without the lock, a context that is added now would be handed over twice
+            try:
+                for stored in self._context.later.values():
+                    await self.worker.hand(stored.pieces())
+            except BaseException:  # a block must not run without the contexts that it was promised
+                await to_its_end(connection.close)
+                raise
+            self.connection = connection
+            connection.provide(self._provisions)
+
+    async def _end(self) -> None:
+        """End the worker, if there is one. `started` is kept until it has ended, since this may be cancelled."""
+        started = self.started
+        if started is not None:
+            await started.end()
+            if self.started is started:
+                self.started = None
+
+    def _is_lost_unused(self) -> bool:
+        """Whether the processes died before any block ran, so that no variables are lost with them."""
+        if self.started is None or self.connection is None or self.connection.block:
+            return False
+        worker = self.started.worker
+        return worker.gone.is_set() or worker.died is not None or not self.connection.is_open
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """Stands for a context that the REPL's fork server has, and each of its workers inherits.
+
+    Attributes:
+        stored: The same context as the orchestrator has stored it.
+    """
+
+    stored: StoredContext
+
+
+SMALL_CHARS = 1 << 16
+"""Characters of a text that is stored on the event loop, in less time than a thread takes to start. A thread stores a
+longer one."""
+
+
+MAX_LATER = 256
+"""Memfds of contexts that one REPL may be given while it lives; more are refused. A fresh REPL gets all of them at
+once, and the kernel queues 278 small packets on a unix socket: each takes 768
+of the 212,992 bytes of net.core.wmem_default."""
+
+
+class ReplContext:
+    """The contexts of one REPL, each stored once.
+
+    Args:
+        given: Context that the REPL begins with, see `Sandbox.repl`; or `Inherited`.
+        later_bytes: Bytes that contexts which are added may take together.
+
+    Attributes:
+        later: Name of the variable → context that was added.
+
+    Raises:
+        ContextRefused: A name was given where its content was meant, such as that of a file.
+    """
+
+    def __init__(self, given: object, later_bytes: int) -> None:
+        refuse_a_name(given)
+        self._given = given
+        self._later_bytes = later_bytes
+        self.later: dict[str, StoredContext] = {}
+        self._own: StoredContext | None = None
+        self._is_closed = False
+
+    async def stored(self) -> StoredContext | None:
+        """Return the context as a worker loads it; None if the fork server has it.
+
+        Raises:
+            ReplClosed: The REPL was closed, maybe while a worker was restarted.
+            ContextRefused: The context cannot be read.
+        """
+        if self._is_closed:
+            raise ReplClosed("this REPL was closed")
+        if isinstance(self._given, Inherited):
+            return None
+        if isinstance(self._given, StoredContext):  # its owner closes it; several REPLs may share it
+            return self._given
+        if self._own is not None:
+            return self._own
+        if self._given is None or (isinstance(self._given, str) and len(self._given) < SMALL_CHARS):
+            self._own = store_as_it_is(self._given)
+        else:
+            self._own = await in_thread(lambda _: store_as_it_is(self._given), discard=StoredContext.close)
+        return self._own
+
+    def named(self, name: str) -> StoredContext | None:
+        """Return the context that code has as the variable `name`, or None. The REPL closes it."""
+        if name in self.later:
+            return self.later[name]
+        if self._is_closed or name not in (CONTEXT, numbered(CONTEXT, 0)):
+            return None
+        given = self._given.stored if isinstance(self._given, Inherited) else self._given
+        return given if isinstance(given, StoredContext) else self._own
+
+    async def add(self, given: object) -> str:
+        """Store one more context, which the REPL is given while it lives, and return its name.
+
+        Raises:
+            ConfigurationError: There is no room for it.
+            ReplClosed, ContextRefused: As for `stored`.
+        """
+        if isinstance(given, StoredContext):
+            stored = given.another()
+        else:
+            stored = await in_thread(lambda _: store(given), discard=StoredContext.close)
+        try:
+            if self._is_closed:
+                raise ReplClosed("this REPL was closed")
+            self._require_room([piece.form.mapped_bytes for _, piece in stored.pieces()])
+        except BaseException:
+            stored.close()
+            raise
+        name = numbered(CONTEXT, len(self.later) + 1)
+        self.later[name] = stored
+        return name
+
+    def drop(self, name: str) -> None:
+        """Forget and close the context that was added last."""
+        self.later.pop(name).close()
+
+    def _require_room(self, sizes_bytes: list[int]) -> None:
+        has = [piece.form.mapped_bytes for stored in self.later.values() for _, piece in stored.pieces()]
+        room_bytes = self._later_bytes - sum(has)
+        if sum(sizes_bytes) > room_bytes:
+            raise ConfigurationError(
+                f"a further context has {sum(sizes_bytes):,} bytes, and there is room for {room_bytes:,}: raise "
+                f"later_context_bytes = {self._later_bytes:,} in the limits of the REPL"
+            )
+        if len(has) + len(sizes_bytes) > MAX_LATER:
+            raise ConfigurationError(f"a REPL is given {MAX_LATER} contexts at most while it lives: open another REPL")
+
+    def free(self) -> None:
+        """Free all that was stored for this REPL, which may store its first context again."""
+        own, self._own = self._own, None
+        for stored in (own, *self.later.values()):
+            if stored is not None:
+                stored.close()
+        self.later.clear()
+
+    def close(self) -> None:
+        """Free all that was stored for this REPL, and store no more. Has no effect when repeated."""
+        self._is_closed = True
+        self.free()

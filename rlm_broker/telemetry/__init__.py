@@ -1,1 +1,0 @@
-"""Runs as spans of OpenTelemetry: the same mapping for runs that go on and for trace files."""

@@ -1,1 +1,0 @@
-"""The parts that need OpenTelemetry's packages, the extra `otel`."""

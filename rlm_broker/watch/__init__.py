@@ -1,0 +1,1 @@
+"""Eyes on the runs and REPLs of a machine: terminal, notebook, board, viewer and spans."""

@@ -1,0 +1,242 @@
+"""The other processes of this user: what they do, their events as they happen, and how to stop them.
+
+It imports little, so that `ps` starts fast.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.watch import folder
+from rlm_broker.watch.folder import SocketName
+from rlm_broker.watch.messages import (
+    END,
+    HEARTBEAT,
+    HEARTBEAT_S,
+    MAX_LINE_BYTES,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    REQUEST_S,
+    STOP_WAIT_S,
+    FollowReply,
+    FollowRequest,
+    ProcessStatus,
+    RefusedReply,
+    Reply,
+    Request,
+    StatusReply,
+    StatusRequest,
+    StopOutcome,
+    StopReply,
+    StopRequest,
+    peer_of,
+    read_frame,
+    replies,
+)
+from sandbox_worker.wire.frames import encode_frame
+
+HUNG_S = 0.25
+"""Seconds within which a process answers. One that does not is named as hung."""
+MOST_AT_A_TIME = 200
+"""Processes that are asked at a time: each takes a descriptor."""
+SILENT_S = 3 * HEARTBEAT_S
+"""Seconds without an event or a sign of life after which a followed process counts as hung."""
+
+
+async def processes(timeout_s: float = HUNG_S) -> list[ProcessStatus]:
+    """Return what each process of this user with a control socket does, the oldest first. All are asked at once.
+
+    Sockets of processes that have ended are removed. A process that does not answer in time has `is_hung`.
+
+    Args:
+        timeout_s: Seconds that each process has for its answer.
+
+    Raises:
+        ConfigurationError: The folder of the sockets cannot be trusted.
+    """
+    with folder.opened() as place:
+        if place is None:
+            return []
+        places = asyncio.Semaphore(MOST_AT_A_TIME)
+        asked = [_status(place, name, timeout_s, places) for name in _names(place)]
+        found = [status for status in await asyncio.gather(*asked) if status is not None]
+    return sorted(found, key=lambda status: (status.started, status.pid))
+
+
+async def follow(pid: int, run: str, after: int = 0) -> AsyncIterator[bytes]:
+    """Yield the events of a run as they happen, until its end: each as one line of a trace, without its newline.
+
+    Args:
+        pid: Process of the run.
+        run: Id of the run.
+        after: Number of the last event that is known already; 0 begins with the first.
+
+    Raises:
+        ConfigurationError: There is no such process or run.
+        RlmBrokerError: The process ended or hung before the run's end.
+    """
+    async with _peer(pid) as peer:
+        reply = await peer.ask(FollowRequest(run=run, after=after), REQUEST_S)
+        assert isinstance(reply, FollowReply)
+        while (line := await peer.frame(MAX_LINE_BYTES, SILENT_S)) != END:
+            if line != HEARTBEAT:
+                yield line
+
+
+async def stop(pid: int, target: str, now: bool = False) -> tuple[StopOutcome, ...]:
+    """Stop a run, a REPL or all of a process, and wait for the end up to `STOP_WAIT_S`.
+
+    Args:
+        pid: Process of the run or REPL.
+        target: Id of a run or a REPL, or `messages.PROCESS` for all runs of the process, and all REPLs of no run.
+        now: Whether a run is cancelled, and a REPL closed. If not, a run ends with its best answer so far, and the
+            block of a REPL is interrupted.
+
+    Returns:
+        One outcome for each run and REPL that was stopped.
+
+    Raises:
+        ConfigurationError: There is no such process, run or REPL.
+        RlmBrokerError: The process hangs.
+    """
+    async with _peer(pid) as peer:
+        try:
+            reply = await peer.ask(StopRequest(target=target, now=now), 2 * STOP_WAIT_S + REQUEST_S)
+        except _PeerEnded:
+            return (StopOutcome("process", str(pid), "ended", has_ended=True),)
+    assert isinstance(reply, StopReply)
+    return reply.outcomes
+
+
+class _PeerEnded(RlmBrokerError):
+    """The other process ended, or closed the connection, before its reply was whole."""
+
+
+class _Peer:
+    """A connection with a process.
+
+    Args:
+        name: Name of its socket.
+    """
+
+    def __init__(self, name: SocketName, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._name = name
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self, request: Request, timeout_s: float) -> Reply:
+        """Send the request, and return the reply.
+
+        Raises:
+            ConfigurationError: The request is refused.
+            RlmBrokerError: The process does not answer in time, ended, or is of another release.
+        """
+        self._writer.write(encode_frame(msgspec.json.encode(request), MAX_REQUEST_BYTES))
+        frame = await self.frame(MAX_REPLY_BYTES, timeout_s)
+        try:
+            reply: Reply = replies.decode(frame)
+        except (msgspec.DecodeError, RecursionError):
+            raise RlmBrokerError(f"the process {self._name.pid} is of another release of rlm-broker") from None
+        if isinstance(reply, RefusedReply):
+            raise ConfigurationError(reply.reason)
+        return reply
+
+    async def frame(self, most_bytes: int, timeout_s: float) -> bytes:
+        """Return the next frame.
+
+        Raises:
+            RlmBrokerError: It does not come in time, or the process ended.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await read_frame(self._reader, most_bytes)
+        except TimeoutError:
+            raise RlmBrokerError(f"the process {self._name.pid} does not answer: it hangs or is suspended") from None
+        except (OSError, ValueError, asyncio.IncompleteReadError):
+            raise _PeerEnded(f"the process {self._name.pid} has ended") from None
+
+
+@contextlib.asynccontextmanager
+async def _peer(pid: int) -> AsyncIterator[_Peer]:
+    """Connect with a process.
+
+    Raises:
+        ConfigurationError: There is no such process.
+        RlmBrokerError: It accepts no connection.
+    """
+    with folder.opened() as place:
+        for name in [] if place is None else [each for each in _names(place) if each.pid == pid]:
+            assert place is not None
+            try:
+                connection = _connected(place, name)
+            except OSError:
+                raise RlmBrokerError(f"the process {pid} does not answer: it hangs or is suspended") from None
+            if connection is not None:
+                break
+        else:
+            raise ConfigurationError(f"there is no process {pid} with a control socket: see `rlm-broker ps`")
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    try:
+        yield _Peer(name, reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+async def _status(place: int, name: SocketName, timeout_s: float, places: asyncio.Semaphore) -> ProcessStatus | None:
+    async with places:
+        hung = ProcessStatus(pid=name.pid, command=name.command, started=_made(place, name), is_hung=True)
+        try:
+            connection = _connected(place, name)
+        except OSError:  # EAGAIN: as many connections wait as the kernel lets wait
+            return hung
+        if connection is None:
+            return None
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        try:
+            reply = await _Peer(name, reader, writer).ask(StatusRequest(), timeout_s)
+        except _PeerEnded:
+            return None
+        except RlmBrokerError:
+            return hung
+        finally:
+            writer.transport.abort()
+    return reply.process if isinstance(reply, StatusReply) else hung
+
+
+def _names(place: int) -> list[SocketName]:
+    return [name for each in sorted(os.listdir(place)) if (name := SocketName.parsed(each)) is not None]
+
+
+def _made(place: int, name: SocketName) -> float:
+    try:
+        return os.stat(str(name), dir_fd=place, follow_symlinks=False).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _connected(place: int, name: SocketName) -> socket.socket | None:
+    """Connect with a process of this user; None if it has ended. Its socket is removed then.
+
+    Raises:
+        OSError: It accepts no connection.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        connection.connect(folder.address(place, name))
+        if peer_of(connection)[1] == os.geteuid():
+            return connection
+    except ConnectionRefusedError:  # a socket listens before it gets its name: so its process has ended
+        with contextlib.suppress(OSError):
+            os.unlink(str(name), dir_fd=place)
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    return None

@@ -1,0 +1,133 @@
+"""A trace as OTLP/JSON, which every OpenTelemetry collector reads. No package of OpenTelemetry is needed."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.events.event import Event
+from rlm_broker.events.trace import events
+from rlm_broker.watch import conventions as names
+from rlm_broker.watch.spans import Span, Spans, Value
+
+INTERNAL, CLIENT = 1, 3
+"""Kinds of spans in OTLP."""
+ERROR: Final = 2
+"""Status of a failed span in OTLP."""
+MOST_SPANS: Final = 1_000_000
+"""Spans of one document; further ones are left out."""
+
+
+def otlp_lines(trace: Path) -> Iterator[str]:
+    """Yield the lines of one OTLP/JSON document with the spans of a trace file. The first comes once a line is read.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a trace. This may come after any number of lines.
+    """
+    told = events(trace)
+    first = next(told, None)
+    if first is None:
+        raise ConfigurationError(f"{trace} is not a trace: it is empty")
+    yield from otlp(chain([first], told))
+
+
+def export(trace: Path, out: Path | None) -> Iterator[str]:
+    """Write the spans of a trace to the new file `out`, or yield the lines of the document if there is none.
+
+    Raises:
+        ConfigurationError: The trace cannot be read, or the file exists or cannot be written.
+    """
+    lines = otlp_lines(trace)
+    if out is None:
+        yield from lines
+        return
+    first = next(lines)  # a file that is no trace makes no file
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            try:
+                file.write(f"{first}\n")
+                file.writelines(f"{line}\n" for line in lines)
+            except BaseException:
+                out.unlink(missing_ok=True)
+                raise
+    except FileExistsError:
+        raise ConfigurationError(f"{out} exists: remove it, or write to another file") from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {out}: {error.strerror}") from None
+
+
+def otlp(events: Iterable[Event], *, content: bool = True) -> Iterator[str]:
+    """Yield the lines of one OTLP/JSON document (`resourceSpans`), one for each span.
+
+    Ids follow from the ids of the run trees and the places of the spans, so that the same trace gives the same
+    document. A span that did not end is in it with the error `unfinished`. Spans are in the order of their ends.
+
+    Args:
+        events: Events of the trace, in order.
+        content: Whether spans have prompts, replies, code and output, which the trace has anyway.
+    """
+    done: list[Span] = []
+    spans = Spans(lambda _: None, done.append, has_content=content)
+    resource = {"attributes": [_attribute("service.name", "rlm-broker")]}
+    scope = {"name": names.SCOPE}
+    yield f'{{"resourceSpans":[{{"resource":{_json(resource)},"scopeSpans":[{{"scope":{_json(scope)},"spans":['
+    count = 0
+    for event in chain(events, [None]):
+        if event is None:
+            spans.close()
+        else:
+            spans.take(event)
+        for span in done[: MOST_SPANS - count]:
+            yield f"{',' if count else ''}{_json(_span(span))}"
+            count += 1
+        done.clear()
+    yield "]}]}]}"
+
+
+def _span(span: Span) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "traceId": _id(span.tree, "", 16),
+        "spanId": _id(span.tree, f"{span.key} {span.start_ns}", 8),
+        "name": span.name,
+        "kind": CLIENT if span.operation == names.CHAT else INTERNAL,
+        "startTimeUnixNano": str(span.start_ns),
+        "endTimeUnixNano": str(span.end_ns),
+        "attributes": [_attribute(*each) for each in (span.attributes | span.results).items()],
+    }
+    if span.parent is not None:
+        made["parentSpanId"] = _id(span.tree, f"{span.parent.key} {span.parent.start_ns}", 8)
+    if span.events:
+        made["events"] = [
+            {
+                "name": each.name,
+                "timeUnixNano": str(each.time_ns),
+                "attributes": [_attribute(*pair) for pair in each.attributes.items()],
+            }
+            for each in span.events
+        ]
+    if span.has_failed:
+        made["status"] = {"code": ERROR, "message": span.words} if span.words else {"code": ERROR}
+    return made
+
+
+def _attribute(name: str, value: Value) -> dict[str, Any]:
+    """Return an attribute in OTLP/JSON, where whole numbers are texts."""
+    if isinstance(value, bool):
+        return {"key": name, "value": {"boolValue": value}}
+    if isinstance(value, int):
+        return {"key": name, "value": {"intValue": str(value)}}
+    if isinstance(value, float):
+        return {"key": name, "value": {"doubleValue": value}}
+    return {"key": name, "value": {"stringValue": value}}
+
+
+def _id(tree: str, key: str, size: int) -> str:
+    """Return the id of a tree or a span in hexadecimal digits."""
+    return hashlib.blake2b(f"{tree}\n{key}".encode(errors="replace"), digest_size=size).hexdigest()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))  # ASCII alone: a trace may have lone surrogates

@@ -1,0 +1,459 @@
+"""The control socket of this process: it tells other processes of the same user what runs here, and stops that.
+
+Theory of operation. The socket lives on the background loop, so it answers also while the loop of the user's is busy.
+It listens before its name appears in the folder: a name that refuses a connection is that of a dead process, which the
+client removes. A connection has one request and its reply. The peer must be a process of the same user. It can be slow,
+stall or send garbage: each frame is bounded, each wait has a deadline, and a run never waits for a follower.
+"""
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from rlm_broker.concurrency.event_loop import EventLoopRef, Job
+from rlm_broker.concurrency.forking import FORKING, socket_of_parent
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.events.event import CallText, Event
+from rlm_broker.events.log import text_chars
+from rlm_broker.events.observers import OBSERVERS, SandboxObserver
+from rlm_broker.events.trace import INLINE_CHARS, cut, encoded, plain
+from rlm_broker.watch import folder
+from rlm_broker.watch.board import BOARD, ReplEntry, RunEntry
+from rlm_broker.watch.messages import (
+    END,
+    HEARTBEAT,
+    HEARTBEAT_S,
+    MAX_LINE_BYTES,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
+    PROCESS,
+    REQUEST_S,
+    STALLED_S,
+    STOP_WAIT_S,
+    FollowReply,
+    FollowRequest,
+    ProcessStatus,
+    RefusedReply,
+    Reply,
+    StatusReply,
+    StatusRequest,
+    StopOutcome,
+    StopReply,
+    StopRequest,
+    peer_of,
+    read_frame,
+    requests,
+)
+from sandbox_worker.wire.frames import encode_frame
+from sandbox_worker.wire.text_json import encode_written_out
+
+VARIABLE = "RLM_BROKER_CONTROL"
+"""Environment variable: 1 gives library processes a control socket, 0 takes it from commands."""
+LIBRARY = "python"
+"""Command of a process that is no command of rlm-broker's."""
+MOST_CONNECTIONS = 256
+"""Connections at a time. A further one is closed at once."""
+MEASURE_S = 0.1
+"""Seconds that a status waits for the memory of the REPLs. Beyond them it tells the last measurement."""
+MEASURED_FOR_S = 1.0
+"""Seconds for which a measurement of memory is told again, at least."""
+MOST_TIMES = 10
+"""A measurement is told again for so many times its own duration: thousands of REPLs take seconds."""
+CLOSING_S = 0.5
+"""Seconds that the end of the process waits for replies under way: the last events of a run, or that it was stopped."""
+
+OnStop = Callable[[bool], Awaitable[object]]
+_log = logging.getLogger("rlm_broker")
+
+
+class ControlSocket:
+    """Control socket of this process, for `rlm-broker ps`, `stop` and the viewer. A process has at most one.
+
+    Use it as a context manager (`with`), or call `start` and `close`. The variable RLM_BROKER_CONTROL=0 prevents it. A
+    socket that cannot be made is told in the log, at the level INFO: the command runs without it.
+
+    Args:
+        command: Name of the command that the process runs: lower-case letters.
+        on_stop: Called when the process as a whole is to be stopped, with whether it ends at once. None stops its
+            runs, and the REPLs that belong to no run.
+    """
+
+    def __init__(self, command: str = LIBRARY, on_stop: OnStop | None = None) -> None:
+        self._command = command
+        self._on_stop = on_stop
+        self._name = ""
+        self._started = time.time()
+        self._socket: socket.socket | None = None
+        self._job: Job[None] | None = None
+        self._connections: set[asyncio.Task[object]] = set()
+        self._at_work: set[asyncio.Task[object]] = set()
+        self._memory: Mapping[str, int] = {}
+        self._measured_until = 0.0
+        self._measuring: asyncio.Future[tuple[Mapping[str, int], float]] | None = None
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Listen, from any thread or loop. Has no effect if the process has a control socket already."""
+        global _own
+        with _starting:
+            if _own is not None or not _is_wanted(default=True):
+                return self
+            try:
+                with folder.opened(makes=True) as place:
+                    assert place is not None
+                    self._name = str(folder.SocketName.own(self._command))
+                    self._socket = _listening(place, self._name)
+            except (OSError, ConfigurationError) as error:
+                _log.info("this process has no control socket, so `rlm-broker ps` does not list it: %s", error)
+                return self
+            _own, BOARD.is_on = self, True
+        self._job = EventLoopRef.background().job(self._listen(self._socket))
+        self._job.start()
+        return self
+
+    def close(self) -> None:
+        """Remove the socket, and end all connections. Has no effect when repeated. Not for the background loop."""
+        if self._leave() and (job := self._job) is not None:
+            job.cancel()
+            with contextlib.suppress(concurrent.futures.CancelledError, TimeoutError):
+                job.result(2 * CLOSING_S)
+
+    async def aclose(self) -> None:
+        """Close the socket as `close` does, awaited on any loop."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _leave(self) -> bool:
+        """Remove the socket from the folder, and return whether this is the socket of the process."""
+        global _own
+        with _starting:
+            if _own is not self:
+                return False
+            _own, BOARD.is_on = None, False
+        with contextlib.suppress(OSError, ConfigurationError), folder.opened() as place:
+            if place is not None:
+                os.unlink(self._name, dir_fd=place)
+        return True
+
+    async def _listen(self, listening: socket.socket) -> None:
+        # CPython 3.13 would look the socket up by its address, which leads through a descriptor that is closed by now.
+        more: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+        server = await asyncio.start_unix_server(self._connected, sock=listening, **more)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            server.close()
+            if self._at_work:
+                await asyncio.wait(self._at_work, timeout=CLOSING_S)
+            for task in self._connections:
+                task.cancel()
+
+    # -- one connection ----------------------------------------------------------------------------------------------
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            connection = writer.get_extra_info("socket")
+            if len(self._connections) <= MOST_CONNECTIONS and peer_of(connection)[1] == os.geteuid():
+                await self._answer(reader, writer, task)
+        except (OSError, ValueError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
+            writer.transport.abort()
+        finally:
+            self._connections.discard(task)
+            self._at_work.discard(task)
+            writer.close()
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: "asyncio.Task[object]"
+    ) -> None:
+        async with asyncio.timeout(REQUEST_S):
+            frame = await read_frame(reader, MAX_REQUEST_BYTES)
+        self._at_work.add(task)
+        try:
+            request = requests.decode(frame)
+        except (msgspec.DecodeError, RecursionError):
+            await _reply(writer, RefusedReply("this is no request that this release of rlm-broker knows"))
+            return
+        match request:
+            case StatusRequest():
+                await _reply(writer, StatusReply(await self._status()))
+            case StopRequest():
+                await _reply(writer, await self._stop(request))
+            case FollowRequest():
+                await _follow(request, reader, writer)
+
+    # -- status ------------------------------------------------------------------------------------------------------
+
+    async def _status(self) -> ProcessStatus:
+        repls = BOARD.repls
+        used = await self._memory_of(repls)
+        return ProcessStatus(
+            pid=os.getpid(),
+            command=self._command,
+            started=self._started,
+            memory_bytes=own_bytes(),
+            runs=tuple(entry.status() for entry in BOARD.runs),
+            repls=tuple(entry.status(used.get(entry.id, 0)) for entry in repls),
+        )
+
+    async def _memory_of(self, repls: Sequence[ReplEntry]) -> Mapping[str, int]:
+        """Return the memory of each REPL, as it was measured in a thread not long ago."""
+        if repls and self._measuring is None and time.monotonic() > self._measured_until:
+            self._measuring = asyncio.ensure_future(asyncio.to_thread(_measured, repls))
+        if (measuring := self._measuring) is not None:
+            await asyncio.wait({measuring}, timeout=MEASURE_S)
+            if measuring.done():
+                self._measuring, self._measured_until = None, time.monotonic() + MEASURED_FOR_S
+                if measuring.exception() is None:
+                    self._memory, took_s = measuring.result()
+                    self._measured_until += MOST_TIMES * took_s
+        return self._memory
+
+    # -- stop --------------------------------------------------------------------------------------------------------
+
+    async def _stop(self, request: StopRequest) -> StopReply | RefusedReply:
+        target, now = request.target, request.now
+        if target == PROCESS and self._on_stop is not None:
+            await self._on_stop(now)
+            return StopReply((StopOutcome("process", str(os.getpid()), "stopping", has_ended=False),))
+        runs = [entry for entry in BOARD.runs if entry.id == target]
+        repls = [entry for entry in BOARD.repls if entry.id == target]
+        if target == PROCESS:
+            runs = [entry for entry in BOARD.runs if entry.ended is None]
+            repls = [entry for entry in BOARD.repls if entry.run is None]
+        elif not runs and not repls:
+            return RefusedReply(f"the process {os.getpid()} has no run and no REPL {target!r}")
+        ending = [*(_end_run(entry, now=now) for entry in runs), *(_end_repl(entry, now=now) for entry in repls)]
+        return StopReply(tuple(await asyncio.gather(*ending)))
+
+
+def _measured(repls: Sequence[ReplEntry]) -> tuple[Mapping[str, int], float]:
+    """Return the memory of each REPL, and the seconds that it took to measure."""
+    started = time.monotonic()
+    pids = {entry.id: pid for entry in repls if (pid := entry.pid) is not None}
+    used = bytes_below(pids.values())
+    return {id: used[pid] for id, pid in pids.items()}, time.monotonic() - started
+
+
+async def _end_run(entry: RunEntry, *, now: bool) -> StopOutcome:
+    entry.stop(now=now)
+    await asyncio.wait({asyncio.wrap_future(entry.is_done)}, timeout=STOP_WAIT_S)
+    return StopOutcome("run", entry.id, entry.state, has_ended=entry.is_done.done())
+
+
+async def _end_repl(entry: ReplEntry, *, now: bool) -> StopOutcome:
+    try:
+        async with asyncio.timeout(STOP_WAIT_S):
+            await entry.stop(now=now)
+    except TimeoutError:
+        return StopOutcome("repl", entry.id, entry.state, has_ended=False)
+    rests = entry.rests()
+    await asyncio.wait({asyncio.wrap_future(rests)}, timeout=STOP_WAIT_S)
+    return StopOutcome("repl", entry.id, entry.state, has_ended=rests.done())
+
+
+# -- follow ------------------------------------------------------------------------------------------------------------
+
+
+async def _follow(request: FollowRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    entry = next((each for each in BOARD.runs if each.id == request.run), None)
+    if entry is None or entry.log is None:
+        why = "has not begun" if entry is not None else "is not, or no longer, a run of this process"
+        await _reply(writer, RefusedReply(f"{request.run!r} {why}"))
+        return
+    await _reply(writer, FollowReply())
+    pump = asyncio.ensure_future(_pump(entry.log.follow(request.after), writer))
+    beside = {asyncio.ensure_future(_beat(writer)), asyncio.ensure_future(_hung_up(reader))}
+    try:
+        await asyncio.wait({pump, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        if pump.done():
+            pump.result()
+    finally:
+        for task in (pump, *beside):
+            task.cancel()
+        await asyncio.gather(pump, *beside, return_exceptions=True)
+
+
+async def _pump(events: AsyncIterator[Event], writer: asyncio.StreamWriter) -> None:
+    async for event in events:
+        if not isinstance(event, CallText):  # as in a trace: a secret may be in two pieces
+            line = _line(event) if text_chars(event) <= INLINE_CHARS else await asyncio.to_thread(_line, event)
+            await _write(writer, line)
+    await _write(writer, END)
+
+
+async def _beat(writer: asyncio.StreamWriter) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_S)
+        if not writer.transport.get_write_buffer_size():
+            writer.write(encode_frame(HEARTBEAT, MAX_REPLY_BYTES))
+
+
+async def _hung_up(reader: asyncio.StreamReader) -> None:
+    """Return when the peer has closed the connection, or has sent more than its request."""
+    with contextlib.suppress(OSError):
+        await reader.read(1)
+
+
+def _line(event: Event) -> bytes:
+    line = encoded(plain(event))
+    return line if len(line) <= MAX_LINE_BYTES else encoded(cut(plain(event)))
+
+
+async def _reply(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    await _write(writer, encode_written_out(reply))
+
+
+async def _write(writer: asyncio.StreamWriter, payload: bytes) -> None:
+    writer.write(encode_frame(payload, MAX_LINE_BYTES))
+    async with asyncio.timeout(STALLED_S):
+        await writer.drain()
+
+
+# -- memory of processes, from /proc -----------------------------------------------------------------------------------
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PARENT, _RESIDENT = 1, 21
+"""Indices of the parent and of the resident pages in /proc/PID/stat, among the fields behind the program's name."""
+
+
+def own_bytes() -> int:
+    """Return the resident memory of this process in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def bytes_below(roots: Iterable[int]) -> Mapping[int, int]:
+    """Return the memory in bytes of each of these processes, with all processes below it.
+
+    A page that several processes share counts in equal parts for each (PSS), since REPLs share the interpreter and the
+    context. Where the kernel does not tell that, all resident pages count. Call it in a thread: it reads a file for
+    each process of the machine, and one that takes the kernel about a millisecond for each process that is measured.
+
+    Args:
+        roots: Process ids. One that has ended has 0 bytes.
+    """
+    wanted = set(roots)
+    if not wanted:
+        return {}
+    resident: dict[int, int] = {}
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for each in Path("/proc").iterdir():
+        if not each.name.isdigit():
+            continue
+        try:
+            fields = (each / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        pid = int(each.name)
+        resident[pid] = int(fields[_RESIDENT]) * PAGE_BYTES
+        children[int(fields[_PARENT])].append(pid)
+    return {
+        root: sum(_share(pid, resident[pid]) for pid in _below(root, children) if pid in resident) for root in wanted
+    }
+
+
+def _below(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
+    left = [root]
+    while left:
+        pid = left.pop()
+        yield pid
+        left += children.get(pid, ())
+
+
+def _share(pid: int, resident_bytes: int) -> int:
+    """Return the share of a process in its resident pages; all of them if the kernel does not tell its share."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has ended, or is not this user's to look into
+        return resident_bytes
+    share = next((line for line in lines if line.startswith("Pss:")), None)
+    return resident_bytes if share is None else int(share.split()[1]) << 10
+
+
+# -- the socket of this process ----------------------------------------------------------------------------------------
+
+_own: ControlSocket | None = None
+_was_wanted = False
+_starting = threading.Lock()
+
+
+def start_if_wanted() -> bool:
+    """Give a library process its control socket, if RLM_BROKER_CONTROL=1 asks for it.
+
+    Returns:
+        Whether the process has a control socket, so that runs are put on the board.
+
+    Raises:
+        ConfigurationError: The variable has another value than 0 or 1.
+    """
+    global _was_wanted
+    if not _was_wanted and VARIABLE in os.environ and _is_wanted(default=False):
+        _was_wanted = True
+        atexit.register(ControlSocket().start().close)
+    return BOARD.is_on
+
+
+class _Starter(SandboxObserver):
+    def sandbox_opens(self) -> None:
+        start_if_wanted()
+
+
+OBSERVERS.append(_Starter())
+
+
+def _is_wanted(*, default: bool) -> bool:
+    given = os.environ.get(VARIABLE, "")
+    if given not in ("", "0", "1"):
+        raise ConfigurationError(f"{VARIABLE} = {given!r}: give 1 for a control socket, or 0 for none")
+    return given == "1" if given else default
+
+
+def _listening(place: int, name: str) -> socket.socket:
+    """Return a socket that listens. Its name appears when it does: a client removes a name that refuses it."""
+    with FORKING:
+        listening = socket_of_parent(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    hidden = f".{name}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(hidden, dir_fd=place)
+        listening.bind(folder.address(place, hidden))
+        listening.listen()
+        os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _forget() -> None:
+    """Leave the socket to the process that this one was forked from."""
+    global _own, _starting, _was_wanted
+    _own, _starting, _was_wanted = None, threading.Lock(), False
+    BOARD.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

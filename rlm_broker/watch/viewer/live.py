@@ -1,0 +1,254 @@
+"""The viewer of runs that go on: an ASGI app with the page, the list of runs, their rows as they come, and a stop."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from functools import cache
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rlm_broker.errors import RlmBrokerError
+from rlm_broker.watch.messages import RunStatus
+from rlm_broker.watch.viewer.page import ViewerPage, document_head, document_script, policy
+from rlm_broker.watch.viewer.rows import Row, Rows, encoded
+
+MOST_BODY_BYTES = 4_096
+MOST_BODY_VALUES = 16
+"""Bytes and JSON values of a request to stop a run. The server in front of `live_app` holds them."""
+ROWS_IN_MESSAGE = 500
+MOST_MESSAGE_BYTES = 1 << 20
+"""Bounds of one message to the page, but for a single event that is larger."""
+GATHER_S = 0.05
+"""Seconds for which events are gathered into one message while more come."""
+IDLE_S = 10.0
+"""Seconds after which a blank line is sent, so that a connection whose reader has left is noticed."""
+REFUSED_S = 0.05
+"""Seconds within which a source refuses a run that it does not know. Later it is told within the stream."""
+MOST_WAITING = 100
+"""Events that wait for a slow reader; then their source waits, too."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class LiveSource(Protocol):
+    """The runs that a reader may see."""
+
+    async def runs(self) -> Sequence[RunStatus]:
+        """Return the runs at this moment, those that have ended lately included."""
+        ...
+
+    def lines(self, run: str, after: int) -> AsyncIterator[bytes]:
+        """Yield the events of a run with numbers above `after`, each as a line of a trace, until the run ends.
+
+        Raises:
+            LookupError: There is no such run.
+        """
+        ...
+
+    async def stop(self, run: str, now: bool) -> bool:
+        """Stop a run, at once or with its best answer, and return whether it was there."""
+        ...
+
+
+SourceOf = Callable[[Request], Awaitable[LiveSource | None]]
+"""Returns the source for the sender of a request; None refuses the request."""
+
+
+def live_app(source: LiveSource | SourceOf, hosts: Collection[str] | None = None) -> Starlette:
+    """Return an ASGI app, which can be mounted at any path, behind bounds for bodies.
+
+    The page itself shows no run. It sends the key in the fragment of its own address (`#key=...`) with each request for
+    data, as `Authorization: Bearer`.
+
+    Args:
+        source: Source of the runs. For several readers with different rights, an async function from the request to
+            the source of its sender; where it returns None, the request is refused.
+        hosts: Values of the header `Host` that are answered, so that no other name leads here. None means that the app
+            that mounts this one checks them.
+    """
+    source_of = source if callable(source) else _always(source)
+
+    def is_for_other_host(request: Request) -> bool:
+        return hosts is not None and request.headers.get("host", "") not in hosts
+
+    def guarded(handler: Callable[[Request, LiveSource], Awaitable[Response]]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            if problem := "the request is for another host" if is_for_other_host(request) else _foreign(request):
+                return _sentence(problem, 403)
+            found = await source_of(request)
+            if found is None:
+                return _sentence("the request shows no key that is known here", 401)
+            return await handler(request, found)
+
+        return answer
+
+    async def page(request: Request) -> Response:
+        if is_for_other_host(request):
+            return _sentence("the request is for another host", 403)
+        if not request.url.path.endswith("/"):  # the page asks for its data beside itself
+            return RedirectResponse(f"{request.url.path}/", headers=HEADERS)
+        headers = {**HEADERS, "Content-Security-Policy": f"{policy(CONNECT)}; frame-ancestors 'none'"}
+        return Response(_page(), media_type="text/html; charset=utf-8", headers=headers)
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/api/runs", guarded(_runs)),
+            Route("/api/rows", guarded(_rows)),
+            Route("/api/stop", guarded(_stop), methods=["POST"]),
+        ]
+    )
+
+
+CONNECT = "'self'"
+
+
+@cache
+def _page() -> bytes:
+    return document_head(ViewerPage(form="live"), CONNECT) + document_script() + b"</html>\n"
+
+
+def _always(source: LiveSource) -> SourceOf:
+    async def source_of(_: Request) -> LiveSource:
+        return source
+
+    return source_of
+
+
+def _foreign(request: Request) -> str:
+    """Return why a request comes from a page of another origin; empty if it does not."""
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        return "the request comes from a page of another origin"
+    return "" if site in ("same-origin", "none") else "the request comes from a page of another site"
+
+
+async def _runs(_: Request, source: LiveSource) -> Response:
+    return Response(msgspec.json.encode(list(await source.runs())), media_type="application/json", headers=HEADERS)
+
+
+async def _stop(request: Request, source: LiveSource) -> Response:
+    if not request.headers.get("content-type", "").startswith("application/json"):
+        return _sentence("the body must be JSON", 415)
+    try:
+        asked = msgspec.json.decode(await request.body(), type=_Stop)
+        is_there = await source.stop(asked.run, asked.now)
+    except (msgspec.DecodeError, ClientDisconnect):
+        return _sentence('the body must be {"run": "ID", "now": false}', 400)
+    except RlmBrokerError as error:
+        return _sentence(str(error), 502)
+    if not is_there:
+        return _sentence("there is no such run", 404)
+    return Response(msgspec.json.encode({"stopped": asked.run}), media_type="application/json", headers=HEADERS)
+
+
+class _Stop(msgspec.Struct, forbid_unknown_fields=True):
+    run: str
+    now: bool = False
+
+
+async def _rows(request: Request, source: LiveSource) -> Response:
+    run, after = request.query_params.get("run", ""), request.query_params.get("after", "0")
+    if not run or not after.isascii() or not after.isdigit() or len(after) > 15:
+        return _sentence("give the run, and after which event", 400)
+    following = _Following(source.lines(run, int(after)))
+    if problem := await following.refusal():
+        await following.close()
+        return _sentence(problem, 404)
+    return StreamingResponse(_messages(following), media_type="application/x-ndjson", headers=HEADERS)
+
+
+class _Following:
+    """Reads the lines of a run ahead of a reader, on a task, up to `MOST_WAITING`.
+
+    Attributes:
+        queue: Lines that wait, and None behind the last.
+        problem: Why the lines ended before their run did; empty if they did not.
+    """
+
+    def __init__(self, lines: AsyncIterator[bytes]) -> None:
+        self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        self.problem = ""
+        self._lines = lines
+        self._task = asyncio.create_task(self._read())
+
+    async def refusal(self) -> str:
+        """Return why there is no line at all, as far as that shows at once; empty if it does not."""
+        await asyncio.wait([self._task], timeout=REFUSED_S)
+        return self.problem if self._task.done() and self.queue.qsize() == 1 else ""
+
+    async def close(self) -> None:
+        """End the reading."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if (close := getattr(self._lines, "aclose", None)) is not None:
+            await close()
+
+    async def _read(self) -> None:
+        try:
+            async for line in self._lines:
+                await self.queue.put(line)
+        except LookupError:
+            self.problem = "There is no such run."
+        except RlmBrokerError as error:
+            self.problem = str(error)
+        await self.queue.put(None)
+
+
+async def _messages(following: _Following) -> AsyncIterator[bytes]:
+    """Yield JSON lines for the page: rows with the texts that are new, and at last that the run is over."""
+    rows = Rows()
+    try:
+        while True:
+            try:
+                line = await asyncio.wait_for(following.queue.get(), IDLE_S)
+            except TimeoutError:
+                yield b"\n"
+                continue
+            if line is None:
+                break
+            await asyncio.sleep(GATHER_S if following.queue.empty() else 0)
+            yield _message(line, following.queue, rows)
+        note = {"note": following.problem} if following.problem else {}
+        yield msgspec.json.encode({"end": True, **note}) + b"\n"
+    finally:
+        await following.close()
+
+
+def _message(line: bytes, queue: "asyncio.Queue[bytes | None]", rows: Rows) -> bytes:
+    """Return one message of a line and of those that wait behind it."""
+    taken: list[Row] = []
+    problem = ""
+    begin = rows.end
+    while True:
+        try:
+            event = json.loads(line)
+            if isinstance(event, dict) and (row := rows.take(event)) is not None:
+                taken.append(row)
+        except (ValueError, RecursionError):
+            problem = "An event of the run could not be read, and is left out."
+        if len(taken) >= ROWS_IN_MESSAGE or rows.end - begin >= MOST_MESSAGE_BYTES or queue.empty():
+            break
+        if (following := queue.get_nowait()) is None:
+            queue.put_nowait(None)  # there is room: it has just been taken
+            break
+        line = following
+    note = {"note": problem} if problem else {}
+    texts = msgspec.json.encode({"text": rows.fresh().decode(), **note})
+    return b'{"rows":%s,%s\n' % (encoded(taken), texts[1:])
+
+
+def _sentence(text: str, status: int) -> Response:
+    return PlainTextResponse(f"{text}\n", status, HEADERS)

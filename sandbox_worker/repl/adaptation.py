@@ -1,0 +1,139 @@
+"""Modules that are adapted when they are imported, so that ordinary code works in a REPL.
+
+- With a seed, the global generators of `random` and numpy start from it.
+- Pictures of matplotlib and PIL become displays of the block, see `displays`.
+
+At "strict" also:
+
+- `os.setsid` and `subprocess`: the system call setsid succeeds in a REPL without an effect (see
+  `isolation/seccomp.py`). A child that asks for a session gets a process group of its own instead. So `os.killpg` of
+  its group ends the child, not the REPL. A program that calls setsid itself stays in its group.
+- `multiprocessing`: from Python 3.14 on it starts processes through a server on a socket, which a REPL may not have.
+  Its start method is set to fork, the default before 3.14.
+"""
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from sandbox_worker.repl import displays
+from sandbox_worker.wire.level import Level
+
+SHOWN_BY = {
+    "matplotlib": "adapt_matplotlib",
+    "matplotlib.figure": "adapt_figure",
+    "matplotlib.backend_bases": "adapt_backends",
+    "PIL.Image": "adapt_pil",
+}
+"""Module → name of the function of `displays` that adapts it."""
+GENERATORS = ("random", "numpy.random")
+"""Modules with a global generator of random numbers and a function `seed`."""
+_Adapt = Callable[[ModuleType], object]
+
+
+def adapt(level: Level, seed: int | None) -> None:
+    """Install the finder that adapts modules. Call this once in the fork server, before it imports the user's modules.
+
+    Args:
+        level: Isolation level of the workers.
+        seed: Seed of the global generators; None leaves them alone.
+    """
+    adapted: dict[str, _Adapt] = dict.fromkeys(SHOWN_BY, _adapt_pictures)
+    if level.is_security_boundary and level.may_exec:  # a filter is in force, and code may start processes
+        os.setsid = _setsid
+        adapted |= {"subprocess": _adapt_subprocess, "multiprocessing.context": _adapt_multiprocessing}
+    if seed is not None:
+        adapted |= dict.fromkeys(GENERATORS, lambda module: module.seed(seed))
+    sys.meta_path.insert(0, _Finder(adapted))
+
+
+def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
+    """Seed the global generators of those of these modules that are imported already."""
+    for name in names:
+        if (module := sys.modules.get(name)) is not None:
+            module.seed(seed)
+
+
+def begin_with(seed: int) -> None:
+    """Seed the generators, also of modules that are imported later. Call this in a REPL that has a seed of its own."""
+    seed_generators(seed, GENERATORS)
+    to_come = [name for name in GENERATORS if name not in sys.modules]
+    sys.meta_path.insert(0, _Finder(dict.fromkeys(to_come, lambda module: module.seed(seed))))
+
+
+def draw_apart(seed: int | None) -> None:
+    """Give a forked REPL random numbers of its own. Call this in each REPL.
+
+    Without this, numpy would draw the same numbers in all forks of one process. The module `random` seeds itself anew
+    after a fork. So it must be seeded here again if all REPLs shall draw the same numbers.
+
+    Args:
+        seed: Seed of the generators in all REPLs; None for a different one in each.
+    """
+    if seed is not None:
+        seed_generators(seed, GENERATORS)
+    elif "numpy.random" in sys.modules:
+        seed_generators([*memoryview(os.urandom(32)).cast("I")], ("numpy.random",))
+
+
+def _setsid() -> None:
+    """Make this process the leader of a process group of its own."""
+    os.setpgid(0, 0)
+
+
+def _adapt_subprocess(module: ModuleType) -> None:
+    popen = module.Popen.__init__
+
+    def __init__(self: Any, *args: Any, start_new_session: bool = False, **kwargs: Any) -> None:
+        if start_new_session and kwargs.get("process_group") in (None, -1):
+            kwargs["process_group"] = 0
+        popen(self, *args, **kwargs)
+
+    __init__.__wrapped__ = popen  # type: ignore[attr-defined] # so that `inspect.signature` shows the original's
+    module.Popen.__init__ = __init__
+
+
+def _adapt_multiprocessing(module: ModuleType) -> None:
+    module._default_context._default_context = module._concrete_contexts["fork"]
+
+
+def _adapt_pictures(module: ModuleType) -> None:
+
+    getattr(displays, SHOWN_BY[module.__name__])(module)
+
+
+class _Finder:
+    """Finder of the modules to adapt, with a loader that adapts them once they are loaded."""
+
+    def __init__(self, adapted: dict[str, _Adapt]) -> None:
+        self._adapted = adapted
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._adapted:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _AdaptingLoader(spec.loader, self._adapted[name])  # type: ignore[assignment] # importlib.abc is large
+        return spec
+
+
+class _AdaptingLoader:
+    def __init__(self, loader: Any, adapt: _Adapt) -> None:
+        self._loader = loader
+        self._adapt = adapt
+
+    def __getattr__(self, name: str) -> Any:  # passes on `get_source` and others, for tracebacks and `inspect`
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._adapt(module)

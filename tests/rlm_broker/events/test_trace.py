@@ -1,0 +1,139 @@
+"""Trace files: whole lines in order, also of long events."""
+
+import json
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlm_broker import TraceWriter as RlmTraceWriter
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.events import trace as writer
+from rlm_broker.events.event import BlockEnded, BlockPrinted, CallEnded, CallText, IterationStarted, Replied
+from rlm_broker.events.trace import TraceWriter
+from rlm_broker.results import Block
+from rlm_broker.usage import Usage
+from tests.support.forked_python import python
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_event_is_one_numbered_line_at_once(tmp_path: Path) -> None:
+    """Each event is one numbered line, and the line is written at once."""
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        write(IterationStarted("1", 0, 1))
+        assert [line["event"] for line in lines(path)] == ["iteration_started"]
+        write(BlockEnded("1", 0, 1, Block("x", "ok", stdout="out")))
+        second = lines(path)[1]
+    assert (second["n"], second["event"], second["run"], second["block"]) == (2, "block_ended", "1", 1)
+    assert second["outcome"]["stdout"] == "out"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "sk-proj-abcdefghijklmnop0123",
+        "Bearer abcdefghijklmnop0123456789",
+        "api_key=abcdefgh12345",
+        "API-KEY: abcdefgh12345",
+        "password = hunter2hunter2",
+    ],
+)
+def test_secret_is_not_written(tmp_path: Path, secret: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        write(Replied("1", 0, 1, f"the text before {secret} and after"))
+    text = path.read_text()
+    assert secret not in text
+    assert "[redacted]" in text
+    assert "and after" in json.loads(text)["text"]
+
+
+def test_reply_pieces_are_not_written(tmp_path: Path) -> None:
+    """Pieces of a reply are not written, since two of them may hold a secret together."""
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        write(CallText("1", 0, 1, "sk-abcdefghij"))
+        write(CallText("1", 0, 1, "klmnop0123"))
+        write(CallEnded("1", 0, 1, "model", Usage(), 0.1, "sk-abcdefghijklmnop0123"))
+    assert [(line["event"], line["response"]) for line in lines(path)] == [("call_ended", "[redacted]")]
+
+
+def test_broken_characters_are_written_as_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        write(BlockPrinted("1", 0, 1, "stdout", "a\ud800b"))
+    assert lines(path)[0]["text"] == "a\ud800b"
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot write the trace .*nowhere.*: No such file or directory"):
+        TraceWriter(tmp_path / "nowhere" / "trace.jsonl")
+
+
+def test_path_may_be_text_and_full_file_stays(tmp_path: Path) -> None:
+    """A path may be text, and a file that is not empty is kept."""
+    path = tmp_path / "trace.jsonl"
+    path.touch()
+    with RlmTraceWriter(str(path)) as write:
+        write(IterationStarted("1", 0, 1))
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"trace.jsonl exists: remove it, or write the trace to another file"):
+        TraceWriter(str(path))
+    assert path.read_bytes() == before
+    TraceWriter("/dev/null").close()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from rlm_broker.events.event import IterationStarted
+from rlm_broker.events.trace import TraceWriter
+write = TraceWriter(Path(sys.argv[1]))
+for number in range(1, 501):
+    write(IterationStarted("1", 0, number))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_run_that_is_killed_leaves_every_line_whole(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    done = python("-c", KILLED, path)
+    assert done.returncode == -signal.SIGKILL
+    assert [line["number"] for line in lines(path)] == list(range(1, 501))
+
+
+def test_long_events_are_written_whole_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path) as write:
+        for number in range(10):
+            write(Replied("1", 0, number, "x" * (300_000 if number % 3 == 1 else 10)))
+    found = lines(path)
+    assert [line["n"] for line in found] == list(range(1, 11))
+    assert [line["number"] for line in found] == list(range(10))
+    assert [len(str(line["text"])) for line in found] == [300_000 if number % 3 == 1 else 10 for number in range(10)]
+
+
+def test_texts_are_cut_if_the_thread_lags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that exceed the pace of the writing thread are cut and say so."""
+    path = tmp_path / "trace.jsonl"
+    go_on = threading.Event()
+    original = TraceWriter._write
+
+    def held(self: TraceWriter, line: dict[str, object]) -> None:
+        assert go_on.wait(60)
+        original(self, line)
+
+    monkeypatch.setattr(TraceWriter, "_write", held)
+    monkeypatch.setattr(writer, "MOST_WAITING_CHARS", 300_000)
+    with TraceWriter(path) as write:
+        for number in range(3):
+            write(Replied("1", 0, number, "x" * 160_000))
+        go_on.set()
+    texts = [str(line["text"]) for line in lines(path)]
+    assert len(texts[0]) == 160_000
+    assert "characters cut" in texts[1]

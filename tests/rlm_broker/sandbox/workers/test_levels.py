@@ -1,0 +1,191 @@
+import errno
+import os
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.sandbox.workers.levels import (
+    NEED_KERNEL,
+    NEED_NAMESPACES,
+    NEED_RIGHTS,
+    SYSTEM_CALLS,
+    WITHOUT_REMEDY,
+    IsolationWarning,
+    candidates,
+    remedy,
+    unavailable,
+    warn_if_unprotected,
+)
+from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, Layer
+
+
+@pytest.mark.parametrize(
+    ("isolation", "allow_exec", "levels"),
+    [
+        ("auto", None, ("strict", "standard")),
+        ("auto", False, ("strict", "standard")),
+        ("auto", True, ("strict",)),
+        ("strict", True, ("strict",)),
+        ("standard", None, ("standard",)),
+        ("standard", False, ("standard",)),
+        ("process", None, ("process",)),
+    ],
+)
+def test_level_name_stands_for_levels_to_try(isolation: str, allow_exec: bool | None, levels: tuple[str, ...]) -> None:
+    """A name stands for levels to try, and "auto" never includes "process"."""
+    assert tuple(level.name for level in candidates(isolation, allow_exec)) == levels
+
+
+def test_an_unknown_level_is_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        ConfigurationError, match="no isolation level 'vault'; choose one of: auto, strict, standard, process"
+    ):
+        candidates("vault", None)
+
+
+@pytest.mark.parametrize("isolation", ["Strict", "", None, 3, ["strict"], b"strict"])
+def test_unknown_level_is_refused(isolation: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"no isolation level .*; choose one of: auto, strict"):
+        candidates(isolation, None)  # type: ignore[arg-type]
+
+
+def test_programs_are_refused_at_standard() -> None:
+    """Programs at "standard" are refused because they could outlive their REPL."""
+    with pytest.raises(ConfigurationError, match="'standard' cannot start programs"):
+        candidates("standard", allow_exec=True)
+
+
+def test_unavailable_level_names_reason_and_remedy() -> None:
+    """An unavailable level names the reason and what would give it."""
+    error = unavailable(STRICT, "landlock", "landlock: Operation not supported")
+    assert str(error).startswith("isolation level 'strict' is not available here: landlock: Operation not supported. ")
+    assert error.remedy is not None
+    assert error.remedy in str(error)
+    assert "`rlm-broker doctor`" in str(error)
+
+
+def test_only_process_is_warned_of() -> None:
+    with pytest.warns(IsolationWarning, match="not a security boundary"):
+        warn_if_unprotected(PROCESS)
+    warn_if_unprotected(STRICT)
+    warn_if_unprotected(STANDARD)
+
+
+FILTER = {"proc__self__status": "Name:\tx\nSeccomp:\t2"}
+CONTAINER = {**FILTER, "run__.containerenv": ""}
+APPARMOR = {**CONTAINER, "proc__self__attr__current": "docker-default (enforce)"}
+UNIT = {**FILTER, "proc__self__cgroup": "0::/system.slice/broker.service"}
+LOGIN = {"proc__self__status": "Seccomp:\t0", "proc__self__cgroup": "0::/user.slice/user-0.slice/session-1.scope"}
+
+
+def machine(folder: Path, **files: str) -> Path:
+    """Return a root folder with these files below /proc; names have __ for each slash."""
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "command"),
+    [
+        ({"proc__sys__kernel__unprivileged_userns_clone": "0"}, "`sysctl kernel.unprivileged_userns_clone=1`"),
+        (
+            {"proc__sys__kernel__apparmor_restrict_unprivileged_userns": "1"},
+            "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`",
+        ),
+        ({"proc__sys__user__max_user_namespaces": "0"}, "`sysctl user.max_user_namespaces=15000`"),
+        (FILTER, "`docker run --security-opt seccomp=seccomp.json`"),
+        (APPARMOR, "`docker run --security-opt seccomp=seccomp.json`"),
+        (UNIT, "`RestrictNamespaces=no`"),
+        ({"proc__self__mountinfo": "36 35 98:0 /srv /proc rw - proc proc rw"}, "`systemd-nspawn`"),
+    ],
+)
+def test_denied_namespaces_name_cause_and_command(tmp_path: Path, files: dict[str, str], command: str) -> None:
+    """Denied namespaces name their cause and one command."""
+    sentence = remedy("namespaces", "unshare: Operation not permitted", errno.EPERM, machine(tmp_path, **files), {})
+    assert command in sentence
+    assert sentence.count("`") == 2
+
+
+@pytest.mark.parametrize(("uid", "words"), [(0, "--cap-add SYS_ADMIN"), (1000, "Start as root")])
+def test_denied_namespaces_without_cause_suggest_other_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, words: str
+) -> None:
+    """Denied namespaces without a visible cause suggest other rights."""
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert words in remedy("namespaces", "unshare: x", errno.EPERM, machine(tmp_path, **LOGIN), {})
+
+
+@pytest.mark.parametrize(
+    ("code", "files", "words"),
+    [
+        (errno.EACCES, APPARMOR, "apparmor=rlm-broker"),
+        (errno.EPERM, APPARMOR, "docker run --security-opt seccomp=seccomp.json"),
+        (errno.EPERM, CONTAINER, "docker run --security-opt seccomp=seccomp.json"),
+        (errno.EPERM, UNIT, "RestrictNamespaces=no"),
+        (errno.EACCES, LOGIN, "not below /root"),
+        (errno.ENOSYS, {"proc__sys__kernel__osrelease": "5.10.0-28"}, "this is 5.10.0-28"),
+        (errno.ENOSYS, {"proc__sys__kernel__osrelease": "6.1.0", **CONTAINER}, "seccomp=seccomp.json"),
+    ],
+)
+def test_refused_mounts_distinguish_their_causes(tmp_path: Path, code: int, files: dict[str, str], words: str) -> None:
+    """Refused mounts tell AppArmor from a filter and from an old kernel."""
+    reason = f"mount none on /: {os.strerror(code)}"
+    assert words in remedy("private root", reason, code, machine(tmp_path, **files), {})
+
+
+def test_unit_is_known_by_its_invocation(tmp_path: Path) -> None:
+    """A unit is known by its invocation too, but not within a container."""
+    started = {"INVOCATION_ID": "1"}
+    assert "RestrictNamespaces" in remedy("namespaces", "", errno.EPERM, machine(tmp_path, **FILTER), started)
+    assert "docker" in remedy("namespaces", "", errno.EPERM, machine(tmp_path, **CONTAINER), started)
+    in_podman = {**started, "container": "podman"}
+    assert "docker" in remedy("namespaces", "", errno.EPERM, machine(tmp_path / "other", **FILTER), in_podman)
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason", "code", "files", "words"),
+    [
+        ("landlock", "landlock_create_ruleset: x", errno.EOPNOTSUPP, LOGIN, "lsm=landlock"),
+        ("landlock", "landlock_create_ruleset: x", errno.ENOSYS, LOGIN, "lsm=landlock"),
+        ("landlock", "landlock_create_ruleset: x", errno.EPERM, CONTAINER, "seccomp=seccomp.json"),
+        ("landlock", "landlock_create_ruleset: x", errno.EPERM, UNIT, "landlock_create_ruleset landlock_add_rule"),
+        (SYSTEM_CALLS, "killed by SIGSYS", 0, UNIT, "SystemCallFilter=@system-service @mount"),
+        ("seccomp", "no table of system calls for machine 'ppc64'", errno.ENOSYS, LOGIN, "x86_64 or aarch64"),
+        ("own uid", "root lacks CAP_SETUID", errno.EPERM, CONTAINER, "`docker run --user 1000`"),
+        ("other uid", "root lacks CAP_SETUID", errno.EPERM, LOGIN, "SETUID, SETGID, CHOWN, KILL"),
+        ("one thread", "/proc/self/task: No such file", errno.ENOENT, LOGIN, "`mount -t proc proc /proc`"),
+        ("private root", "mount /dev/null on /x: No such file", errno.ENOENT, LOGIN, "`mount -t devtmpfs dev /dev`"),
+        ("namespaces", "Too many open files", errno.EMFILE, LOGIN, "ulimit -n"),
+        ("fork", "Resource temporarily unavailable", errno.EAGAIN, LOGIN, "TasksMax="),
+        ("session", "setsid: x", errno.EPERM, LOGIN, "Please report"),
+    ],
+)
+def test_each_refusal_has_a_remedy_of_its_own(
+    tmp_path: Path, layer: Layer, reason: str, code: int, files: dict[str, str], words: str
+) -> None:
+    assert words in remedy(layer, reason, code, machine(tmp_path, **files), {})
+
+
+def test_layer_has_one_remedy_or_a_reason() -> None:
+    """Each layer has one kind of remedy, or the reason why it has none."""
+    kinds = Counter([*NEED_RIGHTS, *NEED_NAMESPACES, *NEED_KERNEL, SYSTEM_CALLS, *WITHOUT_REMEDY])
+    assert kinds == dict.fromkeys(get_args(Layer), 1)
+
+
+@pytest.mark.parametrize("layer", get_args(Layer))
+def test_layer_without_remedy_asks_for_a_report(tmp_path: Path, layer: Layer) -> None:
+    """A layer without a remedy of its own asks for a report, and no other layer does."""
+    sentence = remedy(layer, "call: Operation not permitted", errno.EPERM, machine(tmp_path, **LOGIN), {})
+    assert ("Please report" in sentence) == (layer in WITHOUT_REMEDY)
+
+
+@pytest.mark.parametrize("layer", sorted(set(get_args(Layer)) - NEED_RIGHTS))
+def test_layer_that_a_filter_refuses_names_the_filter(tmp_path: Path, layer: Layer) -> None:
+    sentence = remedy(layer, "call: Operation not permitted", errno.EPERM, machine(tmp_path, **CONTAINER), {})
+    assert "seccomp=seccomp.json" in sentence

@@ -1,0 +1,395 @@
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import pytest
+from opentelemetry import trace as otel
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from rlm_broker import OpenTelemetry
+from rlm_broker.clients.base import LMReply, LMRequest, call_headers
+from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
+from rlm_broker.events.event import CallEnded, CallStarted
+from rlm_broker.limits import Limits
+from rlm_broker.rlm import RLM
+from rlm_broker.usage import Usage
+from rlm_broker.watch.conventions import traceparent
+from rlm_broker.watch.telemetry import CAPTURE
+from tests.support.fake_openai import FakeOpenAI, completion, failure
+from tests.support.otlp_receiver import OtlpReceiver, Received, below
+from tests.support.places import PROJECT
+
+SECRET = "sk-proj-" + "Zq9" * 16
+CODE = f"""
+try: lookup("x" * 3)
+except Exception: pass
+print(llm_query_batched(["part one", "part two"]))
+print(rlm_query("the child"))
+print("{SECRET}")
+1 / 0
+"""
+INTERNAL, CLIENT = 1, 3
+
+
+def lookup(word: str) -> str:
+    """Look a word up."""
+    raise ValueError(f"no {word}")
+
+
+def says(request: LMRequest) -> str:
+    """Answer each call of the tree by what is asked."""
+    asked = str(request.messages[-1].content)
+    if "part" in asked[:10]:
+        return "of the part"
+    if request.depth:
+        return "FINAL(from below)"
+    spoken = sum(message.role == "assistant" for message in request.messages)
+    return "FINAL(found)" if spoken else f"```repl{CODE}```"
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[bool, tuple[list[Received], bytes]]:
+    """The spans of a real run and their bytes, without and with content."""
+    found = {}
+    for content in (False, True):
+        with OtlpReceiver() as collector:
+            provider = TracerProvider(shutdown_on_exit=False)
+            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector.endpoint}/v1/traces")))
+            client = ScriptedClient(says, "openai/gpt-5-mini", cost_per_call=0.25)
+            with RLM(
+                client,
+                limits=Limits(max_depth=2),
+                tools={"lookup": lookup},
+                on_event=OpenTelemetry(provider, content=content),
+            ) as rlm:
+                assert rlm.completion("the private context", "the private question").response == "found"
+            provider.shutdown()
+            found[content] = (collector.spans, collector.bodies)
+    return found
+
+
+def named(spans: list[Received], name: str) -> list[Received]:
+    return sorted((span for span in spans if span.name == name), key=lambda span: span.start_ns)
+
+
+def test_a_tree_becomes_spans_with_right_parents(runs: Any) -> None:
+    spans = runs[False][0]
+    root, child = named(spans, "invoke_agent rlm_broker")
+    assert root.parent == ""
+    assert {span.trace for span in spans} == {root.trace}
+    (failed,) = (span for span in below(spans, root) if span.name == "execute_tool python")
+    assert {span.name for span in below(spans, root)} == {"chat openai/gpt-5-mini", "execute_tool python"}
+    assert child.parent == failed.id
+    assert [span.parent for span in named(spans, "execute_tool lookup")] == [failed.id]
+    batch = [span for span in below(spans, failed) if span.kind == CLIENT]
+    assert sorted(span.attributes["rlm_broker.call.batch_size"] for span in batch) == [2, 2]
+    assert len(named(spans, "chat openai/gpt-5-mini")) == 5
+    assert {span.id for span in below(spans, child)} < {span.id for span in spans}
+
+
+def test_spans_lie_within_their_parents(runs: Any) -> None:
+    spans = runs[False][0]
+    by_id = {span.id: span for span in spans}
+    for span in spans:
+        assert span.start_ns <= span.end_ns
+        if span.parent:
+            assert by_id[span.parent].start_ns <= span.start_ns <= span.end_ns <= by_id[span.parent].end_ns
+
+
+def test_spans_have_the_attributes_of_the_conventions(runs: Any) -> None:
+    spans = runs[False][0]
+    root = named(spans, "invoke_agent rlm_broker")[0]
+    assert root.kind == INTERNAL
+    assert root.attributes["gen_ai.operation.name"] == "invoke_agent"
+    assert root.attributes["gen_ai.provider.name"] == "openai"
+    assert root.attributes["rlm_broker.run.outcome"] == "answered"
+    assert root.attributes["rlm_broker.cost_usd"] == 5 * 0.25
+    assert root.attributes["rlm_broker.usage.calls"] == 5
+    assert not any(name.startswith("gen_ai.usage") for name in root.attributes)
+    call = named(spans, "chat openai/gpt-5-mini")[0]
+    assert call.kind == CLIENT
+    assert call.attributes["gen_ai.request.model"] == call.attributes["gen_ai.response.model"] == "openai/gpt-5-mini"
+    assert call.attributes["gen_ai.usage.input_tokens"] > 0
+    assert call.attributes["gen_ai.usage.output_tokens"] > 0
+    assert call.attributes["rlm_broker.cost_usd"] == 0.25
+    block = named(spans, "execute_tool python")[0]
+    assert block.attributes["gen_ai.tool.name"] == "python"
+    assert block.attributes["rlm_broker.block.status"] == "error"
+    assert block.attributes["error.type"] == "ZeroDivisionError"
+    assert block.status == 2
+    tool = named(spans, "execute_tool lookup")[0]
+    assert tool.attributes["error.type"] == "ValueError"
+    assert tool.attributes["gen_ai.tool.type"] == "function"
+
+
+def test_content_is_absent_by_default(runs: Any) -> None:
+    bodies = runs[False][1]
+    for text in (b"private", b"part", b"found", b"print", b"xxx", b"division", b"no x", SECRET.encode()):
+        assert text not in bodies, text
+
+
+def test_content_can_be_put_on(runs: Any) -> None:
+    spans, bodies = runs[True]
+    root = named(spans, "invoke_agent rlm_broker")[0]
+    asked = json.loads(root.attributes["gen_ai.input.messages"])
+    assert asked == [{"role": "user", "parts": [{"type": "text", "content": "the private question"}]}]
+    block = named(spans, "execute_tool python")[0]
+    assert "rlm_query" in json.loads(block.attributes["gen_ai.tool.call.arguments"])["code"]
+    assert "of the part" in json.loads(block.attributes["gen_ai.tool.call.result"])["stdout"]
+    assert "division by zero" in block.words
+    assert SECRET.encode() not in bodies
+    first = named(spans, "chat openai/gpt-5-mini")[0]
+    assert first.attributes["gen_ai.system_instructions"]
+    assert "rlm_query" in first.attributes["gen_ai.output.messages"]
+
+
+class Memory:
+    """A provider whose spans are read in the test."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+    def by_name(self, name: str) -> list[Any]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+def test_environment_puts_content_on(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CAPTURE, "true")
+    RLM(ScriptedClient(["FINAL(a)"]), on_event=OpenTelemetry(memory.provider)).completion("c", "the question")
+    (root,) = memory.by_name("invoke_agent rlm_broker")
+    assert "the question" in root.attributes["gen_ai.input.messages"]
+
+
+def test_argument_wins_over_environment(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CAPTURE, "true")
+    RLM(ScriptedClient(["FINAL(a)"]), on_event=OpenTelemetry(memory.provider, content=False)).completion("c", "q")
+    assert "gen_ai.input.messages" not in memory.by_name("invoke_agent rlm_broker")[0].attributes
+
+
+def test_content_must_be_a_truth_value() -> None:
+    with pytest.raises(ConfigurationError, match="content"):
+        OpenTelemetry(content="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_root_is_below_the_current_span(memory: Memory, is_async: bool) -> None:
+    """The context crosses to the run's event loop, whether it is the caller's or one of the background."""
+    rlm = RLM(ScriptedClient(["FINAL(a)"]), on_event=OpenTelemetry(memory.provider))
+    with memory.provider.get_tracer("test").start_as_current_span("mine") as mine:
+        if is_async:
+            asyncio.run(rlm.acompletion("c", "q"))
+        else:
+            rlm.completion("c", "q")
+        assert otel.get_current_span() is mine
+    (root,) = memory.by_name("invoke_agent rlm_broker")
+    assert root.parent.span_id == mine.get_span_context().span_id
+    assert root.context.trace_id == mine.get_span_context().trace_id
+
+
+async def test_root_is_below_the_traceparent_that_was_handed_over(memory: Memory) -> None:
+    rlm = RLM(ScriptedClient(["FINAL(a)"] * 2), on_event=OpenTelemetry(memory.provider))
+    token = traceparent.set(f"00-{'ab' * 16}-{'cd' * 8}-01")
+    run = rlm.start("c", "q")
+    traceparent.reset(token)
+    await run
+    await rlm.start("c", "q")
+    first, second = memory.by_name("invoke_agent rlm_broker")
+    assert (f"{first.context.trace_id:032x}", f"{first.parent.span_id:016x}") == ("ab" * 16, "cd" * 8)
+    assert second.parent is None
+
+
+async def test_a_servers_own_span_of_the_trace_is_nearer(memory: Memory) -> None:
+    """The server's span of the same trace is the parent, and that of another trace is not."""
+    rlm = RLM(ScriptedClient(["FINAL(a)"] * 2), on_event=OpenTelemetry(memory.provider))
+    with memory.provider.get_tracer("test").start_as_current_span("server") as server:
+        here = server.get_span_context()
+        traceparent.set(f"00-{here.trace_id:032x}-{'cd' * 8}-01")
+        await rlm.start("c", "q")
+        traceparent.set(f"00-{'ab' * 16}-{'cd' * 8}-01")
+        await rlm.start("c", "q")
+    first, second = memory.by_name("invoke_agent rlm_broker")
+    assert first.parent.span_id == here.span_id
+    assert f"{second.context.trace_id:032x}" == "ab" * 16
+
+
+def test_provider_sees_the_span_of_each_call(memory: Memory) -> None:
+    """Each request of a batch, and each attempt of a call, carries the `traceparent` of its own `chat` span."""
+    code = "```repl\nprint(llm_query_batched(['a1', 'b2', 'c3']))\n```"
+
+    def says(body: dict[str, Any]) -> Any:
+        asked = body["messages"][-1]["content"]
+        if asked in ("a1", "b2", "c3"):
+            return completion(asked.upper())
+        return completion("FINAL(done)" if len(body["messages"]) > 2 else code)
+
+    with FakeOpenAI(failure(503, "busy"), *[says] * 6) as server:
+        rlm = RLM(OpenAICompatibleClient(server.base_url, "m"), on_event=OpenTelemetry(memory.provider, content=True))
+        rlm.completion("c", "q")
+    calls = {f"{span.context.span_id:016x}": span for span in memory.by_name("chat m")}
+    assert len(calls) == 5
+    assert len(server.requests) == 6
+    posted = [headers for headers in server.headers if "content-length" in headers]
+    assert not any("traceparent" in headers for headers in server.headers if headers not in posted)
+    for headers, body in zip(posted, server.requests, strict=True):
+        version, trace_id, span_id, flags = headers["traceparent"].split("-")
+        span = calls[span_id]
+        assert (version, int(trace_id, 16), int(flags, 16) & 1) == ("00", span.context.trace_id, 1)
+        asked = json.loads(span.attributes["gen_ai.input.messages"])[-1]["parts"][0]["content"]
+        assert asked == body["messages"][-1]["content"]
+    (retried,) = (span for span in calls.values() if span.events)
+    assert retried.events[0].name == "rlm_broker.retry"
+    assert retried.events[0].attributes["error.type"] == "503"
+
+
+def test_no_header_without_telemetry() -> None:
+    """The incoming `traceparent` of a server alone sends none on."""
+    token = traceparent.set(f"00-{'ab' * 16}-{'cd' * 8}-01")
+    with FakeOpenAI(completion("FINAL(a)")) as server:
+        RLM(OpenAICompatibleClient(server.base_url, "m"), on_event=print).completion("c", "q")
+    traceparent.reset(token)
+    assert len(server.requests) == 1
+    assert not any("traceparent" in headers for headers in server.headers)
+
+
+class Traced(ScriptedClient):
+    """A client whose own library makes spans, and asks for headers."""
+
+    def __init__(self, provider: TracerProvider, replies: list[str]) -> None:
+        super().__init__(replies)
+        self.headers: list[str] = []
+        self._tracer = provider.get_tracer("library")
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        with self._tracer.start_as_current_span("http"):
+            self.headers.append(call_headers.get().get("traceparent", ""))
+            return await super().complete(request)
+
+
+def test_spans_of_clients_and_tools_are_below(memory: Memory) -> None:
+    tracer = memory.provider.get_tracer("tool")
+
+    def look() -> int:
+        with tracer.start_as_current_span("inside"):
+            return 1
+
+    client = Traced(memory.provider, ["```repl\nprint(look())\n```", "FINAL(a)"])
+    RLM(client, tools={"look": look}, on_event=OpenTelemetry(memory.provider)).completion("c", "q")
+    (tool,) = memory.by_name("execute_tool look")
+    assert [span.parent.span_id for span in memory.by_name("inside")] == [tool.context.span_id]
+    calls = [span.context.span_id for span in memory.by_name("chat scripted")]
+    assert [span.parent.span_id for span in memory.by_name("http")] == calls
+    assert [header.split("-")[2] for header in client.headers] == [f"{each:016x}" for each in calls]
+
+
+def test_no_context_is_left_after_a_call(memory: Memory) -> None:
+    """A call in the caller's own task leaves neither a span nor headers behind, and a call within a call its outer."""
+    receiver = OpenTelemetry(memory.provider)
+    receiver(CallStarted("1", 0, 1, "outer", "q", tree="t", n=1, time=1.0))
+    outer, headers = otel.get_current_span(), call_headers.get()
+    receiver(CallStarted("1", 0, 2, "inner", "q", tree="t", n=2, time=2.0))
+    assert call_headers.get() != headers
+    receiver(CallEnded("1", 0, 2, "inner", Usage(1), 1.0, "a", tree="t", n=3, time=3.0))
+    assert otel.get_current_span() is outer
+    assert call_headers.get() == headers
+    receiver(CallEnded("1", 0, 1, "outer", Usage(1), 1.0, "a", tree="t", n=4, time=4.0))
+    assert otel.get_current_span() is otel.INVALID_SPAN
+    assert call_headers.get() == {}
+
+
+def test_failed_run_has_its_kind_and_limit(memory: Memory) -> None:
+    rlm = RLM(
+        ScriptedClient(["```repl\nwhile True: pass\n```"]),
+        limits=Limits(run_timeout_s=0.3),
+        on_event=OpenTelemetry(memory.provider),
+    )
+    with pytest.raises(LimitReached):
+        rlm.completion("c", "q")
+    (root,) = memory.by_name("invoke_agent rlm_broker")
+    assert root.attributes["error.type"] == root.attributes["rlm_broker.run.outcome"] == "limit"
+    assert root.attributes["rlm_broker.limit"] == "run_timeout_s"
+    assert not root.status.is_ok
+    assert [span.attributes["error.type"] for span in memory.by_name("execute_tool python")] == ["unfinished"]
+
+
+def test_failed_call_has_its_status(memory: Memory) -> None:
+    with FakeOpenAI(failure(401, "your key is wrong")) as server, pytest.raises(ModelFailed):
+        RLM(OpenAICompatibleClient(server.base_url, "m"), on_event=OpenTelemetry(memory.provider)).completion("c", "q")
+    (call,) = memory.by_name("chat m")
+    assert call.attributes["error.type"] == "401"
+    assert call.status.description is None
+
+
+def test_lone_surrogates_cost_no_spans() -> None:
+    """Text that is no UTF-8 is replaced: an exporter would drop its whole batch."""
+    with OtlpReceiver() as collector:
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector.endpoint}/v1/traces")))
+        receiver = OpenTelemetry(provider, content=True)
+        receiver(CallStarted("1", 0, 1, "m\ud800", "q\ud800", tree="t", n=1, time=1.0))
+        receiver(CallEnded("1", 0, 1, "m\ud800", Usage(1), 1.0, "a\ud800", tree="t", n=2, time=2.0))
+        provider.shutdown()
+    assert [span.name for span in collector.spans] == ["chat m?"]
+
+
+def test_close_ends_what_is_open(memory: Memory) -> None:
+    receiver = OpenTelemetry(memory.provider)
+
+    class Closing:
+        model_name = "closing"
+
+        async def complete(self, _: LMRequest) -> LMReply:
+            receiver.close()
+            return LMReply("FINAL(a)", Usage(1))
+
+        async def aclose(self) -> None:
+            pass
+
+    RLM(Closing(), on_event=receiver).completion("c", "q")
+    ended = {span.name: (span.attributes or {})["error.type"] for span in memory.exporter.get_finished_spans()}
+    assert ended == {"chat closing": "unfinished", "invoke_agent rlm_broker": "unfinished"}
+
+
+def test_no_state_of_ended_runs_is_kept(memory: Memory) -> None:
+    receiver = OpenTelemetry(memory.provider)
+    with RLM(ScriptedClient(["```repl\nprint(1)\n```", "FINAL(a)"] * 3), on_event=receiver) as rlm:
+        for _ in range(3):
+            rlm.completion("c", "q")
+    (span,) = memory.by_name("invoke_agent rlm_broker")[:1]
+    kept = weakref.ref(span)
+    assert receiver._spans.open_trees == 0
+    memory.exporter.clear()
+    del span
+    gc.collect()
+    assert kept() is None
+
+
+def test_core_imports_no_optional_package() -> None:
+    code = (
+        "import sys, rlm_broker.rlm, rlm_broker.cli.main, rlm_broker.cli.ask, rlm_broker.watch.otlp\n"
+        "print(*(name for name in sys.modules if name.startswith(('opentelemetry', 'prometheus'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_missing_extra_is_one_sentence() -> None:
+    code = "import sys; sys.modules['opentelemetry'] = None\nfrom rlm_broker import OpenTelemetry"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
+    said = "ImportError: OpenTelemetry needs packages that are not installed: pip install 'rlm-broker[otel]'"
+    assert done.stderr.splitlines()[-1] == said

@@ -1,0 +1,148 @@
+"""The page as a file: what is in it, what may run in it, and what it says of traces that are not whole."""
+
+import base64
+import json
+import re
+import stat
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.watch.viewer import page as page_module
+from rlm_broker.watch.viewer.page import MARK, SCRIPTS, policy, script, style, write_page
+from tests.support.traces import Written, small
+
+HOSTILE = "</script><script>document.title='taken'</script><!-- <script> \u2028\u2029 \x1b[2J \ud800 <img src=x onerror=alert(1)>"
+
+
+class _Elements(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_page_has_one_script_and_no_address(tmp_path: Path) -> None:
+    """A page has one script that runs, one style, and no attribute that loads or runs anything."""
+    trace = small(HOSTILE, [HOSTILE] * 4).to(tmp_path / "run.jsonl")
+    write_page(trace, tmp_path / "run.html")
+    parser = _Elements()
+    parser.feed((tmp_path / "run.html").read_text())
+    running = [names for tag, names in parser.found if tag == "script" and names.get("type") != "text/plain"]
+    assert running == [{}]
+    assert sum(tag == "style" for tag, _ in parser.found) == 1
+    assert not {"link", "img", "iframe", "object", "embed", "base", "a", "form"} & {tag for tag, _ in parser.found}
+    names = {name for _, attributes in parser.found for name in attributes}
+    assert not {name for name in names if name.startswith("on")} | names & {"src", "href", "style", "action"}
+
+
+def test_policy_names_the_script_and_style(tmp_path: Path) -> None:
+    write_page(small().to(tmp_path / "run.jsonl"), tmp_path / "run.html")
+    text = (tmp_path / "run.html").read_text()
+    assert f'content="{policy()}"' in text
+    assert policy().startswith("default-src 'none'; script-src 'sha256-")
+    assert "connect-src" not in policy()
+    assert policy("'self'").count("connect-src 'self'") == 1
+    assert f"<script>{script()}</script>" in text
+    assert f"<style>{style()}</style>" in text
+
+
+def test_resources_take_no_markup() -> None:
+    """No part of the script makes elements of text, evaluates text, or could end its own element."""
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\b|new Function|DOMParser|srcdoc|<!--|</script"
+    folder = files("rlm_broker.watch.viewer") / "page"
+    names = sorted(each.name.removesuffix(".js") for each in folder.iterdir() if each.name.endswith(".js"))
+    assert names == sorted(SCRIPTS)
+    for name in names:
+        assert re.findall(forbidden, (folder / f"{name}.js").read_text(), re.IGNORECASE) == [], name
+    assert "url(" not in style()
+    assert "@import" not in style()
+
+
+def test_page_says_what_it_has(tmp_path: Path) -> None:
+    told = write_page(small().to(tmp_path / "run.jsonl"), tmp_path / "run.html")
+    about = re.search(r'id="about">([^<]*)<', (tmp_path / "run.html").read_text())
+    assert about
+    assert json.loads(base64.b64decode(about[1])) == {
+        **{"name": "run.jsonl", "notes": [], "release": told.release, "rows": told.rows},
+        **{"bytes": told.bytes, "piece_bytes": told.piece_bytes, "form": "file"},
+    }
+    assert told.rows == len(small().lines)
+
+
+def test_cut_trace_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    trace = small().to(tmp_path / "run.jsonl")
+    trace.write_bytes(trace.read_bytes()[:-40])
+    told = write_page(trace, tmp_path / "run.html")
+    assert told.rows == len(small().lines) - 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("no json\n", "The rest of the trace cannot be read after 2 events: "),
+        ('{"event": "replied"}\n', "line 3 is not an event of a run"),
+        ('{"event": "replied", "run": "../x", "depth": 0}\n', "the event replied is of no run"),
+        ("[" * 100_000 + "\n", "The rest of the trace cannot be read after 2 events: "),
+    ],
+)
+def test_broken_trace_is_shown_with_a_note(tmp_path: Path, line: str, said: str) -> None:
+    trace = Written()("run_started", question="?", model="m")("iteration_started", number=1).to(tmp_path / "run.jsonl")
+    with trace.open("a") as file:
+        file.write(line)
+    told = write_page(trace, tmp_path / "run.html")
+    assert told.rows == 2
+    assert said in told.notes[0]
+
+
+def test_later_release_is_shown_with_a_note(tmp_path: Path) -> None:
+    """Events of kinds that are not known are named, and the others are shown."""
+    trace = small()("run_dreamed", about="sheep")("run_dreamed", about="<b>").to(tmp_path / "run.jsonl")
+    told = write_page(trace, tmp_path / "run.html")
+    assert "does not know are left out: 2 run_dreamed." in told.notes[0]
+
+
+def test_page_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "MOST_ROWS", 5)
+    told = write_page(small().to(tmp_path / "run.jsonl"), tmp_path / "run.html")
+    assert told.rows == 5
+    assert told.notes == ("The trace is larger than a page can show: it is cut after 5 events.",)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no trace\n", b"\xff\xfe\x00", b"[1]\n", b'{"event":"x","run":"1","depth":0}\n']
+)
+def test_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.jsonl").write_bytes(content)
+    with pytest.raises(ConfigurationError, match="is not a trace"):
+        write_page(tmp_path / "run.jsonl", tmp_path / "run.html")
+    assert [each.name for each in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+def test_page_replaces_pages_alone(tmp_path: Path) -> None:
+    """An earlier page is replaced; another file, a folder or a place that is not there is a sentence."""
+    trace, out = small().to(tmp_path / "run.jsonl"), tmp_path / "run.html"
+    write_page(trace, out)
+    write_page(trace, out)
+    assert out.read_bytes().startswith(MARK)
+    out.write_text("mine")
+    with pytest.raises(ConfigurationError, match="is no page of rlm-broker's"):
+        write_page(trace, out)
+    assert out.read_text() == "mine"
+    with pytest.raises(ConfigurationError, match="it is a folder"):
+        write_page(trace, tmp_path)
+    with pytest.raises(ConfigurationError, match="cannot write the page"):
+        write_page(trace, tmp_path / "none" / "run.html")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+
+
+def test_page_is_as_private_as_its_trace(tmp_path: Path) -> None:
+    trace = small().to(tmp_path / "run.jsonl")
+    trace.chmod(0o600)
+    write_page(trace, tmp_path / "run.html")
+    assert stat.S_IMODE((tmp_path / "run.html").stat().st_mode) == 0o600
