@@ -39,7 +39,7 @@ from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.queries import open_run
 from rlm_broker.run.request import RunRequest, stored
-from rlm_broker.run.run import Answering, Run, RunJob
+from rlm_broker.run.run import Run, RunJob, RunLoop
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tree import Tree
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, place, seeded
@@ -81,7 +81,7 @@ class RunPlace(Protocol):
         limits: Limits,
         seed: int | None,
         events: TreeEvents,
-    ) -> Answering:
+    ) -> RunLoop:
         """Return what answers a run there, and has not begun.
 
         Args:
@@ -252,7 +252,7 @@ class Engine(AsyncResource):
 
     def _root(
         self, request: RunRequest, job: RunJob, parts: Parts, routing: Routing, context: StoredContext
-    ) -> Answering:
+    ) -> RunLoop:
         if self._place is None:
             assert parts.sandbox is not None
             completing = request.completed_by(parts.handler)

@@ -19,7 +19,7 @@ ID_BYTES = 8
 """Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""
 
 
-class Answering(Protocol):
+class RunLoop(Protocol):
     """What answers the question of a run: its loop on this machine, or on a node of a cluster."""
 
     async def run(self, context: StoredContext) -> Completion:
@@ -35,7 +35,7 @@ class Answering(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Answering)
+A = TypeVar("A", bound=RunLoop)
 T = TypeVar("T")
 
 
@@ -65,7 +65,7 @@ class RunJob(Job[Completion]):
         self.id = secrets.token_hex(ID_BYTES) if id is None else id
         self.log = EventLog() if is_followed else None
         self.event_loop = event_loop
-        self._answering: Answering | None = None
+        self._answering: RunLoop | None = None
         self._stop_asked: asyncio.Future[None] | None = None
         self._wants_stop = False
         if (log := self.log) is not None:
