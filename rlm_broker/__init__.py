@@ -7,15 +7,17 @@ public name is imported when it is first used: pydantic alone takes 0.1 s, which
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rlm_broker.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from rlm_broker.batch.batch import Batch as Batch
-    from rlm_broker.batch.feeding import Items as Items
+    from rlm_broker.batch.budget import BatchLimits as BatchLimits
+    from rlm_broker.batch.feed import Items as Items
     from rlm_broker.batch.items import BatchItem as BatchItem
     from rlm_broker.batch.items import BatchResult as BatchResult
     from rlm_broker.batch.items import ItemStatus as ItemStatus
-    from rlm_broker.batch.limits import BatchLimits as BatchLimits
     from rlm_broker.batch.progress import BatchProgress as BatchProgress
-    from rlm_broker.batch.scoring import Score as Score
+    from rlm_broker.batch.score import Score as Score
     from rlm_broker.clients.adapters import AsyncFieldLike as AsyncFieldLike
     from rlm_broker.clients.adapters import FieldLike as FieldLike
     from rlm_broker.clients.adapters import SyncFieldLike as SyncFieldLike
@@ -80,11 +82,9 @@ if TYPE_CHECKING:
     from rlm_broker.handler.client_queue import Serving as Serving
     from rlm_broker.handler.routing import ModelPolicy as ModelPolicy
     from rlm_broker.handler.routing import Route as Route
-    from rlm_broker.keywords import Keywords as Keywords
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
-    from rlm_broker.lm_handler import LMHandler as LMHandler
     from rlm_broker.models.model import Given as Given
     from rlm_broker.models.model import Model as Model
     from rlm_broker.models.models import FilePath as FilePath
@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from rlm_broker.rlm import RLM as RLM
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
+    from rlm_broker.run.lm_handler import LMHandler as LMHandler
     from rlm_broker.run.persistent_repl import PersistentRepl as PersistentRepl
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
@@ -124,15 +125,15 @@ if TYPE_CHECKING:
     from rlm_broker.service.settings import KeySettings as KeySettings
     from rlm_broker.service.settings import Right as Right
     from rlm_broker.service.settings import ServeSettings as ServeSettings
-    from rlm_broker.stats import ClientStats as ClientStats
-    from rlm_broker.stats import ClusterStats as ClusterStats
-    from rlm_broker.stats import HandlerStats as HandlerStats
-    from rlm_broker.stats import NodeStats as NodeStats
-    from rlm_broker.stats import SandboxStats as SandboxStats
     from rlm_broker.transport.connection import QueryHandler as QueryHandler
     from rlm_broker.usage import Usage as Usage
     from rlm_broker.usage import UsageSummary as UsageSummary
     from rlm_broker.values.display import Display as Display
+    from rlm_broker.values.stats import ClientStats as ClientStats
+    from rlm_broker.values.stats import ClusterStats as ClusterStats
+    from rlm_broker.values.stats import HandlerStats as HandlerStats
+    from rlm_broker.values.stats import NodeStats as NodeStats
+    from rlm_broker.values.stats import SandboxStats as SandboxStats
     from rlm_broker.watch.callbacks import Callbacks as Callbacks
     from rlm_broker.watch.telemetry import OpenTelemetry as OpenTelemetry
     from rlm_broker.watch.terminal import print_events as print_events
@@ -153,11 +154,11 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "batch.batch": "Batch",
-    "batch.feeding": "Items",
+    "batch.budget": "BatchLimits",
+    "batch.feed": "Items",
     "batch.items": "BatchItem BatchResult ItemStatus",
-    "batch.limits": "BatchLimits",
     "batch.progress": "BatchProgress",
-    "batch.scoring": "Score",
+    "batch.score": "Score",
     "clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
     "clients.base": "BaseClient CallId Client LMReply LMRequest",
     "clients.function": "FunctionClient",
@@ -176,9 +177,7 @@ _MODULES = {
     "handler.cache": "Cache",
     "handler.client_queue": "OnRetry Serving",
     "handler.routing": "ModelPolicy Route",
-    "keywords": "Keywords",
     "limits": "Limits ReplLimits RunLimits",
-    "lm_handler": "LMHandler",
     "models.model": "Given Model",
     "models.models": "FilePath Models",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
@@ -186,6 +185,7 @@ _MODULES = {
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "prompts.instructions": "Instructions Profile",
+    "run.lm_handler": "LMHandler",
     "run.persistent_repl": "PersistentRepl",
     "run.run": "Run",
     "run.tools": "Tools",
@@ -200,7 +200,7 @@ _MODULES = {
     "sandbox.template": "Template",
     "service.app": "Service",
     "service.settings": "KeySettings Right ServeSettings",
-    "stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
+    "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
     "watch.telemetry": "OpenTelemetry",
     "watch.callbacks": "Callbacks",
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
@@ -232,7 +232,6 @@ _EXTRAS = {"OpenTelemetry": "otel", "Service": "serve"}
 """Maps a public name that needs further packages to the extra that has them."""
 
 __all__ = sorted(_PUBLIC)
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
@@ -241,7 +240,7 @@ def __getattr__(name: str) -> Any:
             importlib.import_module("rlm_broker.watch.server")
         if name not in _EXTRAS:
             return getattr(importlib.import_module(_PUBLIC[name]), name)
-        from rlm_broker.extras import require_extra
+        from rlm_broker.values.extras import require_extra
 
         with require_extra(_EXTRAS[name], name):
             return getattr(importlib.import_module(_PUBLIC[name]), name)

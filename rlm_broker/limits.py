@@ -19,9 +19,9 @@ from pydantic import (
 )
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.units import accepted, amount
-from rlm_broker.validation import no_such
 from rlm_broker.values.text import clip
+from rlm_broker.values.units import accepted, amount
+from rlm_broker.values.validation import no_such
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
 

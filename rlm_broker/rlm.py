@@ -1,48 +1,70 @@
 """The front door: `RLM`, which composes all other packages."""
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any, Literal, Unpack
+import inspect
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, Final, Literal, Never, cast
 
-from rlm_broker.asked import NOT_GIVEN, Asked, given_once, limits_of_a_run, require_question
-from rlm_broker.batch.batch import Batch, Wanted
-from rlm_broker.batch.composing import composed_batch
-from rlm_broker.batch.feeding import Items
-from rlm_broker.batch.limits import BatchLimits
-from rlm_broker.batch.scoring import Score
-from rlm_broker.callback import Callback
-from rlm_broker.composition import answered
+from rlm_broker.batch.batch import Batch, BatchRequest
+from rlm_broker.batch.budget import BatchLimits
+from rlm_broker.batch.feed import Items
+from rlm_broker.batch.items import BatchItem
+from rlm_broker.batch.score import Score
+from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.engine import Engine, EngineParts
-from rlm_broker.errors import ConfigurationError, SandboxFailed
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import Emit, Event
-from rlm_broker.keywords import (
-    Keywords,
-    cluster_with,
-    instructions_with,
-    models_with,
-    receivers_with,
-    require_arguments,
-    require_consistent,
-    sandbox_with,
-    tools_with,
-)
 from rlm_broker.limits import Limits, ReplLimits, RunLimits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given
 from rlm_broker.models.models import FilePath, Models
 from rlm_broker.models.registry import Registry
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
+from rlm_broker.run.engine import Engine, RunPlace
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
+from rlm_broker.run.request import NOT_GIVEN, RunRequest, given_once, limits_of_a_run
 from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.watch.board import BOARD
-from rlm_broker.watch.server import start_if_wanted
+from rlm_broker.values.callback import Callback
+from rlm_broker.values.validation import suggestion
+from rlm_broker.watch.terminal import print_events
+
+WRITTEN: Final = {
+    "routes": "RLM(model, models=Models(routes=[...]))",
+    "model_policy": 'RLM(model, models=Models(policy="pinned"))',
+    "cache": 'RLM(model, models=Models(cache="replies.sqlite"))',
+    "record": 'RLM(model, models=Models(record="run.jsonl"))',
+    "replay": 'RLM(models=Models(replay="run.jsonl"))',
+    "sub_tools": "RLM(model, tools=Tools({...}, for_children={...}))",
+    "system_prompt": 'RLM(model, instructions="...")',
+    "prompt_profile": 'RLM(model, instructions=Instructions(profile="final"))',
+    "user_prologue": 'RLM(model, instructions=Instructions(prologue="..."))',
+    "isolation": 'RLM(model, sandbox="strict")',
+    "allow_exec": "RLM(model, sandbox=Sandbox(allow_exec=False))",
+    "seed": "RLM(model, sandbox=Sandbox(seed=7))",
+    "python": 'RLM(model, sandbox=Sandbox(python="venv"))',
+    "packages": 'RLM(model, sandbox=Sandbox(packages=["numpy"]))',
+    "cluster": "RLM(model, sandbox=nodes)",
+    "query_handler": "RLM(model, recursion=function)",
+    "backend": 'RLM("openai/gpt-5-mini")',
+    "backend_kwargs": 'RLM(Model(name="openai/gpt-5-mini", options={...}))',
+    "other_backends": 'RLM("openai/gpt-5", "openai/gpt-5-mini")',
+    "other_backend_kwargs": 'RLM("openai/gpt-5", Model(name=..., options={...}))',
+    "environment": 'RLM(model, sandbox="strict")',
+    "environment_kwargs": "RLM(model, sandbox=Sandbox(...))",
+    "custom_tools": 'RLM(model, tools={"name": function})',
+    "custom_sub_tools": 'RLM(model, tools=Tools({"name": function}, {...}))',
+    "custom_system_prompt": 'RLM(model, instructions="...")',
+    "logger": 'RLM(model, on_event=TraceWriter("run.jsonl"))',
+}
+"""Name that `RLM` took before, or that the reference runtime takes → how its argument is written now."""
 
 
 class RLM(AsyncResource):
@@ -67,17 +89,16 @@ class RLM(AsyncResource):
             which also has those of child runs. Functions run in this process. Annotations validate their arguments.
         instructions: System prompt that replaces the built-in one, or `Instructions`.
         recursion: "always" gives a REPL to each child that may have one. "auto" does so only if its prompt is too long
-            for its model, or asks for code.
+            for its model, or asks for code. A function replaces the recursion: it gets a run's name, its depth and its
+            default query handler, and returns the query handler of the run's REPL.
         on_event: Called with each event. It must not block. Its first exception is logged.
+        verbose: Show the run: a display in a notebook, else lines on stderr.
         persistent: Keep the REPL between calls, within `with`. Variables stay, and each call adds its context as
             `context_1` and so on, and its messages as `history_0` and so on.
-        query_handler: Replaces the recursion. It gets a run's name, its depth and its default query handler, and
-            returns the query handler of the run's REPL.
         sandbox: Isolation level ("auto", "strict", "standard", "process"), or a `Sandbox`, which several RLMs may
-            share. An open sandbox stays open; a closed one is opened while it is used.
+            share; or `Nodes`, on which whole runs take place. What is open stays open; what is closed is opened while
+            it is used. `persistent`, a function for `recursion`, `record` and `replay` are for runs on this machine.
         handler: Handler that several RLMs may share, in place of models. Its owner opens and closes it.
-        keywords: Short forms of single arguments of `Models`, `Tools`, `Instructions` and `Sandbox`, and `verbose`,
-            which prints events; and `cluster`, on whose nodes runs take place; see `Keywords`.
 
     Attributes:
         limits: Limits that hold.
@@ -97,42 +118,49 @@ class RLM(AsyncResource):
         limits: Limits | None = None,
         tools: Tools | Mapping[str, Any] | None = None,
         instructions: Instructions | str | Callable[[int], str] | None = None,
-        recursion: Literal["always", "auto"] = "always",
+        recursion: Literal["always", "auto"] | QueryHandlerFactory = "always",
         on_event: Emit | None = None,
+        verbose: bool = False,
         persistent: bool = False,
-        query_handler: QueryHandlerFactory | None = None,
-        sandbox: Sandbox | str | None = None,
+        sandbox: Sandbox | Nodes | str | None = None,
         handler: LMHandler | None = None,
-        **keywords: Unpack[Keywords],
+        **unknown: Never,
     ) -> None:
-        require_arguments(keywords, RLM, limits, handler, query_handler, recursion, persistent)
-        said = models_with(models, keywords)
-        require_consistent(model, sub_model, said, handler, "model_policy" in keywords)
-        brought = sandbox_with(sandbox, keywords)
-        registry = None if handler is not None else Registry(model, sub_model, said)
-        cluster = cluster_with(keywords, persistent, query_handler)
-        self._parts = EngineParts(registry, handler, said, brought, limits, cluster)
-        self.limits = self._parts.limits
-        self._is_auto = recursion == "auto"
-        self.instructions = instructions_with(instructions, keywords)
-        self.tools = tools_with(tools, keywords)
-        self._receivers = receivers_with(on_event, keywords)
-        self._query_handler = query_handler
-        self._persistent = persistent
-        self._persistent_repl: PersistentRepl | None = None
-        self._runs: set[Run] = set()
-        self._engine: Engine | None = None
-        self._keeping = contextlib.AsyncExitStack()
+        if unknown:
+            _refuse(unknown, [name for name in inspect.signature(RLM).parameters if name != "unknown"])
+        for name, value, kind in (("limits", limits, Limits), ("handler", handler, LMHandler)):
+            require_kind(name, value, kind, type(None))
+        for name, flag in (("persistent", persistent), ("verbose", verbose)):
+            require_kind(name, flag, bool)
+        if recursion not in ("always", "auto") and not callable(recursion):
+            raise ConfigurationError(f"recursion must be 'always', 'auto' or a function, not {recursion!r}")
+        place = _place_of(sandbox, persistent, callable(recursion))
+        every = _models_of(models)
+        _require_apart(model, sub_model, every, handler)
+        source = Registry(model, sub_model, every, LMHandler) if handler is None else handler
+        self._engine = Engine(source, every, place, limits, keeps_repl=persistent)
+        self.limits = self._engine.limits
+        self.instructions = _instructions_of(instructions)
+        self.tools = tools if isinstance(tools, Tools) else Tools(tools)
+        shown = (Callback(_shown_events(), "verbose"),) if verbose else ()
+        self._request = RunRequest(
+            tools=self.tools,
+            instructions=self.instructions,
+            limits=self.limits,
+            is_auto=recursion == "auto",
+            query_handler=recursion if callable(recursion) else None,
+            receivers=(*shown, *_receivers(on_event)),
+        )
 
     @property
     def handler(self) -> LMHandler:
         """Handler that all runs share, within `with`. Outside of it, `SandboxFailed` is raised."""
-        return self._opened().handler
+        return self._engine.handler
 
     @property
     def sandbox(self) -> Sandbox:
         """Sandbox that all runs share, within `with`. Outside of it, `SandboxFailed` is raised."""
-        return self._opened().sandbox
+        return self._engine.sandbox
 
     def completion(
         self,
@@ -162,8 +190,8 @@ class RLM(AsyncResource):
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
         given = given_once(prompt, root_prompt, context, question)
-        asked = self._asked(*given, output_type, model=model, limits=limits, timeout_s=timeout_s)
-        return self._run(asked, self._loop or EventLoopRef.background()).run()
+        request = self._asked(*given, output_type, model, limits, timeout_s)
+        return self._engine.begin(request, self._engine.run_loop or EventLoopRef.background()).run()
 
     async def acompletion(
         self,
@@ -179,8 +207,8 @@ class RLM(AsyncResource):
     ) -> Completion:
         """Answer as `completion` does, with its arguments. Cancelling it ends the run and everything below it."""
         given = given_once(prompt, root_prompt, context, question)
-        asked = self._asked(*given, output_type, model=model, limits=limits, timeout_s=timeout_s)
-        return await self._run(asked, self._loop or EventLoopRef.here()).start()
+        request = self._asked(*given, output_type, model, limits, timeout_s)
+        return await self._engine.start(request)
 
     async def stream(
         self,
@@ -218,7 +246,7 @@ class RLM(AsyncResource):
         output_type: Any = None,
         tools: Tools | Mapping[str, Any] | None = None,
         on_event: Emit | None = None,
-        place: contextlib.AbstractAsyncContextManager[Any] | None = None,
+        place: AbstractAsyncContextManager[Any] | None = None,
         repl: PersistentRepl | None = None,
     ) -> Run:
         """Begin to answer a question about a context, and return a handle on the run.
@@ -241,24 +269,20 @@ class RLM(AsyncResource):
         Raises:
             ConfigurationError: An argument cannot be used. Errors of the context or a model are raised by the run.
         """
-        asked = self._asked(
-            context,
-            question,
-            output_type,
-            limits=limits,
-            timeout_s=timeout_s,
-            tells_text=True,
-            model=model,
+        if self._engine.keeps_repl and (tools is not None or repl is not None):
+            raise ConfigurationError("a persistent RLM keeps its REPL and its tools: give neither to start")
+        asked = self._asked(context, question, output_type, model, limits, timeout_s)
+        request = replace(
+            asked,
             sub_model=sub_model,
-            on_event=None if on_event is None else Callback(on_event, "on_event"),
+            instructions=asked.instructions if instructions is None else _instructions_of(instructions),
+            tools=asked.tools if tools is None else tools if isinstance(tools, Tools) else Tools(tools),
+            receivers=(*asked.receivers, *_receivers(on_event)),
+            tells_text=True,
             place=place,
             repl=repl,
-            **({} if instructions is None else {"instructions": instructions_with(instructions, {})}),
-            **({} if tools is None else {"tools": tools_with(tools, {})}),
         )
-        if self._persistent and (tools is not None or repl is not None):
-            raise ConfigurationError("a persistent RLM keeps its REPL and its tools: give neither to start")
-        return self._run(asked, self._loop or EventLoopRef.here_or_background(), is_followed=True).start()
+        return self._engine.start(request, is_followed=True)
 
     def persistent_repl(self, limits: ReplLimits | None = None) -> PersistentRepl:
         """Return a REPL for several runs, one after the other: its variables stay from run to run.
@@ -310,82 +334,106 @@ class RLM(AsyncResource):
         Raises:
             ConfigurationError: An argument cannot be used.
         """
-        if self._persistent:
+        if self._engine.keeps_repl:
             raise ConfigurationError("a persistent RLM answers one question at a time: make another RLM for a batch")
         bounds = BatchLimits() if limits is None else limits
-        wanted = Wanted(items, max_concurrent, bounds, output_type, fail_fast, score, trajectories, out, retry_failed)
-        own = {"instructions": self.instructions, "tools": self.tools, "is_auto": self._is_auto}
-        settings = {**own, "query_handler": self._query_handler}
-        return composed_batch(wanted, self._asked, self._run, self, self._parts, self._opened, settings, self._loop)
+        batch = BatchRequest(items, max_concurrent, bounds, fail_fast, score, trajectories, out, retry_failed)
+        typed = replace(self._request, output_type=None if output_type is None else OutputType(output_type))
 
-    # -- what runs share ---------------------------------------------------------------------------------------------
+        def request(item: BatchItem) -> RunRequest:
+            again = None if typed.output_type is None else typed.output_type.again()
+            return replace(typed, context=item.context, question=item.question, output_type=again)
 
-    @property
-    def _loop(self) -> EventLoopRef | None:
-        return self._event_loop or self._parts.event_loop
+        return Batch(batch, self._engine, typed, request)
 
     async def _open(self) -> None:
-        self._engine = await self._keeping.enter_async_context(self._parts.running(EventLoopRef.here()))
-        if self._persistent:
-            repl = PersistentRepl(self._engine.sandbox, self.limits)
-            self._persistent_repl = await self._keeping.enter_async_context(repl)
+        await self._engine.__aenter__()
 
     async def _close(self) -> None:
-        runs = list(self._runs)  # they use the engine that is closed below
-        for run in runs:
-            run.cancel()
-        for run in runs:
-            await run.ended()
-        self._engine = None
-        await self._keeping.aclose()
-
-    def _opened(self) -> Engine:
-        if self._engine is None:
-            raise SandboxFailed("the RLM is not open: use it as `with RLM(...) as rlm:`")
-        return self._engine
-
-    # -- one run -----------------------------------------------------------------------------------------------------
+        await self._engine.aclose()
 
     def _asked(
         self,
         context: object,
         question: str | None,
         output_type: Any,
-        *,
-        limits: RunLimits | ReplLimits | None = None,
-        timeout_s: float | None = None,
-        **more: Any,
-    ) -> Asked:
-        require_question(question)
-        return Asked(
+        model: Given | None,
+        limits: RunLimits | ReplLimits | None,
+        timeout_s: float | None,
+    ) -> RunRequest:
+        return replace(
+            self._request,
             context=context,
             question=question,
             output_type=None if output_type is None else OutputType(output_type),
-            limits=limits_of_a_run(self.limits, limits, timeout_s, keeps_repl=self._persistent),
-            **{"instructions": self.instructions, "tools": self.tools, **more},
+            model=model,
+            limits=limits_of_a_run(self.limits, limits, timeout_s, keeps_repl=self._engine.keeps_repl),
         )
 
-    def _run(self, asked: Asked, event_loop: EventLoopRef, *, is_followed: bool = False) -> Run:
-        run = Run(event_loop, lambda run: self._answered(asked, run), is_followed=start_if_wanted() or is_followed)
-        BOARD.add(run, asked.question)
-        return run
 
-    async def _answered(self, asked: Asked, run: Run) -> Completion:
-        if self._persistent and self._engine is None:
-            raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: call it there")
-        if self._persistent and self._runs:
-            raise ConfigurationError("a persistent RLM answers one question at a time: wait for the run before")
-        self._runs.add(run)
-        try:
-            return await answered(
-                asked,
-                run,
-                self._parts,
-                self._engine,
-                receivers=self._receivers,
-                query_handler=self._query_handler,
-                is_auto=self._is_auto,
-                repl=self._persistent_repl,
-            )
-        finally:
-            self._runs.discard(run)
+def _refuse(unknown: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse names that `RLM` does not take, and say how their arguments are written.
+
+    Args:
+        unknown: Names that the caller gave.
+        known: Names that `RLM` takes.
+
+    Raises:
+        ConfigurationError: There is an unknown name.
+    """
+    for name in unknown:
+        if name in WRITTEN:
+            raise ConfigurationError(f"RLM takes no {name}: write {WRITTEN[name]}")
+        if name in Limits.model_fields:
+            raise ConfigurationError(f"RLM takes no {name}: it is a limit: write RLM(model, limits=Limits({name}=...))")
+        limits = get_close_matches(name, Limits.model_fields, 1, cutoff=0.8)
+        if limits and not get_close_matches(name, known, 1, cutoff=0.8):
+            raise ConfigurationError(f"RLM takes no {name}; did you mean limits=Limits({limits[0]}=...)?")
+        raise ConfigurationError(f"RLM takes no {name}{suggestion(name, known)}")
+
+
+def _place_of(sandbox: object, persistent: bool, replaces_recursion: bool) -> Sandbox | RunPlace | str | None:
+    """Return where runs have their REPLs.
+
+    Raises:
+        ConfigurationError: It is no such place, or another argument needs a REPL on this machine.
+    """
+    if not isinstance(sandbox, Nodes):
+        require_kind("sandbox", sandbox, Sandbox, Nodes, str, type(None))
+        return cast("Sandbox | str | None", sandbox)
+    if persistent or replaces_recursion:
+        named = "persistent" if persistent else "a function for recursion"
+        raise ConfigurationError(f"{named} needs a REPL on this machine: leave it out, or the cluster")
+    return sandbox._place_
+
+
+def _require_apart(model: object, sub_model: object, models: Models, handler: object) -> None:
+    """Refuse models beside a handler or a recording, which bring their own.
+
+    Raises:
+        ConfigurationError: Both were given.
+    """
+    has_models = model is not None or sub_model is not None
+    if handler is not None and (has_models or models.needs_own_handler):
+        raise ConfigurationError("give either models or a handler: a handler brings its own models")
+    if models.replay is not None and has_models:
+        raise ConfigurationError("give either models or a recording to replay: it brings its own models")
+
+
+def _shown_events() -> Emit:
+    """Return the callback of a verbose run: a display in a notebook, else lines on stderr."""
+    from rlm_broker.watch.notebook import notebook_progress
+
+    return notebook_progress() or print_events
+
+
+def _models_of(given: Models | Mapping[str, Given] | None) -> Models:
+    return given if isinstance(given, Models) else Models() if given is None else Models(given)
+
+
+def _instructions_of(given: Instructions | str | Callable[[int], str] | None) -> Instructions:
+    return given if isinstance(given, Instructions) else Instructions(given)
+
+
+def _receivers(on_event: Emit | None) -> tuple[Callback, ...]:
+    return () if on_event is None else (Callback(on_event, "on_event"),)

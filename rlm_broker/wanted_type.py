@@ -11,7 +11,7 @@ import pydantic
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.json_schema import JsonSchema, Unfit
-from rlm_broker.validation import complaints
+from rlm_broker.values.validation import complaints
 
 MAX_RECURSION = 14
 """Maximum nesting of a value whose type refers to itself; deeper values are refused.

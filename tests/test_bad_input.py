@@ -30,7 +30,6 @@ from rlm_broker import (
     ValueTooLarge,
     store,
 )
-from rlm_broker.keywords import Keywords
 
 BAD: list[Any] = [
     *(object(), 5, -1, float("nan"), 10**30, True, "", "\ud800", "\0", "no/such", b"x"),
@@ -38,7 +37,7 @@ BAD: list[Any] = [
 ]
 CONSTRUCTORS: list[tuple[Callable[..., Any], dict[str, Any], list[str]]] = [
     (RLM, {"model": ScriptedClient([])}, ["model", "sub_model", "models", "limits", "tools", "instructions"]),
-    (RLM, {}, ["recursion", "on_event", "query_handler", "sandbox", "handler", *Keywords.__annotations__]),
+    (RLM, {}, ["recursion", "on_event", "verbose", "persistent", "sandbox", "handler", "record", "seed"]),
     (Sandbox, {}, ["limits", "isolation", "allow_exec", "exact_memory", "warm", "seed"]),
     (Limits, {}, [*Limits.model_fields]),
     (Model, {"name": "m"}, [*Model.model_fields]),

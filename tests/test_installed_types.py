@@ -29,7 +29,7 @@ REJECTED_LINES = [3, 4, 5]
 
 def rejected_by_mypy() -> None:
     """Make the mistakes of `REJECTED`. The check of this file finds them: an unused `ignore` is an error to it."""
-    RLM("offline", nonsense=3)  # type: ignore[call-arg]
+    RLM("offline", nonsense=3)  # type: ignore[arg-type]
     Limits(memory_bytez=1)  # type: ignore[call-arg]
     Sandbox().repl(answer=5)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rlm_broker import RLM, Limits, ScriptedClient
+from rlm_broker import RLM, Limits, Models, ScriptedClient
 from rlm_broker.clients.base import LMRequest
 
 FOLDER = Path(__file__).parent
@@ -144,15 +144,17 @@ def make(folder: Path) -> None:
     for name in ("invoices.jsonl", "reports.jsonl", "sales.jsonl"):
         (folder / name).unlink(missing_ok=True)
     root = ScriptedClient([LOOK, READ, CONCLUDE], "hand-written")
-    RLM(root, ScriptedClient(_reading, "hand-written-reader"), record=folder / "reports.jsonl").completion(
-        REPORTS, QUESTION
-    )
+    RLM(
+        root, ScriptedClient(_reading, "hand-written-reader"), models=Models(record=folder / "reports.jsonl")
+    ).completion(REPORTS, QUESTION)
     replies = iter([DELEGATE, COMBINE])
     root = ScriptedClient(lambda request: _child(request) if request.depth else next(replies), "hand-written")
-    RLM(root, limits=Limits(max_depth=2), record=folder / "sales.jsonl").completion(SALES, SALES_QUESTION)
+    RLM(root, limits=Limits(max_depth=2), models=Models(record=folder / "sales.jsonl")).completion(
+        SALES, SALES_QUESTION
+    )
     root = ScriptedClient([ASK_EACH, SUBMIT_ALL, SUBMIT_DATES], "hand-written")
     reader = ScriptedClient(_invoice, "hand-written-reader")
-    RLM(root, reader, record=folder / "invoices.jsonl").completion(
+    RLM(root, reader, models=Models(record=folder / "invoices.jsonl")).completion(
         records.MAILS, records.QUESTION, output_type=list[records.Invoice]
     )
 

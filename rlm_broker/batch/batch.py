@@ -15,29 +15,33 @@ A batch ends in one of these ways. All pass through `_end`, and the caller gets 
 import asyncio
 import contextlib
 import os
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
 
-from rlm_broker.asked import MakesCompleting
-from rlm_broker.batch.feeding import Fed, Feeding, Items, require_items, total_of
-from rlm_broker.batch.items import BatchItem, BatchResult
-from rlm_broker.batch.limits import BatchLimits
-from rlm_broker.batch.outcome import result_line, result_of
+from rlm_broker.batch.budget import BatchLimits, Metered, Spending
+from rlm_broker.batch.feed import Fed, Feeding, Items, require_items, total_of
+from rlm_broker.batch.items import BatchItem, BatchResult, result_line, result_of
 from rlm_broker.batch.progress import BatchProgress, Counting
-from rlm_broker.batch.scoring import Score, Scoring
-from rlm_broker.batch.spending import Metered, Spending
+from rlm_broker.batch.score import Score, Scoring
+from rlm_broker.batch.settings import settings_of
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
+from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, require_kind
 from rlm_broker.handler.completing import Completing
-from rlm_broker.journal.journal import Journal
+from rlm_broker.journal.header import read_header
+from rlm_broker.journal.journal import Journal, folder_of, opened
+from rlm_broker.journal.out_file import OutFile
 from rlm_broker.journal.paid import Attempt, PaidCalls
+from rlm_broker.models.registry import require_priced
 from rlm_broker.results import Completion
-from rlm_broker.run.run import Run
+from rlm_broker.run.engine import Engine
+from rlm_broker.run.request import RunRequest
+from rlm_broker.sandbox.sandbox import SEED_BITS
 from rlm_broker.usage import Usage
 
 TELLS_SECONDS_S = 5.0
@@ -45,19 +49,15 @@ TELLS_SECONDS_S = 5.0
 DRAIN_S = 20.0
 """Seconds for calls that are under way when a limit is reached: their answers are paid, and are kept in the journal."""
 
-Begin = Callable[[BatchItem, MakesCompleting], Run]
-"""Begins the run of an item, whose calls are completed by what the function makes of the handler."""
-
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BatchRequest:
     """The request for a batch.
 
     Attributes:
         items: Items, in any form that `RLM.batch` takes.
         max_concurrent: Runs at the same time.
         limits: Limits of the whole batch.
-        output_type: Type of all answers, or None.
         fail_fast: Whether the first item that fails ends it.
         score: Function that judges each result, or None.
         trajectories: Whether lines of results have the conversations.
@@ -71,7 +71,6 @@ class Wanted:
     items: Items
     max_concurrent: int = 16
     limits: BatchLimits = field(default_factory=BatchLimits)
-    output_type: Any = None
     fail_fast: bool = False
     score: Score | None = None
     trajectories: bool = False
@@ -105,30 +104,28 @@ class Batch(AsyncResource):
         ```
 
     Args:
-        wanted: The request.
-        opened: Opens what the runs need, and the journal if there is one.
-        begin: Begins the run of an item.
-        is_usable: Whether runs can still be begun.
-        event_loop: Event loop on which it lives; None: the way of opening it decides.
+        batch: The request.
+        engine: Starts the runs. It is opened while the batch runs, if it is not open.
+        settings: Settings of all runs, for the journal.
+        request: Makes the request for the run of an item.
     """
 
     def __init__(
         self,
-        wanted: Wanted,
-        opened: Callable[[], AbstractAsyncContextManager[Journal | None]],
-        begin: Begin,
-        is_usable: Callable[[], bool],
-        event_loop: EventLoopRef | None = None,
+        batch: BatchRequest,
+        engine: Engine,
+        settings: RunRequest,
+        request: Callable[[BatchItem], RunRequest],
     ) -> None:
-        self._event_loop = event_loop
-        self._wanted = wanted
-        self._opened = opened
-        self._begin = begin
-        self._is_usable = is_usable
-        self._scoring = Scoring(wanted.score)
+        self._event_loop = engine.run_loop
+        self._batch = batch
+        self._engine = engine
+        self._settings = settings
+        self._request = request
+        self._scoring = Scoring(batch.score)
         self._keeping = AsyncExitStack()
         self._journal: Journal | None = None
-        self._counting = Counting(total_of(wanted.items))
+        self._counting = Counting(total_of(batch.items))
         self._spending: Spending | None = None
         self._error: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
@@ -179,8 +176,8 @@ class Batch(AsyncResource):
             raise ConfigurationError("a batch runs once: make another one, which goes on from the same file")
         self._has_begun = True
         self._results: asyncio.Queue[BatchResult | None] = asyncio.Queue()
-        self._room = asyncio.Semaphore(self._wanted.max_concurrent)
-        self._places = asyncio.Semaphore(self._wanted.max_concurrent)
+        self._room = asyncio.Semaphore(self._batch.max_concurrent)
+        self._places = asyncio.Semaphore(self._batch.max_concurrent)
         self._running: set[asyncio.Task[None]] = set()
         self._journal = await self._keeping.enter_async_context(self._opened())
         self._begin_counting()
@@ -193,8 +190,38 @@ class Batch(AsyncResource):
         self._scoring.close()
         await self._keeping.aclose()
 
+    @contextlib.asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Journal | None]:
+        """Open the engine and the journal, until the context manager exits.
+
+        Raises:
+            ConfigurationError: The file of results or its journal cannot be used, or the price of a model is not known.
+        """
+        engine, out = self._engine, None if self._batch.out is None else Path(self._batch.out)
+        if out is not None and out.is_symlink():  # a file that replaces it must not replace the link
+            out = out.resolve()
+        async with AsyncExitStack() as own:
+            file = header = None
+            if out is not None:  # locked first: another process may write its header just now
+                file = await in_thread(lambda _: OutFile(out), discard=OutFile.close)
+                own.callback(file.close)
+                header = await in_thread(lambda _: read_header(folder_of(out)))
+            if not engine.is_open:
+                known = None if header is None else header.seed
+                own.enter_context(engine.seeded(secrets.randbits(SEED_BITS) if known is None else known))
+            await own.enter_async_context(engine.borrowed())
+            if self._batch.limits.max_budget_usd is not None:
+                await require_priced("max_budget_usd", engine.handler.routing.clients)
+            journal = None
+            if file is not None:
+                opens = partial(opened, file, header, engine.seed, settings_of(engine, self._settings))
+                retry = self._batch.retry_failed
+                journal = await in_thread(lambda _: opens(retry_failed=retry), discard=Journal.close)
+                own.push_async_callback(journal.aclose)
+            yield journal
+
     def _begin_counting(self) -> None:
-        journal, limits = self._journal, self._wanted.limits
+        journal, limits = self._journal, self._batch.limits
         earlier: dict[str, Usage] = {}
         self._earlier_s = 0.0
         if journal is not None:
@@ -260,7 +287,7 @@ class Batch(AsyncResource):
 
     async def _feed(self) -> None:
         finished = {} if self._journal is None else self._journal.finished
-        feeding = Feeding(self._wanted.items, finished, self._count_skipped)
+        feeding = Feeding(self._batch.items, finished, self._count_skipped)
         failure: BaseException | None = None
         try:
             async with contextlib.aclosing(feeding.fed()) as items:
@@ -287,7 +314,7 @@ class Batch(AsyncResource):
         """
         assert self._spending is not None
         self._spending.require_means()
-        timeout_s, worked_s = self._wanted.limits.timeout_s, self._earlier_s + self._counting.seconds
+        timeout_s, worked_s = self._batch.limits.timeout_s, self._earlier_s + self._counting.seconds
         if timeout_s is not None and worked_s >= timeout_s:
             raise LimitReached("timeout_s", worked_s, timeout_s)
 
@@ -308,11 +335,11 @@ class Batch(AsyncResource):
     async def _finish(self, fed: Fed, result: BatchResult, error: Exception | None) -> None:
         """Write a result down, and give it out. An item that was cancelled from outside stays unfinished."""
         if self._journal is not None and not isinstance(error, RunCancelled):
-            line = partial(result_line, result, fed.digest, trajectories=self._wanted.trajectories)
+            line = partial(result_line, result, fed.digest, trajectories=self._batch.trajectories)
             await self._journal.finish(fed.item.id, line)
         self._counting.add(result)
         self._results.put_nowait(result)
-        if self._wanted.fail_fast and result.status == "failed" and error is not None:
+        if self._batch.fail_fast and result.status == "failed" and error is not None:
             self._end(error)
 
     async def _answered(self, item: BatchItem) -> tuple[BatchResult, Exception | None]:
@@ -331,13 +358,13 @@ class Batch(AsyncResource):
         attempts: list[Attempt] = []
         outcome: Completion | Exception
         try:
-            outcome = await self._begin(item, completing)
+            outcome = await self._engine.start(replace(self._request(item), completing=completing))
         except asyncio.CancelledError:
             if isinstance(self._error, LimitReached):
                 await spending.drained(DRAIN_S)
             raise
         except Exception as error:  # noqa: BLE001 - becomes the item's result
-            if isinstance(error, RunCancelled) and not self._is_usable():  # the RLM is being closed
+            if isinstance(error, RunCancelled) and not self._engine.is_open:  # the engine is being closed
                 self._end(error)
                 raise asyncio.CancelledError from None
             outcome = error
@@ -353,7 +380,7 @@ class Batch(AsyncResource):
 
     async def _note_time(self) -> None:
         """Write down the time that was worked, and end the batch when it is used up, unless no item runs."""
-        limit_s = self._wanted.limits.timeout_s
+        limit_s = self._batch.limits.timeout_s
         while True:
             worked_s = self._earlier_s + self._counting.seconds
             if limit_s is not None and worked_s >= limit_s and not self._running:

@@ -4,42 +4,27 @@ import hashlib
 import json
 from typing import Any
 
-from rlm_broker import __version__
 from rlm_broker.clients.base import BaseClient
-from rlm_broker.engine import Engine, EngineParts
 from rlm_broker.models.model import Model
-from rlm_broker.prompts.instructions import Instructions
-from rlm_broker.run.output_type import OutputType
-from rlm_broker.run.tools import Tools
+from rlm_broker.run.engine import Engine
+from rlm_broker.run.request import RunRequest
 from rlm_broker.values.text import clip, jsonable
+from rlm_broker.version import __version__
 
 MOST_CHARS = 200
 """Characters of a text that a journal keeps; of a longer one it has the beginning and the digest."""
 
 
-def settings_of(
-    parts: EngineParts,
-    engine: Engine,
-    *,
-    instructions: Instructions,
-    tools: Tools,
-    output_type: OutputType | None,
-    is_auto: bool,
-    query_handler: object,
-) -> dict[str, Any]:
+def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
     """Return the settings of all runs of a batch.
 
     Args:
-        parts: Parts of the engine, which know how the user has described the models.
-        engine: Engine of the runs.
-        instructions: Instructions to the models.
-        tools: Tools of the runs.
-        output_type: Type of the answers, or None.
-        is_auto: Whether a child gets a REPL only if it needs one.
-        query_handler: Function that replaces the recursion, or None.
+        engine: Open engine of the runs. Its registry knows how the user has described the models.
+        request: What all runs are asked with.
     """
-    routing, registry = engine.handler.routing, parts.registry
-    by_name = routing.by_name
+    routing, registry = engine.handler.routing, engine.registry
+    by_name, instructions, tools = routing.by_name, request.instructions, request.tools
+    output_type, query_handler = request.output_type, request.query_handler
 
     def model(client: BaseClient) -> str:
         described = None if registry is None else registry.described(client)
@@ -53,14 +38,14 @@ def settings_of(
         "models": {name: model(client) for name, client in by_name.items() if name in routing.names},
         "routes": [str(route) for route in routing.routes],
         "model_policy": routing.policy,
-        "limits": jsonable(parts.limits.model_dump()),
+        "limits": jsonable(engine.limits.model_dump()),
         "system_prompt": _short(system) if isinstance(system, str | None) else _name(system),
         "prompt_profile": instructions.profile,
         "user_prologue": _short(instructions.prologue),
         "tools": sorted([*tools.names, *tools.values]),
         "sub_tools": sorted([*tools.for_children.names, *tools.for_children.values]),
         "output_type": None if output_type is None else _short(output_type.schema),
-        "recursion": "auto" if is_auto else "always",
+        "recursion": "auto" if request.is_auto else "always",
         "query_handler": None if query_handler is None else _name(query_handler),
         "isolation": engine.level,
     }

@@ -10,14 +10,14 @@ from typing import Any
 import click
 
 from rlm_broker.cli.clusters import cluster_options, opened_cluster
-from rlm_broker.cli.composition import models_of, rlm_of
+from rlm_broker.cli.composition import models_of, rlm_of, sandbox_of
 from rlm_broker.cli.failing import fail
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.progress import ProgressLine
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
-from rlm_broker.clients.offline import NOTE, OfflineClient
+from rlm_broker.clients.offline.client import NOTE, OfflineClient
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.context.text import Errors
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
@@ -115,7 +115,7 @@ def _completion(
                 watchers.append(spans)
             models = Models(record=record, replay=replay) if replay else models_of(settings, record)
             with progress.paused() if progress is not None else nullcontext():
-                cluster = stack.enter_context(opened_cluster("ask", where))
+                cluster = stack.enter_context(opened_cluster("ask", where, sandbox_of(settings)))
             told = all_of(watchers)
             rlm = rlm_of(settings, models=models, system_prompt=system, on_event=told, cluster=cluster)
             if progress is not None:

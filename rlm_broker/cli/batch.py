@@ -11,14 +11,14 @@ import click
 from click.core import ParameterSource
 
 from rlm_broker.batch.batch import Batch
+from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchResult
-from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.batch.progress import BatchProgress
 from rlm_broker.cli import signals
 from rlm_broker.cli.batch_input import BatchInput
 from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
 from rlm_broker.cli.clusters import cluster_options, opened_cluster
-from rlm_broker.cli.composition import rlm_of
+from rlm_broker.cli.composition import rlm_of, sandbox_of
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
@@ -26,8 +26,8 @@ from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
 from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.settings.user_files import function_of, schema_of
-from rlm_broker.units import accepted, amount
 from rlm_broker.values.text import as_json as to_json
+from rlm_broker.values.units import accepted, amount
 from rlm_broker.values.words import counted
 from rlm_broker.watch.server import ControlSocket
 
@@ -101,7 +101,7 @@ def _answered(
     items.check()
     with ExitStack() as stack:
         told = stack.enter_context(sent_spans())
-        cluster = stack.enter_context(opened_cluster("batch", where))
+        cluster = stack.enter_context(opened_cluster("batch", where, sandbox_of(settings)))
         rlm = rlm_of(settings, system_prompt=system, on_event=told, cluster=cluster)
         batch = rlm.batch(
             items.items,

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from rlm_broker.batch.feed import MOST_LINE_BYTES, items_of_lines
 from rlm_broker.batch.items import BatchItem
-from rlm_broker.batch.parsing import MOST_LINE_BYTES, items_of_lines
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.terminal import say_if_typed
 from rlm_broker.concurrency.threads import DaemonThreads

@@ -14,7 +14,8 @@ from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.terminal import say
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.extras import require_extra
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.extras import require_extra
 from rlm_broker.watch import folder
 
 FILE_MODE = 0o600
@@ -29,12 +30,13 @@ def cluster_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def opened_cluster(command: str, where: Mapping[str, Any]) -> Iterator[Nodes | None]:
+def opened_cluster(command: str, where: Mapping[str, Any], sandbox: Sandbox | str = "auto") -> Iterator[Nodes | None]:
     """Open the cluster on which a command runs, and say how nodes join it; None is this machine.
 
     Args:
         command: Name of the command, such as `ask`.
         where: Options of the cluster, see `cluster_options`.
+        sandbox: Sandbox that the nodes open, or the name of its level.
 
     Raises:
         ConfigurationError: Two options contradict each other, or one of them cannot be used.
@@ -44,10 +46,10 @@ def opened_cluster(command: str, where: Mapping[str, Any]) -> Iterator[Nodes | N
     if where["nodes"] is None and (idle := [name for name in ("advertise", "token_file", "plain") if where[name]]):
         raise ConfigurationError(f"--{idle[0].replace('_', '-')} needs --nodes: it is about how nodes join")
     if where["cluster"] is not None:
-        with _ray(where["cluster"], where["join_timeout_s"]) as cluster:
+        with _ray(where["cluster"], where["join_timeout_s"], sandbox) as cluster:
             yield cluster
     elif where["nodes"] is not None:
-        with _nodes(command, where) as nodes:
+        with _nodes(command, where, sandbox) as nodes:
             yield nodes
     elif where["join_timeout_s"] is not None:
         raise ConfigurationError("--join-timeout-s needs --nodes or --cluster: it is about nodes")
@@ -56,11 +58,12 @@ def opened_cluster(command: str, where: Mapping[str, Any]) -> Iterator[Nodes | N
 
 
 @contextlib.contextmanager
-def _nodes(command: str, where: Mapping[str, Any]) -> Iterator[Nodes]:
+def _nodes(command: str, where: Mapping[str, Any], sandbox: Sandbox | str) -> Iterator[Nodes]:
     given: str | None = where["token_file"]
     token = token_of(given) if given is not None and exists(given) else None
     timeout = {} if where["join_timeout_s"] is None else {"join_timeout_s": where["join_timeout_s"]}
-    nodes = Nodes(where["nodes"], advertise=where["advertise"], plain=where["plain"], token=token, **timeout)
+    told = {name: where[name] for name in ("advertise", "plain")}
+    nodes = Nodes(where["nodes"], sandbox=sandbox, token=token, **told, **timeout)
     with _tells_nodes(command), nodes, _token_file(given, nodes.token, is_there=token is not None) as file:
         join = f"{nodes.join_command()} --token-file {shlex.quote(str(file))}"
         say(f"rlm-broker {command}: run on each node, with a copy of the token file: {join}", err=True)
@@ -124,9 +127,9 @@ def _write(path: str, token: str, descriptor: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _ray(address: str, join_timeout_s: float | None) -> Iterator[Nodes]:
+def _ray(address: str, join_timeout_s: float | None, sandbox: Sandbox | str) -> Iterator[Nodes]:
     with require_extra("ray", "--cluster"):
         made: Any = importlib.import_module("rlm_broker.cluster.on_ray.ray_cluster").RayCluster
     timeout = {} if join_timeout_s is None else {"join_timeout_s": join_timeout_s}
-    with made(address, **timeout) as cluster:
+    with made(address, sandbox=sandbox, **timeout) as cluster:
         yield cluster

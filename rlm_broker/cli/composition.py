@@ -1,10 +1,14 @@
 """The composition of an `RLM` out of settings, for all commands that answer questions."""
 
 from pathlib import Path
-from typing import Any
 
+from rlm_broker.cluster.nodes import Nodes
+from rlm_broker.events.event import Emit
+from rlm_broker.limits import Limits
 from rlm_broker.models.models import Models
+from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.settings.settings import Settings
 from rlm_broker.settings.user_files import tools_of
 
@@ -20,30 +24,48 @@ def models_of(settings: Settings, record: Path | None = None) -> Models:
     return Models(settings.models, settings.routes, policy, cache=settings.path("cache"), record=record)
 
 
-def rlm_of(settings: Settings, **more: Any) -> RLM:
+def sandbox_of(settings: Settings) -> Sandbox | str:
+    """Return the sandbox of the settings, which is not open: the name of its level, where that says all of it."""
+    level, packages = settings["isolation"], settings.packages
+    allow_exec, python = settings["allow_exec"], settings["python"]
+    if allow_exec is None and python is None and packages is None:
+        return str(level)
+    return Sandbox(isolation=level, allow_exec=allow_exec, python=python, packages=packages)
+
+
+def rlm_of(
+    settings: Settings,
+    *,
+    models: Models | None = None,
+    system_prompt: str | None = None,
+    limits: Limits | None = None,
+    on_event: Emit | None = None,
+    cluster: Nodes | None = None,
+) -> RLM:
     """Return an `RLM`, not open yet, that has what the settings say.
 
     Args:
         settings: All settings. The setting `output_type` is that of a question, and not used here.
-        more: Further arguments of `RLM`; they replace those of the settings. A recording in `models` brings its models.
+        models: Models in place of those of the settings. A recording among them brings its models.
+        system_prompt: System prompt in place of the built-in one.
+        limits: Limits in place of those of the settings.
+        on_event: Called with each event.
+        cluster: Cluster in place of a sandbox here.
 
     Raises:
         ConfigurationError: A setting cannot be used.
     """
-    models: Models = more.pop("models", None) or models_of(settings)
+    models = models or models_of(settings)
     is_replay = models.replay is not None
     tools = settings.path("tools")
-    given: dict[str, Any] = {
-        "model": None if is_replay else settings.model("model"),
-        "sub_model": None if is_replay else settings.model("sub_model"),
-        "models": models,
-        "limits": settings.limits,
-        "tools": None if tools is None else tools_of(tools),
-        "prompt_profile": settings["prompt_profile"],
-        "recursion": settings["recursion"],
-        "sandbox": settings["isolation"],
-        "allow_exec": settings["allow_exec"],
-        "python": settings["python"],
-        "packages": settings.packages,
-    }
-    return RLM(**(given | more))
+    return RLM(
+        None if is_replay else settings.model("model"),
+        None if is_replay else settings.model("sub_model"),
+        models=models,
+        limits=limits or settings.limits,
+        tools=None if tools is None else tools_of(tools),
+        instructions=Instructions(system_prompt, settings["prompt_profile"]),
+        recursion=settings["recursion"],
+        on_event=on_event,
+        sandbox=cluster or sandbox_of(settings),
+    )

@@ -10,7 +10,7 @@ from typing import Any
 from rlm_broker.cli.parameters import is_folder
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.extras import require_extra
+from rlm_broker.values.extras import require_extra
 
 PATHS = ("--root", "--python", "--tools")
 """Options whose value is a path."""

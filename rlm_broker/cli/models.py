@@ -9,6 +9,7 @@ from rlm_broker.clients.base import BaseClient
 from rlm_broker.clients.litellm import providers_with_keys
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ModelFailed
+from rlm_broker.handler.broker import Broker
 from rlm_broker.models.model import Model
 from rlm_broker.models.models import Models
 from rlm_broker.models.registry import Registry
@@ -23,6 +24,7 @@ def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
         settings.model("model") if is_named else None,
         settings.model("sub_model"),
         Models(settings.models, settings.routes, settings["model_policy"]),
+        Broker,
         lists=True,
     )
     routing = models.handler(settings.limits).routing

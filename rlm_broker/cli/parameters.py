@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from rlm_broker.cli.failing import failures
-from rlm_broker.extras import require_extra
+from rlm_broker.values.extras import require_extra
 from sandbox_worker.wire.level import LEVELS
 
 FILE = click.Path()
@@ -163,7 +163,7 @@ class Group(click.Group):
 
     def suggested(self, ctx: click.Context, name: str) -> str:
         """Return what ends the sentence about an unknown command; empty if no command is like it."""
-        from rlm_broker.validation import did_you_mean  # imports pydantic, which --help need not wait for
+        from rlm_broker.values.validation import did_you_mean  # imports pydantic, which --help need not wait for
 
         return did_you_mean(name, self.list_commands(ctx))
 

@@ -20,7 +20,7 @@ from rlm_broker.service.app import Service
 from rlm_broker.service.http_server import BoundedServer, configured
 from rlm_broker.service.settings import RIGHTS, ServeSettings
 from rlm_broker.settings.settings import Settings, assigned
-from rlm_broker.validation import first_complaint
+from rlm_broker.values.validation import first_complaint
 from rlm_broker.watch.server import ControlSocket
 
 OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")

@@ -252,7 +252,7 @@ def client_for(name: str, **options: Any) -> BaseClient:
         raise UnknownModel(f"the model's name is empty; give one such as {_EXAMPLES}")
     # Both are imported here, since only the models that are named need their modules.
     if name == "offline":
-        from rlm_broker.clients.offline import OfflineClient
+        from rlm_broker.clients.offline.client import OfflineClient
 
         return OfflineClient()
     if "://" in name:  # litellm would send the conversation to that address

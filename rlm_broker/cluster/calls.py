@@ -11,7 +11,6 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from rlm_broker.asked import Asked
 from rlm_broker.clients.base import Client, LMRequest
 from rlm_broker.cluster.messages import Ask, Reply
 from rlm_broker.errors import LimitReached, ModelFailed, ProtocolViolation, RlmBrokerError, UnknownModel
@@ -23,6 +22,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import Call, ChatMessage, Role
 from rlm_broker.run.asking import problem_with
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.request import RunRequest
 from rlm_broker.usage import Tally, Usage, UsageSummary
 from sandbox_worker.wire.prompts import Part
 
@@ -42,7 +42,7 @@ class RunCalls:
     """The calls of one run, over all of its attempts. Lives on one event loop.
 
     Args:
-        asked: The request, with its limits.
+        request: The run, with its limits.
         handler: The broker, which makes the calls.
         routing: Routes of the run.
         session: What the broker knows the run by, when sessions take turns.
@@ -51,13 +51,13 @@ class RunCalls:
         reached: The limit at which a call was refused here; None while there was none.
     """
 
-    def __init__(self, asked: Asked, handler: Completing, routing: Routing, session: Hashable) -> None:
-        self.limits = asked.limits
+    def __init__(self, request: RunRequest, handler: Completing, routing: Routing, session: Hashable) -> None:
+        self.limits = request.limits
         self.routing = routing
         self.session = session
         self.reached: LimitReached | None = None
-        self._asked = asked
-        self._paid = PaidCalls() if asked.completing is None else None
+        self._request = request
+        self._paid = PaidCalls() if request.completing is None else None
         self._charged = _Charged(handler, self)
         self.answered = Tallies(Tally)
         """Usage of the calls that the last attempt got answered."""
@@ -69,7 +69,7 @@ class RunCalls:
         self.answered = Tallies(Tally)
         paid = self._paid
         return AttemptCalls(
-            self, self._asked.completed_by(self._charged) if paid is None else paid.attempt(self._charged)
+            self, self._request.completed_by(self._charged) if paid is None else paid.attempt(self._charged)
         )
 
     async def aclose(self) -> None:

@@ -23,7 +23,7 @@ from rlm_broker.cluster.messages import (
 )
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.stats import NodeStats
+from rlm_broker.values.stats import NodeStats
 
 LAG_S = 3 * BEAT_S
 """Seconds without a heartbeat after which a node gets no further run. It is not lost yet."""

@@ -1,14 +1,15 @@
-"""A cluster of nodes whose agents dial in: the public `Nodes`, which an `RLM` takes as its `cluster`."""
+"""A cluster of nodes whose agents dial in: the public `Nodes`, which an `RLM` takes as its `sandbox`."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import shlex
 import socket
 
-from rlm_broker.asked import Asked
 from rlm_broker.cluster.admission import Admission, is_loopback
 from rlm_broker.cluster.contexts import Contexts
+from rlm_broker.cluster.described import limits_spec
 from rlm_broker.cluster.link import Link
 from rlm_broker.cluster.messages import EngineSpec, FromAgent, Join, Quit
 from rlm_broker.cluster.node import Node
@@ -16,12 +17,16 @@ from rlm_broker.cluster.placement import Placement
 from rlm_broker.cluster.remote_run import RemoteRun
 from rlm_broker.cluster.tls import ServerTls, made_tls, tls_of
 from rlm_broker.cluster.tokens import Tokens
+from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
 from rlm_broker.events.event import TreeEvents
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
-from rlm_broker.stats import ClusterStats
+from rlm_broker.limits import Limits
+from rlm_broker.run.request import RunRequest
+from rlm_broker.sandbox.sandbox import Sandbox, SandboxOptions, options_of
+from rlm_broker.values.stats import ClusterStats
 
 EVERY_ADDRESS = ("", "0.0.0.0", "::")
 CLOSED = "the cluster was closed"
@@ -37,13 +42,15 @@ class Nodes(AsyncResource):
 
     Example:
         ```python
-        with Nodes("0.0.0.0:7077") as nodes, RLM("openai/gpt-5-mini", cluster=nodes) as rlm:
+        with Nodes("0.0.0.0:7077") as nodes, RLM("openai/gpt-5-mini", sandbox=nodes) as rlm:
             print(nodes.join_command(), nodes.token)  # run the command on each node, with the token in a file
             print(rlm.completion(Path("logs/"), "Which service failed first?").response)
         ```
 
     Args:
         bind: Address and port to listen on, such as "0.0.0.0:7077". Port 0 takes a free one.
+        sandbox: Isolation level of the REPLs on nodes, or a `Sandbox` with their level, `allow_exec`, `seed`, `python`
+            or `packages`, which is never opened here.
         advertise: Address that nodes connect to, with or without a port, if it differs from `bind`: that of a service
             of Kubernetes, for example. None takes `bind`, or this machine's name if that is every address.
         plain: Whether nodes connect without TLS beyond loopback. Then tokens, prompts and contexts can be read on the
@@ -67,6 +74,7 @@ class Nodes(AsyncResource):
         self,
         bind: str = "127.0.0.1:0",
         *,
+        sandbox: Sandbox | str | None = None,
         advertise: str | None = None,
         plain: bool = False,
         cert: str | os.PathLike[str] | None = None,
@@ -76,6 +84,9 @@ class Nodes(AsyncResource):
         join_timeout_s: float = 60.0,
     ) -> None:
         require_kind("plain", plain, bool)
+        require_kind("sandbox", sandbox, Sandbox, str, type(None))
+        made = sandbox if isinstance(sandbox, Sandbox) else Sandbox(isolation="auto" if sandbox is None else sandbox)
+        self._options = options_of(made)
         require_kind("token", token, str, type(None))
         require_kind("min_nodes", min_nodes, int)
         require_kind("join_timeout_s", join_timeout_s, int, float)
@@ -161,38 +172,10 @@ class Nodes(AsyncResource):
         nodes = tuple(node.stats() for node in list(placement.nodes))
         return ClusterStats(nodes, placement.waiting, self._lost_nodes, placement.lost_runs)
 
-    # -- runs --------------------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        asked: Asked,
-        *,
-        routing: Routing,
-        handler: Completing,
-        engine: EngineSpec,
-        events: TreeEvents,
-        is_auto: bool = False,
-    ) -> RemoteRun:
-        """Return a run on the cluster, which has not begun.
-
-        Raises:
-            ConfigurationError: The request has what cannot cross, or the cluster lives on another event loop.
-            SandboxFailed: The cluster is not open.
-        """
-        if self._placement is None:
-            raise SandboxFailed(CLOSED)
-        if self._event_loop is None or not self._event_loop.is_here:
-            raise ConfigurationError("the handler and the cluster were opened on two event loops: open both on one")
-        return RemoteRun(
-            asked,
-            routing=routing,
-            handler=handler,
-            engine=engine,
-            events=events,
-            placement=self._placement,
-            contexts=self._contexts,
-            is_auto=is_auto,
-        )
+    @property
+    def _place_(self) -> "NodePlace":
+        """What an engine knows of the cluster."""
+        return NodePlace(self)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -244,6 +227,59 @@ class Nodes(AsyncResource):
                 self._admission.forget(node.name)
                 placement.forget(node.name)
             _log.warning("the node %s of the cluster is gone: %s", node.name, why)
+
+
+class NodePlace:
+    """The nodes of a cluster as a place of whole runs; see `RunPlace`."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._options: SandboxOptions = nodes._options
+        self.level = self._options.isolation
+        self.seed = self._options.seed
+
+    @property
+    def event_loop(self) -> EventLoopRef | None:
+        """The loop that the cluster lives on; None where that is not decided yet."""
+        return self._nodes.event_loop
+
+    def borrowed(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Have the cluster open inside the block."""
+        return self._nodes.borrowed()
+
+    def answering(
+        self,
+        request: RunRequest,
+        *,
+        routing: Routing,
+        handler: Completing,
+        limits: Limits,
+        seed: int | None,
+        events: TreeEvents,
+    ) -> RemoteRun:
+        """Return a run on the cluster, which has not begun.
+
+        Raises:
+            ConfigurationError: The request has what cannot cross, or the cluster lives on another event loop.
+            SandboxFailed: The cluster is not open.
+        """
+        placement, event_loop = self._nodes._placement, self._nodes.event_loop
+        if placement is None:
+            raise SandboxFailed(CLOSED)
+        if event_loop is None or not event_loop.is_here:
+            raise ConfigurationError("the handler and the cluster were opened on two event loops: open both on one")
+        said = self._options
+        python = None if said.python is None else os.fspath(said.python)
+        packages = None if said.packages is None else tuple(said.packages)
+        return RemoteRun(
+            request,
+            routing=routing,
+            handler=handler,
+            engine=EngineSpec(limits_spec(limits), said.isolation, said.allow_exec, seed, python, packages),
+            events=events,
+            placement=placement,
+            contexts=self._nodes._contexts,
+        )
 
 
 def host_and_port(text: object, what: str, *, port: int | None = None) -> tuple[str, int]:

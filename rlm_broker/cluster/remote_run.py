@@ -18,7 +18,6 @@ from dataclasses import replace
 
 import msgspec
 
-from rlm_broker.asked import Asked
 from rlm_broker.cluster.attempt import NodeAttempt, NodeLost
 from rlm_broker.cluster.calls import RunCalls
 from rlm_broker.cluster.contexts import Contexts
@@ -44,6 +43,7 @@ from rlm_broker.events.event import TreeEvents
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Completion
+from rlm_broker.run.request import RunRequest
 from sandbox_worker.wire.errors import FrameTooLarge
 
 MOST_LOST = 3
@@ -59,19 +59,18 @@ class RemoteRun:
     """One run on the nodes of a cluster. `run` answers the question. Lives on one event loop.
 
     Args:
-        asked: The request.
+        request: The run.
         routing: Routes of the run.
         handler: The broker, which makes its calls.
         engine: Settings of its sandbox.
         events: Events of its tree, with their receivers.
         placement: Places it on nodes.
         contexts: Sends its context to nodes.
-        is_auto: Whether a child gets a REPL only if it needs one.
     """
 
     def __init__(
         self,
-        asked: Asked,
+        request: RunRequest,
         *,
         routing: Routing,
         handler: Completing,
@@ -79,20 +78,18 @@ class RemoteRun:
         events: TreeEvents,
         placement: Placement,
         contexts: Contexts,
-        is_auto: bool = False,
     ) -> None:
-        if asked.repl is not None:
+        if request.repl is not None:
             raise ConfigurationError("a run on a cluster has its REPL on a node: it takes no repl")
-        self._asked = asked
+        self._request = request
         self._routing = routing
         self._engine = engine
         self._tree = events.tree
         self._events = RunEvents(events)
         self._placement = placement
         self._contexts = contexts
-        self._is_auto = is_auto
-        self._calls = RunCalls(asked, handler, routing, events.tree)
-        self._tools = RunTools(asked.tools, asked.limits.tool_timeout_s)
+        self._calls = RunCalls(request, handler, routing, events.tree)
+        self._tools = RunTools(request.tools, request.limits.tool_timeout_s)
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started: float | None = None
         self._ended: Completion | None = None
@@ -142,23 +139,23 @@ class RemoteRun:
 
     async def _begin(self, context: ContextSpec) -> Begin:
         """Return the message that begins each attempt, with the number 0."""
-        asked = self._asked
+        request = self._request
         return Begin(
             run=0,
             tree=self._tree,
             engine=self._engine,
-            question=asked.question,
+            question=request.question,
             context=context,
-            limits=limits_spec(asked.limits),
+            limits=limits_spec(request.limits),
             routing=await routing_spec(self._routing),
-            tools=tools_spec(asked.tools),
-            systems=system_prompts(asked.instructions, asked.limits),
-            profile=asked.instructions.profile,
-            prologue=asked.instructions.prologue,
-            output_schema=None if asked.output_type is None else asked.output_type.schema,
-            is_auto=self._is_auto,
+            tools=tools_spec(request.tools),
+            systems=system_prompts(request.instructions, request.limits),
+            profile=request.instructions.profile,
+            prologue=request.instructions.prologue,
+            output_schema=None if request.output_type is None else request.output_type.schema,
+            is_auto=self._request.is_auto,
             tells_events=self._events.is_wanted,
-            tells_text=asked.tells_text and self._events.is_wanted,
+            tells_text=request.tells_text and self._events.is_wanted,
         )
 
     async def _attempts(self, begin: Begin) -> Completion:
@@ -208,17 +205,17 @@ class RemoteRun:
             _Lost: The node was lost, or failed the run.
             RlmBrokerError: The run failed.
         """
-        asked = self._asked
+        request = self._request
         if self._started is None:
-            self._started = time.monotonic() - asked.spent_s
-        if asked.limits.run_timeout_s is not None:
-            limits = asked.limits.model_copy(update={"run_timeout_s": self._left_s()})
+            self._started = time.monotonic() - request.spent_s
+        if request.limits.run_timeout_s is not None:
+            limits = request.limits.model_copy(update={"run_timeout_s": self._left_s()})
             begin = msgspec.structs.replace(begin, limits=limits_spec(limits))
-        answer_type = None if asked.output_type is None else asked.output_type.again()
+        answer_type = None if request.output_type is None else request.output_type.again()
         self._events.begin()
         calls, tools = self._calls.attempt(), AttemptTools(self._tools)
         begin = msgspec.structs.replace(begin, run=node.number())
-        attempt = NodeAttempt(node, begin, asked.limits, calls, tools, answer_type, self._events)
+        attempt = NodeAttempt(node, begin, request.limits, calls, tools, answer_type, self._events)
         try:
             async with attempt:
                 ended = await self._end_of(attempt)
@@ -285,7 +282,7 @@ class RemoteRun:
                 raise _Lost(str(failure), failure)
             raise failure
         completion = self._completion()
-        if self._asked.output_type is None or completion.is_stopped or completion.response is None:
+        if self._request.output_type is None or completion.is_stopped or completion.response is None:
             return completion
         if attempt.parsed is None or attempt.parsed[0] != completion.response:
             raise ClusterFailed("the node has ended the run with an answer that was not judged")
@@ -312,12 +309,12 @@ class RemoteRun:
         return replace(known, root_model=name, execution_time=taken_s, usage_summary=usage, usage_by_depth=by_depth)
 
     def _late(self) -> LimitReached:
-        limit_s = self._asked.limits.run_timeout_s or 0.0
+        limit_s = self._request.limits.run_timeout_s or 0.0
         return LimitReached("run_timeout_s", limit_s, limit_s)
 
     def _left_s(self) -> float | None:
         """Seconds that the run has left, from the moment when a node had it first; None is without a bound."""
-        limit_s = self._asked.limits.run_timeout_s
+        limit_s = self._request.limits.run_timeout_s
         if limit_s is None or self._started is None:
             return None
         return max(0.001, self._started + limit_s - time.monotonic())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.extras import require_extra
+from rlm_broker.values.extras import require_extra
 
 PREFIX = "sha256:"
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)

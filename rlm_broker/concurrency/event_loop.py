@@ -123,9 +123,6 @@ class EventLoopRef:
             RuntimeError: The caller runs on this loop, and would wait for itself.
             ConfigurationError: The loop has ended, or belongs to the process that this one was forked from.
         """
-        if self.is_here:
-            work.close()
-            raise RuntimeError(WAITS_FOR_ITSELF)
         return self.job(work).run()
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
@@ -182,18 +179,20 @@ class EventLoopRef:
 
     def job(self, work: Coroutine[Any, Any, T]) -> "Job[T]":
         """Return a handle on `work`, which runs on this loop once the handle is started."""
-        self._require_alive(work)
-        return Job(self._loop, work)
+        try:
+            return Job(self.alive(), work)
+        except ConfigurationError:
+            work.close()
+            raise
 
-    def _require_alive(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Close `work` and raise if the loop has ended.
+    def alive(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, on which work can still be run.
 
         Raises:
-            ConfigurationError: The loop has ended, so that `work` would never run.
+            ConfigurationError: The loop has ended, or belongs to the process that this one was forked from.
         """
         if self.is_alive:
-            return
-        work.close()
+            return self._loop
         if self._pid != os.getpid():  # fork copies the calling thread alone, and not the one of the loop
             raise ConfigurationError("this was opened before the process was forked: open it in here")
         raise ConfigurationError(LOOP_ENDED)
@@ -226,14 +225,23 @@ class Job(Generic[T]):
             raise
 
     def run(self) -> T:
-        """Start the work and wait for it, from another thread. An exception that ends the wait cancels the work."""
+        """Start the work and wait for it, from another thread. An exception that ends the wait cancels the work.
+
+        Raises:
+            RuntimeError: The caller runs on the loop of the work, and would wait for itself.
+        """
+        if asyncio._get_running_loop() is self._loop:
+            self.close()
+            raise RuntimeError(WAITS_FOR_ITSELF)
         try:  # the start is inside: the interrupt may come as soon as the work runs
             self.start()
             return self.result()
-        except BaseException:  # mostly KeyboardInterrupt, but a signal handler of the user's may raise any exception
+        except BaseException as error:  # mostly KeyboardInterrupt; a signal handler of the user's may raise any other
             self.cancel()
             while not self.outcome.done() and not self._loop.is_closed():
                 concurrent.futures.wait([self.outcome], SPAN_S)
+            if (told := self._ended_by(error)) is not error:
+                raise told from None
             raise
 
     def result(self, timeout_s: float | None = None) -> T:
@@ -288,6 +296,10 @@ class Job(Generic[T]):
         if not self.outcome.done():
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._cancel)
+
+    def _ended_by(self, error: BaseException) -> BaseException:
+        """Return the error to raise where this one has ended the wait or the work."""
+        return error
 
     def _start(self) -> None:
         self._task = self._loop.create_task(self._work)

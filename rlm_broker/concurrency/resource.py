@@ -103,7 +103,7 @@ class AsyncResource:
     async def __aenter__(self) -> Self:
         loop, opener = self._bind_here(), object()
         try:
-            await loop.arun(self._enter(opener))
+            await (self._enter(opener) if loop.is_here else loop.arun(self._enter(opener)))
             return self
         except BaseException:
             await loop.aclean_up(partial(self._leave_if, opener))
@@ -129,7 +129,7 @@ class AsyncResource:
         """Use the object inside the block. If its owner has not opened it, it is open until its last borrower ends."""
         loop, borrower = self._bind_here(), object()
         try:
-            await loop.arun(self._borrow(borrower))
+            await loop.arun(self._enter(borrower, borrows=True))
             yield
         finally:
             await loop.aclean_up(partial(self._give_back, borrower))
@@ -156,12 +156,32 @@ class AsyncResource:
                 with _binding:
                     self._event_loop, self._loop_is_callers, self._turn = None, False, None
 
-    async def _enter(self, opener: object) -> None:
-        """Open the object, unless it is open. `opener` then stands for the caller, which may be cancelled later."""
+    async def _enter(self, opener: object, *, borrows: bool = False) -> None:
+        """Open the object, unless it is open. If that fails in any way, close what is open of it by then.
+
+        Args:
+            opener: Stands for the caller, which may be cancelled later.
+            borrows: Whether the caller is a borrower. It is counted, unless the owner has opened the object.
+        """
         async with self._changing():
+            is_counted = borrows and (bool(self._borrowers) or not self._is_open)
             if not self._is_open:
-                await self._opened_whole()
-            self._opener = self._opener or opener
+                self._stop_opening = asyncio.get_running_loop().create_future()
+                try:
+                    await within(None, self._open(), self._stop_opening)
+                    self._is_open = True
+                except StopRequested:
+                    await to_its_end(self._close)
+                    raise SandboxFailed("this was closed while it was being opened: open it again") from None
+                except BaseException:
+                    await to_its_end(self._close)
+                    raise
+                finally:
+                    self._stop_opening = None
+            if is_counted:
+                self._borrowers |= {opener}
+            elif not borrows:
+                self._opener = self._opener or opener
 
     async def _leave(self) -> None:
         if self._stop_opening is not None and not self._stop_opening.done():
@@ -177,13 +197,6 @@ class AsyncResource:
         elif self._opener is opener:
             self._opener = None
 
-    async def _borrow(self, borrower: object) -> None:
-        """Count a borrower, unless the owner has opened the object. The first one opens it."""
-        async with self._changing():
-            if self._borrowers or not self._is_open:
-                await self._opened_whole()
-                self._borrowers |= {borrower}
-
     async def _give_back(self, borrower: object) -> None:
         """Count a borrower no more. With the last one the object is closed, if its owner has not opened it since."""
         if borrower not in self._borrowers:
@@ -193,20 +206,3 @@ class AsyncResource:
             if self._is_open and not self._borrowers and self._opener is None:
                 self._is_open = False
                 await self._close()
-
-    async def _opened_whole(self) -> None:
-        """Open the object, if it is not open. If that fails in any way, close what is open of it by then."""
-        if self._is_open:
-            return
-        self._stop_opening = asyncio.get_running_loop().create_future()
-        try:
-            await within(None, self._open(), self._stop_opening)
-            self._is_open = True
-        except StopRequested:
-            await to_its_end(self._close)
-            raise SandboxFailed("this was closed while it was being opened: open it again") from None
-        except BaseException:
-            await to_its_end(self._close)
-            raise
-        finally:
-            self._stop_opening = None

@@ -1,6 +1,8 @@
 """Storing of Python values: as JSON if it holds them, else as values cross (see `sandbox_worker.wire.values`)."""
 
 import dataclasses
+import math
+import os
 import sys
 from collections.abc import Collection, Iterable
 from typing import Any, Final
@@ -8,9 +10,8 @@ from typing import Any, Final
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.context.stored import StoredContext, StoredParts, sealed
 from rlm_broker.errors import ContextRefused
-from rlm_broker.plain import is_plain
 from sandbox_worker.loading.form import ContextForm
-from sandbox_worker.wire.encoding import is_like_a_tag, with_article
+from sandbox_worker.wire.encoding import MAX_INT_BITS, MAX_NESTING, is_like_a_tag, with_article
 from sandbox_worker.wire.errors import ValueProblem, ValueRefused
 from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import encode, has_tags
@@ -18,6 +19,13 @@ from sandbox_worker.wire.values import encode, has_tags
 MAPPED_CHARS: Final = 1_000
 """Mean length, in characters, from which the texts of a dict or list are mapped. Shorter ones are decoded from JSON in
 less time than their headers take."""
+
+
+_Place = tuple["_Place", object] | None
+"""Keys that lead to a value, as a linked list from the last key to the first. None is the context itself.
+
+So each value costs one tuple, and the text is made only for an error.
+"""
 
 
 def store_value(value: object) -> StoredContext:
@@ -158,3 +166,60 @@ def _loaded_type(value: object) -> type:
     if isinstance(value, tuple):
         return list
     return next(plain for plain in (dict, list, bool, int, float, type(None)) if isinstance(value, plain))
+
+
+def is_plain(context: object) -> bool:
+    """Whether JSON holds the context without a change. Tuples count as lists.
+
+    Raises:
+        ContextRefused: The context contains itself, is nested too deeply, or is or holds bytes or paths whose content
+            is most likely meant.
+    """
+    return _is_plain(context, None, ())
+
+
+def _is_plain(value: object, place: _Place, around: tuple[int, ...]) -> bool:
+    if isinstance(value, dict):
+        inside: Iterable[tuple[object, object]] = value.items()
+    elif isinstance(value, list | tuple):
+        inside = enumerate(value)
+    else:
+        return _is_plain_leaf(value, place)
+    if id(value) in around:
+        raise ContextRefused(f"{_shown(place)} contains itself")
+    if len(around) >= MAX_NESTING:
+        raise ContextRefused(f"{_shown(place)[:60]}... is nested deeper than {MAX_NESTING} levels")
+    around = (*around, id(value))
+    are_plain = True
+    for key, child in inside:
+        if type(key) is not str and isinstance(value, dict) and not isinstance(key, str):
+            are_plain = False
+        if type(child) is not str:  # the common case, skipped early: most of a large context is text
+            are_plain &= _is_plain(child, (place, key), around)
+    return are_plain
+
+
+def _is_plain_leaf(value: object, place: _Place) -> bool:
+    match value:
+        case None | bool() | str():
+            return True
+        case int():
+            return value.bit_length() <= MAX_INT_BITS
+        case float():
+            return math.isfinite(value)
+        case bytes() | bytearray() | memoryview() if place is None:
+            instead = "decode them to str first, or hand in a stream of them, io.BytesIO(data)"
+            raise ContextRefused(f"{_shown(place)} is of type {type(value).__name__}: {instead}")
+        case os.PathLike():
+            instead = "a Path is a context only by itself; several are Paths([...])"
+            raise ContextRefused(f"{_shown(place)} is {with_article(type(value))}: {instead}")
+        case _:
+            return False
+
+
+def _shown(place: _Place) -> str:
+    keys: list[str] = []
+    while place is not None:
+        place, key = place
+        keys.append(f"[{key!r:.60}]")
+    return CONTEXT + "".join(reversed(keys))

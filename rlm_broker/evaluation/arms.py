@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
-from rlm_broker.validation import did_you_mean
+from rlm_broker.values.validation import did_you_mean
 
 PLAIN: Final = "plain"
 KINDS: Final = (PLAIN, *(f"rlm{depth}" for depth in range(1, 10)))

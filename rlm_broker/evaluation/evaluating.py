@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from rlm_broker.batch.batch import Batch
+from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchItem, ItemStatus
-from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.errors import LimitReached
 from rlm_broker.evaluation.arms import Arm
 from rlm_broker.evaluation.questions import Question

@@ -15,8 +15,8 @@ from rlm_broker.evaluation.lengths import Length
 from rlm_broker.evaluation.scoring import Key, Scoring
 from rlm_broker.evaluation.tasks.problem import Problem
 from rlm_broker.evaluation.tasks.task import TASKS, Task
-from rlm_broker.validation import did_you_mean
 from rlm_broker.values.text import printable
+from rlm_broker.values.validation import did_you_mean
 from sandbox_worker.wire.text_json import decode_escaped
 
 OWN_LENGTH: Final = "own"

@@ -19,10 +19,10 @@ from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.handler.routing import ModelPolicy, Routing
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.stats import HandlerStats
 from rlm_broker.transport import one_shot
 from rlm_broker.transport.listener import Listener
 from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.values.stats import HandlerStats
 
 _log = logging.getLogger("rlm_broker")
 

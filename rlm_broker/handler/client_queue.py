@@ -40,8 +40,8 @@ from rlm_broker.concurrency.deadline import Late, in_time
 from rlm_broker.concurrency.turns import FairSemaphore, RateEntry, RateWindow
 from rlm_broker.errors import ModelFailed, RlmBrokerError
 from rlm_broker.events.redaction import in_words
-from rlm_broker.stats import ClientStats
 from rlm_broker.usage import Usage
+from rlm_broker.values.stats import ClientStats
 
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 """Seconds of the first pause between two attempts, and of the longest: each is twice the one before, less a random

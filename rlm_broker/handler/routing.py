@@ -13,8 +13,8 @@ from typing import Literal
 from rlm_broker.clients.adapters import FieldLike, adapted
 from rlm_broker.clients.base import BaseClient, Client
 from rlm_broker.errors import ConfigurationError, UnknownModel, require_kind
-from rlm_broker.validation import did_you_mean
 from rlm_broker.values.text import clip
+from rlm_broker.values.validation import did_you_mean
 
 ModelPolicy = Literal["allow", "pinned", "open"]
 """Which models model code may name.

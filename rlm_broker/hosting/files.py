@@ -26,7 +26,7 @@ from rlm_broker.context.store import OpenFile, store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from rlm_broker.hosting.owner import Owner, UnknownHandle
-from rlm_broker.validation import quoted
+from rlm_broker.values.validation import quoted
 
 ID_BYTES: Final = 16
 """Random bytes of an id, which an attacker cannot guess."""

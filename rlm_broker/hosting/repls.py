@@ -10,7 +10,7 @@ from typing import Final
 
 from rlm_broker.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.validation import quoted
+from rlm_broker.values.validation import quoted
 from rlm_broker.watch.board import BOARD
 
 ID_BYTES: Final = 16

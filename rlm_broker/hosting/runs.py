@@ -37,7 +37,7 @@ from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
 from rlm_broker.usage import Usage
-from rlm_broker.validation import quoted
+from rlm_broker.values.validation import quoted
 from rlm_broker.watch.board import BOARD, QUESTION_CHARS
 
 KEPT_CHARS: Final = 1 << 28
@@ -417,7 +417,7 @@ class HostedRuns:
     def _forget_old(self) -> None:
         """Drop ended runs that are too old, or too many."""
         ended = [
-            Kept(hosted, hosted.owner, hosted.run.log.chars if hosted.run.log else 0, hosted.ended_at or time.time())
+            Kept(hosted, hosted.owner, hosted.run.kept_chars, hosted.ended_at or time.time())
             for hosted in self._runs.values()
             if hosted.run.is_done
         ]

@@ -14,8 +14,8 @@ from mcp.shared.exceptions import MCPError
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.mcp import forms
-from rlm_broker.validation import complaints, is_many, no_such
 from rlm_broker.values.text import encodable
+from rlm_broker.values.validation import complaints, is_many, no_such
 from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 if TYPE_CHECKING:

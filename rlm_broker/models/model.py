@@ -21,7 +21,7 @@ from rlm_broker.clients.adapters import FieldLike, client_for
 from rlm_broker.clients.base import BaseClient, Client
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.redaction import is_secret_name
-from rlm_broker.validation import complaints, suggestion
+from rlm_broker.values.validation import complaints, suggestion
 
 SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"}

@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Generic, TypeVar
 
 from rlm_broker.clients.adapters import client_for, client_of
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
@@ -13,23 +14,26 @@ from rlm_broker.clients.recording import RecordedClient, Recording
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.handler.broker import Broker
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import ClientQueue, Serving
 from rlm_broker.handler.routing import ModelPolicy, Route, Routing
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Given, Model
 from rlm_broker.models.models import Models
-from rlm_broker.validation import did_you_mean
+from rlm_broker.values.validation import did_you_mean
+
+B = TypeVar("B", bound=Broker)
 
 
-class Registry:
+class Registry(Generic[B]):
     """Clients of one `RLM`, and the source of the handlers that call them.
 
     Args:
         model: Root model. None is "offline".
         sub_model: Model for queries of REPLs. None is the root model.
         models: Further models and rules. A recording to replay brings its own models and routes.
+        kind: Class of the handlers.
         lists: Whether the models are only listed: a model without its key is then accepted.
 
     Attributes:
@@ -44,9 +48,11 @@ class Registry:
         model: Given | None,
         sub_model: Given | None,
         models: Models,
+        kind: type[B],
         *,
         lists: bool = False,
     ) -> None:
+        self._kind = kind
         self.replay = None if models.replay is None else Recording(models.replay)
         self._lists = lists
         self._policy: ModelPolicy = models.policy
@@ -74,9 +80,9 @@ class Registry:
             self.sub = None if recorded.sub is None else self._open(recorded.sub)
         self.handler(Limits())  # raises now if a route is wrong
 
-    def handler(self, limits: Limits, cache: Cache | None = None, event_loop: EventLoopRef | None = None) -> LMHandler:
+    def handler(self, limits: Limits, cache: Cache | None = None, event_loop: EventLoopRef | None = None) -> B:
         """Return a new handler that calls the clients."""
-        handler = LMHandler(
+        handler = self._kind(
             self.root,
             other_backend_client=self.sub,
             model_policy=self._policy,
@@ -97,7 +103,7 @@ class Registry:
         return None if made is None else made[1]
 
     @contextlib.asynccontextmanager
-    async def opened(self, limits: Limits, cache: Cache | None, event_loop: EventLoopRef) -> AsyncIterator[LMHandler]:
+    async def opened(self, limits: Limits, cache: Cache | None, event_loop: EventLoopRef) -> AsyncIterator[B]:
         """Open a handler, after a preflight of its clients. Bounds and rates hold for all open handlers together.
 
         Raises:
@@ -124,7 +130,7 @@ class Registry:
             await client.aclose()
 
     async def routing_for(
-        self, handler: LMHandler, model: Given | None, sub_model: Given | None, limits: Limits
+        self, handler: Broker, model: Given | None, sub_model: Given | None, limits: Limits
     ) -> Routing:
         """Return the routing of one run whose own models replace the root and the sub-model.
 
@@ -138,7 +144,7 @@ class Registry:
         self._serve_with(handler)
         return handler.routing.instead(root, sub)
 
-    def _serve_with(self, handler: LMHandler) -> None:
+    def _serve_with(self, handler: Broker) -> None:
         for identity, (client, described) in self._made.items():
             if identity not in handler.queues:
                 if identity not in self._fallbacks:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from rlm_broker.parsing import NotRun
+from rlm_broker.parsing.notes import NotRun
 from rlm_broker.results import Block, Variable
 from rlm_broker.values.display import picture_in
 from rlm_broker.values.text import shorten

@@ -1,4 +1,4 @@
-"""The handle of one question that is being answered: its caller follows, stops, cancels and awaits it."""
+"""One question that is being answered: the handle that its caller has, and the job behind it."""
 
 import asyncio
 import concurrent.futures
@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from rlm_broker.concurrency.deadline import to_its_end, within
-from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef
+from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef, Job
+from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RunCancelled, RunFailed, require_kind
 from rlm_broker.events.event import Event
 from rlm_broker.events.log import EventLog
@@ -18,8 +19,12 @@ ID_BYTES = 8
 """Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""
 
 
-class Begun(Protocol):
-    """The work that answers the question of a run: its loop on this machine, or on a node of a cluster."""
+class RunLoop(Protocol):
+    """What answers the question of a run: its loop on this machine, or on a node of a cluster."""
+
+    async def run(self, context: StoredContext) -> Completion:
+        """Answer the question about the context."""
+        ...
 
     def stop(self) -> None:
         """End the run with the best answer so far."""
@@ -30,8 +35,101 @@ class Begun(Protocol):
         ...
 
 
-B = TypeVar("B", bound=Begun)
+A = TypeVar("A", bound=RunLoop)
 T = TypeVar("T")
+
+
+class RunJob(Job[Completion]):
+    """The work behind a `Run`: what answers the question takes a `stop` from here, and leaves its partial results.
+
+    Args:
+        event_loop: Event loop on which it runs.
+        work: Makes the work that answers the question, from this job; the work calls `begin`.
+        is_followed: Whether events are kept for `Run.events`.
+        id: Id of the run; None draws one.
+
+    Attributes:
+        id: Id of the run.
+        log: Events of the run; None keeps none.
+    """
+
+    def __init__(
+        self,
+        event_loop: EventLoopRef,
+        work: Callable[["RunJob"], Coroutine[Any, Any, Completion]],
+        *,
+        is_followed: bool = True,
+        id: str | None = None,
+    ) -> None:
+        super().__init__(event_loop.alive(), work(self))
+        self.id = secrets.token_hex(ID_BYTES) if id is None else id
+        self.log = EventLog() if is_followed else None
+        self.event_loop = event_loop
+        self._answering: RunLoop | None = None
+        self._stop_asked: asyncio.Future[None] | None = None
+        self._wants_stop = False
+        if (log := self.log) is not None:
+            self.outcome.add_done_callback(lambda _: log.close())
+
+    @property
+    def handle(self) -> "Run":
+        """The handle that the caller gets."""
+        return Run._of(self)
+
+    async def before(self, work: Coroutine[Any, Any, T], limit_s: float | None) -> T:
+        """Await what the run needs before it begins.
+
+        Raises:
+            Late: It took longer than `limit_s`.
+            StopRequested: `stop` was called.
+        """
+        self._stop_asked = asyncio.get_running_loop().create_future()
+        if self._wants_stop:
+            self._stop_asked.set_result(None)
+        return await within(limit_s, work, self._stop_asked)
+
+    def begin(self, answering: A) -> A:
+        """Take what answers the question, which is about to begin. A `stop` that came before reaches it now."""
+        self._answering = answering
+        if self._wants_stop:
+            answering.stop()
+        return answering
+
+    def hand_to(self, failure: RunFailed) -> None:
+        """Put the partial results of the run into the error that ends it."""
+        if self._answering is not None:
+            self._answering.hand_to(failure)
+
+    def cancelled(self) -> RunCancelled:
+        """Return the error of the run, which was cancelled, with its partial results."""
+        cancelled = RunCancelled()
+        self.hand_to(cancelled)
+        return cancelled
+
+    def stop(self) -> None:
+        """End the run as `Run.stop` does, from any thread."""
+        self.event_loop.call_soon(self._stop)
+
+    async def at_end(self) -> None:
+        """Wait for the end of the run, also if it is a failure or a cancellation. Cancelling the wait ends no run."""
+        outcome = asyncio.wrap_future(self.outcome)
+        await asyncio.wait({outcome})
+        if not outcome.cancelled():
+            outcome.exception()  # read, so that asyncio does not report it as never retrieved
+
+    def on_end(self, call: Callable[[BaseException | None], object]) -> None:
+        """Call a function, on any thread, when the run has ended, with the error that ended it or None."""
+        self.outcome.add_done_callback(lambda outcome: call(None if outcome.cancelled() else outcome.exception()))
+
+    def _ended_by(self, error: BaseException) -> BaseException:
+        return self.cancelled() if isinstance(error, KeyboardInterrupt | concurrent.futures.CancelledError) else error
+
+    def _stop(self) -> None:
+        self._wants_stop = True
+        if self._stop_asked is not None and not self._stop_asked.done():
+            self._stop_asked.set_result(None)
+        if self._answering is not None:
+            self._answering.stop()
 
 
 class Run:
@@ -41,35 +139,27 @@ class Run:
     an async context manager: the run and its processes have ended then. Shield it (`asyncio.shield(run)`) to keep it
     alive.
 
+    Example:
+        ```python
+        run = RLM("offline").start("a\\nb", "How many lines are there?")
+        async for event in run.events():
+            print(event)
+        print((await run).response)
+        ```
+
     Attributes:
         id: Unique text of 16 characters. All events of the run have it in their field `tree`.
-
-    Args:
-        event_loop: Event loop on which it runs.
-        answer: Makes the work that answers the question, from this run, and calls `begin`.
-        is_followed: Whether events are kept for `events`.
-        id: Id of the run; None draws one.
     """
 
-    def __init__(
-        self,
-        event_loop: EventLoopRef,
-        answer: Callable[["Run"], Coroutine[Any, Any, Completion]],
-        *,
-        is_followed: bool = True,
-        id: str | None = None,
-    ) -> None:
-        self.id = secrets.token_hex(ID_BYTES) if id is None else id
-        self.log = EventLog() if is_followed else None
-        self._event_loop = event_loop
-        self._runner: Begun | None = None
-        self._stop_asked: asyncio.Future[None] | None = None
-        self._wants_stop = False
-        self._job = event_loop.job(answer(self))
-        if (log := self.log) is not None:
-            self._job.outcome.add_done_callback(lambda _: log.close())
+    id: str
+    _job: RunJob
 
-    # -- what callers do with it -------------------------------------------------------------------------------------
+    @classmethod
+    def _of(cls, job: RunJob) -> Self:
+        """Return the handle of a job."""
+        run = cls()
+        run.id, run._job = job.id, job
+        return run
 
     def events(self, after: int = 0) -> AsyncIterator[Event]:
         """Iterate over the events of the run and of all runs below it, from the first to the last.
@@ -80,16 +170,21 @@ class Run:
         Args:
             after: Number of the last event that is known already; 0 begins with the first.
         """
-        assert self.log is not None
+        assert self._job.log is not None
         require_kind("after", after, int)
-        return self.log.follow(after)
+        return self._job.log.follow(after)
+
+    @property
+    def kept_chars(self) -> int:
+        """Characters of the events that the run keeps in memory for `events`."""
+        return 0 if self._job.log is None else self._job.log.chars
 
     def stop(self) -> None:
         """End the run with the best answer that it has so far: its completion has `is_stopped`.
 
         Harmless after its end. The reading of its context ends, too; the run then has no answer.
         """
-        self._event_loop.call_soon(self._stop)
+        self._job.stop()
 
     def cancel(self) -> None:
         """End the run without an answer: awaiting it raises `RunCancelled`. Harmless after its end."""
@@ -118,12 +213,16 @@ class Run:
             RunCancelled: The run was cancelled.
         """
         require_kind("timeout_s", timeout_s, int, float, type(None))
-        if self._event_loop.is_here and not self.is_done:
+        if self._job.event_loop.is_here and not self.is_done:
             raise RuntimeError(WAITS_FOR_ITSELF)
         try:
             return self._job.result(timeout_s)
         except concurrent.futures.CancelledError:
-            raise self._cancelled() from None
+            raise self._job.cancelled() from None
+
+    async def ended(self) -> None:
+        """Wait for the end of the run, also if it is a failure or a cancellation. Cancelling the wait ends no run."""
+        await self._job.at_end()
 
     def __await__(self) -> Generator[Any, Any, Completion]:
         return self._awaited().__await__()
@@ -137,62 +236,6 @@ class Run:
         self.cancel()
         await to_its_end(self.ended)
 
-    # -- what makes it -----------------------------------------------------------------------------------------------
-
-    def start(self) -> Self:
-        """Begin the work."""
-        self._job.start()
-        return self
-
-    def run(self) -> Completion:
-        """Start the work and wait for it. Ctrl+C, or another interruption of the wait, cancels it.
-
-        Raises:
-            RunCancelled: Ctrl+C came, or the run was cancelled.
-        """
-        if self._event_loop.is_here:
-            self._job.close()
-            raise RuntimeError(WAITS_FOR_ITSELF)
-        try:
-            return self._job.run()
-        except (KeyboardInterrupt, concurrent.futures.CancelledError):
-            raise self._cancelled() from None
-
-    def hand_to(self, failure: RunFailed) -> None:
-        """Put the partial results of the run into the error that ends it."""
-        if self._runner is not None:
-            self._runner.hand_to(failure)
-
-    async def before(self, work: Coroutine[Any, Any, T], limit_s: float | None) -> T:
-        """Await what the run needs before it begins.
-
-        Raises:
-            Late: It took longer than `limit_s`.
-            StopRequested: `stop` was called.
-        """
-        self._stop_asked = asyncio.get_running_loop().create_future()
-        if self._wants_stop:
-            self._stop_asked.set_result(None)
-        return await within(limit_s, work, self._stop_asked)
-
-    def begin(self, runner: B) -> B:
-        """Take what answers the question, which is about to begin. A `stop` that came before reaches it now."""
-        self._runner = runner
-        if self._wants_stop:
-            runner.stop()
-        return runner
-
-    def on_end(self, call: Callable[[BaseException | None], object]) -> None:
-        """Call a function, on any thread, when the run has ended, with the error that ended it or None."""
-        self._job.outcome.add_done_callback(lambda outcome: call(None if outcome.cancelled() else outcome.exception()))
-
-    async def ended(self) -> None:
-        """Wait for the end of the run, also if it is a failure or a cancellation."""
-        outcome = asyncio.wrap_future(self._job.outcome)
-        await asyncio.wait({outcome})
-        if not outcome.cancelled():
-            outcome.exception()  # read, so that asyncio does not report it as never retrieved
-
     async def _awaited(self) -> Completion:
         try:
             return await self._job.ended()
@@ -200,16 +243,4 @@ class Run:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise self._cancelled() from None
-
-    def _stop(self) -> None:
-        self._wants_stop = True
-        if self._stop_asked is not None and not self._stop_asked.done():
-            self._stop_asked.set_result(None)
-        if self._runner is not None:
-            self._runner.stop()
-
-    def _cancelled(self) -> RunCancelled:
-        cancelled = RunCancelled()
-        self.hand_to(cancelled)
-        return cancelled
+            raise self._job.cancelled() from None

@@ -41,7 +41,8 @@ from rlm_broker.events.event import (
     ReplReady,
     RunEnded,
 )
-from rlm_broker.parsing import FinalVar, NotRun
+from rlm_broker.parsing.finals import FinalVar
+from rlm_broker.parsing.notes import NotRun
 from rlm_broker.prompts.messages import (
     EMPTY_REPLY,
     SHOWN_WHOLE_CHARS,

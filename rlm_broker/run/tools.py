@@ -18,9 +18,9 @@ from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.json_schema import Unfit, with_schema
-from rlm_broker.plain import require_name
 from rlm_broker.run.tool_set import ToolFacts, ToolSet
-from rlm_broker.validation import complaints
+from rlm_broker.values.names import require_name
+from rlm_broker.values.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.encoding import with_article
 from sandbox_worker.wire.errors import ValueInvalid, ValueProblem, ValueRefused

@@ -14,7 +14,6 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
-from rlm_broker.plain import require_apart, require_given, require_names, require_variables
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox.arguments import environment_of, require_answer, require_block, require_limits, seconds_or
 from rlm_broker.sandbox.blocks.block import BlockRun
@@ -36,6 +35,7 @@ from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.provisions import Provisions
 from rlm_broker.transport.session import NOTHING, Wanted
+from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
 
 BY_CALLER: Final = "was interrupted by its caller"

@@ -1,10 +1,12 @@
 """The public sandbox: REPLs for untrusted code, with or without a model behind them."""
 
 import atexit
+import contextlib
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlm_broker.concurrency.deadline import to_its_end
@@ -26,15 +28,26 @@ from rlm_broker.sandbox.workers.levels import candidates, warn_if_unprotected
 from rlm_broker.sandbox.workers.python_paths import Venv
 from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
-from rlm_broker.stats import SandboxStats
 from rlm_broker.transport.connection import QueryHandler, refuse
 from rlm_broker.transport.listener import Listener
+from rlm_broker.values.stats import SandboxStats
 from sandbox_worker.wire.level import LevelName
 
 MOST_WARM = 10_000
 """REPLs that can be kept ready; a larger number is refused. Each takes 3.5 MB."""
 MAX_SETUP_BYTES = 32 << 10
 """Bytes of set-up code, which goes in one packet with the rest of `Configure`. Longer code is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """The arguments of a `Sandbox` by which another machine can make one of the same kind."""
+
+    isolation: str
+    allow_exec: bool | None
+    seed: int | None
+    python: str | os.PathLike[str] | None
+    packages: Sequence[str] | None
 
 
 class Sandbox(AsyncResource):
@@ -62,8 +75,6 @@ class Sandbox(AsyncResource):
             of yours.
         packages: List of packages, such as `["numpy>=2"]`, in place of a folder. When the sandbox is opened, uv or pip
             make an environment of them, from wheels alone. It is kept, and used again for the same list.
-        listener: Port that REPLs connect to; None opens one on loopback.
-        event_loop: Loop that the sandbox lives on; None takes one when it is opened.
 
     Attributes:
         limits: Limits of each REPL that is given none of its own.
@@ -87,8 +98,6 @@ class Sandbox(AsyncResource):
         seed: int | None = None,
         python: str | os.PathLike[str] | None = None,
         packages: Sequence[str] | None = None,
-        listener: Listener | None = None,
-        event_loop: EventLoopRef | None = None,
     ) -> None:
         require_limits(limits)
         require_kind("exact_memory", exact_memory, bool)
@@ -100,15 +109,16 @@ class Sandbox(AsyncResource):
         require_seed(seed)
         self.seed = seed
         self._packages = chosen_packages(python, packages)
+        self._options = SandboxOptions(isolation, allow_exec, seed, python, packages)
+        self._is_special = limits is not None or exact_memory or warm is not None
         self._exact_memory = exact_memory
         self._warm = warm
-        self._listener = listener
+        self._listener: Listener | None = None
         self._own_listener: Listener | None = None
         self._fork_server: ForkServer | None = None
         self._workers: Workers | None = None
         self._importable: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._pool: WarmPool | None = None
-        self._event_loop = event_loop
 
     @classmethod
     def shared(
@@ -356,6 +366,36 @@ class Sandbox(AsyncResource):
         if self._own_listener is not None:
             await self._own_listener.stop()
             self._own_listener = None
+
+
+def place(sandbox: Sandbox, event_loop: EventLoopRef | None = None, listener: Listener | None = None) -> Sandbox:
+    """Have a closed sandbox live on this event loop, and its REPLs connect to this port. Returns the sandbox."""
+    sandbox._event_loop, sandbox._listener = event_loop, listener
+    return sandbox
+
+
+@contextlib.contextmanager
+def seeded(sandbox: Sandbox, seed: int | None) -> Iterator[None]:
+    """Give a closed sandbox without a seed this one, if it is opened within the block."""
+    own = sandbox.seed
+    sandbox.seed = seed if own is None and not sandbox.is_open else own
+    try:
+        yield
+    finally:
+        sandbox.seed = own
+
+
+def options_of(sandbox: Sandbox) -> SandboxOptions:
+    """Return the options by which another machine can make a sandbox of the same kind.
+
+    Raises:
+        ConfigurationError: The sandbox has limits, ready REPLs or exact memory, which belong to this machine.
+    """
+    if sandbox._is_special:
+        raise ConfigurationError(
+            "give Nodes a Sandbox with isolation, allow_exec, seed, python or packages alone: the RLM has the limits"
+        )
+    return sandbox._options
 
 
 def _require_warm(warm: object) -> None:

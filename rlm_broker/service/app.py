@@ -38,7 +38,7 @@ from rlm_broker.service.responses.routes import ResponseRoutes
 from rlm_broker.service.sandboxes import blocks, containers, run_code
 from rlm_broker.service.settings import ServeSettings
 from rlm_broker.service.uploads import routes as file_routes
-from rlm_broker.validation import suggestion
+from rlm_broker.values.validation import suggestion
 
 _log = logging.getLogger("rlm_broker")
 

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlm_broker.service.errors import ApiError
-from rlm_broker.validation import first_complaint
+from rlm_broker.values.validation import first_complaint
 from sandbox_worker.wire.counting import has_longer_number_than, has_more_values_than
 
 T = TypeVar("T", bound=BaseModel)

@@ -20,8 +20,8 @@ from rlm_broker.errors import (
     ValueTooLarge,
 )
 from rlm_broker.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
-from rlm_broker.validation import quoted
 from rlm_broker.values.text import clip
+from rlm_broker.values.validation import quoted
 
 INVALID = "invalid_request_error"
 """Type of all errors that the request itself has caused."""

@@ -8,7 +8,7 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.hosting.owner import Owner
 from rlm_broker.rlm import RLM
 from rlm_broker.service.errors import ApiError
-from rlm_broker.validation import no_such
+from rlm_broker.values.validation import no_such
 
 AT: Final = "@"
 """Separator of a model and a context, as in "openai/gpt-5@logs"."""

@@ -15,7 +15,7 @@ from rlm_broker.models.model import FROM_ENVIRONMENT, Model
 from rlm_broker.prompts.instructions import Profile
 from rlm_broker.sandbox.workers.levels import CHOICES, no_such_level
 from rlm_broker.settings import trust, user_files
-from rlm_broker.validation import shown, suggestion
+from rlm_broker.values.validation import shown, suggestion
 
 PREFIX = "RLM_BROKER_"
 """Prefix of environment variables with settings, such as `RLM_BROKER_MODEL` and `RLM_BROKER_MAX_ITERATIONS`."""

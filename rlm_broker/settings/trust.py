@@ -15,7 +15,7 @@ from rlm_broker.clients.litellm import is_hosted
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.models.model import SAMPLING
 from rlm_broker.sandbox.workers.levels import AUTO
-from rlm_broker.validation import shown
+from rlm_broker.values.validation import shown
 from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
 
 _HARMLESS = frozenset(

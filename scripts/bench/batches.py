@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from scripts.bench.measure import Effort, seconds
 from scripts.bench.row import OURS, Row, Side, side
 from scripts.bench.runs import AT_ONCE, Turns, held_bytes
@@ -85,7 +86,7 @@ async def _resumed(count: int) -> list[Row]:
     """Finish a few items, write down as many results as if all were finished, and time the next call."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.jsonl"
-        async with RLM(Turns(), seed=7) as rlm:
+        async with RLM(Turns(), sandbox=Sandbox(seed=7)) as rlm:
             async for _ in rlm.batch(_made(1), out=out):
                 pass
             line = out.read_text()

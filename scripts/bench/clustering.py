@@ -51,7 +51,7 @@ async def _node_runs(effort: Effort) -> list[Row]:
         for count in (0, 1, 2):
             async with AsyncExitStack() as own:
                 nodes = await own.enter_async_context(agents(count)) if count else None
-                rlm = await own.enter_async_context(RLM(Turns()) if nodes is None else RLM(Turns(), cluster=nodes))
+                rlm = await own.enter_async_context(RLM(Turns()) if nodes is None else RLM(Turns(), sandbox=nodes))
                 await _rate(rlm, AT_ONCE)
                 rates.setdefault(str(count), []).append(await _rate(rlm, runs))
     without, one, two = (

@@ -10,9 +10,9 @@ import msgspec
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.transport.connection import Connection
 from rlm_broker.transport.session import Session
 from rlm_broker.usage import Usage

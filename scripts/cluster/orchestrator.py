@@ -11,6 +11,7 @@ from rlm_broker.batch.items import BatchItem
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from scripts.cluster.provider import answer_of, context_of, question_of
 from scripts.cluster.reports import Began, Done, Listening, NodeChanged, Order, Over, Report, decode_order, encode
 
@@ -28,7 +29,7 @@ def report(said: Report) -> None:
 
 async def _main(order: Order) -> None:
     client = OpenAICompatibleClient(f"http://127.0.0.1:{order.provider}/v1", "counted")
-    async with Nodes(f"{order.bind}:0") as nodes, RLM(client, cluster=nodes, seed=SEED) as rlm:
+    async with Nodes(f"{order.bind}:0", sandbox=Sandbox(seed=SEED)) as nodes, RLM(client, sandbox=nodes) as rlm:
         host, port = nodes.address
         report(Listening(time.monotonic(), f"{host}:{port}", nodes.fingerprint, nodes.token))
         watching = asyncio.create_task(_watch(nodes))

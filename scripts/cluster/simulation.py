@@ -113,7 +113,7 @@ def simulate(agents: int, *, runs: int | None = None, is_tls: bool = True) -> Si
 async def simulated(agents: int, runs: int, *, is_tls: bool, calls: int = LONG, idle_s: float = IDLE_S) -> Simulated:
     """Do as `simulate`, with `calls` calls for each run, and `idle_s` seconds without runs before."""
     process, nodes = psutil.Process(), Nodes(f"{BEYOND_LOOPBACK if is_tls else '127.0.0.1'}:0")
-    async with nodes, RLM(NoOp(), cluster=nodes) as rlm:
+    async with nodes, RLM(NoOp(), sandbox=nodes) as rlm:
         held, started = process.memory_info().rss, time.perf_counter()
         async with light_agents(nodes, agents, MAX_RUNS) as found:
             joining_s = time.perf_counter() - started

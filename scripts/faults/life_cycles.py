@@ -24,6 +24,7 @@ from rlm_broker import RLM, Sandbox
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.sandbox import place
 from rlm_broker.sandbox.template import Template
 from scripts.faults import leftovers
 from scripts.faults.cell import Report, Scene
@@ -123,7 +124,7 @@ class _Homes:
         self._refs = {OTHER: EventLoopRef(self._other), BACKGROUND: EventLoopRef.background()}
         self._opened = contextlib.ExitStack()
         self._sandboxes = {
-            home: self._opened.enter_context(Sandbox(warm=0, event_loop=ref)) for home, ref in self._refs.items()
+            home: self._opened.enter_context(place(Sandbox(warm=0), ref)) for home, ref in self._refs.items()
         }
         for sandbox in self._sandboxes.values():
             with sandbox.repl() as repl:
@@ -263,7 +264,7 @@ class _Cut:
 def _made(life: Life, sandbox: Sandbox | None, ref: EventLoopRef | None) -> Thing:
     fails = life.cut == ERROR and life.phase == OPENING
     if life.thing == "sandbox":
-        return Sandbox(warm=0, event_loop=ref)
+        return place(Sandbox(warm=0), ref)
     if life.thing == "rlm" or sandbox is None:
         return RLM("offline", sandbox=sandbox)
     if life.thing == "template":

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlm_broker import RLM, ScriptedClient
+from rlm_broker import RLM, Models, ScriptedClient
 from rlm_broker.clients.base import BaseClient, CallId, LMReply, LMRequest
 from rlm_broker.clients.recording import (
     FORMAT,
@@ -40,7 +40,7 @@ def traced(folder: Path) -> Path:
 def recorded(folder: Path) -> Path:
     """A recording of a short run."""
     path = folder / "recording.jsonl"
-    RLM(ScriptedClient(REPLIES), record=path).completion("c", "q")
+    RLM(ScriptedClient(REPLIES), models=Models(record=path)).completion("c", "q")
     return path
 
 

@@ -14,10 +14,10 @@ from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.events.event import BlockPrinted, RunEnded, TreeEvents
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.queries import QueryAnswers
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree

@@ -13,6 +13,7 @@ from rlm_broker import (
     LimitReached,
     Limits,
     ModelFailed,
+    Models,
     OutputInvalid,
     ReplayDiverged,
     RlmBrokerError,
@@ -85,10 +86,10 @@ def test_ctrl_c_keeps_the_partial_run() -> None:
 
 def test_diverged_replay_carries_its_run(tmp_path: Path) -> None:
     recording = tmp_path / "run.jsonl"
-    with RLM(ScriptedClient([LOOKS, "FINAL(1)"]), record=recording) as rlm:
+    with RLM(ScriptedClient([LOOKS, "FINAL(1)"]), models=Models(record=recording)) as rlm:
         rlm.completion("text", "?")
     with pytest.raises(ReplayDiverged) as caught:
-        RLM(replay=recording).completion("text", "another question")
+        RLM(models=Models(replay=recording)).completion("text", "another question")
     assert caught.value.messages
 
 

@@ -26,11 +26,12 @@ from rlm_broker.events.trace import TraceWriter
 from rlm_broker.handler.client_queue import Serving
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.models.model import Model
+from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.sandbox.sandbox import Sandbox, place
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
 from tests.support.processes import living_below
@@ -72,7 +73,7 @@ async def test_thousand_calls_are_in_flight_at_once() -> None:
         sub = OpenAICompatibleClient(server.base_url, "slow", max_concurrent=1000)
         async with (
             LMHandler(fan_out(125), other_backend_client=sub) as handler,
-            Sandbox(limits, listener=handler.listener) as sandbox,
+            place(Sandbox(limits), listener=handler.listener) as sandbox,
         ):
             rlms = [RLM(handler=handler, sandbox=sandbox, limits=limits) for _ in range(8)]
             runs = asyncio.gather(*(rlm.acompletion(f"context {n}", "?") for n, rlm in enumerate(rlms)))
@@ -99,7 +100,7 @@ async def test_queued_calls_do_not_starve_other_repls() -> None:
         sub = OpenAICompatibleClient(server.base_url, "busy", max_concurrent=4)
         async with (
             LMHandler(root, other_backend_client=sub) as handler,
-            Sandbox(limits, listener=handler.listener) as sandbox,
+            place(Sandbox(limits), listener=handler.listener) as sandbox,
         ):
             rlm = RLM(handler=handler, sandbox=sandbox, limits=limits)
             greedy = asyncio.create_task(rlm.acompletion(["greedy", 10_000], "?"))
@@ -139,9 +140,9 @@ def test_replay_needs_no_provider(tmp_path: Path) -> None:
     events: list[Event] = []
     with FakeOpenAI(multi_turn) as server:
         model = Model(base_url=server.base_url, name="m", usd_per_million_tokens=(1.0, 1.0))
-        first = RLM(model, record=file).completion("some text to read", "What is in it?")
+        first = RLM(model, models=Models(record=file)).completion("some text to read", "What is in it?")
         assert len(server.requests) == 5
-    replayed = RLM(replay=file, on_event=events.append).completion("some text to read", "What is in it?")
+    replayed = RLM(models=Models(replay=file), on_event=events.append).completion("some text to read", "What is in it?")
     assert outcome(replayed) == outcome(first)
     assert "SOME TEXT" in first.trajectory[0].blocks[0].stdout
     assert "Error: m: HTTP status 400: no thanks" in first.trajectory[0].blocks[0].stdout.replace("\\", "")
@@ -157,19 +158,22 @@ def test_replay_repeats_sets_and_random_numbers(tmp_path: Path) -> None:
     """A replay of code that prints a set and random numbers does not diverge."""
     code = "```repl\nimport random\nprint({word for word in context.split()}, random.random())\n```"
     file, context = tmp_path / "run.jsonl", "alpha beta gamma delta epsilon zeta eta theta"
-    RLM(ScriptedClient([code, "FINAL(done)"]), record=file).completion(context, "q")
+    RLM(ScriptedClient([code, "FINAL(done)"]), models=Models(record=file)).completion(context, "q")
     for _ in range(2):
-        assert RLM(replay=file).completion(context, "q").response == "done"
+        assert RLM(models=Models(replay=file)).completion(context, "q").response == "done"
     with Sandbox(seed=5) as sandbox, pytest.raises(ConfigurationError, match="was made with seed="):
-        RLM(replay=file, sandbox=sandbox)
-    with pytest.raises(ConfigurationError, match="the recording brings its own seed"):
-        RLM(replay=file, seed=5)
+        RLM(models=Models(replay=file), sandbox=sandbox)
+    closed = Sandbox()
+    assert RLM(models=Models(replay=file), sandbox=closed).completion(context, "q").response == "done"
+    assert closed.seed is None  # it had the recorded one while it was open
 
 
 def test_recording_holds_the_seed_of_the_sandbox(tmp_path: Path) -> None:
     with Sandbox(seed=5) as sandbox:
-        RLM(ScriptedClient(["FINAL(x)"]), record=tmp_path / "lent", sandbox=sandbox).completion("c", "q")
-    RLM(ScriptedClient(["FINAL(x)"]), record=tmp_path / "own", seed=6).completion("c", "q")
+        RLM(ScriptedClient(["FINAL(x)"]), models=Models(record=tmp_path / "lent"), sandbox=sandbox).completion("c", "q")
+    RLM(ScriptedClient(["FINAL(x)"]), models=Models(record=tmp_path / "own"), sandbox=Sandbox(seed=6)).completion(
+        "c", "q"
+    )
     assert [Recording(tmp_path / name).models.seed for name in ("lent", "own")] == [5, 6]
 
 
@@ -177,9 +181,11 @@ def test_replay_divergence_shows_the_difference(tmp_path: Path) -> None:
     """A replay that asks for another completion ends with the difference."""
     file = tmp_path / "run.jsonl"
     with FakeOpenAI(multi_turn) as server:
-        RLM(Model(base_url=server.base_url, name="m"), record=file).completion("some text to read", "What is in it?")
+        RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file)).completion(
+            "some text to read", "What is in it?"
+        )
     with pytest.raises(ReplayDiverged) as diverged:
-        RLM(replay=file).completion("some next to read", "What is in it?")
+        RLM(models=Models(replay=file)).completion("some next to read", "What is in it?")
     said = str(diverged.value).splitlines()
     assert "(run 1, block 0, call 1); the nearest recorded is run 1, block 0, call 1:" in said[0]
     assert "-some text to read" in said
@@ -194,14 +200,14 @@ async def test_replay_of_stopped_run_ends_there(tmp_path: Path, stopped_in: str)
     root_answers = stopped_in == "a call of its code"
     replies = [completion("```repl\nprint(llm_query('x'))\n```")] if root_answers else []
     with FakeOpenAI(*replies, Answer(never=True)) as server:
-        rlm = RLM(Model(base_url=server.base_url, name="m"), record=file)
+        rlm = RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file))
         run = asyncio.create_task(rlm.acompletion("some text", "?"))
         await until(lambda: len(server.requests) == len(replies) + 1)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
     with pytest.raises(ReplayDiverged) as ended:
-        await RLM(replay=file).acompletion("some text", "?")
+        await RLM(models=Models(replay=file)).acompletion("some text", "?")
     call = "run 1, block 1, call 1" if root_answers else "run 1, block 0, call 1"
     assert str(ended.value) == f"the recording {file} ends here: its run was stopped in this call ({call})"
 
@@ -210,9 +216,11 @@ def test_replay_repeats_the_time_limit(tmp_path: Path) -> None:
     """A replay of a run that reached its time limit reaches the limit again."""
     file, limits = tmp_path / "run.jsonl", Limits(run_timeout_s=0.3)
     with FakeOpenAI(Answer(never=True)) as server, pytest.raises(LimitReached, match="run_timeout_s"):
-        RLM(Model(base_url=server.base_url, name="m"), record=file, limits=limits).completion("some text", "?")
+        RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file), limits=limits).completion(
+            "some text", "?"
+        )
     with pytest.raises(LimitReached, match="run_timeout_s"):
-        RLM(replay=file, limits=limits).completion("some text", "?")
+        RLM(models=Models(replay=file), limits=limits).completion("some text", "?")
 
 
 def test_replay_knows_allowed_model_names(tmp_path: Path) -> None:
@@ -220,8 +228,8 @@ def test_replay_knows_allowed_model_names(tmp_path: Path) -> None:
     code = "FINAL(llm_query('x', model='reader') + llm_query('y', model='alias-1') + llm_query('z', model='nobody'))"
     root, reader = ScriptedClient([f"```repl\n{code}\n```"], "root"), ScriptedClient(["one ", "two "], "reading")
     routes = [Route("reader", "alias-*")]
-    first = RLM(root, models={"reader": reader}, routes=routes, record=file).completion("x", "?")
-    again = RLM(replay=file).completion("x", "?")
+    first = RLM(root, models=Models({"reader": reader}, routes=routes, record=file)).completion("x", "?")
+    again = RLM(models=Models(replay=file)).completion("x", "?")
     assert first.response == again.response
     assert str(first.response).startswith("one two Error: code may not call model 'nobody'")
     assert again.usage_summary.model_usage_summaries.keys() == {"root", "reading"}
@@ -310,7 +318,7 @@ def test_key_stays_with_its_client(
             model: Any = Model(base_url=server.base_url, name="m", api_key="env:CANARY_API_KEY")
         else:
             model = LiteLLMClient("openai/m", api_base=server.base_url, api_key=CANARY)
-        rlm = RLM(model, on_event=write, record=recording, cache=cache)
+        rlm = RLM(model, on_event=write, models=Models(record=recording, cache=cache))
         with pytest.raises(ModelFailed) as failed:
             rlm.completion("some text", "?")
     stack = [frame for frame, _ in traceback.walk_tb(failed.value.__traceback__)]
@@ -349,7 +357,7 @@ def test_handler_sets_how_clients_are_called() -> None:
         with handler, pytest.raises(ModelFailed, match="oops"):
             handler.completion("x")
         with pytest.raises(ConfigurationError, match="give either models or a handler"):
-            RLM(handler=handler, replay="x")
+            RLM(handler=handler, models=Models(replay="x"))
     assert len(server.requests) == 1
 
 
@@ -366,13 +374,13 @@ async def test_concurrent_runs_share_bounds_and_connections() -> None:
 def test_replay_calls_no_client_under_any_policy(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     root = ScriptedClient(["```repl\nFINAL(llm_query('x', model='offline'))\n```"], "root")
-    first = RLM(root, model_policy="open", record=file).completion("x", "?")
+    first = RLM(root, models=Models(policy="open", record=file)).completion("x", "?")
     lines = file.read_text().splitlines()
     file.write_text("\n".join(line for line in lines if '"depth":1' not in line) + "\n")
     with pytest.raises(ReplayDiverged):
-        RLM(replay=file).completion("x", "?")
+        RLM(models=Models(replay=file)).completion("x", "?")
     file.write_text("\n".join(lines) + "\n")
-    assert RLM(replay=file).completion("x", "?").response == first.response
+    assert RLM(models=Models(replay=file)).completion("x", "?").response == first.response
 
 
 def test_replay_repeats_a_batch_timeout(tmp_path: Path) -> None:
@@ -389,8 +397,10 @@ def test_replay_repeats_a_batch_timeout(tmp_path: Path) -> None:
 
     limits = Limits(max_concurrent_calls=2)
     with FakeOpenAI(answer) as server:
-        first = RLM(Model(base_url=server.base_url, name="m"), record=file, limits=limits).completion("x", "?")
-    again = RLM(replay=file, limits=limits).completion("x", "?")
+        first = RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file), limits=limits).completion(
+            "x", "?"
+        )
+    again = RLM(models=Models(replay=file), limits=limits).completion("x", "?")
     assert outcome(again) == outcome(first)
     printed = first.trajectory[0].blocks[0].stdout
     assert printed.count("not done within timeout_s = 0.5") == 5
@@ -427,8 +437,8 @@ def test_replay_repeats_a_full_window(tmp_path: Path) -> None:
 
     with FakeOpenAI(answer) as server:
         model = Model(base_url=server.base_url, name="m", context_tokens=6_000)
-        first = RLM(model, record=file).completion("some text " * 500, "What?")
+        first = RLM(model, models=Models(record=file)).completion("some text " * 500, "What?")
     assert first.response == "done"
     assert any("characters cut" in str(message.content) for message in first.messages[3:-2:2])
-    again = RLM(replay=file).completion("some text " * 500, "What?")
+    again = RLM(models=Models(replay=file)).completion("some text " * 500, "What?")
     assert again.messages[1:] == first.messages[1:]

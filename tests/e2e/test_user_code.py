@@ -54,7 +54,7 @@ def test_callback_that_exits_stops_nothing() -> None:
 def test_prompt_function_that_exits_ends_its_run() -> None:
     """A prompt function that exits ends its run, and not the loop that all runs share."""
     with pytest.raises(SystemExit):
-        RLM(ScriptedClient([]), system_prompt=lambda _: sys.exit(3)).completion("c", "q")
+        RLM(ScriptedClient([]), instructions=lambda _: sys.exit(3)).completion("c", "q")
     still_works()
 
 
@@ -139,7 +139,7 @@ def test_failing_child_leaves_its_siblings_alone() -> None:
 
     replies = [block("FINAL(str(rlm_query_batched(['a', 'b', 'c'])))"), *["FINAL(fine)"] * 3]
     limits = Limits(max_depth=2, max_concurrent_children=1)
-    done = RLM(ScriptedClient(replies), query_handler=handler, limits=limits).completion("", "q")
+    done = RLM(ScriptedClient(replies), recursion=handler, limits=limits).completion("", "q")
     assert done.response == "['fine', 'Error: ValueError: boom', 'fine']"
 
 

@@ -23,6 +23,7 @@ from rlm_broker import (
     Usage,
 )
 from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.sandbox.sandbox import place
 
 
 def counted(reply: str = "yes", model: str = "m") -> FunctionClient:
@@ -188,7 +189,7 @@ async def test_stats_tell_calls_under_way() -> None:
 
     async with (
         LMHandler(FunctionClient(reply, "slow")) as handler,
-        Sandbox(listener=handler.listener) as sandbox,
+        place(Sandbox(), listener=handler.listener) as sandbox,
         sandbox.repl("text", answer=handler.answers()) as repl,
     ):
         block = asyncio.create_task(repl.aexecute("FINAL(llm_query('x'))"))

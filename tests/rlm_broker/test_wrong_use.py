@@ -36,7 +36,7 @@ ANSWERS = "```repl\nFINAL(context)\n```"
         ({"sandbox": "x"}, "no isolation level 'x'"),
         ({"models": ["offline"]}, "models must be a dict from name to model, or a Models, not ['offline']"),
         ({"tools": [asyncio.sleep]}, "tools must be a dict from name to function, not list: give {'sleep': sleep}"),
-        ({"sub_tools": "search"}, "tools must be a dict from name to function, not str: give {'name': function}"),
+        ({"tools": "search"}, "tools must be a dict from name to function, not str: give {'name': function}"),
     ],
 )
 def test_constructor_refuses_unusable_arguments(given: dict[str, Any], why: str) -> None:
@@ -226,7 +226,7 @@ def test_value_for_a_closed_repl_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"query_handler": 3}, "query_handler must be a function, not int"),
+        ({"recursion": 3}, "recursion must be 'always', 'auto' or a function, not 3"),
         ({"persistent": "no"}, "persistent must be a bool, not str"),
         ({"models": {"a": 1}}, "model 'a': a model must be a name, a Model, a client or a function, not int"),
         ({"models": {1: "offline"}}, "the name of a model must be a str, not int"),

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rlm_broker.asked import Asked
 from rlm_broker.cluster.agent.answers import RemoteType
 from rlm_broker.cluster.agent.calls import RemoteCalls
 from rlm_broker.cluster.agent.contexts import Contexts
@@ -20,13 +19,14 @@ from rlm_broker.cluster.agent.tools import RemoteTools
 from rlm_broker.cluster.link import Link, LinkLost
 from rlm_broker.cluster.messages import Begin, Ended, FromBroker
 from rlm_broker.cluster.outcomes import MESSAGE_CHARS, facts_of
-from rlm_broker.composition import composed_run
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import IsolationUnavailable, ReplClosed, RlmBrokerError, RunFailed, SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
-from rlm_broker.run.run import Run
+from rlm_broker.run.engine import root_run
+from rlm_broker.run.request import RunRequest
+from rlm_broker.run.run import RunJob
 
 T = TypeVar("T")
 
@@ -57,15 +57,15 @@ class NodeRun:
         self._sandboxes = sandboxes
         self._events = EventSender(link, begin.run)
         self._is_abandoned = False
-        self._run = Run(EventLoopRef.here(), self._answered, is_followed=False, id=begin.tree)
+        self._job = RunJob(EventLoopRef.here(), self._answered, is_followed=False, id=begin.tree)
 
     def stop(self) -> None:
         """End the run with its best answer so far."""
-        self._run.stop()
+        self._job.stop()
 
     def cancel(self) -> None:
         """End the run now."""
-        self._run.cancel()
+        self._job.cancel()
 
     def abandon(self) -> None:
         """End the run now, and send nothing more of it: the agent leaves."""
@@ -100,38 +100,31 @@ class NodeRun:
         """
         number = self._begin.run
         try:
-            completion = await self._run.start()
+            self._job.start()
+            completion = await self._job.handle
         except RunFailed as failed:
             partial_answer = _cut(failed.partial_answer, MOST_PARTIAL_CHARS)
             is_of_node = isinstance(failed, SandboxFailed) and not isinstance(failed, ReplClosed)
             return Ended(number, encoded_outcome(_had(failed)), *_told(failed), partial_answer, is_of_node)
         return Ended(number, encoded_outcome(completion))
 
-    async def _answered(self, run: Run) -> Completion:
+    async def _answered(self, job: RunJob) -> Completion:
         begin, exchange = self._begin, self.exchange
         async with self._contexts.held(begin.context) as context, self._sandboxes.held(begin.engine) as sandbox:
             tools = await asyncio.to_thread(RemoteTools, begin.tools, exchange) if begin.tools.values else None
             routing = routing_of(begin.routing)
-            asked = Asked(
-                context=context,
+            request = RunRequest(
                 question=begin.question,
                 instructions=_instructions(begin),
                 limits=Limits(**begin.limits),
                 output_type=None if begin.output_schema is None else RemoteType(begin.output_schema, exchange),
                 tools=tools or RemoteTools(begin.tools, exchange),
+                is_auto=begin.is_auto,
+                receivers=(self._events.add,) if begin.tells_events else (),
                 tells_text=begin.tells_text,
             )
-            composed = composed_run(
-                asked,
-                run,
-                context,
-                routing=routing,
-                completing=RemoteCalls(exchange, routing),
-                sandbox=sandbox,
-                receivers=[self._events.add] if begin.tells_events else [],
-                is_auto=begin.is_auto,
-            )
-            return await composed.run(context)
+            runner = root_run(request, job, context, routing, RemoteCalls(exchange, routing), sandbox)
+            return await job.begin(runner).run(context)
 
 
 def _instructions(begin: Begin) -> Instructions:

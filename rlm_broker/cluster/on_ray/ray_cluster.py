@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.cluster.on_ray.child import ChildOrder
 from rlm_broker.errors import ConfigurationError, require_kind
-from rlm_broker.extras import require_extra
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.extras import require_extra
 
 if TYPE_CHECKING:
     from rlm_broker.cluster.on_ray.agents import RayAgents
@@ -27,7 +28,7 @@ class RayCluster(Nodes):
 
     Example:
         ```python
-        with RayCluster(resources={"rlm": 1}) as cluster, RLM("openai/gpt-5-mini", cluster=cluster) as rlm:
+        with RayCluster(resources={"rlm": 1}) as cluster, RLM("openai/gpt-5-mini", sandbox=cluster) as rlm:
             print(rlm.completion(Path("logs/"), "Which service failed first?").response)
         ```
 
@@ -39,7 +40,7 @@ class RayCluster(Nodes):
         runtime_env: Ray's `runtime_env` of the agents, for example `{"pip": ["rlm-broker[cluster]"]}`.
         max_runs: Runs that each node takes at the same time; None: 16 for each of its CPUs.
         bind: Address and port to listen on. None: the address that Ray's nodes know this machine by, and a free port.
-        advertise, plain, min_nodes, join_timeout_s: As for `Nodes`.
+        sandbox, advertise, plain, min_nodes, join_timeout_s: As for `Nodes`.
 
     Raises:
         ConfigurationError: An argument cannot be used, or no Ray cluster answers (when it is opened).
@@ -50,6 +51,7 @@ class RayCluster(Nodes):
         self,
         address: str = "auto",
         *,
+        sandbox: Sandbox | str | None = None,
         resources: Mapping[str, float] | None = None,
         runtime_env: Mapping[str, Any] | None = None,
         max_runs: int | None = None,
@@ -69,6 +71,7 @@ class RayCluster(Nodes):
             raise ConfigurationError(f"max_runs must be 1 or more, not {max_runs}")
         super().__init__(
             bind or "127.0.0.1:0",
+            sandbox=sandbox,
             advertise=advertise,
             plain=plain,
             min_nodes=min_nodes,

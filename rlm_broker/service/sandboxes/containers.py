@@ -47,7 +47,7 @@ from rlm_broker.service.sandboxes.blocks import (
     tightened,
 )
 from rlm_broker.service.uploads import FILE, Content, Form, is_form, received
-from rlm_broker.validation import quoted
+from rlm_broker.values.validation import quoted
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
 """Memory of a container, in OpenAI's words."""

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from rlm_broker.batch import batch as batches
+from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchItem, BatchResult
-from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, RunCancelled
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.batch.feeding import MOST_AHEAD, Feeding, require_items, total_of
+from rlm_broker.batch.feed import MOST_AHEAD, Feeding, digest_of, require_items, total_of
 from rlm_broker.batch.items import BatchItem
-from rlm_broker.batch.parsing import digest_of
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.journal.lines import digest
 from tests.support.waiting import turns, until

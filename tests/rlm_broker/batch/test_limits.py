@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.batch.limits import BatchLimits
+from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.errors import ConfigurationError
 
 

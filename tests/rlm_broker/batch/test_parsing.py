@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlm_broker.batch.feed import MOST_ID_CHARS, digest_of, item_of, items_of_lines
 from rlm_broker.batch.items import BatchItem
-from rlm_broker.batch.parsing import MOST_ID_CHARS, digest_of, item_of, items_of_lines
 from rlm_broker.context.store import Encoded, Paths
 from rlm_broker.errors import ConfigurationError
 

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from rlm_broker.batch.limits import BatchLimits
-from rlm_broker.batch.spending import Metered, Spending
+from rlm_broker.batch.budget import BatchLimits, Metered, Spending
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.results import Call
 from rlm_broker.usage import Usage

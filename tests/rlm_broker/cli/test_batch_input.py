@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.batch import parsing
+from rlm_broker.batch import feed
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.cli import batch_input
 from rlm_broker.cli.batch_input import BatchInput, SeenIds
@@ -90,7 +90,7 @@ def test_wrong_line_is_named_before_a_run(file: Path, line: Any, said: str) -> N
 
 def test_long_line_is_refused_before_it_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_input, "MOST_LINE_BYTES", 100)
-    monkeypatch.setattr(parsing, "MOST_LINE_BYTES", 100)
+    monkeypatch.setattr(feed, "MOST_LINE_BYTES", 100)
     with pytest.raises(ConfigurationError, match=r"line 2 of .* has more than 100 bytes: give the context by its path"):
         read(file, ITEM, {**ITEM, "context": "x" * 100})
 

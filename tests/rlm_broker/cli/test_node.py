@@ -52,7 +52,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, bytes, list[s
 async def test_node_answers_and_ends_with_its_cluster() -> None:
     """By TLS, with a certificate made at the start, whose fingerprint the join command has."""
     async with Nodes("0.0.0.0:0", advertise="127.0.0.1") as nodes, node(nodes, "--name", "first") as process:
-        async with RLM(ScriptedClient(["```repl\nFINAL(context.upper())\n```"]), cluster=nodes) as rlm:
+        async with RLM(ScriptedClient(["```repl\nFINAL(context.upper())\n```"]), sandbox=nodes) as rlm:
             completion = await rlm.acompletion("text", "Shout.")
         assert completion.response == "TEXT"
         assert [each.name for each in nodes.stats().nodes] == ["first"]
@@ -72,7 +72,7 @@ async def test_signal_ends_a_node_and_all_below_it() -> None:
     """Its run, whose block would go on for long, waits for another node."""
     async with (
         Nodes() as nodes,
-        RLM(ScriptedClient([HANGS]), cluster=nodes) as rlm,
+        RLM(ScriptedClient([HANGS]), sandbox=nodes) as rlm,
         node(nodes) as process,
     ):
         running = asyncio.create_task(rlm.acompletion("text", "Hang."))

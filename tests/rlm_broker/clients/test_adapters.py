@@ -12,7 +12,7 @@ from rlm_broker.clients.adapters import FieldClient, adapted, client_of, origina
 from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
 from rlm_broker.clients.litellm import LiteLLMClient
-from rlm_broker.clients.offline import OfflineClient
+from rlm_broker.clients.offline.client import OfflineClient
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.handler.client_queue import Serving

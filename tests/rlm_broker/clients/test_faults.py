@@ -15,10 +15,10 @@ from rlm_broker.events.event import TreeEvents
 from rlm_broker.handler import client_queue
 from rlm_broker.handler.client_queue import Serving
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.lm_handler import LMHandler
 from sandbox_worker.wire.messages import Query
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed, without_choices
 from tests.support.waiting import LONGER_AND_LONGER, WAIT_S

@@ -12,9 +12,9 @@ import pytest
 from rlm_broker.clients.adapters import FieldClient, field_client, is_field_client
 from rlm_broker.clients.base import LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.asked import Asked
 from rlm_broker.cluster.calls import RunCalls
 from rlm_broker.cluster.messages import Ask, Reply
 from rlm_broker.errors import ModelFailed
 from rlm_broker.journal.paid import PaidCalls
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.prompts.instructions import Instructions
+from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.run.request import RunRequest
 from rlm_broker.run.tools import Tools
 from rlm_broker.usage import Usage
 from tests.support.nodes import Gated
@@ -20,16 +20,8 @@ from tests.support.waiting import until
 
 
 def run_calls(handler: LMHandler, limits: Limits | None = None, **more: Any) -> RunCalls:
-    asked = Asked(
-        context="",
-        question=None,
-        instructions=Instructions(),
-        limits=limits or Limits(),
-        output_type=None,
-        tools=Tools(),
-        **more,
-    )
-    return RunCalls(asked, handler, handler.routing, "tree")
+    request = RunRequest(instructions=Instructions(), limits=limits or Limits(), tools=Tools(), **more)
+    return RunCalls(request, handler, handler.routing, "tree")
 
 
 def ask(text: str, call: int = 1, **more: Any) -> Ask:

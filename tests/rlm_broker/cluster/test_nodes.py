@@ -15,10 +15,10 @@ from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.errors import ClusterFailed, ConfigurationError, LimitReached, OutputInvalid, RunCancelled
 from rlm_broker.events.event import BlockEnded, CallEnded, CallStarted, CallText, Event, RunEnded, RunStarted, ToolEnded
 from rlm_broker.limits import Limits
+from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.run import Run
-from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.nodes import Agent, Crew, Gated, Proxy, agent, looping
 from tests.support.waiting import WAIT_S, until
 
@@ -61,7 +61,7 @@ async def test_a_run_answers_and_tells(cluster: Nodes) -> None:
     told: list[Event] = []
     model = Gated(looping("print(len(context))\na = llm_query('hello')\nFINAL(a + str(double(4)) + str(factor))"))
     tools = {"double": lambda number: 2 * number, "factor": 3}
-    async with RLM(model, cluster=cluster, tools=tools, on_event=told.append) as rlm:
+    async with RLM(model, sandbox=cluster, tools=tools, on_event=told.append) as rlm:
         run = rlm.start("some text", "What is asked?")
         completion = await answered(run)
         followed = [event async for event in run.events()]
@@ -89,7 +89,7 @@ async def test_children_and_contexts_stay_on_the_node(cluster: Nodes) -> None:
     def reply(request: Any) -> str:
         return f"```repl\n{code if request.depth == 0 else 'FINAL(len(context))'}\n```"
 
-    async with RLM(Gated(reply), cluster=cluster, limits=Limits(max_depth=2)) as rlm:
+    async with RLM(Gated(reply), sandbox=cluster, limits=Limits(max_depth=2)) as rlm:
         completion = await answered(rlm.start("abcdef", "How long?"))
     assert completion.response == "3"
     assert len(completion.child_traces) == 1
@@ -98,7 +98,7 @@ async def test_children_and_contexts_stay_on_the_node(cluster: Nodes) -> None:
 async def test_an_answer_has_its_type(cluster: Nodes) -> None:
     """The type is judged here: the model is told what is wrong, and the value is of the user's own class."""
     replies = iter(["```repl\nFINAL('many')\n```", "```repl\nFINAL('{\"lines\": 3}')\n```"])
-    async with RLM(Gated(lambda _: next(replies)), cluster=cluster) as rlm:
+    async with RLM(Gated(lambda _: next(replies)), sandbox=cluster) as rlm:
         completion = await answered(rlm.start("a\nb\nc", "How many lines?", output_type=Lines))
     assert completion.parsed == Lines(lines=3)
 
@@ -106,7 +106,7 @@ async def test_an_answer_has_its_type(cluster: Nodes) -> None:
 async def test_a_wrong_type_fails_as_here(cluster: Nodes) -> None:
     """The error of an answer that stays wrong has the last answer."""
     limits = Limits(max_output_retries=1)
-    async with RLM(Gated(looping("FINAL('many')")), cluster=cluster, limits=limits) as rlm:
+    async with RLM(Gated(looping("FINAL('many')")), sandbox=cluster, limits=limits) as rlm:
         with pytest.raises(OutputInvalid) as failed:
             await answered(rlm.start("a", "How many lines?", output_type=Lines))
     assert failed.value.answer == "many"
@@ -116,7 +116,7 @@ async def test_a_wrong_type_fails_as_here(cluster: Nodes) -> None:
 async def test_limits_end_a_run_as_here(cluster: Nodes) -> None:
     """A limit of a run ends it with the partial results, and has its own numbers."""
     code = "answer['content'] = 'so far'\nimport time\nwhile True: time.sleep(0.01)"
-    async with RLM(Gated(looping(code)), cluster=cluster) as rlm:
+    async with RLM(Gated(looping(code)), sandbox=cluster) as rlm:
         with pytest.raises(LimitReached) as failed:
             await answered(rlm.start("a", "What?", timeout_s=0.5))
     assert (failed.value.limit, failed.value.allowed) == ("run_timeout_s", 0.5)
@@ -127,7 +127,7 @@ async def test_a_stopped_run_has_its_draft(cluster: Nodes) -> None:
     """`stop` returns the best answer so far."""
     model = Gated(looping("llm_query('first')"))
     model.held["first"] = asyncio.Event()
-    async with RLM(model, cluster=cluster) as rlm:
+    async with RLM(model, sandbox=cluster) as rlm:
         run = rlm.start("a", "What?")
         await until(lambda: "first" in model.asked)
         run.stop()
@@ -140,7 +140,7 @@ async def test_a_cancelled_run_has_its_messages(cluster: Nodes) -> None:
     """A cancellation ends the call at the model, and the error has what the run had."""
     model = Gated(looping("llm_query('first')"))
     model.held["first"] = asyncio.Event()
-    async with RLM(model, cluster=cluster) as rlm:
+    async with RLM(model, sandbox=cluster) as rlm:
         run = rlm.start("a", "What?")
         await until(lambda: "first" in model.asked)
         run.cancel()
@@ -155,7 +155,7 @@ async def test_it_works_from_plain_code() -> None:
     """`with` and `completion` work in a thread without a loop, and a closed cluster is opened while it is used."""
 
     def ask() -> str | None:
-        with Nodes() as nodes, agent(nodes, "plain"), RLM(Gated(looping("FINAL(context)")), cluster=nodes) as rlm:
+        with Nodes() as nodes, agent(nodes, "plain"), RLM(Gated(looping("FINAL(context)")), sandbox=nodes) as rlm:
             return rlm.completion("some text", "What?").response
 
     assert await asyncio.to_thread(ask) == "some text"
@@ -165,16 +165,14 @@ async def test_it_works_from_plain_code() -> None:
     ("given", "says"),
     [
         ({"persistent": True}, "persistent needs a REPL on this machine"),
-        ({"query_handler": lambda *given: given[-1]}, "query_handler needs a REPL on this machine"),
-        ({"record": "calls.jsonl"}, "record and replay are for runs on this machine"),
-        ({"sandbox": Sandbox()}, "a cluster opens sandboxes on its nodes"),
-        ({"cluster": "auto"}, "cluster must be a Nodes, not str"),
+        ({"recursion": lambda *given: given[-1]}, "a function for recursion needs a REPL on this machine"),
+        ({"models": Models(record="calls.jsonl")}, "record and replay are for runs on this machine"),
     ],
 )
 async def test_what_cannot_cross_is_refused(given: dict[str, Any], says: str) -> None:
     """One sentence says what does not go with a cluster."""
     with pytest.raises(ConfigurationError, match=says):
-        RLM("offline", **{"cluster": Nodes(), **given})
+        RLM("offline", sandbox=Nodes(), **given)
 
 
 # -- places ----------------------------------------------------------------------------------------------------------
@@ -186,7 +184,7 @@ async def test_runs_wait_while_nodes_are_full(cluster: Nodes) -> None:
     places = sum(node.max_runs for node in cluster.stats().nodes)
     texts = [f"text {number}" for number in range(places + 1)]
     model.held.update((text, asyncio.Event()) for text in texts)
-    async with RLM(model, cluster=cluster) as rlm:
+    async with RLM(model, sandbox=cluster) as rlm:
         runs = [rlm.start(text, "What?") for text in texts]
         await until(lambda: cluster.stats().waiting == 1 and len(model.asked) == 2 * places)
         assert all(node.is_full for node in cluster.stats().nodes)
@@ -197,7 +195,7 @@ async def test_runs_wait_while_nodes_are_full(cluster: Nodes) -> None:
 
 async def test_no_node_in_time_is_one_sentence() -> None:
     """A run that waits in vain for a node says what to do."""
-    async with Nodes(join_timeout_s=0.05) as nodes, RLM(Gated(str), cluster=nodes) as rlm:
+    async with Nodes(join_timeout_s=0.05) as nodes, RLM(Gated(str), sandbox=nodes) as rlm:
         with pytest.raises(ClusterFailed, match=r"no node has joined .*: rlm-broker node --connect 127\.0\.0\.1:"):
             await answered(rlm.start("a", "What?"))
 
@@ -206,7 +204,7 @@ async def test_a_closed_cluster_fails_its_runs() -> None:
     """Runs that wait for a node end with the cluster."""
     nodes = Nodes()
     async with nodes:
-        rlm = RLM(Gated(str), cluster=nodes)
+        rlm = RLM(Gated(str), sandbox=nodes)
         run = rlm.start("a", "What?")
         await until(lambda: nodes.stats().waiting == 1)
     with pytest.raises(ClusterFailed, match="the cluster was closed"):
@@ -237,7 +235,7 @@ async def test_a_run_goes_on_elsewhere(crew: Crew, fault: Callable[[Agent, Proxy
     model.held["second"] = asyncio.Event()
     await crew.has(2)
     before = crew.nodes.stats()
-    async with RLM(model, cluster=crew.nodes, on_event=told.append) as rlm:
+    async with RLM(model, sandbox=crew.nodes, on_event=told.append) as rlm:
         run = rlm.start("some text", "What?")
         await until(lambda: "second" in model.asked)
         fault(*crew.busy())
@@ -269,7 +267,7 @@ async def test_the_last_node_may_come_later(crew: Crew) -> None:
     model = Gated(looping("FINAL(llm_query('first'))"))
     model.held["first"] = asyncio.Event()
     await crew.has(1)
-    async with RLM(model, cluster=crew.nodes) as rlm:
+    async with RLM(model, sandbox=crew.nodes) as rlm:
         run = rlm.start("a", "What?")
         await until(lambda: "first" in model.asked)
         while crew.nodes.stats().nodes:

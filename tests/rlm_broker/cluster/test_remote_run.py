@@ -46,9 +46,9 @@ from rlm_broker.errors import (
 )
 from rlm_broker.events.event import Event
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import UsageSummary
 from sandbox_worker.wire.values import decode
 from tests.support.nodes import Gated, begun, played, taken
@@ -99,7 +99,7 @@ async def why_lost(link: Link[FromBroker]) -> str:
 
 async def test_a_run_may_lose_three_nodes() -> None:
     """A run that ends the nodes on which it runs fails with one sentence, and takes no fourth with it."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm:
         run = rlm.start("a", "What?")
         for name in ("one", "two", "three"):
             async with played(nodes, name) as link:
@@ -111,7 +111,7 @@ async def test_a_run_may_lose_three_nodes() -> None:
 
 async def test_strangers_alone_end_no_run() -> None:
     """An agent that takes a run, drops it and joins anew under other names cannot end it while another node is there."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes, "honest", 1) as honest:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes, "honest", 1) as honest:
         first = rlm.start("a", "What?")
         begin = await begun(honest)
         run = rlm.start("a", "What?")
@@ -134,7 +134,7 @@ async def test_an_outcome_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
         return read_completion(raw)
 
     monkeypatch.setattr(attempt, "read_completion", read)
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         begin = await begun(link)
         await link.send(ended(begin, "well"))
@@ -147,7 +147,7 @@ async def test_an_outcome_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_a_run_that_its_node_fails_goes_elsewhere() -> None:
     """An error of the node, and not of the run, ends the attempt alone. The run avoids that node, which is free."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes, "bad") as bad:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes, "bad") as bad:
         run = rlm.start("a", "What?")
         begin = await begun(bad)
         async with played(nodes, "good") as good:
@@ -159,7 +159,7 @@ async def test_a_run_that_its_node_fails_goes_elsewhere() -> None:
 
 async def test_a_node_cancels_no_run() -> None:
     """A run that its node says was cancelled goes elsewhere: a cancelled one would end without a result in a batch."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         for _ in range(3):
             await link.send(failed(await begun(link), "RunCancelled"))
@@ -170,7 +170,7 @@ async def test_a_node_cancels_no_run() -> None:
 @pytest.mark.parametrize("error", [SandboxFailed, IsolationUnavailable])
 async def test_an_error_of_all_nodes_is_raised(error: type[Exception]) -> None:
     """A run that no node can have fails with the error of the last one."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         for _ in range(3):
             await link.send(failed(await begun(link), error.__name__, "no memory", is_of_node=True))
@@ -182,7 +182,7 @@ async def test_an_error_of_all_nodes_is_raised(error: type[Exception]) -> None:
 async def test_a_hostile_agent_forges_no_log(message: FromAgent, caplog: pytest.LogCaptureFixture) -> None:
     """Words of an agent, and quotes of its messages, have no control characters in the log."""
     told: list[Event] = []
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes, on_event=told.append) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes, on_event=told.append) as rlm, played(nodes) as link:
         rlm.start("a", "What?")
         await begun(link)
         await link.send(message)
@@ -193,7 +193,7 @@ async def test_a_hostile_agent_forges_no_log(message: FromAgent, caplog: pytest.
 
 async def test_an_agent_that_leaves_gives_its_runs_back() -> None:
     """A node that is stopped in order hands its runs on at once."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm:
         run = rlm.start("a", "What?")
         async with played(nodes, "leaves") as link:
             await begun(link)
@@ -208,7 +208,7 @@ async def test_a_call_under_way_is_joined() -> None:
     """A further attempt gets the call that is under way, and the answers before it, without a further request."""
     model = Gated(lambda request: str(request.messages[-1].content).upper())
     model.held["two"] = asyncio.Event()
-    async with Nodes() as nodes, RLM(model, cluster=nodes) as rlm:
+    async with Nodes() as nodes, RLM(model, sandbox=nodes) as rlm:
         run = rlm.start("a", "What?")
         async with played(nodes, "lost") as link:
             begin = await begun(link)
@@ -241,7 +241,7 @@ async def test_a_function_is_called_once() -> None:
     def use(begin: Begin, call: int, text: str) -> UseTool:
         return UseTool(begin.run, call, "note", f'{{"args": ["{text}"], "kwargs": {{}}}}', 60.0)
 
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes, tools={"note": note}) as rlm:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes, tools={"note": note}) as rlm:
         run = rlm.start("a", "What?")
         async with played(nodes, "lost") as link:
             begin = await begun(link)
@@ -279,7 +279,7 @@ async def test_context_variables_are_those_of_the_run() -> None:
         variable.set(type(event).__name__)
 
     tools = {"note": note}
-    async with Nodes() as nodes, RLM(Gated(reply), cluster=nodes, tools=tools, on_event=receiver) as rlm:
+    async with Nodes() as nodes, RLM(Gated(reply), sandbox=nodes, tools=tools, on_event=receiver) as rlm:
         variable.set("caller")
         run = rlm.start("a", "What?")
         async with played(nodes) as link:
@@ -298,7 +298,7 @@ async def test_context_variables_are_those_of_the_run() -> None:
 
 async def test_time_goes_on_from_attempt_to_attempt() -> None:
     """A further attempt gets the seconds that are left, and its limit is told with the number of the run."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm:
         run = rlm.start("a", "What?", timeout_s=50)
         async with played(nodes, "lost") as link:
             first_s = (await begun(link)).limits["run_timeout_s"]
@@ -317,7 +317,7 @@ async def test_time_goes_on_from_attempt_to_attempt() -> None:
 async def test_a_mute_node_holds_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that lives and says nothing of a run cannot keep it beyond its time."""
     monkeypatch.setattr(remote_run, "END_S", 0.05)
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?", timeout_s=0.05)
         begin = await begun(link)
         with pytest.raises(LimitReached, match="run_timeout_s"):
@@ -328,7 +328,7 @@ async def test_a_mute_node_holds_no_run(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_a_mute_node_holds_no_cancelled_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled run ends, whether its node says so or not."""
     monkeypatch.setattr(remote_run, "END_S", 0.05)
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         await begun(link)
         run.cancel()
@@ -338,7 +338,7 @@ async def test_a_mute_node_holds_no_cancelled_run(monkeypatch: pytest.MonkeyPatc
 
 async def test_a_run_that_waits_can_be_stopped() -> None:
     """A run that no node has yet ends without an answer."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm:
         run = rlm.start("a", "What?")
         await until(lambda: nodes.stats().waiting == 1)
         run.stop()
@@ -352,7 +352,7 @@ async def test_a_closed_cluster_ends_its_runs() -> None:
     async with contextlib.AsyncExitStack() as stack:
         nodes = await stack.enter_async_context(Nodes())
         link = await stack.enter_async_context(played(nodes))
-        run = RLM(Gated(str), cluster=nodes).start("a", "What?")
+        run = RLM(Gated(str), sandbox=nodes).start("a", "What?")
         await begun(link)
         await nodes.aclose()
         with pytest.raises(ClusterFailed, match="the cluster was closed"):
@@ -365,7 +365,7 @@ async def test_a_cluster_of_another_loop_is_used_there() -> None:
     nodes = Nodes()
     await asyncio.to_thread(nodes.__enter__)
     try:
-        run = RLM(Gated(str), cluster=nodes, limits=Limits(run_timeout_s=60)).start("a", "What?")
+        run = RLM(Gated(str), sandbox=nodes, limits=Limits(run_timeout_s=60)).start("a", "What?")
         async with played(nodes) as link:
             await link.send(ended(await begun(link), "well"))
             assert (await answered(run)).response == "well"
@@ -380,7 +380,7 @@ async def test_two_loops_for_one_run_are_refused() -> None:
     try:
         async with LMHandler(Gated(str)) as handler:
             with pytest.raises(ConfigurationError, match="on two event loops"):
-                await answered(RLM(handler=handler, cluster=nodes).start("a", "What?"))
+                await answered(RLM(handler=handler, sandbox=nodes).start("a", "What?"))
     finally:
         await nodes.aclose()
 
@@ -392,7 +392,7 @@ async def test_a_context_crosses_once() -> None:
     """A context goes to a node in pieces, once for all that ask for it at the same time."""
     text = "0123456789" * (PIECE_BYTES // 4)
     with store(text) as context:
-        async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+        async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes) as link:
             runs = [rlm.start(context, "What?"), rlm.start(context, "Why?")]
             begins = [await begun(link), await begun(link)]
             digests = {begin.context.digest for begin in begins}
@@ -424,7 +424,7 @@ async def anything(link: Link[FromBroker]) -> FromBroker:
 
 async def test_a_node_gets_no_context_of_others() -> None:
     """A digest is no right: a node has the contexts of its own runs alone."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes, "one", max_runs=1) as one:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes, "one", max_runs=1) as one:
         rlm.start("a secret", "What?")
         begin = await begun(one)
         async with played(nodes, "two") as two:
@@ -439,7 +439,7 @@ async def test_a_node_makes_no_more_calls_than_its_run() -> None:
     """The limit of calls holds here, over all attempts, whatever the node says; and it is the error of the run."""
     model = Gated(lambda _: "yes")
     limits = Limits(max_llm_calls=2)
-    async with Nodes() as nodes, RLM(model, cluster=nodes, limits=limits) as rlm:
+    async with Nodes() as nodes, RLM(model, sandbox=nodes, limits=limits) as rlm:
         run = rlm.start("a", "What?")
         async with played(nodes, "lost") as link:
             await replied(link, asking(await begun(link), 1, "one"))
@@ -457,7 +457,7 @@ async def test_a_node_spends_no_more_than_its_run() -> None:
     """The limit of money holds here."""
     model = Gated(lambda _: "yes")
     limits = Limits(max_budget_usd=0.25)
-    async with Nodes() as nodes, RLM(model, cluster=nodes, limits=limits) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(model, sandbox=nodes, limits=limits) as rlm, played(nodes) as link:
         rlm.start("a", "What?")
         begin = await begun(link)
         await replied(link, asking(begin, 1, "one"))
@@ -469,7 +469,7 @@ async def test_a_node_calls_no_other_model() -> None:
     """The policy of models holds here, and a wish for more output than the run may have has no effect."""
     model = Gated(lambda _: "yes")
     limits = Limits(max_completion_tokens=5)
-    async with Nodes() as nodes, RLM(model, cluster=nodes, limits=limits) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(model, sandbox=nodes, limits=limits) as rlm, played(nodes) as link:
         rlm.start("a", "What?")
         begin = await begun(link)
         refused = await replied(link, asking(begin, 1, "one", model="dear"))
@@ -481,7 +481,7 @@ async def test_a_node_calls_no_other_model() -> None:
 
 async def test_usage_is_what_was_counted_here() -> None:
     """Usage and model are not taken from the node."""
-    async with Nodes() as nodes, RLM(Gated(lambda _: "yes"), cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(lambda _: "yes"), sandbox=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         begin = await begun(link)
         await replied(link, asking(begin, 1, "one"))
@@ -494,7 +494,7 @@ async def test_usage_is_what_was_counted_here() -> None:
 async def test_a_node_reaches_no_run_of_others() -> None:
     """A number of a run means that of the node's own link: another node's run gets neither its calls nor its end."""
     model = Gated(lambda _: "yes")
-    async with Nodes() as nodes, RLM(model, cluster=nodes) as rlm, played(nodes, "one", max_runs=1) as one:
+    async with Nodes() as nodes, RLM(model, sandbox=nodes) as rlm, played(nodes, "one", max_runs=1) as one:
         run = rlm.start("a", "What?")
         begin = await begun(one)
         async with played(nodes, "two") as two:
@@ -529,7 +529,7 @@ async def test_a_node_reaches_no_run_of_others() -> None:
 async def test_a_node_that_says_nonsense_is_dropped(message: Any) -> None:
     """A message that no agent sends ends the link, and the run goes elsewhere."""
     model = Gated(lambda _: "yes")
-    async with Nodes() as nodes, RLM(model, cluster=nodes, on_event=lambda _: None) as rlm:
+    async with Nodes() as nodes, RLM(model, sandbox=nodes, on_event=lambda _: None) as rlm:
         run = rlm.start("a", "What?")
         async with played(nodes, "hostile") as link:
             await link.send(message(await begun(link)))
@@ -542,7 +542,7 @@ async def test_a_node_that_says_nonsense_is_dropped(message: Any) -> None:
 
 async def test_an_answer_must_have_been_judged() -> None:
     """A node cannot end a run with an answer of another type, or with one that was never judged."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?", output_type=Number)
         begin = await begun(link)
         assert begin.output_schema is not None
@@ -560,7 +560,7 @@ async def test_large_calls_at_once_are_refused(bound: str, monkeypatch: pytest.M
     model = Gated(lambda _: "yes")
     large = "x" * 2_000_000
     model.held[large] = asyncio.Event()
-    async with Nodes() as nodes, RLM(model, cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(model, sandbox=nodes) as rlm, played(nodes) as link:
         rlm.start("a", "What?")
         begin = await begun(link)
         await link.send(asking(begin, 1, large))
@@ -577,7 +577,7 @@ async def test_too_many_calls_at_once_are_refused() -> None:
     model = Gated(lambda _: "yes")
     model.held["one"] = asyncio.Event()
     limits = Limits(max_concurrent_calls=1)
-    async with Nodes() as nodes, RLM(model, cluster=nodes, limits=limits) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(model, sandbox=nodes, limits=limits) as rlm, played(nodes) as link:
         rlm.start("a", "What?")
         begin = await begun(link)
         for call in range(1, 6):
@@ -590,7 +590,7 @@ async def test_too_many_calls_at_once_are_refused() -> None:
 
 async def test_an_error_of_a_run_is_its_own() -> None:
     """An error that the run earned is raised as it is, with the partial answer, and not attempted again."""
-    async with Nodes() as nodes, RLM(Gated(str), cluster=nodes) as rlm, played(nodes) as link:
+    async with Nodes() as nodes, RLM(Gated(str), sandbox=nodes) as rlm, played(nodes) as link:
         run = rlm.start("a", "What?")
         message = failed(await begun(link), "ModelFailed", facts={"cause": "request"}, partial_answer="half")
         await link.send(message)

@@ -10,8 +10,8 @@ import pytest
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.frames import PREFIX, encode_frame
 from tests.support.forked_python import python

@@ -14,8 +14,8 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.handler.cache import Cache
 from rlm_broker.handler.client_queue import Serving
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import FakeOpenAI, completion
 from tests.support.forked_python import Python

@@ -13,8 +13,8 @@ from rlm_broker.clients.base import Client, LMReply, LMRequest
 from rlm_broker.concurrency.turns import SPAN_S
 from rlm_broker.errors import FailureCause, ModelFailed
 from rlm_broker.handler.client_queue import BACKOFF_S, PendingCall, Serving
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 from tests.support.waiting import for_ever, turns
 

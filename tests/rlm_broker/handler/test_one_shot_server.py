@@ -11,8 +11,8 @@ import pytest
 
 from rlm_broker.clients.base import LMReply, LMRequest
 from rlm_broker.clients.function import FunctionClient
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 from tests.support.socket_peer import WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging

@@ -6,6 +6,7 @@ from rlm_broker.clients.litellm import LiteLLMClient
 from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.handler.broker import Broker
 from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits, RunLimits
 from rlm_broker.models.model import Model
@@ -28,6 +29,7 @@ def test_model_name_follows_from_its_description(monkeypatch: pytest.MonkeyPatch
         "fast",
         Model(name="openai/gpt-5-mini", api_key="env:SOME_KEY", options={"temperature": 0}),
         Models({"fast": Model(base_url="http://localhost:1/v1", name="qwen"), "plain": "offline"}),
+        Broker,
     )
     assert isinstance(models.root, OpenAICompatibleClient)
     assert models.root is models.named["fast"]
@@ -54,8 +56,8 @@ async def test_retries_rates_and_fallbacks_of_a_description_hold() -> None:
 def test_routes_are_checked_when_the_models_are_known() -> None:
     one, other = ScriptedClient(["x"], "one"), ScriptedClient(["x"], "other")
     with pytest.raises(ConfigurationError, match="leads to no client: choose one of named, one"):
-        RLM(one, models={"named": other}, routes=[Route(to="missing", match="a")])
-    handler = Registry(one, None, Models({"named": other}, [Route(to="named", match="gpt-*")])).handler(LIMITS)
+        RLM(one, models=Models({"named": other}, routes=[Route(to="missing", match="a")]))
+    handler = Registry(one, None, Models({"named": other}, [Route(to="named", match="gpt-*")]), Broker).handler(LIMITS)
     assert handler.routing.pick_for_code("gpt-5", 1) is other
 
 
@@ -94,7 +96,7 @@ async def test_unreachable_server_is_told_before_the_sandbox_starts() -> None:
 def test_models_exclude_a_handler_or_a_recording() -> None:
     """Models are not given together with a handler or a recording."""
     with pytest.raises(ConfigurationError, match="a recording to replay: it brings its own models"):
-        RLM("offline", replay="somewhere")
+        RLM("offline", models=Models(replay="somewhere"))
 
 
 async def test_server_of_an_unused_model_may_be_down() -> None:

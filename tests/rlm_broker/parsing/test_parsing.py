@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlm_broker.parsing import FinalText, FinalVar, ParsedReply, parse_reply
+from rlm_broker.parsing import ParsedReply, parse_reply
+from rlm_broker.parsing.finals import FinalText, FinalVar
 from rlm_broker.parsing.source import Inspector, StringScanner
 
 ANY_TEXT = st.text(st.characters(codec=None))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.parsing import NotRun
+from rlm_broker.parsing.notes import NotRun
 from rlm_broker.prompts.observation import folded, most_shown, observation, shared
 from rlm_broker.results import Block, Variable
 

@@ -12,10 +12,10 @@ from rlm_broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.events.event import CallEnded, CallStarted, Event, TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.clock import Clock

@@ -18,11 +18,11 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ModelFailed
 from rlm_broker.events.event import PREVIEW_CHARS, Event, RunStarted
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.prompts.messages import BEGINNING_CHARS, REMINDER_CHARS
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.children import MAX_PROMPT_BYTES, OWN_TASK, Children
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.tree import ChildPlaces
 from rlm_broker.sandbox.blocks.query_contexts import GivenContext
 from rlm_broker.sandbox.repl import SandboxedRepl
@@ -445,7 +445,7 @@ def test_users_handler_may_ask_for_children(sandbox: Sandbox) -> None:
 
         return answer
 
-    done = ran(sandbox, Tree("FINAL(rlm_query('a'))"), query_handler=factory)
+    done = ran(sandbox, Tree("FINAL(rlm_query('a'))"), recursion=factory)
     assert done.response == "str 14"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.limits import Limits
+from rlm_broker.models.models import Models
 from rlm_broker.rlm import RLM
 from rlm_broker.run.facts import MOST_MODELS, WORTH_TELLING, reads_chars
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -59,7 +60,7 @@ def test_further_models_are_told_with_their_sizes() -> None:
 
 def test_where_code_may_name_no_model_none_is_told() -> None:
     models = {"small": sized(10_000, name="small")}
-    assert "Models for `model=`" not in told(sized(None), models=models, model_policy="pinned")
+    assert "Models for `model=`" not in told(sized(None), models=Models(models, policy="pinned"))
 
 
 def test_so_many_models_are_told_at_most() -> None:

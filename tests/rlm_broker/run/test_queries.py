@@ -14,9 +14,10 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached
 from rlm_broker.events.event import Event, ReplReady, RunEnded, RunStarted
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
+from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.rlm import RLM
-from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.sandbox.sandbox import Sandbox, place
 from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
@@ -372,7 +373,7 @@ def test_the_recursion_can_be_replaced() -> None:
         return answer
 
     replies = ["```repl\nFINAL(rlm_query('a') + ', ' + llm_query('b'))\n```", "plain"]
-    response = RLM(ScriptedClient(replies), query_handler=factory).completion("", "?").response
+    response = RLM(ScriptedClient(replies), recursion=factory).completion("", "?").response
     assert response == "1 at 0: a, plain"
 
 
@@ -380,7 +381,7 @@ def test_system_prompts_may_differ_by_depth() -> None:
     """System prompts can differ by depth and are no templates."""
     client = ScriptedClient(["```repl\nFINAL(rlm_query('child'))\n```", "FINAL(done)"])
     prompt = "You are at {depth} %s "
-    RLM(client, limits=Limits(max_depth=2), system_prompt=lambda depth: f"{prompt}{depth}").completion("", "?")
+    RLM(client, limits=Limits(max_depth=2), instructions=lambda depth: f"{prompt}{depth}").completion("", "?")
     assert [request.messages[0].content for request in client.requests] == [f"{prompt}0", f"{prompt}1"]
 
 
@@ -399,7 +400,7 @@ def test_fifty_concurrent_runs_keep_contexts_apart() -> None:
 
     async def all_of_them() -> list[str | None]:
         handler = LMHandler(FunctionClient(lambda _: code))
-        async with handler, Sandbox(Limits(), listener=handler.listener) as sandbox:
+        async with handler, place(Sandbox(), listener=handler.listener) as sandbox:
             rlms = [RLM(handler=handler, sandbox=sandbox, limits=Limits(max_depth=2)) for _ in range(5)]
             runs = [rlms[number % 5].acompletion(f"the secret of {number}", "q") for number in range(50)]
             return [done.response for done in await asyncio.gather(*runs)]
@@ -463,7 +464,7 @@ def test_auto_recursion_gives_long_prompts_a_repl() -> None:
 def test_model_is_told_its_trained_way_to_end(profile: Any, told: str, not_told: str) -> None:
     """A model is told the way to end on which it was trained."""
     client = ScriptedClient(["FINAL(done)"])
-    RLM(client, prompt_profile=profile, user_prologue="Be {brief}.").completion("", "?")
+    RLM(client, instructions=Instructions(profile=profile, prologue="Be {brief}.")).completion("", "?")
     system, opening = (str(message.content) for message in client.requests[0].messages)
     assert told in system
     assert not_told not in system

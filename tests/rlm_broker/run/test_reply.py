@@ -11,7 +11,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.parsing import FinalText
+from rlm_broker.parsing.finals import FinalText
 from rlm_broker.prompts.messages import NOT_LOOKED_AT
 from rlm_broker.results import Block, Completion
 from rlm_broker.rlm import RLM

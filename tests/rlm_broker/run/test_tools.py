@@ -152,7 +152,7 @@ def test_children_inherit_replace_or_lose_tools() -> None:
         return "```repl\nFINAL(sorted(name for name in ('add', 'other') if name in globals()))\n```"
 
     for sub_tools, found in ((None, '["add"]'), ({"other": add}, '["other"]'), ({}, "[]")):
-        rlm = RLM(FunctionClient(reply), limits=Limits(max_depth=2), tools={"add": add}, sub_tools=sub_tools)
+        rlm = RLM(FunctionClient(reply), limits=Limits(max_depth=2), tools=Tools({"add": add}, sub_tools))
         assert rlm.completion("c", "root").response == found
 
 

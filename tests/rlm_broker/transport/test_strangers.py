@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlm_broker.lm_handler import LMHandler
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.transport import acceptor, strangers
 from rlm_broker.transport.acceptor import Acceptor, bind
 from rlm_broker.transport.listener import Listener

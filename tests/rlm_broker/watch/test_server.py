@@ -172,10 +172,11 @@ async def test_follower_that_leaves_is_forgotten() -> None:
     async with RLM(hanging) as rlm, rlm.start("abc", "How long?") as run:
         lines = client.follow(HERE, run.id)
         await anext(lines)
-        assert run.log is not None
-        assert run.log._waiting
+        log = run._job.log
+        assert log is not None
+        assert log._waiting
         await lines.aclose()  # type: ignore[attr-defined]
-        await until(lambda: not run.log._waiting)  # type: ignore[union-attr]
+        await until(lambda: not log._waiting)
         assert not run.is_done
 
 

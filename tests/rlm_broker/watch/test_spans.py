@@ -16,9 +16,9 @@ from rlm_broker.events.event import (
     ToolStarted,
 )
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
 from rlm_broker.results import Block
 from rlm_broker.rlm import RLM
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.watch import spans as module

@@ -7,7 +7,7 @@ import pytest
 
 from rlm_broker import RLM
 from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.offline import OfflineClient
+from rlm_broker.clients.offline.client import OfflineClient
 from rlm_broker.errors import ModelFailed
 from rlm_broker.parsing import parse_reply
 from rlm_broker.results import ChatMessage

@@ -36,7 +36,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.cluster.nodes import Nodes
 
 async def main():
-    async with Nodes() as nodes, RLM(ScriptedClient([sys.argv[1]] * 9), cluster=nodes) as rlm:
+    async with Nodes() as nodes, RLM(ScriptedClient([sys.argv[1]] * 9), sandbox=nodes) as rlm:
         print(nodes.address[1], nodes.token, flush=True)
         await rlm.acompletion("text", "?")
 
@@ -158,7 +158,7 @@ def are_gone(processes: set[psutil.Process]) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
 async def test_a_signal_leaves_no_process(number: signal.Signals) -> None:
     """An agent that is ended or killed takes its REPLs with it."""
-    async with Nodes() as nodes, RLM(ScriptedClient([WAITS] * 9), cluster=nodes) as rlm:
+    async with Nodes() as nodes, RLM(ScriptedClient([WAITS] * 9), sandbox=nodes) as rlm:
         with agent(nodes, "node") as started:
             run = rlm.start("text", "?")
             await until(lambda: len(below(started.process.pid)) > 3)

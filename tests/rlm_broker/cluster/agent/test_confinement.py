@@ -90,7 +90,7 @@ async def around(request: pytest.FixtureRequest) -> AsyncIterator[Surroundings]:
         ray_unix = stack.enter_context(socket.socket(socket.AF_UNIX))
         ray_unix.bind(str(home / "raylet"))
         ray_unix.listen()
-        async with Nodes() as nodes, RLM(client, cluster=nodes, sandbox=level) as rlm:
+        async with Nodes(sandbox=level) as nodes, RLM(client, sandbox=nodes) as rlm:
             for path in (home / ".ray" / "auth_token", home / "token"):
                 path.write_text(nodes.token)
                 path.chmod(0o644)

@@ -270,7 +270,7 @@ async def test_an_internal_error_is_told(node: Orchestrator, monkeypatch: pytest
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr("rlm_broker.cluster.agent.runs.composed_run", broken)
+    monkeypatch.setattr("rlm_broker.cluster.agent.runs.root_run", broken)
     orchestrator = node.prepared(ScriptedClient([]))
     ended = await orchestrator.ended(await orchestrator.begin("text", "?"))
     assert (ended.error, ended.is_of_node) == ("SandboxFailed", True)

@@ -67,7 +67,7 @@ def test_runs_are_answered_on_all_nodes(cluster: RayCluster) -> None:
         return host
 
     code = "```repl\nimport os\nmeet(str(os.getpid()) + open('/proc/self/stat').read())\nFINAL(len(context))\n```"
-    with RLM(ScriptedClient([code, code]), cluster=cluster, tools={"meet": meet}) as rlm:
+    with RLM(ScriptedClient([code, code]), sandbox=cluster, tools={"meet": meet}) as rlm:
         runs = [rlm.start("four", "How long is it?") for _ in range(2)]
         assert [run.result(SLOW_S).response for run in runs] == ["4", "4"]
     assert len(names(cluster)) == 2
@@ -96,27 +96,30 @@ def test_new_node_gets_agent_and_lost_node_none(machines: Any, cluster: RayClust
     until_now(lambda: len(names(cluster)) == 3)
     machines.remove_node(added, allow_graceful=False)
     until_now(lambda: len(names(cluster)) == 2 and len(children()) == 2)
-    with RLM(ScriptedClient([ANSWERS]), cluster=cluster) as rlm:
+    with RLM(ScriptedClient([ANSWERS]), sandbox=cluster) as rlm:
         assert rlm.completion("four", "How long is it?").response == "4"
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-def test_repl_on_node_reaches_nothing_of_ray(level: str, cluster: RayCluster) -> None:
+def test_repl_on_node_reaches_nothing_of_ray(level: str, machines: Any) -> None:
     """Code on a node reaches no port of Ray, no port of the broker, no socket of Ray's, and no file of its."""
-    ports = sorted({*ray_ports(), cluster.address[1]})
-    assert len(ports) > 4
-    with RLM(ScriptedClient([TRIES]), cluster=cluster, sandbox=level) as rlm:
+    with (
+        RayCluster(machines.address, sandbox=level, join_timeout_s=SLOW_S) as cluster,
+        RLM(ScriptedClient([TRIES]), sandbox=cluster) as rlm,
+    ):
+        ports = sorted({*ray_ports(), cluster.address[1]})
+        assert len(ports) > 4
         address = {"ports": ports, "hosts": ["127.0.0.1", cluster.address[0], node_address()], "paths": ray_paths()}
         answer = rlm.completion(address, "?", limits=RunLimits(max_iterations=1))
+        assert any(reachable(host, port) for host in ("127.0.0.1", node_address()) for port in ports)
     assert answer.response == f"reached [], tried {3 * len(ports) + 5 * len(ray_paths())}"
-    assert any(reachable(host, port) for host in ("127.0.0.1", node_address()) for port in ports)
 
 
 def test_cluster_with_resources_takes_nodes_with_them(machines: Any, cluster: RayCluster) -> None:
     before = len(children())
     assert before == len(names(cluster))
     with RayCluster(machines.address, resources={"rlm": 1}, join_timeout_s=SLOW_S) as other:
-        with RLM(ScriptedClient([ANSWERS]), cluster=other) as rlm:
+        with RLM(ScriptedClient([ANSWERS]), sandbox=other) as rlm:
             assert rlm.completion("four", "How long is it?").response == "4"
         assert len(names(other)) == 1
         assert len(children()) == before + 1

@@ -15,7 +15,7 @@ from rlm_broker.clients.scripted import ScriptedClient
 from rlm_broker.context.store import store
 from rlm_broker.errors import ContextRefused
 from rlm_broker.limits import Limits
-from rlm_broker.lm_handler import LMHandler
+from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.worker import Worker

@@ -6,10 +6,10 @@ an item that a further process could answer.
 
 import asyncio
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, fields
 
-from rlm_broker.batch.limits import BatchLimits
 from rlm_broker.clients.base import Client, LMRequest
-from rlm_broker.errors import ConfigurationError, LimitReached
+from rlm_broker.errors import ConfigurationError, LimitReached, require_kind
 from rlm_broker.handler.client_queue import OnRetry
 from rlm_broker.handler.completing import Completing
 from rlm_broker.handler.routing import Routing
@@ -17,6 +17,35 @@ from rlm_broker.limits import Limits
 from rlm_broker.results import Call
 from rlm_broker.run.ledger import Hold, Ledger
 from rlm_broker.usage import Tally, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Limits of a whole batch, over all processes that have worked on it. None means no limit.
+
+    A limit that is reached ends the batch with `LimitReached`. Calls that are under way then have 20 seconds to end,
+    and their answers are kept in the journal. Items that are not finished can be gone on with, under a higher limit.
+
+    Attributes:
+        max_budget_usd: Maximum cost in US dollars. The price of each model must be known.
+        max_tokens: Maximum tokens, input and output.
+        timeout_s: Seconds that processes have worked on it, all together.
+
+    Raises:
+        ConfigurationError: A limit is not a number above 0.
+    """
+
+    max_budget_usd: float | None = None
+    max_tokens: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            kinds = (int,) if each.name == "max_tokens" else (int, float)
+            require_kind(f"the limit {each.name} of a batch", value, *kinds, type(None))
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigurationError(f"the limit {each.name} of a batch must be above 0, not {value!r}")
 
 
 class Spending:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlm_broker.units import accepted, amount, in_bytes, in_seconds
+from rlm_broker.values.units import accepted, amount, in_bytes, in_seconds
 
 
 @pytest.mark.parametrize(

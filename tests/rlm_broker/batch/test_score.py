@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from rlm_broker.batch.items import BatchItem, BatchResult
-from rlm_broker.batch.scoring import Scoring
+from rlm_broker.batch.score import Scoring
 from rlm_broker.errors import ConfigurationError
 
 ITEM, RESULT = BatchItem("a", "context", metadata={"answer": "x"}), BatchResult("a", "answered", "x")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlm_broker.extras import ExtraMissing, require_extra
+from rlm_broker.values.extras import ExtraMissing, require_extra
 from tests.support.command import COMMAND, ENVIRONMENT
 
 WITHOUT = """

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, ContextRefused, Sandbox
-from rlm_broker.plain import is_plain, require_name, require_variables
+from rlm_broker.context.objects import is_plain
+from rlm_broker.values.names import require_name, require_variables
 from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED, numbered
 
 

@@ -1,37 +1,15 @@
-"""Checks of what a REPL is given: names of tools and values, and contexts made of plain values, which JSON holds.
-
-Other values are transferred with their types, by `wire.values`.
-"""
+"""Names that tools, values and variables can have in a REPL."""
 
 import builtins
 import keyword
-import math
-import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from rlm_broker.errors import ConfigurationError, ContextRefused
-from sandbox_worker.wire.encoding import MAX_INT_BITS, MAX_NESTING, with_article
+from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED
 
 _NUMBERED: Final = re.compile(rf"({CONTEXT}|{HISTORY})_\d+")
-
-_Place = tuple["_Place", object] | None
-"""Keys that lead to a value, as a linked list from the last key to the first. None is the context itself.
-
-So each value costs one tuple, and the text is made only for an error.
-"""
-
-
-def is_plain(context: object) -> bool:
-    """Whether JSON holds the context without a change. Tuples count as lists.
-
-    Raises:
-        ContextRefused: The context contains itself, is nested too deeply, or is or holds bytes or paths whose content
-            is most likely meant.
-    """
-    return _is_plain(context, None, ())
 
 
 def require_value_names(values: object) -> None:
@@ -126,50 +104,3 @@ def require_field_names(names: Iterable[object]) -> None:
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise ConfigurationError(f"a field cannot be called {name!r:.60}: that is not a Python identifier")
-
-
-def _is_plain(value: object, place: _Place, around: tuple[int, ...]) -> bool:
-    if isinstance(value, dict):
-        inside: Iterable[tuple[object, object]] = value.items()
-    elif isinstance(value, list | tuple):
-        inside = enumerate(value)
-    else:
-        return _is_plain_leaf(value, place)
-    if id(value) in around:
-        raise ContextRefused(f"{_shown(place)} contains itself")
-    if len(around) >= MAX_NESTING:
-        raise ContextRefused(f"{_shown(place)[:60]}... is nested deeper than {MAX_NESTING} levels")
-    around = (*around, id(value))
-    are_plain = True
-    for key, child in inside:
-        if type(key) is not str and isinstance(value, dict) and not isinstance(key, str):
-            are_plain = False
-        if type(child) is not str:  # the common case, skipped early: most of a large context is text
-            are_plain &= _is_plain(child, (place, key), around)
-    return are_plain
-
-
-def _is_plain_leaf(value: object, place: _Place) -> bool:
-    match value:
-        case None | bool() | str():
-            return True
-        case int():
-            return value.bit_length() <= MAX_INT_BITS
-        case float():
-            return math.isfinite(value)
-        case bytes() | bytearray() | memoryview() if place is None:
-            instead = "decode them to str first, or hand in a stream of them, io.BytesIO(data)"
-            raise ContextRefused(f"{_shown(place)} is of type {type(value).__name__}: {instead}")
-        case os.PathLike():
-            instead = "a Path is a context only by itself; several are Paths([...])"
-            raise ContextRefused(f"{_shown(place)} is {with_article(type(value))}: {instead}")
-        case _:
-            return False
-
-
-def _shown(place: _Place) -> str:
-    keys: list[str] = []
-    while place is not None:
-        place, key = place
-        keys.append(f"[{key!r:.60}]")
-    return CONTEXT + "".join(reversed(keys))

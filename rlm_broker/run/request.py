@@ -1,4 +1,4 @@
-"""One run's request, as callers give it: the context, the question, and the settings of this run alone."""
+"""The request for one run: its context, its question, and the settings that hold for it."""
 
 import warnings
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final
 
-from rlm_broker.callback import Callback
 from rlm_broker.context.store import refuse_a_name, store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.events.event import Emit
 from rlm_broker.handler.completing import Completing
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
 from rlm_broker.models.model import Given
@@ -18,6 +18,7 @@ from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.output_type import AnswerType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.tool_set import ToolSet
+from rlm_broker.run.tree import QueryHandlerFactory
 
 ORDER = "the context comes first, then the question"
 NOT_GIVEN: Final = object()
@@ -35,33 +36,46 @@ MakesCompleting = Callable[[Completing], Completing]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One run's request, checked.
+class RunRequest:
+    """One run: its context and question, and the settings that hold for it. An `Engine` starts it.
 
     Attributes:
-        model, sub_model: Models of this run alone; None takes those of the `RLM`.
-        on_event: Called with the events of this run, in addition to the callbacks of the `RLM`.
+        context: Context in any form that `store` takes; a `StoredContext` stays its owner's.
+        question: Question; None: the task is in the context.
+        output_type: Type that the answer must have; None takes any text.
+        tools: Functions and values that code may use.
+        instructions: Instructions to the models.
+        limits: Limits of the run and of everything below it.
+        model, sub_model: Models of this run alone; None takes those of the engine.
+        is_auto: Whether a child gets a REPL only if it needs one.
+        query_handler: Replaces the recursion; None keeps it.
+        receivers: Called with each event.
         tells_text: Whether pieces of replies become `CallText` events.
         place: Entered before the run begins, and left at its end; None begins at once.
-        repl: REPL that outlives the run; None opens one for the run.
+        repl: REPL that outlives the run; None opens one for the run, or takes the one that the engine keeps.
         completing: From the handler, makes what completes the calls of one attempt in its place; None is the handler.
         spent_s: Seconds of `run_timeout_s` that were spent before the run began: its context was read.
     """
 
-    context: object
-    question: str | None
-    model: Given | None = None
-    sub_model: Given | None = None
+    context: object = NOT_GIVEN
+    question: str | None = None
+    output_type: AnswerType | None = None
+    tools: ToolSet
     instructions: Instructions
     limits: Limits
-    output_type: AnswerType | None
-    tools: ToolSet
-    on_event: Callback | None = None
+    model: Given | None = None
+    sub_model: Given | None = None
+    is_auto: bool = False
+    query_handler: QueryHandlerFactory | None = None
+    receivers: tuple[Emit, ...] = ()
     tells_text: bool = False
     place: AbstractAsyncContextManager[Any] | None = None
     repl: PersistentRepl | None = None
     completing: MakesCompleting | None = None
     spent_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_question(self.question)
 
     def completed_by(self, handler: Completing) -> Completing:
         """Return what completes the calls of a new attempt of the run."""

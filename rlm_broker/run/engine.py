@@ -1,0 +1,472 @@
+"""The engine of runs: what any number of them share, and the one way to start one.
+
+Theory of operation. `Engine.begin` makes the job of a run, for all that starts one: `RLM`, batches, servers. The job
+stores the context, takes the parts of the open engine or opens parts for itself, and composes the root run: its ledger,
+its calls, its tree, its loop. Children are composed of the same parts (`queries.open_run`).
+
+The REPLs of a run are those of a sandbox here. Or its whole loop takes place elsewhere, at a `RunPlace`, such as the
+nodes of a cluster: the engine knows it by this protocol alone.
+"""
+
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlm_broker.clients.base import BaseClient
+from rlm_broker.clients.recording import FORMAT, RecordedModels, Recorder
+from rlm_broker.concurrency.deadline import Late, StopRequested
+from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.resource import AsyncResource
+from rlm_broker.concurrency.threads import in_thread
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import ConfigurationError, LimitReached, ReplayDiverged, SandboxFailed
+from rlm_broker.events.event import RunStarted, TreeEvents
+from rlm_broker.handler.cache import Cache
+from rlm_broker.handler.completing import Completing
+from rlm_broker.handler.routing import Routing
+from rlm_broker.limits import Limits, with_set
+from rlm_broker.models.models import Models
+from rlm_broker.models.registry import Registry, require_priced
+from rlm_broker.results import Completion
+from rlm_broker.run.calls import Caller, TreeCalls
+from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.run.persistent_repl import PersistentRepl
+from rlm_broker.run.queries import open_run
+from rlm_broker.run.request import RunRequest, stored
+from rlm_broker.run.run import Run, RunJob, RunLoop
+from rlm_broker.run.runner import Runner
+from rlm_broker.run.tree import Tree
+from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, place, seeded
+from rlm_broker.sandbox.workers.levels import AUTO, candidates
+from rlm_broker.version import __version__
+from rlm_broker.watch.board import BOARD
+from rlm_broker.watch.server import start_if_wanted
+
+ROOT_RUN = "1"
+"""Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
+
+
+class RunPlace(Protocol):
+    """Where whole runs take place, other than in this process. The engine opens it while it is used.
+
+    Attributes:
+        level: Isolation level that its REPLs are asked to have, such as "auto".
+        seed: Seed of its REPLs, or None.
+    """
+
+    level: str
+    seed: int | None
+
+    @property
+    def event_loop(self) -> EventLoopRef | None:
+        """The loop that it lives on; None where that is not decided yet."""
+        ...
+
+    def borrowed(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Use it inside the block."""
+        ...
+
+    def answering(
+        self,
+        request: RunRequest,
+        *,
+        routing: Routing,
+        handler: Completing,
+        limits: Limits,
+        seed: int | None,
+        events: TreeEvents,
+    ) -> RunLoop:
+        """Return what answers a run there, and has not begun.
+
+        Args:
+            request: The run.
+            routing: Its routes.
+            handler: Completes its calls, here.
+            limits: Limits of the engine, which REPLs are made with.
+            seed: Seed of its REPLs, or None.
+            events: Takes its events.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The open parts of an engine: a listening handler, a sandbox unless runs take place elsewhere, a recorder."""
+
+    handler: LMHandler
+    sandbox: Sandbox | None
+    recorder: Recorder | None
+
+
+class Engine(AsyncResource):
+    """Starts runs, and has the parts that they share while it is open: a handler, a place of REPLs, a recorder.
+
+    A part that the caller lends is used as it is. The others are made when the engine is opened, and closed with it. A
+    run that is started while the engine is closed has parts of its own, for as long as it takes.
+
+    Args:
+        source: Makes the handler; or the handler itself, which the caller lends.
+        models: Settings of the cache and the recording.
+        sandbox: Level of a sandbox to make; or one that the caller lends, which is opened while it is used; or a place
+            of whole runs.
+        limits: Limits of calls and REPLs. A field that is not set is taken from a lent sandbox, else has its default.
+        keeps_repl: Whether one REPL serves all runs, one after the other.
+
+    Attributes:
+        registry: The source of the handler; None if the caller lends one.
+        limits: Limits that hold.
+
+    Raises:
+        ConfigurationError: The recording's seed differs from that of the lent sandbox; or one of the parts cannot be
+            had where runs take place elsewhere.
+    """
+
+    def __init__(
+        self,
+        source: Registry[LMHandler] | LMHandler,
+        models: Models,
+        sandbox: Sandbox | RunPlace | str | None = None,
+        limits: Limits | None = None,
+        *,
+        keeps_repl: bool = False,
+    ) -> None:
+        self.registry = source if isinstance(source, Registry) else None
+        self.keeps_repl = keeps_repl
+        self._lent_handler = source if isinstance(source, LMHandler) else None
+        self._models = models
+        self._level = AUTO if sandbox is None else sandbox if isinstance(sandbox, str) else ""
+        self._sandbox = sandbox if isinstance(sandbox, Sandbox) else None
+        self._place = None if isinstance(sandbox, Sandbox | str | None) else sandbox
+        if self._level:
+            candidates(self._level, None)
+        if self._place is not None and (models.record is not None or models.replay is not None):
+            raise ConfigurationError("record and replay are for runs on this machine: leave them out, or the cluster")
+        given = Limits() if limits is None else limits
+        self.limits = given if self._sandbox is None else with_set(self._sandbox.limits, given)
+        self._seed = self._required_seed()
+        self._open_parts: Parts | None = None
+        self._repl: PersistentRepl | None = None
+        self._jobs: set[RunJob] = set()
+        self._keeping = contextlib.AsyncExitStack()
+
+    # -- its parts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def handler(self) -> LMHandler:
+        """The handler of the open engine. Of a closed one, `SandboxFailed` is raised."""
+        return self._opened.handler
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox of the open engine.
+
+        Raises:
+            SandboxFailed: The engine is closed.
+            ConfigurationError: Runs take place elsewhere.
+        """
+        sandbox = self._opened.sandbox
+        if sandbox is None:
+            raise ConfigurationError("with a cluster the sandboxes are on its nodes: this RLM has none")
+        return sandbox
+
+    @property
+    def level(self) -> str:
+        """Isolation level of the REPLs of the open engine: the one in force, or the one that is asked for elsewhere."""
+        return self.sandbox.level if self._place is None else self._place.level
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the sandbox; None if it has none."""
+        return self._seed
+
+    @contextlib.contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Give the sandbox this seed if it has none, and is opened before the context manager exits."""
+        before = self._seed
+        if before is None and (self._sandbox is None or not self._sandbox.is_open):
+            self._seed = seed
+        try:
+            yield
+        finally:
+            self._seed = before
+
+    @property
+    def run_loop(self) -> EventLoopRef | None:
+        """Event loop of the open engine, or of lent parts; None if none of them is bound to a loop yet."""
+        parts = (self, self._sandbox, self._lent_handler, self._place)
+        return next((part.event_loop for part in parts if part is not None and part.event_loop is not None), None)
+
+    # -- its runs ----------------------------------------------------------------------------------------------------
+
+    def start(self, request: RunRequest, *, is_followed: bool = False) -> Run:
+        """Start a run on the event loop of the engine, else on the caller's, else on the background loop.
+
+        Args:
+            request: The run.
+            is_followed: Whether its events are kept for `Run.events`.
+        """
+        loop = self.run_loop or EventLoopRef.here_or_background()
+        job = self.begin(request, loop, is_followed=is_followed)
+        job.start()
+        return job.handle
+
+    def begin(self, request: RunRequest, event_loop: EventLoopRef, *, is_followed: bool = False) -> RunJob:
+        """Return the job of a run, which is not started."""
+        job = RunJob(event_loop, lambda job: self._answer(request, job), is_followed=start_if_wanted() or is_followed)
+        BOARD.add(job, request.question)
+        return job
+
+    async def _answer(self, request: RunRequest, job: RunJob) -> Completion:
+        if self.keeps_repl and self._open_parts is None:
+            raise ConfigurationError("a persistent RLM keeps its REPL within `with RLM(...) as rlm:`: call it there")
+        if self.keeps_repl and self._jobs:
+            raise ConfigurationError("a persistent RLM answers one question at a time: wait for the run before")
+        self._jobs.add(job)
+        try:
+            async with contextlib.AsyncExitStack() as own:
+                if request.place is not None:
+                    await own.enter_async_context(request.place)
+                context, spent_s = request.context, 0.0
+                if not isinstance(context, StoredContext):
+                    began = time.monotonic()
+                    context = own.enter_context(await _stored_in_time(request, job))
+                    spent_s = time.monotonic() - began
+                parts = self._open_parts
+                if parts is None:
+                    parts = await own.enter_async_context(self._running())
+                routing = await self._routing(parts, request)
+                request = dataclasses.replace(request, spent_s=spent_s, repl=request.repl or self._repl)
+                completion = await job.begin(self._root(request, job, parts, routing, context)).run(context)
+        finally:
+            self._jobs.discard(job)
+        if (diverged := self._diverged) is not None:  # raised again: model code may have caught it and answered
+            job.hand_to(diverged)
+            raise diverged
+        return dataclasses.replace(completion, prompt=request.prompt, root_prompt=request.question)
+
+    def _root(
+        self, request: RunRequest, job: RunJob, parts: Parts, routing: Routing, context: StoredContext
+    ) -> RunLoop:
+        if self._place is None:
+            assert parts.sandbox is not None
+            completing = request.completed_by(parts.handler)
+            return root_run(request, job, context, routing, completing, parts.sandbox, parts.recorder)
+        require_types(request, routing)
+        return self._place.answering(
+            request,
+            routing=routing,
+            handler=parts.handler,
+            limits=self.limits,
+            seed=self._seed,
+            events=_events(request, job),
+        )
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> Parts:
+        if self._open_parts is None:
+            raise SandboxFailed("the RLM is not open: use it as `with RLM(...) as rlm:`")
+        return self._open_parts
+
+    async def _open(self) -> None:
+        self._open_parts = await self._keeping.enter_async_context(self._running())
+        if self.keeps_repl:
+            self._repl = await self._keeping.enter_async_context(PersistentRepl(self.sandbox, self.limits))
+
+    async def _close(self) -> None:
+        jobs = list(self._jobs)  # they use the parts that are closed below
+        for job in jobs:
+            job.cancel()
+        for job in jobs:
+            await job.at_end()
+        self._open_parts = self._repl = None
+        await self._keeping.aclose()
+
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncIterator[Parts]:
+        """Open the parts, until the context manager exits.
+
+        Raises:
+            ModelFailed, UnknownModel: A preflight failed: every call would fail in the same way.
+            ConfigurationError: A file cannot be used, or a limit in US dollars needs a price that is not known.
+            IsolationUnavailable, SandboxFailed: No sandbox can be started.
+        """
+        event_loop = EventLoopRef.here()
+        async with contextlib.AsyncExitStack() as own:
+            handler = self._lent_handler or await self._own_handler(own, event_loop)
+            recorder = None
+            if self._models.record is not None:
+                for client in handler.routing.clients:  # context windows are known only once clients are loaded
+                    await client.loaded()
+                recorded = recorded_models(handler, self._seed)
+                recorder = own.enter_context(contextlib.closing(Recorder(Path(self._models.record), recorded)))
+            sandbox = self._sandbox
+            if self._place is not None:
+                await own.enter_async_context(self._place.borrowed())
+            elif sandbox is None:
+                made = Sandbox(self.limits, self._level, seed=self._seed)
+                sandbox = await own.enter_async_context(place(made, event_loop, handler.listener))
+            else:
+                with seeded(sandbox, self._seed):
+                    await own.enter_async_context(sandbox.borrowed())
+            yield Parts(handler, sandbox, recorder)
+
+    async def _own_handler(self, own: contextlib.AsyncExitStack, event_loop: EventLoopRef) -> LMHandler:
+        assert self.registry is not None
+        cache = self._models.cache
+        if cache is not None and not isinstance(cache, Cache):
+            cache = own.enter_context(contextlib.closing(Cache(Path(cache))))
+        return await own.enter_async_context(self.registry.opened(self.limits, cache, event_loop))
+
+    async def _routing(self, parts: Parts, request: RunRequest) -> Routing:
+        """Return the routes of one run: those of the handler, or with other models if the run was given any.
+
+        Raises:
+            ConfigurationError: The handler is lent, and a model is not the name of one of its own; or a limit in US
+                dollars is set, and the price of a model is not known.
+        """
+        routing, given = parts.handler.routing, (request.model, request.sub_model)
+        if given != (None, None) and self.registry is not None:
+            routing = await self.registry.routing_for(parts.handler, *given, request.limits)
+        elif given != (None, None):
+            clients: list[BaseClient | None] = []
+            for name in given:
+                if not isinstance(name, str | None):
+                    raise ConfigurationError("the handler brings its own models: give the name of one of them")
+                clients.append(None if name is None else routing.pick(name, 0))
+            routing = routing.instead(*clients)
+        if request.limits.max_budget_usd is not None:
+            await require_priced("max_budget_usd", filter(None, (routing.root, routing.sub)))
+        return routing
+
+    @property
+    def _diverged(self) -> ReplayDiverged | None:
+        """Error of the first call that the recording which is replayed has no reply to; None if there is none."""
+        replay = self.registry.replay if self.registry else None
+        return ReplayDiverged(replay.diverged) if replay is not None and replay.diverged else None
+
+    def _required_seed(self) -> int | None:
+        """Return the seed of the REPLs: that of a replayed recording, else the given one, else one drawn to record."""
+        given = self._sandbox or self._place
+        seed = None if given is None else given.seed
+        replayed = self.registry.replay if self.registry else None
+        if replayed is None:
+            is_repeated = self._models.record or self._place is not None  # a lost run is repeated elsewhere
+            is_drawn = seed is None and is_repeated and (self._sandbox is None or not self._sandbox.is_open)
+            return secrets.randbits(SEED_BITS) if is_drawn else seed
+        recorded = replayed.models.seed
+        is_fixed = seed is not None or (self._sandbox is not None and self._sandbox.is_open)
+        if is_fixed and seed != recorded:
+            raise ConfigurationError(
+                f"the recording was made with seed={recorded}, but the sandbox has {seed}: give it that seed"
+            )
+        return recorded
+
+
+def root_run(
+    request: RunRequest,
+    job: RunJob,
+    context: StoredContext,
+    routing: Routing,
+    completing: Completing,
+    sandbox: Sandbox,
+    recorder: Recorder | None = None,
+) -> Runner:
+    """Return the loop of a root run, which has not begun.
+
+    Args:
+        request: The run.
+        job: Job of the run.
+        context: Context of the run.
+        routing: Picks the client of each call.
+        completing: Completes the calls.
+        sandbox: Has the REPLs of the run.
+        recorder: Writes down each call; None writes none.
+
+    Raises:
+        ConfigurationError: The root model answers in text, and an answer of a type is wanted.
+    """
+    require_types(request, routing)
+    limits, events = request.limits, _events(request, job)
+    ledger = Ledger(limits)
+    calls = TreeCalls(completing, ledger, events, recorder, routing=routing, tells_text=request.tells_text)
+    tree = Tree(calls, ledger, sandbox, events, request.instructions, request.query_handler, request.is_auto)
+    if events.is_wanted:
+        metadata = _metadata(routing, sandbox, limits, context)
+        events.of(ROOT_RUN, 0)(RunStarted, request.question, metadata["model"], metadata)
+    ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s - request.spent_s
+    caller = Caller(ROOT_RUN, 0, request.question)
+    runner = open_run(tree, caller, ends_at, request.tools, request.output_type, request.repl)
+    runner.spent_s = request.spent_s
+    return runner
+
+
+async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
+    """Store the context within `run_timeout_s`. A stream or a file that stalls keeps a thread of its own alone.
+
+    Returns:
+        The context. If the run was stopped meanwhile, a text that says so: it ends as it begins.
+
+    Raises:
+        LimitReached: It took longer.
+        ConfigurationError: As for `RLM.completion`.
+    """
+    limit_s = request.limits.run_timeout_s
+    try:
+        return await job.before(
+            in_thread(lambda _: stored(request.context, request.question), discard=StoredContext.close), limit_s
+        )
+    except StopRequested:
+        return stored("stopped before the context was read", request.question)
+    except Late:
+        assert limit_s is not None
+        raise LimitReached("run_timeout_s", limit_s, limit_s) from None
+
+
+def require_types(request: RunRequest, routing: Routing) -> None:
+    """Refuse a type of the answer, if the root model answers in text.
+
+    Raises:
+        ConfigurationError: It does.
+    """
+    root = routing.pick(None, 0)
+    if request.output_type is not None and not root.answers_types:
+        raise ConfigurationError(
+            f"the model {root.model_name} answers in text: leave out output_type, or name another model"
+        )
+
+
+def _events(request: RunRequest, job: RunJob) -> TreeEvents:
+    followers = [] if job.log is None else [job.log.add]
+    return TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
+
+
+def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: StoredContext) -> dict[str, Any]:
+    """Return the facts of a root run that its first event has, without secrets."""
+    info = context.info
+    return {
+        "version": __version__,
+        "model": routing.pick(None, 0).model_name,
+        "sub_model": routing.pick(None, 1).model_name,
+        "isolation": sandbox.level,
+        "limits": limits.model_dump(),
+        "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
+    }
+
+
+def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:
+    """Return the first line of a recording: names that a replay needs, the windows of its models, and the seed."""
+    root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
+    routing = handler.routing
+    routes = [(route.to, route.match, route.depths) for route in routing.routes]
+    own_sub = None if sub is root else sub.model_name
+    windows = {client.model_name: client.context_tokens for client in routing.clients if client.context_tokens}
+    names = list(routing.names)
+    return RecordedModels(FORMAT, root.model_name, own_sub, names, routes, routing.policy, seed, windows)

@@ -1,0 +1,3 @@
+"""The version of the package, for traces, journals and spans."""
+
+__version__ = "0.1.0"
