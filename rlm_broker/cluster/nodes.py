@@ -174,7 +174,7 @@ class Nodes(AsyncResource):
 
     @property
     def _place_(self) -> "NodePlace":
-        """What an engine knows of the cluster."""
+        """The cluster as an engine knows it."""
         return NodePlace(self)
 
     # -- its life ----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ ROOT_RUN = "1"
 
 
 class RunPlace(Protocol):
-    """Where whole runs take place, other than in this process. The engine opens it while it is used.
+    """A place of whole runs other than this process. The engine opens it while it is used.
 
     Attributes:
         level: Isolation level that its REPLs are asked to have, such as "auto".
