@@ -16,6 +16,7 @@ from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.limits import Limits, ReplLimits, RunLimits
 from rlm_broker.models.model import Given
@@ -32,7 +33,6 @@ from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.values.callback import Callback
 from rlm_broker.values.validation import suggestion
 from rlm_broker.watch.terminal import print_events
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlm_broker.errors import SandboxFailed
+from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit
 from rlm_broker.handler.broker import Broker
 from rlm_broker.limits import Limits
 from rlm_broker.run.answers import Budget, ReplAnswers
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.values.callback import Callback
 
 
 class LMHandler(Broker):

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
+from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import PREVIEW_CHARS, Event, IterationStarted, RunEnded, RunStarted
-from rlm_broker.values.callback import Callback
 
 
 class Callbacks:

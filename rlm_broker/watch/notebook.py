@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import BlockPrinted, CallEnded, Event, IterationStarted, RunEnded, RunStarted
 from rlm_broker.events.progress import RunProgress
 from rlm_broker.events.story import Passage, Story
 from rlm_broker.usage import Tally
-from rlm_broker.values.callback import Callback
 from rlm_broker.values.markup import Markup, TextBudget, box, escaped, folded, joined, line, paragraph
 from rlm_broker.values.words import counted, spent
 
