@@ -18,18 +18,28 @@ if TYPE_CHECKING:
     from rlm_broker.batch.items import ItemStatus as ItemStatus
     from rlm_broker.batch.progress import BatchProgress as BatchProgress
     from rlm_broker.batch.score import Score as Score
-    from rlm_broker.clients.adapters import AsyncFieldLike as AsyncFieldLike
-    from rlm_broker.clients.adapters import FieldLike as FieldLike
-    from rlm_broker.clients.adapters import SyncFieldLike as SyncFieldLike
-    from rlm_broker.clients.base import BaseClient as BaseClient
-    from rlm_broker.clients.base import CallId as CallId
-    from rlm_broker.clients.base import Client as Client
-    from rlm_broker.clients.base import LMReply as LMReply
-    from rlm_broker.clients.base import LMRequest as LMRequest
-    from rlm_broker.clients.function import FunctionClient as FunctionClient
-    from rlm_broker.clients.litellm import LiteLLMClient as LiteLLMClient
-    from rlm_broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
-    from rlm_broker.clients.scripted import ScriptedClient as ScriptedClient
+    from rlm_broker.broker.cache import Cache as Cache
+    from rlm_broker.broker.client_queue import OnRetry as OnRetry
+    from rlm_broker.broker.client_queue import Serving as Serving
+    from rlm_broker.broker.clients.adapters import AsyncFieldLike as AsyncFieldLike
+    from rlm_broker.broker.clients.adapters import FieldLike as FieldLike
+    from rlm_broker.broker.clients.adapters import SyncFieldLike as SyncFieldLike
+    from rlm_broker.broker.clients.base import BaseClient as BaseClient
+    from rlm_broker.broker.clients.base import CallId as CallId
+    from rlm_broker.broker.clients.base import Client as Client
+    from rlm_broker.broker.clients.base import LMReply as LMReply
+    from rlm_broker.broker.clients.base import LMRequest as LMRequest
+    from rlm_broker.broker.clients.function import FunctionClient as FunctionClient
+    from rlm_broker.broker.clients.litellm import LiteLLMClient as LiteLLMClient
+    from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
+    from rlm_broker.broker.clients.scripted import ScriptedClient as ScriptedClient
+    from rlm_broker.broker.models.model import Given as Given
+    from rlm_broker.broker.models.model import Model as Model
+    from rlm_broker.broker.models.models import FilePath as FilePath
+    from rlm_broker.broker.models.models import Models as Models
+    from rlm_broker.broker.routing import ModelPolicy as ModelPolicy
+    from rlm_broker.broker.routing import Route as Route
+    from rlm_broker.broker.transport.connection import QueryHandler as QueryHandler
     from rlm_broker.cluster.nodes import Nodes as Nodes
     from rlm_broker.cluster.on_ray.ray_cluster import RayCluster as RayCluster
     from rlm_broker.context.store import Encoded as Encoded
@@ -77,20 +87,9 @@ if TYPE_CHECKING:
     from rlm_broker.events.event import ToolEnded as ToolEnded
     from rlm_broker.events.event import ToolStarted as ToolStarted
     from rlm_broker.events.trace import TraceWriter as TraceWriter
-    from rlm_broker.handler.cache import Cache as Cache
-    from rlm_broker.handler.client_queue import OnRetry as OnRetry
-    from rlm_broker.handler.client_queue import Serving as Serving
-    from rlm_broker.handler.routing import ModelPolicy as ModelPolicy
-    from rlm_broker.handler.routing import Route as Route
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
-    from rlm_broker.models.model import Given as Given
-    from rlm_broker.models.model import Model as Model
-    from rlm_broker.models.models import FilePath as FilePath
-    from rlm_broker.models.models import Models as Models
-    from rlm_broker.prompts.instructions import Instructions as Instructions
-    from rlm_broker.prompts.instructions import Profile as Profile
     from rlm_broker.results import Block as Block
     from rlm_broker.results import BlockStatus as BlockStatus
     from rlm_broker.results import Call as Call
@@ -108,6 +107,8 @@ if TYPE_CHECKING:
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
     from rlm_broker.run.lm_handler import LMHandler as LMHandler
     from rlm_broker.run.persistent_repl import PersistentRepl as PersistentRepl
+    from rlm_broker.run.prompts.instructions import Instructions as Instructions
+    from rlm_broker.run.prompts.instructions import Profile as Profile
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tools import Tools as Tools
     from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
@@ -121,11 +122,10 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
     from rlm_broker.sandbox.workers.levels import IsolationWarning as IsolationWarning
-    from rlm_broker.service.app import Service as Service
-    from rlm_broker.service.settings import KeySettings as KeySettings
-    from rlm_broker.service.settings import Right as Right
-    from rlm_broker.service.settings import ServeSettings as ServeSettings
-    from rlm_broker.transport.connection import QueryHandler as QueryHandler
+    from rlm_broker.serve.app import Service as Service
+    from rlm_broker.serve.settings import KeySettings as KeySettings
+    from rlm_broker.serve.settings import Right as Right
+    from rlm_broker.serve.settings import ServeSettings as ServeSettings
     from rlm_broker.usage import Usage as Usage
     from rlm_broker.usage import UsageSummary as UsageSummary
     from rlm_broker.values.display import Display as Display
@@ -159,12 +159,12 @@ _MODULES = {
     "batch.items": "BatchItem BatchResult ItemStatus",
     "batch.progress": "BatchProgress",
     "batch.score": "Score",
-    "clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
-    "clients.base": "BaseClient CallId Client LMReply LMRequest",
-    "clients.function": "FunctionClient",
-    "clients.litellm": "LiteLLMClient",
-    "clients.openai_compatible": "OpenAICompatibleClient",
-    "clients.scripted": "ScriptedClient",
+    "broker.clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
+    "broker.clients.base": "BaseClient CallId Client LMReply LMRequest",
+    "broker.clients.function": "FunctionClient",
+    "broker.clients.litellm": "LiteLLMClient",
+    "broker.clients.openai_compatible": "OpenAICompatibleClient",
+    "broker.clients.scripted": "ScriptedClient",
     "cluster.nodes": "Nodes",
     "cluster.on_ray.ray_cluster": "RayCluster",
     "context.store": "Encoded Paths store",
@@ -174,17 +174,17 @@ _MODULES = {
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
     "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
     "ValueUnavailable WorkerDied",
-    "handler.cache": "Cache",
-    "handler.client_queue": "OnRetry Serving",
-    "handler.routing": "ModelPolicy Route",
+    "broker.cache": "Cache",
+    "broker.client_queue": "OnRetry Serving",
+    "broker.routing": "ModelPolicy Route",
     "limits": "Limits ReplLimits RunLimits",
-    "models.model": "Given Model",
-    "models.models": "FilePath Models",
+    "broker.models.model": "Given Model",
+    "broker.models.models": "FilePath Models",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
     "Role Variable",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
-    "prompts.instructions": "Instructions Profile",
+    "run.prompts.instructions": "Instructions Profile",
     "run.lm_handler": "LMHandler",
     "run.persistent_repl": "PersistentRepl",
     "run.run": "Run",
@@ -198,8 +198,8 @@ _MODULES = {
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
-    "service.app": "Service",
-    "service.settings": "KeySettings Right ServeSettings",
+    "serve.app": "Service",
+    "serve.settings": "KeySettings Right ServeSettings",
     "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
     "watch.telemetry": "OpenTelemetry",
     "watch.callbacks": "Callbacks",
@@ -207,7 +207,7 @@ _MODULES = {
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
     "watch.terminal": "print_events",
     "events.trace": "TraceWriter",
-    "transport.connection": "QueryHandler",
+    "broker.transport.connection": "QueryHandler",
     "usage": "Usage UsageSummary",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -12,6 +12,9 @@ from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.feed import Items
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.score import Score
+from rlm_broker.broker.models.model import Given
+from rlm_broker.broker.models.models import FilePath, Models
+from rlm_broker.broker.models.registry import Registry
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
@@ -19,15 +22,12 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.limits import Limits, ReplLimits, RunLimits
-from rlm_broker.models.model import Given
-from rlm_broker.models.models import FilePath, Models
-from rlm_broker.models.registry import Registry
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
 from rlm_broker.run.engine import Engine, RunPlace
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.request import NOT_GIVEN, RunRequest, given_once, limits_of_a_run
 from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools

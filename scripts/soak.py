@@ -27,7 +27,7 @@ import anyio
 import psutil
 
 from rlm_broker import RLM, LMHandler, Sandbox
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError

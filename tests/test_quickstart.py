@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.clients.offline.passages import find
+from rlm_broker.broker.clients.offline.passages import find
 from scripts.make_log import FACTS, SENTENCES, main, write
 
 

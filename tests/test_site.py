@@ -10,8 +10,8 @@ import click
 
 import rlm_broker
 from rlm_broker.cli.main import cli
+from rlm_broker.cli.settings.settings import DEFAULTS
 from rlm_broker.limits import Limits
-from rlm_broker.settings.settings import DEFAULTS
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.names import CHUNKS, LINES, RESERVED, SEARCH
 from scripts.site import generated, hooks

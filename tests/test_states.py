@@ -12,16 +12,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.broker import client_queue
+from rlm_broker.broker.client_queue import ClientQueue, PendingCall, Serving
+from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.broker.transport.session import Session, State
 from rlm_broker.concurrency import deadline
 from rlm_broker.concurrency.turns import SPAN_S, FairSemaphore, RateWindow
 from rlm_broker.errors import LimitReached, ModelFailed, ProtocolViolation
-from rlm_broker.handler import client_queue
-from rlm_broker.handler.client_queue import ClientQueue, PendingCall, Serving
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.ledger import Hold, Ledger
-from rlm_broker.transport.session import Session, State
 from rlm_broker.usage import Usage
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import encode_frame

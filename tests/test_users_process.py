@@ -40,7 +40,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (1_000, resource.getrlimit(resource.R
 before = state()
 
 from rlm_broker import RLM, Sandbox
-from rlm_broker.clients.litellm import prefetch
+from rlm_broker.broker.clients.litellm import prefetch
 
 RLM("offline").completion("The pump is on deck 2.", "Where is the pump?")
 with Sandbox() as sandbox, sandbox.repl() as repl:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker import RLM, Limits, Models, ScriptedClient
-from rlm_broker.clients.base import LMRequest
+from rlm_broker.broker.clients.base import LMRequest
 
 FOLDER = Path(__file__).parent
 

@@ -28,16 +28,16 @@ from rlm_broker.batch.items import BatchItem, BatchResult, result_line, result_o
 from rlm_broker.batch.progress import BatchProgress, Counting
 from rlm_broker.batch.score import Score, Scoring
 from rlm_broker.batch.settings import settings_of
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.models.registry import require_priced
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, require_kind
-from rlm_broker.handler.completing import Completing
 from rlm_broker.journal.header import read_header
 from rlm_broker.journal.journal import Journal, folder_of, opened
 from rlm_broker.journal.out_file import OutFile
 from rlm_broker.journal.paid import Attempt, PaidCalls
-from rlm_broker.models.registry import require_priced
 from rlm_broker.results import Completion
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.request import RunRequest

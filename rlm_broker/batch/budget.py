@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
 
-from rlm_broker.clients.base import Client, LMRequest
+from rlm_broker.broker.client_queue import OnRetry
+from rlm_broker.broker.clients.base import Client, LMRequest
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.routing import Routing
 from rlm_broker.errors import ConfigurationError, LimitReached, require_kind
-from rlm_broker.handler.client_queue import OnRetry
-from rlm_broker.handler.completing import Completing
-from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
 from rlm_broker.results import Call
 from rlm_broker.run.ledger import Hold, Ledger

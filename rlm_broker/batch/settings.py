@@ -4,8 +4,8 @@ import hashlib
 import json
 from typing import Any
 
-from rlm_broker.clients.base import BaseClient
-from rlm_broker.models.model import Model
+from rlm_broker.broker.clients.base import BaseClient
+from rlm_broker.broker.models.model import Model
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.request import RunRequest
 from rlm_broker.values.text import clip, jsonable

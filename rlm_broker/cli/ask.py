@@ -9,24 +9,24 @@ from typing import Any
 
 import click
 
+from rlm_broker.broker.clients.offline.client import NOTE, OfflineClient
+from rlm_broker.broker.models.models import Models
 from rlm_broker.cli.clusters import cluster_options, opened_cluster
 from rlm_broker.cli.composition import models_of, rlm_of, sandbox_of
 from rlm_broker.cli.failing import fail
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.progress import ProgressLine
+from rlm_broker.cli.settings.settings import Settings, assigned
+from rlm_broker.cli.settings.user_files import schema_of
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
-from rlm_broker.clients.offline.client import NOTE, OfflineClient
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.context.text import Errors
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
 from rlm_broker.events.event import Emit, all_of
 from rlm_broker.events.trace import TraceWriter
-from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
-from rlm_broker.settings.settings import Settings, assigned
-from rlm_broker.settings.user_files import schema_of
 from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.words import counted, spent, tokens
 from rlm_broker.watch.server import ControlSocket

@@ -20,12 +20,12 @@ from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
 from rlm_broker.cli.clusters import cluster_options, opened_cluster
 from rlm_broker.cli.composition import rlm_of, sandbox_of
 from rlm_broker.cli.parameters import exists
+from rlm_broker.cli.settings.settings import Settings, assigned
+from rlm_broker.cli.settings.user_files import function_of, schema_of
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
-from rlm_broker.settings.settings import Settings, assigned
-from rlm_broker.settings.user_files import function_of, schema_of
 from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.units import accepted, amount
 from rlm_broker.values.words import counted

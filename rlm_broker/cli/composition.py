@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+from rlm_broker.broker.models.models import Models
+from rlm_broker.cli.settings.settings import Settings
+from rlm_broker.cli.settings.user_files import tools_of
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits
-from rlm_broker.models.models import Models
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.rlm import RLM
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.settings.settings import Settings
-from rlm_broker.settings.user_files import tools_of
 
 
 def models_of(settings: Settings, record: Path | None = None) -> Models:

@@ -4,10 +4,10 @@ import json
 import re
 from pathlib import Path
 
+from rlm_broker.cli.settings.settings import PROJECT_FILE, Settings, assigned, trust_project
 from rlm_broker.cli.terminal import say
 from rlm_broker.events.redaction import without_credentials
 from rlm_broker.limits import Limits
-from rlm_broker.settings.settings import PROJECT_FILE, Settings, assigned, trust_project
 from rlm_broker.values.text import printable
 
 ABOUT = {

@@ -12,6 +12,7 @@ from rlm_broker.cli import signals
 from rlm_broker.cli.composition import rlm_of
 from rlm_broker.cli.failing import fail
 from rlm_broker.cli.parameters import is_folder
+from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
 from rlm_broker.evaluation.arms import PLAIN, Arm, arms_of
@@ -23,7 +24,6 @@ from rlm_broker.evaluation.report import Report, report
 from rlm_broker.evaluation.table import dollars, table
 from rlm_broker.limits import RunLimits, with_set
 from rlm_broker.rlm import RLM
-from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.words import counted
 from rlm_broker.watch.server import ControlSocket

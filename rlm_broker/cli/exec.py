@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
 from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.settings.settings import Settings, assigned
 from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.text import jsonable
 from rlm_broker.watch.server import ControlSocket

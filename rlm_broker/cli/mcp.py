@@ -56,8 +56,8 @@ def _own_arguments() -> list[str]:
 
 def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> None:
     gc.disable()  # the imports make objects that all stay, and a client waits
-    from rlm_broker.mcp.stdio import serve_stdio
-    from rlm_broker.settings.settings import Settings, assigned
+    from rlm_broker.cli.settings.settings import Settings, assigned
+    from rlm_broker.serve.mcp.stdio import serve_stdio
 
     settings = Settings(assigned(assignments, **options))
     gc.freeze()

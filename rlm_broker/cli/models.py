@@ -4,16 +4,16 @@ import asyncio
 import json
 from typing import Any
 
+from rlm_broker.broker.broker import Broker
+from rlm_broker.broker.clients.base import BaseClient
+from rlm_broker.broker.clients.litellm import providers_with_keys
+from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.broker.models.model import Model
+from rlm_broker.broker.models.models import Models
+from rlm_broker.broker.models.registry import Registry
+from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned
 from rlm_broker.cli.terminal import say
-from rlm_broker.clients.base import BaseClient
-from rlm_broker.clients.litellm import providers_with_keys
-from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ModelFailed
-from rlm_broker.handler.broker import Broker
-from rlm_broker.models.model import Model
-from rlm_broker.models.models import Models
-from rlm_broker.models.registry import Registry
-from rlm_broker.settings.settings import DEFAULTS, Settings, assigned
 
 
 def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:

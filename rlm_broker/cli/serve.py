@@ -13,13 +13,13 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rlm_broker.cli.composition import rlm_of
+from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.service.app import Service
-from rlm_broker.service.http_server import BoundedServer, configured
-from rlm_broker.service.settings import RIGHTS, ServeSettings
-from rlm_broker.settings.settings import Settings, assigned
+from rlm_broker.serve.app import Service
+from rlm_broker.serve.http_server import BoundedServer, configured
+from rlm_broker.serve.settings import RIGHTS, ServeSettings
 from rlm_broker.values.validation import first_complaint
 from rlm_broker.watch.server import ControlSocket
 

@@ -9,8 +9,8 @@ import uvicorn
 from starlette.requests import Request
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.service.bodies import WholeBodies
-from rlm_broker.service.http_server import BoundedServer, Room, configured
+from rlm_broker.serve.bodies import WholeBodies
+from rlm_broker.serve.http_server import BoundedServer, Room, configured
 from rlm_broker.watch import client
 from rlm_broker.watch.messages import RunStatus
 from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import msgspec
 
+from rlm_broker.broker.transport.acceptor import Acceptor, bind
 from rlm_broker.cluster.first_frame import FirstFrame
 from rlm_broker.cluster.link import Link, encode, from_agent
 from rlm_broker.cluster.messages import PROTOCOL, FromAgent, Join, Refused, Welcome
 from rlm_broker.cluster.tls import ServerTls
 from rlm_broker.cluster.tokens import Pass, Tokens
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.transport.acceptor import Acceptor, bind
 from sandbox_worker import RELEASE
 
 JOIN_S = 5.0

@@ -11,12 +11,12 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from rlm_broker.clients.base import Client, LMRequest
+from rlm_broker.broker.client_queue import OnRetry
+from rlm_broker.broker.clients.base import Client, LMRequest
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.messages import Ask, Reply
 from rlm_broker.errors import LimitReached, ModelFailed, ProtocolViolation, RlmBrokerError, UnknownModel
-from rlm_broker.handler.client_queue import OnRetry
-from rlm_broker.handler.completing import Completing
-from rlm_broker.handler.routing import Routing
 from rlm_broker.journal.paid import Attempt, PaidCalls
 from rlm_broker.limits import Limits
 from rlm_broker.results import Call, ChatMessage, Role

@@ -7,13 +7,13 @@ orchestrator, and the node asks for what they do.
 import dataclasses
 from typing import Any
 
-from rlm_broker.clients.base import BaseClient
+from rlm_broker.broker.clients.base import BaseClient
+from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.messages import ContextSpec, ModelSpec, RoutingSpec, ToolSpec, ToolsSpec
 from rlm_broker.context.stored import StoredContext, digest_of
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits, ReplLimits
-from rlm_broker.prompts.instructions import Instructions
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.tool_set import ToolSet
 from sandbox_worker.wire.errors import ValueRefused
 from sandbox_worker.wire.values import encode

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rlm_broker.clients.base import CallId
+from rlm_broker.broker.clients.base import CallId
+from rlm_broker.broker.routing import ModelPolicy
 from rlm_broker.errors import FailureCause
-from rlm_broker.handler.routing import ModelPolicy
 from sandbox_worker.loading.form import ContextPiece
 
 PROTOCOL = 1

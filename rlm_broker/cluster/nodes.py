@@ -7,6 +7,8 @@ import os
 import shlex
 import socket
 
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.admission import Admission, is_loopback
 from rlm_broker.cluster.contexts import Contexts
 from rlm_broker.cluster.described import limits_spec
@@ -21,8 +23,6 @@ from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, SandboxFailed, require_kind
 from rlm_broker.events.event import TreeEvents
-from rlm_broker.handler.completing import Completing
-from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
 from rlm_broker.run.request import RunRequest
 from rlm_broker.sandbox.sandbox import Sandbox, SandboxOptions, options_of

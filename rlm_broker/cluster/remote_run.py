@@ -18,6 +18,8 @@ from dataclasses import replace
 
 import msgspec
 
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.attempt import NodeAttempt, NodeLost
 from rlm_broker.cluster.calls import RunCalls
 from rlm_broker.cluster.contexts import Contexts
@@ -40,8 +42,6 @@ from rlm_broker.errors import (
     RunFailed,
 )
 from rlm_broker.events.event import TreeEvents
-from rlm_broker.handler.completing import Completing
-from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Completion
 from rlm_broker.run.request import RunRequest
 from sandbox_worker.wire.errors import FrameTooLarge

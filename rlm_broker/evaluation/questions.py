@@ -9,7 +9,7 @@ from typing import Any, Final, cast, get_args
 
 import msgspec
 
-from rlm_broker.clients.base import estimate_tokens
+from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.evaluation.lengths import Length
 from rlm_broker.evaluation.scoring import Key, Scoring

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rlm_broker.clients.base import CallId
-from rlm_broker.clients.recording import Request
+from rlm_broker.broker.clients.base import CallId
+from rlm_broker.broker.clients.recording import Request
 from rlm_broker.events.redaction import LONGEST_CHARS, redacted
 from rlm_broker.journal.paid import PaidCall
 from rlm_broker.results import Call

@@ -22,11 +22,11 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
 import msgspec
 
-from rlm_broker.clients.base import CallId, Client, LMRequest
-from rlm_broker.clients.recording import Request, recorded_request
-from rlm_broker.handler.client_queue import OnRetry
-from rlm_broker.handler.completing import Completing
-from rlm_broker.handler.routing import Routing
+from rlm_broker.broker.client_queue import OnRetry
+from rlm_broker.broker.clients.base import CallId, Client, LMRequest
+from rlm_broker.broker.clients.recording import Request, recorded_request
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.routing import Routing
 from rlm_broker.journal.answered import Answered, Asking
 from rlm_broker.results import Call
 from rlm_broker.usage import Tally, Usage, UsageSummary

@@ -4,14 +4,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlm_broker.broker.broker import Broker
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import Emit, TreeEvents
-from rlm_broker.handler.broker import Broker
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.calls import Caller, TreeCalls, block_of
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.queries import QueryAnswers
 from rlm_broker.run.run import ID_BYTES
 from rlm_broker.run.tools import Tools

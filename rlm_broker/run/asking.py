@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from rlm_broker.clients.base import LMRequest
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.results import ChatMessage
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, are_messages

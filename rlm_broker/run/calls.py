@@ -15,13 +15,13 @@ from functools import partial
 
 import msgspec
 
-from rlm_broker.clients.base import BaseClient, CallId, LMRequest
-from rlm_broker.clients.recording import Counted, Failure, Recorded, Recorder, recorded_request
+from rlm_broker.broker.clients.base import BaseClient, CallId, LMRequest
+from rlm_broker.broker.clients.recording import Counted, Failure, Recorded, Recorder, recorded_request
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.routing import Routing
 from rlm_broker.concurrency.turns import Apart, FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.event import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
-from rlm_broker.handler.completing import Completing
-from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.run.asking import conversation, new_system, problem_with, prompt_key, shown
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger

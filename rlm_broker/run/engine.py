@@ -17,8 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlm_broker.clients.base import BaseClient
-from rlm_broker.clients.recording import FORMAT, RecordedModels, Recorder
+from rlm_broker.broker.cache import Cache
+from rlm_broker.broker.clients.base import BaseClient
+from rlm_broker.broker.clients.recording import FORMAT, RecordedModels, Recorder
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.models.models import Models
+from rlm_broker.broker.models.registry import Registry, require_priced
+from rlm_broker.broker.routing import Routing
 from rlm_broker.concurrency.deadline import Late, StopRequested
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
@@ -26,12 +31,7 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, LimitReached, ReplayDiverged, SandboxFailed
 from rlm_broker.events.event import RunStarted, TreeEvents
-from rlm_broker.handler.cache import Cache
-from rlm_broker.handler.completing import Completing
-from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits, with_set
-from rlm_broker.models.models import Models
-from rlm_broker.models.registry import Registry, require_priced
 from rlm_broker.results import Completion
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger

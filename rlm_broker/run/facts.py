@@ -3,11 +3,11 @@
 import sys
 from typing import Final
 
-from rlm_broker.clients.base import BaseClient
+from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.errors import UnknownModel
-from rlm_broker.prompts.system import Facts, rounded_down
 from rlm_broker.run.calls import Caller
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
+from rlm_broker.run.prompts.system import Facts, rounded_down
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Tree
 from sandbox_worker.wire.names import CONTEXT

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlm_broker.clients.base import estimate_tokens
+from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
 from rlm_broker.usage import Tally, Usage, UsageSummary

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rlm_broker.broker.broker import Broker
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit
-from rlm_broker.handler.broker import Broker
 from rlm_broker.limits import Limits
 from rlm_broker.run.answers import Budget, ReplAnswers
 from rlm_broker.run.tools import Tools

@@ -3,7 +3,7 @@
 import copy
 from typing import Any, Protocol, Self
 
-import rlm_broker.prompts.messages as prompts
+import rlm_broker.run.prompts.messages as prompts
 from rlm_broker.errors import OutputInvalid
 from rlm_broker.json_schema import Unfit, aside
 from rlm_broker.wanted_type import WantedType

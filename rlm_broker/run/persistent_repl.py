@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, ReplBusy, ValueTooLarge
@@ -12,7 +13,6 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.transport.connection import QueryHandler, refuse
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 from sandbox_worker.wire.text_json import written_out

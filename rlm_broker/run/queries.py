@@ -5,6 +5,7 @@ import time
 
 import msgspec
 
+from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.events.event import ToolEnded, ToolStarted
 from rlm_broker.run.calls import Caller
 from rlm_broker.run.children import Children
@@ -13,7 +14,6 @@ from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
-from rlm_broker.transport.connection import QueryHandler
 from rlm_broker.values.text import shorten
 from sandbox_worker.wire.messages import Query, Slot
 

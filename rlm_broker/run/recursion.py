@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from typing import Final
 
-from rlm_broker.clients.base import estimate_tokens
+from rlm_broker.broker.clients.base import estimate_tokens
 
 INSTRUCTION_CHARS: Final = 300
 """Characters at the beginning, and at the end, of a prompt that are taken for the instruction. Between them is the

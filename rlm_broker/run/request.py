@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final
 
+from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.models.model import Given
 from rlm_broker.context.store import refuse_a_name, store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import Emit
-from rlm_broker.handler.completing import Completing
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
-from rlm_broker.models.model import Given
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.output_type import AnswerType
 from rlm_broker.run.persistent_repl import PersistentRepl
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import QueryHandlerFactory
 

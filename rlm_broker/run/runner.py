@@ -33,6 +33,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.stored import StoredContext, beginning
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, ValueTooLarge
@@ -43,7 +44,13 @@ from rlm_broker.events.event import (
 )
 from rlm_broker.parsing.finals import FinalVar
 from rlm_broker.parsing.notes import NotRun
-from rlm_broker.prompts.messages import (
+from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
+from rlm_broker.run.calls import Caller, in_words
+from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
+from rlm_broker.run.facts import facts_of
+from rlm_broker.run.output_type import AnswerType
+from rlm_broker.run.persistent_repl import PersistentRepl, as_values
+from rlm_broker.run.prompts.messages import (
     EMPTY_REPLY,
     SHOWN_WHOLE_CHARS,
     SUMMARISE,
@@ -52,19 +59,12 @@ from rlm_broker.prompts.messages import (
     typed_task,
     without_repl,
 )
-from rlm_broker.prompts.observation import most_shown, observation
-from rlm_broker.prompts.system import fitting, system_prompt
-from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
-from rlm_broker.run.calls import Caller, in_words
-from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
-from rlm_broker.run.facts import facts_of
-from rlm_broker.run.output_type import AnswerType
-from rlm_broker.run.persistent_repl import PersistentRepl, as_values
+from rlm_broker.run.prompts.observation import most_shown, observation
+from rlm_broker.run.prompts.system import fitting, system_prompt
 from rlm_broker.run.reply import Answer, ReplyActions, read_reply
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from rlm_broker.clients.base import CHARS_PER_TOKEN, BaseClient, LMRequest, estimate_tokens
+from rlm_broker.broker.clients.base import CHARS_PER_TOKEN, BaseClient, LMRequest, estimate_tokens
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ModelFailed
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN

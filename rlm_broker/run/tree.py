@@ -5,15 +5,15 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.turns import Allowance, FairSemaphore
 from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import ChatMessage, Iteration
 from rlm_broker.run.calls import TreeCalls
 from rlm_broker.run.ledger import Ledger
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.transport.connection import QueryHandler
 
 MOST_READ_BYTES = 64 << 20
 """Memory in bytes of the contexts that are read for completions at the same time, for one depth of a tree."""

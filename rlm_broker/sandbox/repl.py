@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any, Final
 
+from rlm_broker.broker.transport.connection import QueryHandler, refuse
+from rlm_broker.broker.transport.provisions import Provisions
+from rlm_broker.broker.transport.session import NOTHING, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
@@ -32,9 +35,6 @@ from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms
 from rlm_broker.sandbox.repl_process import ReplProcess
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.transport.connection import QueryHandler, refuse
-from rlm_broker.transport.provisions import Provisions
-from rlm_broker.transport.session import NOTHING, Wanted
 from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
 

@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
+from rlm_broker.broker.transport.connection import Connection
+from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
@@ -16,8 +18,6 @@ from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, Wor
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.transport.connection import Connection
-from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, LastSeen
 from sandbox_worker.wire.names import CONTEXT, numbered

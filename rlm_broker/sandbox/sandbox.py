@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlm_broker.broker.transport.connection import QueryHandler, refuse
+from rlm_broker.broker.transport.listener import Listener
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
@@ -28,8 +30,6 @@ from rlm_broker.sandbox.workers.levels import candidates, warn_if_unprotected
 from rlm_broker.sandbox.workers.python_paths import Venv
 from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
-from rlm_broker.transport.connection import QueryHandler, refuse
-from rlm_broker.transport.listener import Listener
 from rlm_broker.values.stats import SandboxStats
 from sandbox_worker.wire.level import LevelName
 

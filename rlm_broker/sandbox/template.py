@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rlm_broker.broker.transport.connection import QueryHandler, refuse
+from rlm_broker.broker.transport.listener import Listener
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
@@ -15,8 +17,6 @@ from rlm_broker.sandbox.repl_process import Inherited
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
-from rlm_broker.transport.connection import QueryHandler, refuse
-from rlm_broker.transport.listener import Listener
 
 NO_CONTEXT: Final = object()
 """Stands for a context that was not given. None is a context."""

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rlm_broker.clients.base import call_headers
+from rlm_broker.broker.clients.base import call_headers
 from rlm_broker.errors import require_kind
 from rlm_broker.events.event import Event
 from rlm_broker.watch import conventions as names

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from rlm_broker.clients.base import LMRequest
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM

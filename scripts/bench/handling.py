@@ -7,14 +7,14 @@ from typing import cast
 
 import msgspec
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.transport.connection import Connection
+from rlm_broker.broker.transport.session import Session
 from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
-from rlm_broker.transport.connection import Connection
-from rlm_broker.transport.session import Session
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.frames import FrameDecoder
 from sandbox_worker.wire.messages import Display, Output, Query, Reply, Slot

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from rlm_broker.clients.base import Client, LMRequest
-from rlm_broker.clients.litellm import LiteLLMClient
-from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.broker.clients.base import Client, LMRequest
+from rlm_broker.broker.clients.litellm import LiteLLMClient
+from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.results import ChatMessage
 from scripts.bench.measure import Effort, by_turns
 from scripts.bench.peer import Peer

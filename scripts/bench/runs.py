@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.rlm import RLM
 from rlm_broker.usage import Usage
 from scripts import make_log

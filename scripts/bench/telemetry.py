@@ -11,11 +11,11 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM
-from rlm_broker.service.metrics import Metrics
+from rlm_broker.serve.metrics import Metrics
 from rlm_broker.usage import Usage
 from rlm_broker.watch.telemetry import OpenTelemetry
 from scripts.bench.measure import Effort

@@ -8,7 +8,7 @@ import sys
 import time
 
 from rlm_broker.batch.items import BatchItem
-from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox

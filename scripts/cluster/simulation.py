@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from rlm_broker.batch.items import BatchItem
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.rlm import RLM
 from rlm_broker.usage import Usage

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.models.model import Model
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.models.model import Model
 from rlm_broker.results import ChatMessage
 from scripts.faults.stage import Script, Stage
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlm_broker import RLM, Models, ScriptedClient
-from rlm_broker.clients.base import BaseClient, CallId, LMReply, LMRequest
-from rlm_broker.clients.recording import (
+from rlm_broker.broker.cache import Cache
+from rlm_broker.broker.clients.base import BaseClient, CallId, LMReply, LMRequest
+from rlm_broker.broker.clients.recording import (
     FORMAT,
     Recorded,
     RecordedModels,
@@ -18,7 +19,6 @@ from rlm_broker.clients.recording import (
 )
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.events.trace import TraceWriter
-from rlm_broker.handler.cache import Cache
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 from rlm_broker.watch.trace_tree import tree

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import psutil
 
 from rlm_broker import RLM, Limits
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ModelFailed, RlmBrokerError
 from rlm_broker.events.event import BlockPrinted, Event, RunEnded

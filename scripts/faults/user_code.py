@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rlm_broker.clients.base import LMRequest
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.events.event import Event
 from scripts.faults.cell import DEEP, QUERY
 from scripts.faults.stage import Stage

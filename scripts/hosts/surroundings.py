@@ -293,7 +293,7 @@ def _ignore(which: int) -> Callable[[], None]:
 ISOLATION_TESTS = ("tests/sandbox_worker/isolation",)
 SIGNAL_TESTS = (
     "tests/rlm_broker/cli/test_ask.py",
-    "tests/rlm_broker/mcp/test_stdio.py",
+    "tests/rlm_broker/serve/mcp/test_stdio.py",
     "tests/rlm_broker/cli/test_serve.py",
     "-k",
     "signal or hangup or ends",

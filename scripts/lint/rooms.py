@@ -18,13 +18,13 @@ NEVER = {
     "sandbox_worker": ("rlm_broker",),
     "sandbox_worker.repl": ("sandbox_worker.init", "sandbox_worker.zygote", "sandbox_worker.isolation"),
     "sandbox_worker.init": ("sandbox_worker.zygote",),
-    "rlm_broker.handler": ("rlm_broker.run", "rlm_broker.sandbox"),
-    "rlm_broker.transport": ("rlm_broker.handler", "rlm_broker.sandbox"),
+    "rlm_broker.broker": ("rlm_broker.run", "rlm_broker.sandbox"),
+    "rlm_broker.broker.transport": ("rlm_broker.broker.broker", "rlm_broker.broker.routing", "rlm_broker.sandbox"),
 }
 """Imports that no change of the table may allow: security rests on which code runs in which process."""
 WORKER_MAY_IMPORT = {"msgspec", "jsonschema"}
 """Packages of others that may run in a worker; what else it loaded, each fork would pay for."""
-RING = ("service", "serve", "mcp", "batch", "cli", "hosting", "evaluation")
+RING = ("serve", "batch", "cli", "evaluation")
 """Rooms that are built on the public names."""
 ROW = re.compile(r"^\| (`[\w., `]+`) \|[^|]*\| (\d+) \|([^|]*)\|$", re.MULTILINE)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import uvicorn
 
-from rlm_broker.hosting.owner import Owner
-from rlm_broker.hosting.repls import HeldRepls
-from rlm_broker.hosting.runs import HostedRuns
-from rlm_broker.mcp.http import mcp_app
 from rlm_broker.rlm import RLM
+from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.hosting.repls import HeldRepls
+from rlm_broker.serve.hosting.runs import HostedRuns
+from rlm_broker.serve.mcp.http import mcp_app
 
 NODE = "node@22"
 RUNNER = "@modelcontextprotocol/conformance@0.1.16"

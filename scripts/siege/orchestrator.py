@@ -10,20 +10,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.transport.connection import Connection
+from rlm_broker.broker.transport.session import Session
 from rlm_broker.events.event import BlockPrinted, RunEnded, TreeEvents
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.queries import QueryAnswers
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.transport.connection import Connection
-from rlm_broker.transport.session import Session
 from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame

@@ -54,7 +54,7 @@ def commands() -> str:
 def settings() -> str:
     """Return a table of the settings that are no limits."""
     from rlm_broker.cli.commands import ASK as command
-    from rlm_broker.settings.settings import DEFAULTS, PREFIX
+    from rlm_broker.cli.settings.settings import DEFAULTS, PREFIX
 
     options = {option.name: option for option in command.params if hasattr(option, "help")}
     rows = ["| setting | default | flag of `ask` | variable | meaning |", "| --- | --- | --- | --- | --- |"]
@@ -80,7 +80,7 @@ def limits(model: str) -> str:
 
 def message(name: str) -> str:
     """Return what a message says, who sends it, in which states of a connection, and its fields."""
-    from rlm_broker.transport.session import TRANSITIONS
+    from rlm_broker.broker.transport.session import TRANSITIONS
     from sandbox_worker.wire import messages
 
     kind = getattr(messages, name)

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from rlm_broker import RLM
-from rlm_broker.service.settings import RIGHTS, ServeSettings
+from rlm_broker.serve.settings import RIGHTS, ServeSettings
 from tests.support.asgi_server import HttpServer, http_server
 from tests.support.felt import Felt
 from tests.support.service import Served, serving

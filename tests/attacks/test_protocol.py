@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rlm_broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block

@@ -16,18 +16,18 @@ from typing import Any
 import psutil
 import pytest
 
-from rlm_broker.clients.litellm import LiteLLMClient
-from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.clients.recording import Recording
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.client_queue import Serving
+from rlm_broker.broker.clients.litellm import LiteLLMClient
+from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.broker.clients.recording import Recording
+from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.models.model import Model
+from rlm_broker.broker.models.models import Models
+from rlm_broker.broker.routing import Route
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplayDiverged
 from rlm_broker.events.event import CallEnded, CallRetried, CallText, Event
 from rlm_broker.events.trace import TraceWriter
-from rlm_broker.handler.client_queue import Serving
-from rlm_broker.handler.routing import Route
 from rlm_broker.limits import Limits
-from rlm_broker.models.model import Model
-from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.lm_handler import LMHandler

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rlm_broker import RLM, LMReply, LMRequest, Usage
-from rlm_broker.service.settings import ServeSettings
+from rlm_broker.serve.settings import ServeSettings
 from tests.support.command import WAIT_S, started
 from tests.support.service import Served, serving
 from tests.support.stand_ins import Gate

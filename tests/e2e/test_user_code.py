@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.function import FunctionClient
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, OutputInvalid, RlmBrokerError
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.transport.connection import QueryHandler
 from tests.support.waiting import WAIT_S, for_ever, until
 
 CATCHES = "try: result = t()\nexcept Exception as error: result = str(error)\nFINAL(str(result))"

@@ -22,7 +22,7 @@ from rlm_broker import (
     ToolEnded,
     Usage,
 )
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.sandbox.sandbox import place
 
 

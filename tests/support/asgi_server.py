@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from rlm_broker.service.http_server import BoundedServer, Room
+from rlm_broker.serve.http_server import BoundedServer, Room
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ModelFailed
 from rlm_broker.usage import Usage
 

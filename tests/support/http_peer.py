@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Receive, Scope, Send
 
-from rlm_broker.service.replies import EventStream
+from rlm_broker.serve.replies import EventStream
 from tests.support.asgi_server import HttpServer
 from tests.support.waiting import WAIT_S
 

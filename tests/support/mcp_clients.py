@@ -13,11 +13,11 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from rlm_broker.hosting.owner import Owner
-from rlm_broker.hosting.repls import HeldRepls
-from rlm_broker.hosting.runs import HostedRuns
-from rlm_broker.mcp.http import mcp_app
 from rlm_broker.rlm import RLM
+from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.hosting.repls import HeldRepls
+from rlm_broker.serve.hosting.runs import HostedRuns
+from rlm_broker.serve.mcp.http import mcp_app
 from tests.support.command import ENVIRONMENT
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 from tests.support.waiting import WAIT_S

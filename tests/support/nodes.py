@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.cluster.dialing import Target, join
 from rlm_broker.cluster.link import Link
 from rlm_broker.cluster.messages import PROTOCOL, Begin, FromBroker, Join, Load

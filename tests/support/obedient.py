@@ -2,8 +2,8 @@
 
 import re
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.scripted import ScriptedClient
 
 _ASKED = re.compile(r"DO: (.*)")
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from rlm_broker.clients.base import BaseClient, LMRequest
+from rlm_broker.broker.clients.base import BaseClient, LMRequest
+from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.agent.agent import serve
 from rlm_broker.cluster.described import context_spec, limits_spec, routing_spec, tools_spec
 from rlm_broker.cluster.link import Link
@@ -36,7 +37,6 @@ from rlm_broker.cluster.outcomes import read_completion, read_error
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ModelFailed, OutputInvalid, RunFailed, UnknownModel
-from rlm_broker.handler.routing import Routing
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage, Completion
 from rlm_broker.run.output_type import OutputType

@@ -2,7 +2,7 @@
 
 import rlm_broker.rlm
 import rlm_broker.sandbox.sandbox
-from rlm_broker.clients.litellm import prefetch
+from rlm_broker.broker.clients.litellm import prefetch
 
 __all__ = ["rlm_broker"]
 prefetch().result()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rlm_broker.rlm import RLM
-from rlm_broker.service.app import Service
-from rlm_broker.service.parts import Parts
-from rlm_broker.service.settings import KeySettings, ServeSettings
+from rlm_broker.serve.app import Service
+from rlm_broker.serve.parts import Parts
+from rlm_broker.serve.settings import KeySettings, ServeSettings
 from tests.support.asgi_server import http_server
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.errors import ModelFailed
 from rlm_broker.usage import Usage
 

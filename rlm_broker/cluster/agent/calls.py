@@ -3,13 +3,13 @@
 import time
 from collections.abc import Hashable
 
-from rlm_broker.clients.base import Client, LMRequest
+from rlm_broker.broker.broker import CALL_TIMEOUT_S
+from rlm_broker.broker.client_queue import OnRetry
+from rlm_broker.broker.clients.base import Client, LMRequest
+from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.agent.exchange import Exchange
 from rlm_broker.cluster.messages import Ask, Reply, ReplyText, Retried
 from rlm_broker.errors import ModelFailed, UnknownModel
-from rlm_broker.handler.broker import CALL_TIMEOUT_S
-from rlm_broker.handler.client_queue import OnRetry
-from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.errors import FrameTooLarge

@@ -1,9 +1,9 @@
 """The models of a run as a node knows them: names, windows and prices. Their clients are in the orchestrator."""
 
-from rlm_broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
+from rlm_broker.broker.routing import Route, Routing
 from rlm_broker.cluster.messages import ModelSpec, RoutingSpec
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.handler.routing import Route, Routing
 
 
 class RemoteModel(BaseClient):

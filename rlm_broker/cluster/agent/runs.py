@@ -22,9 +22,9 @@ from rlm_broker.cluster.outcomes import MESSAGE_CHARS, facts_of
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import IsolationUnavailable, ReplClosed, RlmBrokerError, RunFailed, SandboxFailed
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
 from rlm_broker.run.engine import root_run
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.request import RunRequest
 from rlm_broker.run.run import RunJob
 

@@ -10,6 +10,8 @@ import time
 
 import msgspec
 
+from rlm_broker.broker.transport.connection import Connection, QueryHandler
+from rlm_broker.broker.transport.session import NOTHING, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ContextRefused, ProtocolViolation, SandboxFailed
 from rlm_broker.limits import ReplLimits
@@ -18,8 +20,6 @@ from rlm_broker.sandbox.blocks.block_clock import BlockClock
 from rlm_broker.sandbox.blocks.block_result import BlockOutput, SubmitFields
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.transport.connection import Connection, QueryHandler
-from rlm_broker.transport.session import NOTHING, Wanted
 from sandbox_worker.wire.control import Exceeded
 from sandbox_worker.wire.messages import Query, Result, Slot
 

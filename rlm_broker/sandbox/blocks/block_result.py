@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
+from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ValueUnavailable
 from rlm_broker.events.callback import Callback
 from rlm_broker.json_schema import Unfit
 from rlm_broker.results import Block, PostMortem, Sent, Variable, with_values
-from rlm_broker.transport.session import Wanted
 from rlm_broker.values.display import Display
 from rlm_broker.values.names import require_field_names
 from rlm_broker.values.text import as_json, jsonable

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+from rlm_broker.broker.transport.listener import Listener
 from rlm_broker.concurrency.deadline import unlisted
 from rlm_broker.context.stored import StoredContext, digest_of
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
@@ -21,7 +22,6 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.sandbox.workers.zygote_process import Preparation
-from rlm_broker.transport.listener import Listener
 
 SHARED_FROM_BYTES: Final = 4 << 20
 """Bytes of JSON from which on a context is shared. A smaller one is decoded faster than a fork server starts."""

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from rlm_broker.broker.transport.connection import Connection
+from rlm_broker.broker.transport.dialing import dial
+from rlm_broker.broker.transport.listener import Listener
+from rlm_broker.broker.transport.provisions import Provisions
+from rlm_broker.broker.transport.session import Session
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed, ValueTooLarge, WorkerDied, shortage_told
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
-from rlm_broker.transport.connection import Connection
-from rlm_broker.transport.dialing import dial
-from rlm_broker.transport.listener import Listener
-from rlm_broker.transport.provisions import Provisions
-from rlm_broker.transport.session import Session
 from sandbox_worker.loading.context import ContextBroken
 
 _NO_REPL = "a REPL cannot be started"

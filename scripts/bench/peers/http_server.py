@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 import uvicorn
 
-from rlm_broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.rlm import RLM
-from rlm_broker.service.app import Service
+from rlm_broker.serve.app import Service
 from rlm_broker.usage import Usage
 
 BLOCK = "x = 1"

@@ -262,7 +262,7 @@ def processes_below(process: Python) -> list[psutil.Process]:
 
 ENDLESS = r"""
 from rlm_broker.cli import composition
-from rlm_broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.function import FunctionClient
 code = 'an idea\n```repl\nprint("up", flush=True)\nwhile True: pass\n```'
 rlm = composition.RLM
 composition.RLM = lambda model, sub_model, **options: rlm(FunctionClient(lambda messages: code), **options)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlm_broker.cli.commands import ASK
+from rlm_broker.cli.settings.settings import _VALUES
 from rlm_broker.sandbox.workers.levels import CHOICES
-from rlm_broker.settings.settings import _VALUES
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
 from tests.support.forked_python import python
 from tests.support.places import PROJECT

@@ -10,8 +10,8 @@ from rlm_broker.cluster.messages import Ask, Reply
 from rlm_broker.errors import ModelFailed
 from rlm_broker.journal.paid import PaidCalls
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.request import RunRequest
 from rlm_broker.run.tools import Tools
 from rlm_broker.usage import Usage

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.routing import Route, Routing
 from rlm_broker.cluster import described
 from rlm_broker.cluster.described import context_spec, limits_spec, routing_spec, system_prompts, tools_spec
 from rlm_broker.cluster.messages import ModelSpec, ToolSpec
 from rlm_broker.context.store import store
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.handler.routing import Route, Routing
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.instructions import Instructions
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.tools import Tools
 
 

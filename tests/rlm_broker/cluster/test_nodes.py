@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel
 
+from rlm_broker.broker.models.models import Models
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.errors import ClusterFailed, ConfigurationError, LimitReached, OutputInvalid, RunCancelled
 from rlm_broker.events.event import BlockEnded, CallEnded, CallStarted, CallText, Event, RunEnded, RunStarted, ToolEnded
 from rlm_broker.limits import Limits
-from rlm_broker.models.models import Models
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.run import Run

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rlm_broker.clients.failures import one_line
+from rlm_broker.broker.clients.failures import one_line
 from rlm_broker.events import redaction
 from rlm_broker.events.event import Replied
 from rlm_broker.events.redaction import (

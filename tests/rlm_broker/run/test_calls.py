@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
-from rlm_broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.base import PICTURE_CHARS, LMReply, LMRequest
+from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.events.event import CallEnded, CallStarted, Event, TreeEvents
 from rlm_broker.limits import Limits

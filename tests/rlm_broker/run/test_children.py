@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.function import FunctionClient
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.context.store import store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ModelFailed
 from rlm_broker.events.event import PREVIEW_CHARS, Event, RunStarted
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.messages import BEGINNING_CHARS, REMINDER_CHARS
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.children import MAX_PROMPT_BYTES, OWN_TASK, Children
 from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.run.prompts.messages import BEGINNING_CHARS, REMINDER_CHARS
 from rlm_broker.run.tree import ChildPlaces
 from rlm_broker.sandbox.blocks.query_contexts import GivenContext
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS, ChildContext
 from tests.support.waiting import WAIT_S

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.function import FunctionClient
-from rlm_broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.messages import SUMMARISE
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
 from rlm_broker.run.conversation import FEWEST_LAST_CHARS, FEWEST_OLDER_CHARS, LEAST_FACTOR, Conversation, says_too_long
+from rlm_broker.run.prompts.messages import SUMMARISE
 from rlm_broker.run.tree import Progress
 from rlm_broker.values.text import shorten
 from tests.support.command import run

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.function import FunctionClient
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.errors import LimitReached
 from rlm_broker.events.event import Event, ReplReady, RunEnded, RunStarted
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.rlm import RLM
 from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.sandbox.sandbox import Sandbox, place
-from rlm_broker.transport.connection import QueryHandler
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
 from tests.support.waiting import LONGER_AND_LONGER, WAIT_S

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.function import FunctionClient
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits
 from rlm_broker.parsing.finals import FinalText
-from rlm_broker.prompts.messages import NOT_LOOKED_AT
 from rlm_broker.results import Block, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run import reply
+from rlm_broker.run.prompts.messages import NOT_LOOKED_AT
 from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, Answer, ReplyActions, read_reply
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, ModelFailed, RunCancelled, ScriptedClient
-from rlm_broker.clients.base import LMReply, LMRequest
-from rlm_broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.events.event import (
     BlockPrinted,
     BlockStarted,

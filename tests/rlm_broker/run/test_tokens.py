@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rlm_broker.clients.base import BaseClient
+from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.run.tokens import SAMPLE_CHARS, count_tokens, estimated
 
 

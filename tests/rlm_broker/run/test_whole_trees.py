@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.events.event import Event, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM

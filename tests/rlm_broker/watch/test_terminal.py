@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, ScriptedClient, print_events
-from rlm_broker.clients.base import LMRequest
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.events.event import RunEnded, RunStarted
 from rlm_broker.events.story import MOST_CHARS
 from rlm_broker.usage import UsageSummary

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlm_broker.broker.transport.session import Session
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.transport.session import Session
 from sandbox_worker.wire.errors import FrameTooLarge, FrameTruncated, MessageInvalid
 from sandbox_worker.wire.frames import BEGINNING_BYTES, PREFIX, Beginning, FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import Output, decode_from_worker, encode

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.cluster.agent import agent as module
 from rlm_broker.cluster.messages import Ended, Happened, Quit
 from rlm_broker.cluster.nodes import Nodes
@@ -32,7 +32,7 @@ WAITS = "```repl\nimport subprocess, sys\nsubprocess.run([sys.executable, '-c', 
 ORCHESTRATOR = """
 import asyncio, sys
 from rlm_broker import RLM
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.cluster.nodes import Nodes
 
 async def main():

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.clients.base import CallId, LMRequest
+from rlm_broker.broker.clients.base import CallId, LMRequest
+from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.agent.calls import RemoteCalls
 from rlm_broker.cluster.agent.exchange import Exchange
 from rlm_broker.cluster.agent.models import RemoteModel
 from rlm_broker.cluster.messages import Ask, ModelSpec, Reply, ReplyText, Retried
 from rlm_broker.errors import ModelFailed, UnknownModel
-from rlm_broker.handler.routing import Routing
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Usage
 from tests.support.links import linked

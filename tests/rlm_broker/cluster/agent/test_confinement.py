@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.errors import IsolationUnavailable
 from rlm_broker.rlm import RLM

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rlm_broker.clients.base import BaseClient, LMRequest
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.base import BaseClient, LMRequest
+from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.routing import Route, Routing
 from rlm_broker.cluster.agent.models import RemoteModel, routing_of
 from rlm_broker.cluster.described import routing_spec
 from rlm_broker.cluster.messages import ModelSpec, RoutingSpec
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
-from rlm_broker.handler.routing import Route, Routing
 from rlm_broker.results import ChatMessage
 
 NAMES = (None, "root", "sub", "judge", "gpt-judge", "gpt-x", "cheap", "unheard-of")

@@ -10,8 +10,9 @@ import pydantic
 import pytest
 import pytest_asyncio
 
-from rlm_broker.clients.base import LMRequest
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.routing import Route, Routing
 from rlm_broker.cluster.agent import shortening
 from rlm_broker.cluster.described import system_prompts
 from rlm_broker.cluster.messages import Ask, Cancel, Ended, EngineSpec, Happened, Leave, Stop, UseTool
@@ -25,11 +26,10 @@ from rlm_broker.errors import (
     RunCancelled,
     ValueTooLarge,
 )
-from rlm_broker.handler.routing import Route, Routing
 from rlm_broker.limits import Limits
-from rlm_broker.prompts.instructions import Instructions
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.tools import Tools
 from rlm_broker.watch.board import BOARD
 from tests.support.orchestrator import Orchestrator, orchestrated

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from rlm_broker.broker.transport.session import NOTHING, Wanted
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.results import Block, PostMortem
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block_result import BlockOutput, SentValue, SubmitFields, sent_value, values_of
-from rlm_broker.transport.session import NOTHING, Wanted
 from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode

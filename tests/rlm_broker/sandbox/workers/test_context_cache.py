@@ -9,7 +9,7 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from rlm_broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import SandboxFailed

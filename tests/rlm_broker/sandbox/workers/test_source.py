@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 
 import pytest
 
+from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.source import REFILL_AFTER_S, SMALL_BYTES, StartedWorker, Workers
-from rlm_broker.transport.provisions import Provisions
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below
 from tests.support.sources import pool_of

@@ -17,7 +17,7 @@ pytest.importorskip("starlette", reason="needs rlm-broker[serve]")
 
 from rlm_broker.cli.viewer import MOST_CONNECTIONS, Viewer
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.service.http_server import MOST_HEADER_BYTES
+from rlm_broker.serve.http_server import MOST_HEADER_BYTES
 from rlm_broker.watch.messages import RunStatus
 from tests.support.browser import browser
 from tests.support.traces import small

@@ -1,0 +1,432 @@
+"""A session on a socket: the asyncio shell around `Session`.
+
+This is the door for what a REPL sends. A query that passes it is not weighed again. A query that is too long is
+answered with an error, and its bytes are not kept (`FrameDecoder`). Beyond `max_queries_in_flight` or
+`MOST_OPEN_WEIGHT` no further query is taken, and a REPL that does not read its replies is not read. What the REPL then
+sends fills the kernel's buffers, and after that the REPL's own memory, which is limited.
+"""
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from rlm_broker.broker.transport.provisions import Provisions
+from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
+from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
+from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import Display, FromWorker, Output, Query, Ready, Reply, Result, Slot
+
+READ_BYTES = 1 << 16
+"""Bytes read at once. Between two reads, all other connections have their turn."""
+MESSAGES_IN_A_ROW = 32
+"""Messages taken at once; the rest waits for the next turn of the event loop. A read may hold a thousand messages,
+which would keep the loop busy for a tenth of a second."""
+MOST_OPEN_WEIGHT = 64 << 20
+"""Bytes of memory that the open queries of one connection may take, see `Session.open_queries`. Beyond, no further
+query is taken from it until one of them is answered. A single query may take more while no other is open."""
+MOST_LOAD = 1 << 30
+"""Bytes that the open queries of all connections of one listener may weigh. Beyond, connections with an open query are
+not read until others were answered. A connection without one is read, so that every REPL makes progress."""
+UNREAD_BYTES = 8 << 20
+"""Bytes of replies that a REPL has not read. Beyond, the connection does not read from the REPL either. So a REPL that
+asks and never reads fills its own socket, and not this process."""
+MOST_UNREAD_BYTES = 32 << 20
+"""Bytes of unread replies beyond which a further reply is replaced by an error."""
+
+CANCELLED = "cancelled, the block that asked has ended"
+
+
+class _Incoming(threading.local):
+    """The buffer that a thread's loop reads into. All of its connections share one: each takes the data at once."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(READ_BYTES))
+
+
+_incoming = _Incoming()
+
+
+class QueryHandler(Protocol):
+    """Answers the queries of a REPL.
+
+    An async function with this signature. The caller of `execute` gives it, so that the transport depends on no model.
+    """
+
+    async def __call__(self, query: Query, /) -> list[Slot]:
+        """Answer one query.
+
+        Cancelled when the block ends or is interrupted, or when the connection is lost. It must then end all that it
+        has started for the query.
+
+        Args:
+            query: Query of model code, with its prompts. Its content is untrusted.
+
+        Returns:
+            One slot for each prompt, in order. With any other number, each prompt gets an error.
+
+        Raises:
+            Exception: Any error becomes the text of each slot's error; the block goes on.
+        """
+        ...
+
+
+OnShown = Callable[[Output | Display], None]
+"""Called with each piece of output and each display of a block, as it comes."""
+_CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
+"""Name that model code calls for each kind of query."""
+
+
+async def refuse(query: Query) -> list[Slot]:
+    """Refuse every prompt of a query: the answer of a REPL without models."""
+    if query.want == "tool":
+        reason = f"the tool {query.tool}() is not available: this REPL was opened without answer="
+    else:
+        reason = f"{_CALLED[query.want]} is not available: no model is connected to this sandbox"
+    return [Slot(error=reason)] * len(query.prompts)
+
+
+class QueryLoad:
+    """A sum of weights, and the connections that stopped reading because of it, in the order in which they stopped.
+
+    Args:
+        most: Bytes from which on the load is high.
+
+    Attributes:
+        weight: Bytes that the open queries weigh, see `Session.open_weight`. Callers add to it; `lighten` takes off.
+    """
+
+    def __init__(self, most: int = MOST_LOAD) -> None:
+        self.weight = 0
+        self._most = most
+        self._paused: OrderedDict[object, Callable[[], None]] = OrderedDict()
+
+    @property
+    def is_high(self) -> bool:
+        """Whether the weight has reached its bound."""
+        return self.weight >= self._most
+
+    def lighten(self, by: int) -> None:
+        """Take `by` bytes off, and let waiting connections read on while the load is not high."""
+        self.weight -= by
+        while by and self._paused and not self.is_high:
+            _, resume = self._paused.popitem(last=False)
+            resume()
+
+    def wait(self, who: object, resume: Callable[[], None]) -> None:
+        """Call `resume` once the load has fallen, unless `who` is forgotten before."""
+        self._paused.setdefault(who, resume)
+
+    def forget(self, who: object) -> None:
+        """Drop what `wait` noted for `who`. Has no effect when repeated."""
+        self._paused.pop(who, None)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Runs blocks in the REPL at the other end of a connected socket.
+
+    Made before the socket is: the listener gives it the socket on which its token is shown. When the socket is lost,
+    `ready` and the future of `execute` fail with `WorkerDied`, and each query that is being answered is cancelled.
+
+    Args:
+        session: A fresh session, which the connection owns.
+        max_queries_in_flight: Open queries at most. A further one is taken once one of them is answered, as it is at
+            `MOST_OPEN_WEIGHT`.
+    """
+
+    def __init__(self, session: Session, max_queries_in_flight: int) -> None:
+        self._session = session
+        self._max_queries_in_flight = max_queries_in_flight
+        self._transport: asyncio.Transport | None = None
+        self._answering: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: set[asyncio.Task[None]] = set()
+        self._answer: QueryHandler = refuse
+        self._on_shown: OnShown = _ignore
+        self._ready = asyncio.Event()
+        self._result: asyncio.Future[Result] | None = None
+        self._lost: RlmBrokerError | None = None
+        self._writable = True
+        self._is_reading = True
+        self._held_back: Query | None = None
+        self._takes_more_soon = False
+        self._lets_go = False
+        self._load = QueryLoad()
+        self._load_share = 0
+
+    def share(self, load: QueryLoad) -> None:
+        """Count the open queries in `load`, together with those of other connections."""
+        self._load = load
+
+    @property
+    def block(self) -> int:
+        """Number of the last block that was started; the first is 1."""
+        return self._session.block
+
+    async def ready(self) -> None:
+        """Wait until the REPL can take its first block.
+
+        Raises:
+            WorkerDied: The socket was lost first.
+            ProtocolViolation: The worker sent any other message.
+        """
+        await self._ready.wait()
+        if self._lost:
+            raise self._lost
+
+    def execute(
+        self, code: str, answer: QueryHandler, on_shown: OnShown, wanted: Wanted = NOTHING
+    ) -> asyncio.Future[Result]:
+        """Start one block, and answer its queries from now on. Call `settle` when the future is done.
+
+        Args:
+            code: Python source.
+            answer: Called for each query, several at the same time.
+            on_shown: Called for each piece of output and each display as it comes.
+            wanted: Input of the block beside its code, and values that the result should have.
+
+        Returns:
+            A future of the block's result. It fails with `WorkerDied` or `ProtocolViolation` if the connection ends
+            before.
+
+        Raises:
+            WorkerDied, ProtocolViolation: The connection has ended already.
+            FrameTooLarge: `code` and `stdin` are longer than a frame may be.
+        """
+        if self._lost:
+            raise self._lost
+        self._answer, self._on_shown, self._lets_go = answer, on_shown, False
+        self._write(self._session.execute(code, wanted))
+        self._result = asyncio.get_running_loop().create_future()
+        return self._result
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the worker is still there, as far as is known: its death may not have arrived yet."""
+        return self._lost is None
+
+    def provide(self, provisions: Provisions) -> None:
+        """Give the REPL more tools and values, see `Session.provide`. Code finds them from its next block on."""
+        self._session.provide(provisions)
+
+    def let_go(self) -> None:
+        """Answer all present and further queries of the block with an error, since it is being interrupted.
+
+        A query without room holds back all messages behind it, and the block's result may be one of them.
+        """
+        self._lets_go = True
+        self._cancel_answers()
+        self._go_on()
+
+    async def settle(self) -> None:
+        """Cancel what is still being answered, and wait for its end: a model call or a whole child run may be below."""
+        while self._answering or self._cancelled:
+            self._cancel_answers()
+            await asyncio.wait(self._cancelled)
+            self._cancelled = {task for task in self._cancelled if not task.done()}
+
+    async def close(self) -> None:
+        """Close the socket, and wait until all answering for the REPL has ended. Has no effect when repeated."""
+        self._lose(WorkerDied("the connection was closed"))
+        await self.settle()
+
+    # -- called by asyncio -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast and no isinstance: uvloop's transports are not subclasses of asyncio.Transport.
+        transport = cast("asyncio.Transport", transport)
+        if self._lost:  # closed before the worker came
+            transport.abort()
+            return
+        self._transport = transport
+        transport.set_write_buffer_limits(high=UNREAD_BYTES)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        return _incoming.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.receive(_incoming.buffer[:nbytes])
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """Take bytes that arrived, also those that came right behind the token."""
+        try:
+            self._session.feed(data)
+        except ProtocolViolation as violation:
+            self._lose(violation)
+        else:
+            if not self._takes_more_soon:
+                self._take_messages()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = f": {exc}" if exc else ""
+        self._lose(WorkerDied(f"the REPL's connection to the broker was closed{reason}"))
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._regulate()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._regulate()
+
+    # -- internal ----------------------------------------------------------------------------------------------------
+
+    def _take_messages(self) -> None:
+        """Take some messages, and leave the others where they are.
+
+        Those beyond `MESSAGES_IN_A_ROW` wait for the next turn of the loop. A query without room waits for a reply to
+        another one, and all messages behind it wait with it.
+        """
+        self._takes_more_soon = False
+        try:
+            for _ in range(MESSAGES_IN_A_ROW):
+                if self._held_back is not None:
+                    break
+                message = self._session.next_message()
+                if message is None:
+                    break
+                self._take(message)
+            else:
+                self._take_more_soon()
+        except ProtocolViolation as violation:
+            self._lose(violation)
+        self._regulate()
+
+    def _take_more_soon(self) -> None:
+        if not self._takes_more_soon:
+            self._takes_more_soon = True
+            asyncio.get_running_loop().call_soon(self._take_messages)
+
+    def _take(self, message: FromWorker | RefusedQuery) -> None:
+        match message:
+            case Query() if self._has_room:
+                self._begin(message)
+            case Query():
+                self._held_back = message
+                self._go_on()
+            case Output() | Display():
+                self._on_shown(message)
+            case Result():
+                if self._result is not None and not self._result.done():
+                    self._result.set_result(message)
+            case RefusedQuery():
+                self._begin(message.query, message.why)
+            case Ready():
+                self._ready.set()
+
+    def _begin(self, query: Query, refusal: str | None = None) -> None:
+        weight = self._session.open_queries[query.id]
+        self._load_share += weight
+        self._load.weight += weight
+        if refusal is not None or self._lets_go:
+            self._send(query, [Slot(error=refusal or CANCELLED)] * len(query.prompts))
+            return
+        self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query), name=query.id)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the last query may be answered now, beside those that are being answered."""
+        session = self._session
+        if self._lets_go or len(session.open_queries) <= 1:
+            return True
+        return (
+            len(session.open_queries) <= self._max_queries_in_flight
+            and session.open_weight <= MOST_OPEN_WEIGHT
+            and not self._load.is_high
+        )
+
+    def _go_on(self) -> None:
+        """Begin the query that was held back if there is room now, and read on if there is room for more."""
+        if self._held_back is not None:
+            if self._has_room:
+                query, self._held_back = self._held_back, None
+                self._begin(query)
+                self._take_more_soon()
+            elif self._load.is_high:
+                self._load.wait(self, self._go_on)
+        self._regulate()
+
+    def _cancel_answers(self) -> None:
+        """Cancel each answering task once: a second cancellation would hit the clean-up that ends a child run."""
+        for task in self._answering.values():
+            task.cancel()
+        self._cancelled.update(self._answering.values())
+        self._answering.clear()
+
+    async def _reply(self, query: Query) -> None:
+        failed = CANCELLED
+        try:
+            slots = await self._answer(query)
+            if not isinstance(slots, list) or not {*map(type, slots)} <= {Slot}:
+                failed = "the function that answers this REPL must return a list of Slot"
+            elif len(slots) == len(query.prompts):
+                self._send(query, slots)
+            else:
+                failed = f"{len(slots)} answers to {len(query.prompts)} prompts"
+        except RlmBrokerError as error:
+            failed = str(error)
+        except Exception as error:  # noqa: BLE001 - a bug in the answering function must not block the REPL
+            failed = f"{type(error).__name__}: {error}"
+        finally:  # also when cancelled: without a reply, the REPL would wait for as long as the block may take
+            if query.id in self._session.open_queries:
+                self._send(query, [Slot(error=failed)] * len(query.prompts))
+            self._answering.pop(query.id, None)  # before the REPL can use the id again
+
+    def _send(self, query: Query, slots: list[Slot]) -> None:
+        weight = self._session.open_queries.get(query.id)
+        if weight is None:
+            return  # answered already, or the connection was lost since
+        if self._transport is not None and self._transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
+            why = f"dropped: more than {MOST_UNREAD_BYTES:,} bytes of earlier replies are still unread"
+            slots = [Slot(error=why)] * len(slots)
+        try:
+            frame = self._session.reply(Reply(query.id, slots))
+        except FrameTooLarge as error:
+            too_large = [Slot(error=f"the reply is too large: {error}")] * len(slots)
+            try:
+                frame = self._session.reply(Reply(query.id, too_large))
+            except FrameTooLarge as error:
+                why = f"the errors of {len(slots):,} prompts do not fit into a reply: {error}"
+                self._lose(ProtocolViolation(why))
+                return
+        self._write(frame)
+        self._load_share -= weight
+        self._load.lighten(weight)
+        if not self._is_reading or self._held_back is not None:  # else the connection reads on as it did
+            self._go_on()
+
+    def _regulate(self) -> None:
+        """Read on, or leave what comes in the kernel's buffers, as the bounds at the top of this module say."""
+        if self._transport is None:
+            return
+        reads = self._writable and self._held_back is None and not self._takes_more_soon
+        if self._is_reading != reads:
+            self._is_reading = reads
+            if reads:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _write(self, frame: bytes | bytearray) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(memoryview(frame))  # a view: asyncio slices off what the kernel took
+
+    def _lose(self, reason: RlmBrokerError) -> None:
+        self._session.close()
+        self._held_back = None
+        self._load.forget(self)
+        share, self._load_share = self._load_share, 0
+        self._load.lighten(share)
+        self._lost = self._lost or reason
+        self._ready.set()
+        if self._result is not None and not self._result.done():  # a result that was complete before the end counts
+            self._result.set_exception(self._lost)
+            self._result.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
+        self._cancel_answers()
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+
+def _ignore(_shown: Output | Display) -> None:
+    """Drop output: the default before the first block."""

@@ -1,0 +1,158 @@
+"""The one port: it accepts connections, and gives each to the session whose token its first frame shows."""
+
+import asyncio
+import secrets
+import socket
+import weakref
+from ipaddress import ip_address
+
+from rlm_broker.broker.transport.acceptor import Acceptor, bind
+from rlm_broker.broker.transport.connection import Connection, QueryLoad
+from rlm_broker.broker.transport.strangers import Arrival, OneShotServer, Strangers
+from rlm_broker.errors import ConfigurationError, require_kind
+
+LAST_PORT = 65_535
+TOKEN_BYTES = 32
+"""Random bytes of a token: 256 bits cannot be guessed."""
+
+
+class Listener:
+    """Accepts connections; a one-time token in the first frame names the session that each belongs to.
+
+    Args:
+        host: Address to bind. An address beyond loopback is refused without `insecure_bind`.
+        port: 0 takes a free one.
+        first_frame_timeout_s: Seconds until a connection without a complete first frame is dropped.
+        one_shot: Answers clients of the field's one-shot protocol, which have no token. None turns them away.
+        insecure_bind: The caller knows that tokens and contexts cross the network unencrypted.
+
+    Raises:
+        ConfigurationError: The port does not exist, or the address is beyond loopback.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        first_frame_timeout_s: float = 10.0,
+        one_shot: OneShotServer | None = None,
+        insecure_bind: bool = False,
+    ) -> None:
+        require_kind("host", host, str)
+        require_kind("port", port, int)
+        if not insecure_bind and not _is_loopback(host):
+            raise ConfigurationError(
+                f"refusing to listen on {host}: tokens and contexts would cross the network unencrypted; "
+                "bind to 127.0.0.1, or pass insecure_bind=True if the network is yours"
+            )
+        if not 0 <= port <= LAST_PORT:
+            raise ConfigurationError(f"port {port} does not exist: choose 1 to {LAST_PORT}, or 0 for a free one")
+        self._bind = (host, port)
+        self._one_shot = one_shot
+        self._acceptor: Acceptor | None = None
+        self._expected: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
+        self._claimed = weakref.WeakSet[Connection]()
+        self._strangers = Strangers(first_frame_timeout_s)
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._load = QueryLoad()
+        self._stopped = False
+        self._changing = asyncio.Lock()
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port in use, or None before `start` and after `stop`."""
+        return None if self._acceptor is None else self._acceptor.address
+
+    async def start(self) -> tuple[str, int]:
+        """Begin to listen, and return host and port. If it listens already, they are the same.
+
+        Raises:
+            ConfigurationError: The address cannot be bound.
+            SandboxFailed: This process may make no socket of the address's family.
+        """
+        async with self._changing:  # two callers at once must not bind two ports
+            if self._acceptor is None:
+                sockets = await bind(*self._bind)
+                self._acceptor = Acceptor(sockets, self._accepted, self._strangers.drop_longest_silent)
+                self._stopped = False
+            return self._acceptor.address
+
+    async def stop(self) -> None:
+        """Close the port and every connection without a session. Has no effect when repeated."""
+        async with self._changing:
+            acceptor, self._acceptor = self._acceptor, None
+            self._stopped = True
+        if acceptor is not None:
+            acceptor.close()
+        for _, expiry in self._expected.values():
+            expiry.cancel()
+        self._expected.clear()
+        await asyncio.gather(*self._arriving, return_exceptions=True)
+        self._strangers.close()
+        await asyncio.gather(*(arrival.end() for arrival in list(self._strangers.present)))
+
+    @property
+    def connections(self) -> int:
+        """Number of REPLs that are connected."""
+        return sum(connection.is_open for connection in self._claimed)
+
+    def expect(self, connection: Connection, timeout_s: float) -> str:
+        """Return a token that gives `connection` the socket on which it is first shown.
+
+        Args:
+            connection: Connection of the session.
+            timeout_s: Seconds for which the token is valid.
+        """
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        expiry = asyncio.get_running_loop().call_later(timeout_s, self._expected.pop, token, None)
+        self._expected[token] = (connection, expiry)
+        connection.share(self._load)
+        return token
+
+    async def attach(self, connected: socket.socket) -> None:
+        """Serve a socket that is connected already (a socketpair, an inherited descriptor) like an accepted one.
+
+        Raises:
+            OSError: The socket cannot be served.
+        """
+        await self._accepted(connected)
+
+    def _accepted(self, connected: socket.socket) -> "asyncio.Task[None]":
+        """Start a task for a connected socket. `stop` waits for it, and then ends the connection with all others."""
+        arriving = asyncio.get_running_loop().create_task(self._arrive(connected))
+        self._arriving.add(arriving)
+        arriving.add_done_callback(self._arrived)
+        return arriving
+
+    async def _arrive(self, connected: socket.socket) -> None:
+        if self._stopped:
+            connected.close()
+        else:
+            await asyncio.get_running_loop().connect_accepted_socket(self._arrival, connected)
+
+    def _arrived(self, arriving: "asyncio.Task[None]") -> None:
+        self._arriving.discard(arriving)
+        if not arriving.cancelled():
+            arriving.exception()  # read here, since the peer may be gone already; `attach` raises it
+
+    def _arrival(self) -> Arrival:
+        return Arrival(self._strangers, self.claim, self._one_shot)
+
+    def claim(self, token: str) -> Connection | None:
+        """Return the connection that `token` was made for, and forget the token; None if it is not valid."""
+        connection, expiry = self._expected.pop(token, (None, None))
+        if connection is not None:
+            self._claimed.add(connection)
+        if expiry is not None:
+            expiry.cancel()
+        return connection
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,301 @@
+"""Connections that have shown no token, and the bounds for them: their number, their silence and their memory.
+
+Each shows a token, or uses the field's one-shot protocol, or is turned away.
+"""
+
+import asyncio
+import contextlib
+import resource
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Protocol, cast
+
+from rlm_broker.broker.transport import one_shot
+from rlm_broker.broker.transport.connection import Connection
+from sandbox_worker.wire.errors import WireError
+from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
+from sandbox_worker.wire.messages import Welcome, decode_hello, encode
+
+MOST_SILENT = 256
+"""Connections that have not said what they are. When one more comes, the one that is silent for longest is dropped."""
+MOST_SERVED = 2048
+"""One-shot requests that are served at the same time. A further one is refused as `BUSY`."""
+DESCRIPTOR_SHARE = 4
+"""Divisor of the process's limit of descriptors: served requests may hold a quarter. REPLs and files need the rest."""
+MOST_WEIGHT = 128 << 20
+"""Bytes of memory that one-shot requests and their unread replies may take together, see `request_weight`. A request
+beyond is refused as `BUSY`."""
+SMALL_BYTES = 1 << 12
+"""Bytes of a request that is parsed at once. Of larger ones, one is parsed in each turn of the event loop."""
+BUSY = "busy: the handler serves as many one-shot requests as it can hold; try again in 1 s"
+
+STRING_WEIGHT = 1024
+"""Bytes of memory for each string of a request: a prompt, its call and its part of the reply."""
+MOST_STRINGS = 1 << 14
+"""Strings of a request that are weighed. A long text may have more quotes, but no more prompts are served at once."""
+MAX_HELLO_BYTES = 512
+"""Bytes of a first frame on a port that takes tokens alone; a longer one is refused. A `Hello` has about 70."""
+ONE_AT_A_TIME = "one request at a time: send the next one after the reply"
+NOT_SERVED = "this port serves the one-shot protocol only when it was started with one_shot=True"
+
+OneShotServer = Callable[[bytes], Awaitable[bytes]]
+"""Function that answers one request of the field's one-shot protocol: payload in, payload out."""
+
+
+def request_weight(payload: bytes | bytearray) -> int:
+    """Return the memory in bytes that a request may take while it is served: its text in wide characters, its objects.
+
+    Estimated without parsing: quotes are counted, and two make a string.
+    """
+    return 8 * len(payload) + STRING_WEIGHT * min(MOST_STRINGS, payload.count(b'"') // 2)
+
+
+class Stranger(Protocol):
+    """A connection that has shown no token."""
+
+    def hang_up(self) -> None:
+        """Close the connection at once."""
+        ...
+
+    async def end(self) -> None:
+        """Close the connection, and wait until the request that is served for it has ended."""
+        ...
+
+
+class Strangers:
+    """The connections of one listener that have shown no token.
+
+    Args:
+        silence_s: Seconds that one of them may stay silent. Beyond, it is dropped.
+
+    Attributes:
+        present: All these connections.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self.silence_s = silence_s
+        self.present: set[Stranger] = set()
+        self._silent: OrderedDict[Stranger, float] = OrderedDict()
+        """Each silent connection → the loop's time until which it may be silent. The longest silent comes first."""
+        self._sweep: asyncio.TimerHandle | None = None
+        self._weights: dict[Stranger, int] = {}
+        self._weight = 0
+        self._served = 0
+        self._beginning = asyncio.Lock()
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
+    # -- silence -----------------------------------------------------------------------------------------------------
+
+    def awaits(self, stranger: Stranger) -> None:
+        """Drop `stranger` unless it says something within `silence_s`.
+
+        One timer serves all connections: most of them speak long before their time, and would only set and cancel one.
+        """
+        loop = asyncio.get_running_loop()
+        self._silent[stranger] = until = loop.time() + self.silence_s
+        self._silent.move_to_end(stranger)
+        if self._sweep is None:
+            self._sweep = loop.call_at(until, self._drop_the_late)
+        if len(self._silent) > MOST_SILENT:
+            self.drop_longest_silent()
+
+    def hears(self, stranger: Stranger) -> None:
+        """Note that `stranger` has said something, or is gone: its time does not run any more."""
+        self._silent.pop(stranger, None)
+
+    def drop_longest_silent(self) -> None:
+        """Drop the connection that is silent for longest, if there is one, to make room."""
+        if self._silent:
+            stranger, _ = self._silent.popitem(last=False)
+            stranger.hang_up()
+
+    def _drop_the_late(self) -> None:
+        self._sweep = None
+        loop = asyncio.get_running_loop()
+        while self._silent:
+            until = next(iter(self._silent.values()))
+            if until > loop.time():
+                self._sweep = loop.call_at(until, self._drop_the_late)
+                return
+            self.drop_longest_silent()
+
+    # -- memory and requests -----------------------------------------------------------------------------------------
+
+    def weigh(self, stranger: Stranger, weight: int) -> bool:
+        """Note how many bytes of memory `stranger` holds now.
+
+        Returns:
+            Whether there is room for them. A stranger always has room while no other holds memory.
+        """
+        self._weight += weight - self._weights.pop(stranger, 0)
+        if weight:
+            self._weights[stranger] = weight
+        return self._weight <= MOST_WEIGHT or len(self._weights) <= 1
+
+    def begins(self) -> bool:
+        """Count one more served request, unless there are too many. Call `ends` afterwards.
+
+        Returns:
+            Whether the request may be served.
+        """
+        if self._served >= min(MOST_SERVED, resource.getrlimit(resource.RLIMIT_NOFILE)[1] // DESCRIPTOR_SHARE):
+            return False
+        self._served += 1
+        return True
+
+    async def turn(self, payload_bytes: int) -> None:
+        """Wait until a request of this size may be parsed: many large ones in a row would keep the event loop busy."""
+        if payload_bytes > SMALL_BYTES:
+            async with self._beginning:
+                await asyncio.sleep(0)
+
+    def ends(self) -> None:
+        """Count one served request less."""
+        self._served -= 1
+
+
+class Arrival(asyncio.Protocol):
+    """One connection without a token.
+
+    Args:
+        strangers: Counts the connection, and drops it when there are too many.
+        claim: Returns the connection that a token was made for, or None.
+        server: Answers one-shot requests; None turns them away.
+    """
+
+    def __init__(
+        self, strangers: Strangers, claim: Callable[[str], Connection | None], server: OneShotServer | None
+    ) -> None:
+        self._strangers = strangers
+        self._claim = claim
+        self._server = server
+        self._frames = FrameDecoder(one_shot.MAX_REQUEST_BYTES if server else MAX_HELLO_BYTES)
+        self._transport: asyncio.Transport
+        self._serving: asyncio.Task[None] | None = None
+        self._request_weight = 0
+        self._call_cancelled = False
+        self._refused = False
+
+    def hang_up(self) -> None:
+        """Close the connection at once, without a message."""
+        self._transport.abort()
+
+    async def end(self) -> None:
+        """Close the connection, and wait for the end of the request that is served for it."""
+        self.hang_up()
+        self._cancel_call()
+        if self._serving is not None:
+            await asyncio.wait({self._serving})
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # not isinstance: uvloop's is not an asyncio.Transport
+        self._transport.set_write_buffer_limits(high=0)  # so that `resume_writing` is called when a reply was read
+        self._strangers.present.add(self)
+        self._strangers.awaits(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        try:
+            payloads = self._frames.feed(data)
+        except WireError as error:
+            self._refuse(str(error))
+            return
+        if payloads:
+            self._strangers.hears(self)
+            self._first(payloads[0], rest=payloads[1:])
+        held = self._request_weight + self._frames.buffered_bytes
+        if held and not self._refused and not self._strangers.weigh(self, held):
+            self._refuse(BUSY)
+
+    def resume_writing(self) -> None:
+        if self._serving is None:
+            self._strangers.weigh(self, self._frames.buffered_bytes)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._strangers.hears(self)
+        if self._serving is None:
+            self._leave()
+        else:
+            self._cancel_call()  # the client has left
+            self._serving.add_done_callback(lambda _: self._leave())
+
+    def _leave(self) -> None:
+        self._strangers.hears(self)  # a call that ignored its cancellation has since begun to await the next request
+        self._strangers.present.discard(self)
+        self._strangers.weigh(self, 0)
+
+    def _first(self, payload: Payload, rest: list[Payload]) -> None:
+        if self._serving is not None or self._transport.get_write_buffer_size():
+            self._refuse(ONE_AT_A_TIME)
+        elif len(payload) > MAX_HELLO_BYTES or one_shot.is_one_shot(payload):
+            self._one_shot(payload, rest)
+        else:
+            self._show(decode_hello(payload).token, rest)
+
+    def _show(self, token: str, rest: list[Payload]) -> None:
+        connection = self._claim(token)
+        if connection is None:  # no reply: a stranger must not learn that tokens exist
+            self._transport.abort()
+            return
+        self._leave()
+        self._transport.set_protocol(connection)
+        self._transport.write(encode_frame(encode(Welcome()), MAX_HELLO_BYTES))
+        connection.connection_made(self._transport)
+        early = b"".join(encode_frame(payload, len(payload)) for payload in rest) + self._frames.pending
+        self._frames = FrameDecoder(0)  # all further bytes belong to `connection`
+        if early:
+            connection.receive(early)
+
+    # -- the one-shot protocol ---------------------------------------------------------------------------------------
+
+    def _one_shot(self, payload: Payload, rest: list[Payload]) -> None:
+        if self._server is None or rest:
+            self._refuse(ONE_AT_A_TIME if self._server else NOT_SERVED)
+            return
+        weight = request_weight(payload)
+        if not (self._strangers.weigh(self, weight) and self._strangers.begins()):
+            self._refuse(BUSY)
+        else:
+            self._request_weight = weight
+            self._serving = asyncio.get_running_loop().create_task(self._serve(self._server, bytes(payload)))
+            self._serving.add_done_callback(lambda _: self._strangers.ends())
+
+    async def _serve(self, server: OneShotServer, payload: bytes) -> None:
+        try:
+            await self._strangers.turn(len(payload))
+            reply = await server(payload)
+        except Exception as error:  # noqa: BLE001 - a bug of the server must not leave the caller without a reply
+            reply = one_shot.error_reply(f"{type(error).__name__}: {error}")
+        self._serving = None
+        self._request_weight = 0
+        self._write(reply)
+        self._strangers.weigh(self, self._transport.get_write_buffer_size() + self._frames.buffered_bytes)
+        self._strangers.awaits(self)  # the next request, or the end of the connection
+
+    def _cancel_call(self) -> None:
+        """Cancel the call once: a second cancellation would hit the clean-up of the model's client."""
+        if self._serving is not None and not self._call_cancelled:
+            self._call_cancelled = True
+            self._serving.cancel()
+
+    def _refuse(self, why: str) -> None:
+        self._refused = True
+        self._strangers.hears(self)
+        self._strangers.weigh(self, 0)
+        self._frames = FrameDecoder(0)
+        self._cancel_call()
+        self._write(one_shot.error_reply(why))
+        # Not closed: the kernel answers data for a closed socket with a reset, which overtakes the reason.
+        with contextlib.suppress(OSError):  # the other side has reset the connection, and reads no reason
+            self._transport.write_eof()
+        self._strangers.awaits(self)  # the end of the connection
+
+    def _write(self, payload: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(encode_frame(payload, 0xFFFF_FFFF))

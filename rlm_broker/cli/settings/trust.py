@@ -1,0 +1,146 @@
+"""Trust in projects' files: which settings need the user's consent, and which files have it.
+
+A project may be the work of another person. Its file must not send documents or keys elsewhere, run code or weaken the
+isolation until the user has looked at it and run `rlm-broker config trust`. The consent holds for one path and one
+content, as a digest in the user's state folder.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlm_broker.broker.clients.litellm import is_hosted
+from rlm_broker.broker.models.model import SAMPLING
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.sandbox.workers.levels import AUTO
+from rlm_broker.values.validation import shown
+from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
+
+_HARMLESS = frozenset(
+    {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
+    | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
+)
+"""Fields of a model that decide neither where a request is sent nor with which key."""
+_ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "tools", "output_type", "serve")
+"""Settings that are a risk with any value."""
+_MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
+"""Limits that are a risk if the project's value is above the user's."""
+_STRENGTH = {STRICT.name: 2, AUTO: 1, STANDARD.name: 0, PROCESS.name: -1}
+_POLICIES = ("open", "allow", "pinned")
+"""Model policies, from the one that lets code choose most to the one that lets it choose least."""
+
+
+def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings of a project's file that need the user's trust.
+
+    Such a setting could send documents or keys elsewhere, run code on the host, weaken the isolation, or install
+    packages. It could also show other files of the user to code or a model, or raise the cost.
+
+    Args:
+        document: Settings of the project's file; those of its table `limits` stand beside the others.
+        users: Settings of the user's own file, in the same form.
+    """
+    yield from (name for name in _ALWAYS if document.get(name))
+    users_level = _said(users.get("isolation", AUTO))
+    level = _said(document.get("isolation", users_level))
+    if _STRENGTH.get(level, _STRENGTH[PROCESS.name]) < _STRENGTH.get(users_level, _STRENGTH[AUTO]):
+        yield f"isolation = {level}"
+    if _frees_code(_said(document.get("model_policy", "pinned")), _said(users.get("model_policy", "allow"))):
+        yield f"model_policy = {document['model_policy']}"
+    if _said(users.get("allow_exec")) == "false" and _said(document.get("allow_exec", False)) != "false":
+        yield f"allow_exec = {_said(document['allow_exec'])}"
+    models = document.get("models")
+    models = models if isinstance(models, dict) else {}
+    for setting in ("model", "sub_model"):
+        name = document.get(setting)
+        if name is not None and name not in models and not _is_known(name, users):
+            yield f"{setting} = {name}"
+    for name, model in models.items():
+        yield from (
+            f"models.{name}.{risk}" for risk in _risks_of(model if isinstance(model, dict) else {}, name, users)
+        )
+    for name in _MEANS:
+        if name in users and name in document and not _is_less(document[name], users[name]):
+            yield f"limits.{name} = {document[name]}"
+
+
+def with_tools(project: bytes, tools: bytes) -> bytes:
+    """Return the content to trust if a project's file names a file of tools: a change of either needs new trust."""
+    return project + b"\0" + hashlib.sha256(tools).digest()  # NUL separates them: no TOML file contains one
+
+
+def refusal(path: Path, content: bytes, found: Sequence[str]) -> str | None:
+    """Return the reason why a project's file with risks is not used, or None if it was trusted with this content."""
+    if not found or _line(path, content) in _trusted():
+        return None
+    return f"{path} sets {', '.join(map(shown, found))}: look at it, and if you trust it run `rlm-broker config trust`"
+
+
+def trust(path: Path, content: bytes) -> None:
+    """Trust the file with this content.
+
+    Raises:
+        ConfigurationError: The trust cannot be stored.
+    """
+    try:
+        line = _line(path, content)
+        _store().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _store().open("a") as store:
+            store.write(f"{line}\n")
+    except OSError as error:
+        raise ConfigurationError(f"cannot trust {path}: {error.strerror}: {error.filename}") from None
+    except RuntimeError:  # raised by `Path.home`
+        raise ConfigurationError(f"cannot trust {path}: this user has no home: set HOME or XDG_STATE_HOME") from None
+
+
+def _risks_of(model: Mapping[str, Any], name: str, users: Mapping[str, Any]) -> Iterator[str]:
+    yield from (field for field in model if field not in _HARMLESS)
+    served = model.get("name", name)
+    if "base_url" not in model and not _is_known(served, users):
+        yield f"name = {served}"
+    options = model.get("options")
+    yield from (f"options.{each}" for each in (options if isinstance(options, dict) else ()) if each not in SAMPLING)
+
+
+def _is_known(name: object, users: Mapping[str, Any]) -> bool:
+    """Whether a name can lead to no address of the project's choice.
+
+    It is then the offline model, a model of a well-known provider, or an entry of the user's own file.
+    """
+    own = users.get("models")
+    return name == "offline" or (isinstance(name, str) and (is_hosted(name) or (isinstance(own, dict) and name in own)))
+
+
+def _frees_code(projects: str, users: str) -> bool:
+    """Whether the project's policy lets code choose more models than the user's. An unknown policy counts as yes."""
+    if projects not in _POLICIES or users not in _POLICIES:
+        return True
+    return _POLICIES.index(projects) < _POLICIES.index(users)
+
+
+def _said(value: object) -> str:
+    return str(value).lower()
+
+
+def _is_less(projects: object, users: object) -> bool:
+    try:
+        return float(str(projects)) <= float(str(users))
+    except ValueError:  # "none"
+        return str(users).strip().lower() == "none"
+
+
+def _trusted() -> list[str]:
+    try:
+        return _store().read_text().splitlines()
+    except (OSError, RuntimeError):
+        return []
+
+
+def _store() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlm-broker" / "trusted"
+
+
+def _line(path: Path, content: bytes) -> str:
+    return hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + content).hexdigest()

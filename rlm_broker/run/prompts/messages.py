@@ -1,0 +1,181 @@
+"""User messages of a run: the opening, the end of each turn's observation, and what is wrong with an answer."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlm_broker.context.stored import Beginning, ContextInfo
+from rlm_broker.errors import ContextRefused
+from rlm_broker.results import ChatMessage
+from rlm_broker.run.prompts.instructions import Profile
+from rlm_broker.values.text import shorten
+from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
+
+PARTS_SHOWN = 20
+"""Parts of a context that the opening names, with the length of each."""
+SHOWN_WHOLE_CHARS = 2_000
+"""Longest context, in characters, that is part of the opening as a whole. Of a longer one the opening has the
+beginning."""
+BEGINNING_CHARS = 500
+"""Characters of a longer context's beginning that the opening shows."""
+REMINDER_CHARS = 300
+"""Characters of the task that each turn repeats. The opening has all of it."""
+WRONG_ANSWER_CHARS = 2_000
+"""Characters of an answer of the wrong type that the model is shown again."""
+EMPTY_REPLY = "(no reply)"
+"""Text in place of an empty reply in the conversation, since some providers refuse an empty message."""
+NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
+SUMMARISE = (
+    "This conversation is getting too long for you. Write down for yourself, in at most 500 words, what you have "
+    "looked at, what you found, which variables hold what, and what is still to be done. No code is run now."
+)
+_GO_ON: dict[Profile, str] = {
+    "final": "submit the answer with FINAL(...) or FINAL_VAR('name')",
+    "answer": "submit it with answer['content'] = ... and answer['ready'] = True",
+    "compact": "submit the answer with FINAL(...)",
+}
+_GO_ON["both"] = _GO_ON["final"]
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """User messages of one run.
+
+    Attributes:
+        question: The question; None if the task is in the context.
+        profile: Variant of the system prompt, which decides how the model is told to end.
+        is_context: Whether the context is the task. Of a long task, the question is then the beginning and the end.
+    """
+
+    question: str | None
+    profile: Profile = "both"
+    is_context: bool = False
+
+    def opening(self, info: ContextInfo, beginning: Beginning, name: str = CONTEXT) -> str:
+        """Return the first user message: the question, and what is known of the context.
+
+        Args:
+            beginning: Beginning of the context, of `SHOWN_WHOLE_CHARS` at most.
+            name: Name of the variable that holds it. `context_1` is the second context of a REPL that lives on.
+        """
+        lines = [f"`{name}` is {info.headline()}."]
+        if name != CONTEXT:
+            number = int(name.rpartition("_")[2])
+            lines.append(
+                f"Contexts: {_numbered(CONTEXT, number + 1)}. Earlier conversations: {_numbered(HISTORY, number)}."
+            )
+        if info.parts_total and info.type_name == "str":
+            lines.append(f"It is the text of {info.parts[0][0]}.")
+        elif info.parts_total:
+            shown = [f"  {name}: {chars:,}" for name, chars in info.parts[:PARTS_SHOWN]]
+            more = info.parts_total - len(shown)
+            lines += [f"It has {info.parts_total:,} parts; characters of each:", *shown]
+            lines += [f"  ... and {more:,} more"] if more else []
+        lines += [f"{remark[0].upper()}{remark[1:]}" for remark in info.remarks()]
+        if self.is_context:
+            lines.append(f"Your task stands in `{name}`.")
+        elif beginning.is_whole:
+            lines += ["All of it:", beginning.text]
+        else:
+            lines += [f"It begins: {beginning.text[:BEGINNING_CHARS]!r}"] if beginning.text else []
+            lines += ["", NOT_LOOKED_AT]
+        return "\n".join([*lines, "", self._asked(None), "", self._go_on()])
+
+    def reminder(self, turns_left: int | None = None) -> str:
+        """Return the end of a turn's message: the task, and what to do next."""
+        left = "" if turns_left is None else f" Turns left: {turns_left}."
+        return f"{self._asked(REMINDER_CHARS)}\n\n{self._go_on()}{left}"
+
+    def last_request(self) -> str:
+        """Return the request for an answer when the turns are used up."""
+        how = "on its own" if self.profile == "answer" else "as FINAL(answer) or FINAL_VAR(name)"
+        return (
+            f"There are no turns left. Give the best answer that you can with what you know, {how}; no more code is "
+            f"run. {self._asked(REMINDER_CHARS)}"
+        )
+
+    def unseen(self, answer: str) -> str:
+        """Return why an answer is not taken that the model wrote beside code, before it saw the output."""
+        return (
+            f"Your answer, {_cut(answer, REMINDER_CHARS)!r}, was written before you saw this output, so it was not "
+            "taken. If it is right, give it again, in a reply without code."
+        )
+
+    def not_looked(self) -> str:
+        """Return why an answer is not taken that the model gave in its first reply, before it looked at the context."""
+        return (
+            "You have answered without having looked at the context, so the answer was not taken yet. Look at it by "
+            "code; or, if no look is needed, give the answer again."
+        )
+
+    def _asked(self, most_chars: int | None) -> str:
+        if self.question is None:
+            return "The task is in the context itself."
+        if most_chars is None or len(self.question) <= most_chars:
+            return f"Question: {self.question}"
+        where = "`context`" if self.is_context else "the first message"
+        return f"Question: {self.question[:most_chars]}... (all of it is in {where})"
+
+    def _go_on(self) -> str:
+        return f"Go on with a repl block, or {_GO_ON[self.profile]}."
+
+
+def after_summary(opening: str, name: str) -> str:
+    """Return the first user message of a conversation that was cut short. The model's own summary is the reply to it.
+
+    Args:
+        name: Name of the variable that holds the whole conversation.
+    """
+    return (
+        f"{opening}\n\nThis conversation became too long and was cut: `{name}` has all its messages. Write down what "
+        "you have looked at, what you found, which variables hold what, and what is still to be done."
+    )
+
+
+def wrong_type(answer: str, problem: str, schema: str) -> str:
+    """Return why an answer is not taken that is not of the wanted type."""
+    return (
+        f"Your answer is not of the type that is wanted: {problem}\nIt was: {_cut(answer, WRONG_ANSWER_CHARS)}\n"
+        f"Submit a JSON value of this schema, for example by `import json; FINAL(json.dumps(value))`: {schema}"
+    )
+
+
+def typed_task(question: str | None, schema: str) -> str:
+    """Return the question, with the type of its answer."""
+    wanted = (
+        f"Answer with a JSON value of this schema, for example by `import json; FINAL(json.dumps(value))`: {schema}"
+    )
+    return wanted if question is None else f"{question}\n{wanted}"
+
+
+def without_repl(context: Any, question: str | None) -> list[ChatMessage]:
+    """Return the messages of a run without a REPL: a plain completion.
+
+    A context of chat messages keeps their roles; the text of any other context is the prompt.
+
+    Raises:
+        ContextRefused: The context has values that JSON cannot hold.
+    """
+    asked = [] if question is None else [ChatMessage("user", question)]
+    if isinstance(context, list) and context and all(map(_is_message, context)):
+        return [*(ChatMessage(message["role"], message["content"]) for message in context), *asked]
+    try:
+        text = context if isinstance(context, str) else json.dumps(context, ensure_ascii=False)
+    except TypeError as error:
+        raise ContextRefused(
+            f"without a REPL (max_depth = 0) a context must be text or plain values: {error}"
+        ) from None
+    return [ChatMessage("user", "\n\n".join(part for part in (text, question) if part))]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("role") in ("system", "user", "assistant") and "content" in value
+
+
+def _numbered(name: str, count: int) -> str:
+    return ", ".join(f"`{numbered(name, number)}`" for number in range(count))
+
+
+def _cut(text: str, limit: int) -> str:
+    return shorten(text, limit, end=0, gap="")

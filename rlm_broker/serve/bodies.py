@@ -1,0 +1,180 @@
+"""Bodies of requests: bounded, with a deadline, and typed."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any, Final, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rlm_broker.serve.errors import ApiError
+from rlm_broker.values.validation import first_complaint
+from sandbox_worker.wire.counting import has_longer_number_than, has_more_values_than
+
+T = TypeVar("T", bound=BaseModel)
+
+MOST_VALUES: Final = 1 << 17
+"""JSON values of one body. Two bytes can become a list of 64 bytes, so they are counted before they are decoded."""
+MOST_DIGITS: Final = 100
+"""Digits of a number in a body of `WholeBodies`, whose application may write it into errors."""
+MOST_KEY_CHARS = 255
+"""Characters of an idempotency key."""
+
+
+async def chunks_of(request: Request, most_bytes: int, stall_s: float) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body.
+
+    Args:
+        request: The request.
+        most_bytes: Bytes beyond which the body is refused.
+        stall_s: Seconds without a piece after which it is given up.
+
+    Raises:
+        ApiError: 413, 408, or 400 for a header that is wrong.
+        ClientDisconnect: The client has left.
+    """
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdecimal() and int(declared) > most_bytes:
+        raise _too_large(most_bytes)
+    pieces, read = aiter(request.stream()), 0
+    while True:
+        try:
+            async with asyncio.timeout(stall_s):
+                piece = await anext(pieces, None)
+        except TimeoutError:
+            raise ApiError(408, f"the body stalled: no byte came for {stall_s:g} seconds", code="stalled") from None
+        if piece is None:
+            return
+        read += len(piece)
+        if read > most_bytes:
+            raise _too_large(most_bytes)
+        if piece:
+            yield piece
+
+
+async def body_of(request: Request, most_bytes: int, stall_s: float) -> bytes:
+    """Return a whole body. Arguments and errors are those of `chunks_of`."""
+    return b"".join([piece async for piece in chunks_of(request, most_bytes, stall_s)])
+
+
+class WholeBodies:
+    """An ASGI application that gets each body as one message, once its bounds have held. Others are answered here.
+
+    Args:
+        app: Application behind it. It may decode the body on the loop.
+        most_bytes, stall_s: As for `chunks_of`.
+        most_values: JSON values of one body.
+    """
+
+    def __init__(self, app: ASGIApp, most_bytes: int, stall_s: float, most_values: int) -> None:
+        self._app = app
+        self._most_bytes = most_bytes
+        self._stall_s = stall_s
+        self._most_values = most_values
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its body, or answer it with an error."""
+        try:
+            body = await body_of(Request(scope, receive), self._most_bytes, self._stall_s)
+            require_few_values(body, self._most_values)
+            if has_longer_number_than(MOST_DIGITS, body):
+                raise ApiError(413, f"the body has a number of more than {MOST_DIGITS} digits", code="too_large")
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def received() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, received, send)
+
+
+def require_few_values(body: bytes, most: int = MOST_VALUES) -> None:
+    """Refuse JSON of too many values, before it is decoded.
+
+    Raises:
+        ApiError: 413.
+    """
+    if has_more_values_than(most, body):
+        raise ApiError(413, f"the body has more than {most:,} JSON values: upload them as a file", code="too_large")
+
+
+async def parsed(request: Request, kind: type[T], most_bytes: int, stall_s: float) -> tuple[T, bytes]:
+    """Return a JSON body as a model, and its bytes.
+
+    Raises:
+        ApiError: 400: the body is empty, no JSON, not UTF-8, or a field is wrong, which `param` names. Also as for
+            `chunks_of`.
+    """
+    body = await body_of(request, most_bytes, stall_s)
+    if not body.strip():
+        raise ApiError(400, "the body is empty: send a JSON object", code="empty")
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8: {error.reason} at byte {error.start:,}", code="not_utf8") from None
+    require_few_values(body)
+    try:
+        value: Any = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="not_json") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    return validated(value, kind), body
+
+
+def validated(value: Any, kind: type[T], within: str = "") -> T:
+    """Return plain values as a model.
+
+    Args:
+        value: The values.
+        kind: The model.
+        within: Place of the values in the request, such as "rlm", for errors.
+
+    Raises:
+        ApiError: 400: a field is wrong, which `param` names.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        place, said = first_complaint(error, "the body", within=within, known=kind.model_fields)
+        raise ApiError(400, said, param=place or None) from None
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Return the key under which a request joins the run that it has begun before.
+
+    Raises:
+        ApiError: 400: it is too long.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is not None and len(key) > MOST_KEY_CHARS:
+        raise ApiError(400, f"Idempotency-Key has more than {MOST_KEY_CHARS} characters", param="Idempotency-Key")
+    return key or None
+
+
+def fingerprint_of(request: Request, body: bytes) -> str:
+    """Return a digest of a request."""
+    return hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
+
+
+def _too_large(most_bytes: int) -> ApiError:
+    return ApiError(413, f"the body has more than {most_bytes:,} bytes: upload it as a file", code="too_large")
+
+
+__all__ = [
+    "ClientDisconnect",
+    "WholeBodies",
+    "body_of",
+    "chunks_of",
+    "fingerprint_of",
+    "idempotency_key",
+    "parsed",
+    "validated",
+]

@@ -1,0 +1,312 @@
+"""Uploaded files of many owners: each in sealed memory, with an id, an owner and an end.
+
+Theory of operation
+-------------------
+A file comes in pieces (`Files.receiving`), which go straight into a memfd: no copy of the whole is ever in the memory
+of this process, and none on a disk. It is sealed when it is whole (`Upload.keep`), and gets its id then.
+
+Its text, as a context, is stored when it is first asked for (`UploadedFile.stored`), and kept: each run gets the same
+memory by descriptors of its own. So a run goes on when its file is deleted or expires meanwhile. A small archive may
+have a large text, so kept texts count to their owner as files do. Where there is no room, those that no run uses are
+dropped, the least recently used first: they can be stored again.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+from rlm_broker.context.memfd import Memfd
+from rlm_broker.context.store import OpenFile, store_as_it_is
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.errors import ConfigurationError, ValueTooLarge
+from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
+from rlm_broker.values.validation import quoted
+
+ID_BYTES: Final = 16
+"""Random bytes of an id, which an attacker cannot guess."""
+
+
+class UploadedFile:
+    """One file of an owner. `Upload.keep` makes it.
+
+    Attributes:
+        id: Unguessable text, such as "file-5f...".
+        owner: Owner of the file.
+        name: Name that its owner gave it. It is shown, and never a path of this machine.
+        size_bytes: Its bytes.
+        purpose: Word of its owner's about its use.
+        created_at: Unix time in seconds.
+        expires_at: Unix time in seconds at which it is deleted, or None.
+    """
+
+    def __init__(
+        self, files: "Files", owner: Owner, fd: int, name: str, size_bytes: int, purpose: str, expires_s: float | None
+    ) -> None:
+        self._files = files
+        self.id = f"file-{secrets.token_hex(ID_BYTES)}"
+        self.owner = owner
+        self.name = name
+        self.size_bytes = size_bytes
+        self.purpose = purpose
+        self.created_at = time.time()
+        self.expires_at = None if expires_s is None else self.created_at + expires_s
+        self._fd = fd
+        self._storing: asyncio.Future[StoredContext] | None = None
+        self._handed_out: weakref.WeakSet[StoredContext] = weakref.WeakSet()
+        self._waiting = 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a caller waits for a context of its text, or has not closed it yet."""
+        return self._waiting > 0 or any(context.is_open for context in self._handed_out)
+
+    def opened(self) -> int:
+        """Return a descriptor of the bytes, which the caller closes. Read it by offsets: all descriptors share one.
+
+        Raises:
+            UnknownHandle: The file was deleted.
+        """
+        if self._fd < 0:
+            raise _unknown(self.id)
+        return os.dup(self._fd)
+
+    async def stored(self) -> StoredContext:
+        """Return the text of the file as a context, with descriptors of its own, which the caller closes.
+
+        A PDF or office file is its text; an archive is a dict of the texts in it. All callers share one copy.
+
+        Raises:
+            ContextRefused: There is no text in the file, or no memory for it.
+            UnknownHandle: The file was deleted.
+            ValueTooLarge: The owner has no room for the text.
+        """
+        if self._storing is None:
+            self._storing = asyncio.ensure_future(self._store(self.opened()))
+        storing = self._storing
+        self._waiting += 1
+        try:
+            context = (await asyncio.shield(storing)).another()
+        except Exception:
+            if self._storing is storing:  # the next caller tries again: there may be memory by then
+                self._storing = None
+            raise
+        finally:
+            self._waiting -= 1
+        self._handed_out.add(context)
+        if self._storing is storing:
+            self._files._use_text(self)
+        return context
+
+    def forget_text(self) -> None:
+        """Drop the text, which can be stored again. Contexts that were handed out go on."""
+        self._storing = None
+
+    def close(self) -> None:
+        """Drop the bytes. Contexts that were handed out go on."""
+        fd, self._fd = self._fd, -1
+        self.forget_text()
+        if fd >= 0:
+            os.close(fd)
+
+    async def _store(self, fd: int) -> StoredContext:
+        stored = await asyncio.to_thread(_stored, fd, self.name)
+        try:
+            self._files._add_text(self, stored.size_bytes)
+        except ValueTooLarge:
+            stored.close()
+            raise
+        return stored
+
+
+class Files:
+    """Uploaded files of all owners. Lives on one event loop. All files are gone when its `with` is left.
+
+    Args:
+        file_bytes: Bytes of one file.
+        owner_bytes: Bytes of all files of one owner, with those that are being uploaded, and of their texts.
+        owner_files: Files of one owner, with those that are being uploaded.
+    """
+
+    def __init__(self, file_bytes: int = 4 << 30, owner_bytes: int = 16 << 30, owner_files: int = 1_000) -> None:
+        self._file_bytes = file_bytes
+        self._owner_bytes = owner_bytes
+        self._owner_files = owner_files
+        self._files: OrderedDict[str, UploadedFile] = OrderedDict()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._used: dict[str, tuple[int, int]] = {}
+        """Name of an owner → number and bytes of its files, with those that are being uploaded, and of their texts."""
+        self._texts: OrderedDict[UploadedFile, int] = OrderedDict()
+        """Files whose text is kept → its bytes, the least recently used first."""
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __enter__(self) -> "Files":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in list(self._files.values()):
+            self._drop(file)
+
+    @contextlib.contextmanager
+    def receiving(self, owner: Owner) -> Iterator["Upload"]:
+        """Receive a file within the block. Nothing of it is left if the block ends before it was kept.
+
+        Raises:
+            ConfigurationError: The owner has too many files.
+        """
+        if self._used.get(owner.name, (0, 0))[0] >= self._owner_files:
+            raise ConfigurationError(f"this key has {self._owner_files:,} files: delete some first")
+        self._count(owner, 1, 0)
+        with Memfd("upload") as memfd:
+            upload = Upload(self, owner, memfd)
+            try:
+                yield upload
+            finally:
+                if upload.kept is None:
+                    self._count(owner, -1, -memfd.size_bytes)
+
+    def get(self, owner: Owner, id: str) -> UploadedFile:
+        """Return the file of that id.
+
+        Raises:
+            UnknownHandle: The owner has no such file, or it was deleted or has expired.
+        """
+        file = self._files.get(id)
+        if file is None or file.owner != owner:
+            raise _unknown(id)
+        return file
+
+    def of(self, owner: Owner) -> list[UploadedFile]:
+        """Return all files of an owner, the oldest first."""
+        return [file for file in self._files.values() if file.owner == owner]
+
+    def delete(self, owner: Owner, id: str) -> None:
+        """Delete a file.
+
+        Raises:
+            UnknownHandle: As for `get`.
+        """
+        self._drop(self.get(owner, id))
+
+    def _hold(self, file: UploadedFile) -> None:
+        self._files[file.id] = file
+        if file.expires_at is not None:
+            left_s = file.expires_at - file.created_at
+            self._timers[file.id] = asyncio.get_running_loop().call_later(left_s, self._drop, file)
+
+    def _drop(self, file: UploadedFile) -> None:
+        del self._files[file.id]
+        if (timer := self._timers.pop(file.id, None)) is not None:
+            timer.cancel()
+        self._drop_text(file)
+        self._count(file.owner, -1, -file.size_bytes)
+        file.close()
+
+    def _add_text(self, file: UploadedFile, text_bytes: int) -> None:
+        """Keep the text of a file, which was stored."""
+        if self._files.get(file.id) is file:  # else it was deleted meanwhile, and its text goes with its callers
+            self._make_room(file.owner, text_bytes)
+            self._texts[file] = text_bytes
+            self._count(file.owner, 0, text_bytes)
+
+    def _use_text(self, file: UploadedFile) -> None:
+        if file in self._texts:
+            self._texts.move_to_end(file)
+
+    def _drop_text(self, file: UploadedFile) -> None:
+        self._count(file.owner, 0, -self._texts.pop(file, 0))
+        file.forget_text()
+
+    def _make_room(self, owner: Owner, more: int) -> None:
+        """Drop texts of the owner that no run uses, until `more` bytes fit.
+
+        Raises:
+            ValueTooLarge: They do not fit without them either.
+        """
+        used = self._used[owner.name][1]
+        unused = [file for file in self._texts if file.owner == owner and not file.is_used]
+        while used + more > self._owner_bytes and unused:
+            self._drop_text(unused.pop(0))
+            used = self._used[owner.name][1]
+        if used + more > self._owner_bytes:
+            had = f"the files of this key, with the texts that runs use, have more than {self._owner_bytes:,} bytes"
+            raise ValueTooLarge(f"{had}: delete some first")
+
+    def _grow(self, owner: Owner, file_bytes: int, more: int) -> None:
+        if file_bytes + more > self._file_bytes:
+            raise ValueTooLarge(f"the file has more than {self._file_bytes:,} bytes")
+        if self._used[owner.name][1] + more > self._owner_bytes:
+            self._make_room(owner, more)
+        self._count(owner, 0, more)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files, with those that are being uploaded, and of their texts."""
+        return sum(used_bytes for _, used_bytes in self._used.values())
+
+    def _count(self, owner: Owner, files: int, bytes: int) -> None:
+        had_files, had_bytes = self._used.pop(owner.name, (0, 0))
+        if had_files + files:
+            self._used[owner.name] = had_files + files, had_bytes + bytes
+
+
+class Upload:
+    """A file that comes in pieces. `Files.receiving` makes it.
+
+    Attributes:
+        kept: The file, when it is whole.
+    """
+
+    def __init__(self, files: Files, owner: Owner, memfd: Memfd) -> None:
+        self._files = files
+        self._owner = owner
+        self._memfd = memfd
+        self.kept: UploadedFile | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that have come so far."""
+        return self._memfd.size_bytes
+
+    def fileno(self) -> int:
+        """Return the descriptor of what has come so far. It stays open while the file is received."""
+        return self._memfd.fileno()
+
+    def write(self, piece: bytes) -> None:
+        """Append a piece.
+
+        Raises:
+            ValueTooLarge: The file, or all files of the owner, would have too many bytes.
+        """
+        self._files._grow(self._owner, self.size_bytes, len(piece))
+        self._memfd.write(piece)
+
+    def keep(self, name: str, purpose: str = "user_data", expires_s: float | None = None) -> UploadedFile:
+        """Seal the file, which is whole, and return it with its id.
+
+        Args:
+            name, purpose: As for `UploadedFile`.
+            expires_s: Seconds after which it is deleted; None keeps it until its owner deletes it, or the process ends.
+        """
+        size_bytes = self.size_bytes
+        self.kept = UploadedFile(self._files, self._owner, self._memfd.seal(), name, size_bytes, purpose, expires_s)
+        self._files._hold(self.kept)
+        return self.kept
+
+
+def _stored(fd: int, name: str) -> StoredContext:
+    try:
+        return store_as_it_is(OpenFile(fd, name))
+    finally:
+        os.close(fd)
+
+
+def _unknown(id: str) -> UnknownHandle:
+    return UnknownHandle(f"there is no file {quoted(id)}: it was deleted, has expired, or never existed")

@@ -1,0 +1,134 @@
+"""Materials of a request: texts and uploaded files, which become one context."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rlm_broker.context.memfd import Memfd
+from rlm_broker.context.store import OpenFile, store_as_it_is
+from rlm_broker.context.stored import MAX_NAME_CHARS, StoredContext
+from rlm_broker.serve.hosting.files import UploadedFile
+
+MOST_SHARED: Final = 64
+"""Texts of a dict that a worker maps each from memory of its own. Those of a dict with more are copied together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text in a request.
+
+    Attributes:
+        name: Its key, if it is one of several materials.
+        text: The text.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class InlineFile:
+    """A file within a request.
+
+    Attributes:
+        name: Name of the file. Its ending tells documents and archives apart from texts.
+        data: Its bytes.
+    """
+
+    name: str
+    data: bytes
+
+    async def stored(self) -> StoredContext:
+        """Return the text of the file as a context, as `UploadedFile.stored` does.
+
+        Raises:
+            ContextRefused: There is no text in the file, or no memory for it.
+        """
+        return await asyncio.to_thread(self._stored)
+
+    def _stored(self) -> StoredContext:
+        with Memfd("upload") as memfd:
+            memfd.write(self.data)
+            fd = memfd.seal()
+        try:
+            return store_as_it_is(OpenFile(fd, self.name))
+        finally:
+            os.close(fd)
+
+
+Material = Text | UploadedFile | InlineFile
+"""A text or a file that a request is about."""
+
+
+async def stored_of(materials: Sequence[Material]) -> StoredContext:
+    """Return materials as one context, which the caller closes.
+
+    A lone text is the text itself, and a lone file its text. Several are a dict from name to text: each by its name,
+    and with a number if two have the same; texts in an archive by "ARCHIVE/NAME". Files are shared, and not copied.
+
+    Args:
+        materials: At least one.
+
+    Raises:
+        ContextRefused: A file has no text, or there is no memory for it.
+        UnknownHandle: A file was deleted meanwhile.
+    """
+    if len(materials) == 1:
+        return await _one(materials[0])
+    with contextlib.ExitStack() as stack:
+        parts: dict[str, StoredContext | str] = {}
+        names = _Names()
+        for material in materials:
+            name = names.unique(_shown(material.name))
+            if isinstance(material, Text):
+                parts[name] = material.text
+            else:
+                parts[name] = stack.enter_context(await material.stored())
+        return await asyncio.to_thread(_together, parts)
+
+
+async def _one(material: Material) -> StoredContext:
+    if isinstance(material, Text):
+        return await asyncio.to_thread(store_as_it_is, material.text)
+    return await material.stored()
+
+
+def _together(parts: dict[str, StoredContext | str]) -> StoredContext:
+    is_flat = all(isinstance(part, str) or part.info.type_name == "str" for part in parts.values())
+    if is_flat and len(parts) <= MOST_SHARED:
+        return store_as_it_is(parts)
+    texts: dict[str, str] = {}
+    names = _Names()
+    for name, part in parts.items():
+        value = part if isinstance(part, str) else part.value()
+        if isinstance(value, str):
+            texts[names.unique(name)] = value
+        else:
+            texts |= {names.unique(f"{name}/{inner}"): text for inner, text in value.items()}
+    return store_as_it_is(texts)
+
+
+class _Names:
+    """Names that are given once each. It knows the next number of each name, so that many equal ones take no longer."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._next: dict[str, int] = {}
+
+    def unique(self, name: str) -> str:
+        """Return the name, with a number if it is taken already."""
+        unique = name
+        while unique in self._taken:
+            number = self._next[name] = self._next.get(name, 0) + 1
+            unique = f"{name} ({number})"
+        self._taken.add(unique)
+        return unique
+
+
+def _shown(name: str) -> str:
+    """Return a name that can be the key of a context: printable, and not too long."""
+    printable = "".join(each if each.isprintable() else "_" for each in name)
+    return printable[: MAX_NAME_CHARS - 10] or "text"

@@ -1,0 +1,207 @@
+"""Outcomes of blocks and runs, as text for a model, as pictures, and as structured results."""
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rlm_broker.errors import RunFailed
+from rlm_broker.results import Block, Completion, FileEntry, Variable
+from rlm_broker.run.prompts.observation import shared
+from rlm_broker.serve.mcp import forms
+from rlm_broker.values.display import Display, picture_in
+from rlm_broker.values.text import as_json, encodable, shorten
+
+MOST_CHARS: Final = 20_000
+"""Characters of the text beside a structured result, and of each text of a block in it."""
+ROOM_CHARS: Final = 600
+"""Characters among them for what is told of the outcome, beside what the code has printed."""
+MOST_ANSWER_CHARS: Final = 200_000
+"""Characters of an answer in a structured result."""
+PICTURES: Final = ("image/png", "image/jpeg")
+"""Forms of displays that are sent as pictures."""
+TEXTS: Final = ("text/markdown", "text/plain", "text/latex")
+"""Forms of displays that are sent as text, the best one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture: its MIME type, and its bytes as base64."""
+
+    mime: str
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """An outcome as a client gets it.
+
+    Attributes:
+        result: Structured result.
+        text: Text for the model, at most `MOST_CHARS` characters.
+        pictures: Pictures beside it.
+        is_error: Whether the call has failed.
+    """
+
+    result: "forms.Ran | forms.Answer | forms.FilesDone | forms.Closed"
+    text: str
+    pictures: tuple[Picture, ...] = ()
+    is_error: bool = False
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+
+def block_outcome(block: Block, repl: str | None) -> ToolOutcome:
+    """Return the outcome of a block.
+
+    Args:
+        block: The block.
+        repl: Handle of its REPL; None if the REPL is gone.
+    """
+    pictures = tuple(_pictures(block.displays))
+    variables = [
+        forms.VariableMade(name=cut(each.name, 60), type=cut(each.type, 60), size=_size(each))
+        for each in block.variables
+    ]
+    result = forms.Ran(
+        repl=repl,
+        status=block.status,
+        stdout=cut(block.stdout, MOST_CHARS),
+        stderr=cut(block.stderr, MOST_CHARS),
+        error=None if block.error is None else cut(block.error, ROOM_CHARS),
+        limit=block.limit,
+        seconds=round(block.execution_time, 3),
+        variables=variables,
+        pictures=len(pictures),
+    )
+    return ToolOutcome(result, _block_text(block, repl), pictures)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return a text of at most about `limit` characters. Lone surrogates, which JSON in UTF-8 lacks, are escaped."""
+    return encodable(shorten(text, limit))
+
+
+def _size(variable: Variable) -> int | list[int] | None:
+    return list(variable.size) if isinstance(variable.size, tuple) else variable.size
+
+
+def _block_text(block: Block, repl: str | None) -> str:
+    printed = [block.stdout, *_display_texts(block.displays), block.stderr]
+    printed = [text.rstrip("\n") for text in printed if text.strip("\n")]
+    room = MOST_CHARS - ROOM_CHARS
+    shares = shared(map(len, printed), room - len(printed) * 60)  # each cut is told in a line
+    parts = [cut(text, share) for text, share in zip(printed, shares, strict=True)]
+    if block.status != "ok" and not (block.status == "error" and block.stderr):
+        parts.append(cut(f"{block.status}: {block.error}", ROOM_CHARS // 2))
+    if block.displays_omitted:
+        parts.append(f"[{block.displays_omitted:,} further displays were not kept]")
+    if repl is not None:
+        parts.append(f"[repl: {repl}]")
+    else:
+        parts.append("[the REPL is gone, with its variables: leave out repl to begin a new one]")
+    return "\n".join(parts)
+
+
+def _display_texts(displays: Sequence[Display]) -> list[str]:
+    """Return the text of each display that is no picture."""
+    texts = []
+    for display in displays:
+        if any(mime in display.data for mime in PICTURES):
+            continue
+        text = next((display.data[mime] for mime in TEXTS if mime in display.data), None)
+        texts.append(text if isinstance(text, str) else f"[shown: {picture_in(display) or ', '.join(display.data)}]")
+    return texts
+
+
+def _pictures(displays: Iterable[Display]) -> Iterable[Picture]:
+    for display in displays:
+        for mime in PICTURES:
+            data = display.data.get(mime)
+            if isinstance(data, bytes):
+                yield Picture(mime, base64.b64encode(data).decode())
+                break
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def answer_outcome(run: str, completion: Completion) -> ToolOutcome:
+    """Return the outcome of a run that has ended with an answer, or with none."""
+    answer = completion.response if completion.parsed is None else as_json(completion.parsed)
+    result = forms.Answer(
+        run=run,
+        state="ended",
+        answer=None if answer is None else cut(answer, MOST_ANSWER_CHARS),
+        error="the model gave no answer" if answer is None else None,
+        limit=completion.limit,
+        is_stopped=completion.is_stopped,
+        **_used(completion),
+    )
+    if answer is None:
+        return ToolOutcome(result, "The run has ended: the model gave no answer.", is_error=True)
+    parts = [cut(answer, MOST_CHARS - ROOM_CHARS)]
+    if completion.limit is not None:
+        parts.append(f"[{completion.limit} was reached: that is the best answer so far]")
+    elif completion.is_stopped:
+        parts.append("[the run was stopped: that is the best answer so far]")
+    return ToolOutcome(result, "\n".join(parts))
+
+
+def failure_outcome(run: str, failed: RunFailed) -> ToolOutcome:
+    """Return the outcome of a run that has failed."""
+    sentence = cut(str(failed), ROOM_CHARS)
+    partial = failed.partial_answer
+    result = forms.Answer(
+        run=run,
+        state="ended",
+        error=sentence,
+        partial_answer=None if partial is None else cut(partial, MOST_ANSWER_CHARS),
+        **_used(failed),
+    )
+    parts = [f"The run has ended without an answer: {sentence}"]
+    if partial:
+        parts.append(f"Best answer so far:\n{cut(partial, MOST_CHARS - 2 * ROOM_CHARS)}")
+    return ToolOutcome(result, "\n".join(parts), is_error=True)
+
+
+def waiting_outcome(run: str, state: forms.RunState, doing: str, turns: int, seconds: float) -> ToolOutcome:
+    """Return what is known of a run that goes on."""
+    result = forms.Answer(run=run, state=state, doing=doing, turns=turns, seconds=round(seconds, 3))
+    text = f'The run goes on ({doing}, {seconds:.0f} s so far). Call get_run(run="{run}") for its answer.'
+    return ToolOutcome(result, text)
+
+
+def _used(ended: Completion | RunFailed) -> dict[str, Any]:
+    total = ended.usage_summary.total
+    return {
+        "turns": len(ended.trajectory),
+        "seconds": round(ended.execution_time, 3),
+        "tokens": total.total_input_tokens + total.total_output_tokens,
+        "cost_usd": total.total_cost,
+    }
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def entries_outcome(path: str, entries: Sequence[FileEntry]) -> ToolOutcome:
+    """Return the entries of a folder."""
+    listed = [forms.Entry(name=cut(each.name, 300), kind=each.kind, bytes=each.size_bytes) for each in entries]
+    lines = [f"{each.size_bytes:>12,}  {json.dumps(each.name, ensure_ascii=False)}  {each.kind}" for each in entries]
+    text = cut("\n".join(lines), MOST_CHARS - ROOM_CHARS) or "The folder is empty."
+    return ToolOutcome(forms.FilesDone(action="list", path=path, entries=listed), text)
+
+
+def file_outcome(path: str, data: bytes) -> ToolOutcome:
+    """Return the content of a file."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        packed = base64.b64encode(data).decode()
+        result = forms.FilesDone(action="read", path=path, base64=packed, bytes=len(data))
+        return ToolOutcome(result, f"[{len(data):,} bytes, no UTF-8 text: see base64 of the structured result]")
+    result = forms.FilesDone(action="read", path=path, text=text, bytes=len(data))
+    return ToolOutcome(result, cut(text, MOST_CHARS - ROOM_CHARS))

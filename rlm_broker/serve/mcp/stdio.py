@@ -1,0 +1,167 @@
+"""A server on stdin and stdout, for one client. It has one owner, and ends with its client.
+
+The client waits for the list of tools first, and the sandbox is needed later. So all that the sandbox imports is
+imported in a thread once the client has listed the tools, or calls one.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from mcp.server.stdio import stdio_server
+
+from rlm_broker.errors import RlmBrokerError
+from rlm_broker.serve.mcp.server import PROGRESS_S, Call, server_of
+
+if TYPE_CHECKING:
+    from rlm_broker.events.event import Emit
+    from rlm_broker.rlm import RLM
+    from rlm_broker.serve.mcp.work import Work
+
+    Spans = Callable[[], contextlib.AbstractContextManager[Emit | None]]
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end the server. A second one ends it without waiting for its processes, which then end by themselves."""
+SIGNALLED: Final = 128
+"""Exit code of a process that a signal has ended, less the number of the signal."""
+LISTED_S: Final = 0.05
+"""Seconds after the list of tools at which the sandbox is opened: the client has the list by then."""
+
+
+class _Opening:
+    """The work of the tools, opened once in the background.
+
+    Args:
+        rlm: Makes the `RLM`, in a thread.
+        root: Folder whose files a question may name.
+        spans: Makes a context manager, whose value is called with the events of all runs; None is not called.
+    """
+
+    def __init__(self, rlm: "Callable[[], RLM]", root: str, spans: "Spans") -> None:
+        self._rlm = rlm
+        self._root = root
+        self._spans = spans
+        self._stack = contextlib.AsyncExitStack()
+        self._task: asyncio.Task[Work] | None = None
+
+    def begin(self) -> "asyncio.Task[Work]":
+        """Begin to open it; after a failure, begin again."""
+        if self._task is None or (self._task.done() and self._task.exception() is not None):
+            self._task = asyncio.get_running_loop().create_task(self._opened())
+            self._task.add_done_callback(_say_failure)
+        return self._task
+
+    async def work(self, call: Call) -> "Work":
+        """Return it when it is open, and tell the client what the call waits for."""
+        task = self.begin()
+        while not task.done():
+            await asyncio.wait({task}, timeout=PROGRESS_S)
+            if not task.done():
+                await call.tell(0, "starts the sandbox")
+        return task.result()
+
+    async def close(self) -> None:
+        """End all REPLs and runs, with all their processes."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._stack.aclose()
+
+    async def _opened(self) -> "Work":
+        def made() -> "tuple[type[Work], Any, Any, RLM]":
+            from rlm_broker.serve.hosting.repls import HeldRepls
+            from rlm_broker.serve.hosting.runs import HostedRuns
+            from rlm_broker.serve.mcp.work import Work
+
+            return Work, HeldRepls, HostedRuns, self._rlm()
+
+        work, held_repls, hosted_runs, made_rlm = await asyncio.to_thread(made)
+        from rlm_broker.context.roots import Root
+        from rlm_broker.watch.server import ControlSocket
+
+        root = Root(self._root)
+        self._stack.push_async_callback(ControlSocket("mcp").start().aclose)
+        rlm = await self._stack.enter_async_context(made_rlm)
+        repls = await self._stack.enter_async_context(held_repls())
+        on_event = self._stack.enter_context(self._spans())
+        return work(rlm, hosted_runs(rlm, on_event=on_event), repls, root)
+
+
+def serve_stdio(rlm: "Callable[[], RLM]", *, root: str, block_timeout_s: float, spans: "Spans") -> None:
+    """Serve one client until stdin ends, or a signal comes.
+
+    Args:
+        rlm: Makes the `RLM`. It is called in a thread.
+        root: Folder whose files a question may name.
+        block_timeout_s: Compute time of a block in seconds, which the tool tells.
+        spans: Makes the receiver of the events of all runs, as a context manager.
+    """
+    asyncio.run(_served(_Opening(rlm, root, spans), block_timeout_s))
+
+
+async def _served(opening: _Opening, block_timeout_s: float) -> None:
+    from rlm_broker.serve.hosting.owner import Owner
+
+    owner = Owner("mcp")
+    loop = asyncio.get_running_loop()
+    server = server_of(
+        opening.work,
+        lambda _: owner,
+        with_paths=True,
+        block_timeout_s=block_timeout_s,
+        on_listed=lambda: loop.call_later(LISTED_S, opening.begin),
+    )
+
+    async def answered() -> None:
+        async with stdio_server() as (read, write):
+            try:
+                await server.run(read, write, server.create_initialization_options())
+            except asyncio.CancelledError:  # by the SDK, whose writer has failed
+                _set(ended, 0)
+                raise
+
+    ended: asyncio.Future[int] = loop.create_future()
+    _listen(ended)
+    serving = loop.create_task(answered())
+    serving.add_done_callback(lambda _: _set(ended, 0))
+    exit_code = await ended
+    await opening.close()
+    if not serving.done():
+        # A thread of the SDK reads stdin. A cancellation would wait for its end, and so for the client's.
+        _leave(exit_code)
+    try:
+        serving.result()
+    except* (BrokenPipeError, ConnectionResetError):  # the client has left, and reads no answer
+        pass
+
+
+def _listen(ended: "asyncio.Future[int]") -> None:
+    def end(number: int) -> None:
+        if ended.done():
+            _leave(SIGNALLED + number)
+        ended.set_result(SIGNALLED + number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def _set(ended: "asyncio.Future[int]", exit_code: int) -> None:
+    if not ended.done():
+        ended.set_result(exit_code)
+
+
+def _say_failure(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled() and isinstance(error := task.exception(), RlmBrokerError):
+        with contextlib.suppress(OSError, ValueError):
+            print(f"rlm-broker mcp: {error}", file=sys.stderr, flush=True)

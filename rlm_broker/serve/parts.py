@@ -1,0 +1,58 @@
+"""Parts of an open server, which its routes share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlm_broker.context.stored import StoredContext
+from rlm_broker.rlm import RLM
+from rlm_broker.serve.errors import ApiError
+from rlm_broker.serve.hosting.files import Files, UploadedFile
+from rlm_broker.serve.hosting.owner import Owner, Places, UnknownHandle
+from rlm_broker.serve.hosting.repls import HeldRepls
+from rlm_broker.serve.hosting.runs import HostedRuns
+from rlm_broker.serve.models import ServedModels
+from rlm_broker.serve.questions.runs import Asking
+from rlm_broker.serve.settings import ServeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of one open server.
+
+    Attributes:
+        settings: Settings of the server.
+        rlm: The open `RLM` that answers.
+        runs: Runs of all keys.
+        repls: Live REPLs of all keys, such as containers.
+        files: Uploaded files of all keys.
+        places: Places for code that runs in a REPL of its own.
+        contexts: Contexts of the server's, by name.
+        models: Models that clients may name.
+        asking: Beginning of runs that requests ask for.
+    """
+
+    settings: ServeSettings
+    rlm: RLM
+    runs: HostedRuns
+    repls: HeldRepls
+    files: Files
+    places: Places
+    contexts: Mapping[str, StoredContext]
+    models: ServedModels
+    asking: Asking
+
+    def file(self, owner: Owner, id: str, param: str) -> UploadedFile:
+        """Return the uploaded file of that id.
+
+        Args:
+            owner: Owner of the file.
+            id: Id of the file.
+            param: Field of the request that names it.
+
+        Raises:
+            ApiError: 404: the owner has no such file.
+        """
+        try:
+            return self.files.get(owner, id)
+        except UnknownHandle as error:
+            raise ApiError(404, str(error), code="not_found", param=param) from None

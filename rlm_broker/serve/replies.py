@@ -1,0 +1,192 @@
+"""Answers that take long: a stream of events, or a plain body. Both send signs of life, and end with their client.
+
+Theory of operation
+-------------------
+A run may take an hour. Proxies cut a silent connection after 60 s, and OpenAI's clients give up after 600 s and send
+the request again, which would be paid twice. So a stream gets a comment, and a plain body a blank line before its JSON,
+after each `heartbeat_s` of silence. A plain answer keeps its status open until the first sign of life: an error before
+it has its own status; a later one is an error envelope in a body of status 200.
+
+The work runs in a task of its own, beside a task that reads from the client. `http.disconnect` cancels the work, whose
+`finally` blocks end the run (`HostedRun.joined`). Starlette's `BaseHTTPMiddleware` would hide the disconnect.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.errors import RlmBrokerError
+from rlm_broker.serve.errors import ApiError, api_error_of
+
+SSE_HEADERS: Mapping[str, str] = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",  # nginx would gather the events otherwise
+}
+_COMMENT = b": the run goes on\n\n"
+_log = logging.getLogger("rlm_broker")
+
+
+def sse(data: object, event: str | None = None) -> bytes:
+    """Return one server-sent event with JSON as its data. Text given as `data` is sent as it is."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=True, separators=(",", ":"))
+    name = f"event: {event}\n" if event is not None else ""
+    return f"{name}data: {text}\n\n".encode()
+
+
+class EventStream:
+    """An answer of server-sent events.
+
+    Args:
+        events: Makes the stream of encoded events, as of `sse`. It is closed when the client leaves.
+        heartbeat_s: Seconds of silence after which a comment is sent.
+        headers: Further headers.
+    """
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        heartbeat_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._events = events
+        self._heartbeat_s = heartbeat_s
+        self._headers = {**SSE_HEADERS, **(headers or {})}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+        """Send the events until they or the client end."""
+        await while_connected(receive, lambda: self._sent(send))
+
+    async def _sent(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _raw(self._headers)})
+        try:
+            async for piece in with_heartbeats(self._events, self._heartbeat_s, _COMMENT):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except Exception as error:  # noqa: BLE001 - the status is sent: the last event tells it
+            if not _is_expected(error):
+                _log.exception("a stream of events failed")
+            body = sse(api_error_of(error).body(), "error")
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class SlowJson:
+    """An answer of one JSON value that takes long.
+
+    Args:
+        value: Makes the value: its status, its headers, and what becomes JSON; text is JSON already. An error that it
+            raises is answered with its own status, as long as that is not sent. It is cancelled when the client leaves.
+        heartbeat_s: Seconds of silence after which a blank line is sent, with status 200.
+    """
+
+    def __init__(self, value: Callable[[], Awaitable[tuple[int, Mapping[str, str], Any]]], heartbeat_s: float) -> None:
+        self._value = value
+        self._heartbeat_s = heartbeat_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+        """Send the value when it is there."""
+        await while_connected(receive, lambda: self._sent(send))
+
+    async def _sent(self, send: Send) -> None:
+        is_begun = False
+        status, headers, body = 200, {}, b""
+        async for piece in with_heartbeats(_once(self._answer), self._heartbeat_s, None):
+            if piece is None:
+                if not is_begun:
+                    is_begun = True
+                    await send(_start(200, {"content-type": "application/json", "cache-control": "no-store"}))
+                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+            else:
+                status, headers, body = piece
+        if not is_begun:
+            length = {"content-length": str(len(body))}
+            await send(_start(status, {"content-type": "application/json", **headers, **length}))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _answer(self) -> tuple[int, dict[str, str], bytes]:
+        try:
+            status, headers, value = await self._value()
+        except Exception as error:  # noqa: BLE001 - each becomes an answer
+            if not _is_expected(error):
+                _log.exception("a request failed")
+            failed = api_error_of(error)
+            status, headers, value = failed.status, failed.headers, failed.body()
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+        return status, dict(headers), text.encode()
+
+
+async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work, and cancel it when the client leaves. Its `finally` blocks have run when this returns."""
+    working = asyncio.ensure_future(_awaited(work))
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await to_its_end(lambda: _settled(working, leaving))
+    if not working.cancelled() and (error := working.exception()) is not None:
+        if isinstance(error, OSError):  # the client has left while a piece was sent
+            return
+        raise error
+
+
+async def with_heartbeats(items: AsyncIterator[Any], heartbeat_s: float, sign: Any) -> AsyncIterator[Any]:
+    """Yield the items, and `sign` after each `heartbeat_s` seconds without one. Closes `items` at its end."""
+    following: asyncio.Task[Any] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(items, _END))
+            done, _ = await asyncio.wait({following}, timeout=heartbeat_s)
+            if not done:
+                yield sign
+                continue
+            item, following = following.result(), None
+            if item is _END:
+                return
+            yield item
+    finally:
+        if following is not None:
+            following.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await following
+        if (close := getattr(items, "aclose", None)) is not None:
+            await close()
+
+
+_END: Any = object()
+
+
+async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
+    await work()
+
+
+async def _settled(*tasks: "asyncio.Future[None]") -> None:
+    await asyncio.wait(tasks)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _once(make: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
+    yield await make()
+
+
+def _start(status: int, headers: Mapping[str, str]) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": _raw(headers)}
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def _is_expected(error: Exception) -> bool:
+    return isinstance(error, ApiError | RlmBrokerError)

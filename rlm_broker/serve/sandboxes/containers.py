@@ -1,0 +1,392 @@
+"""`/v1/containers`, as OpenAI's clients use them, with two routes more: `/execute` and `/interrupt`; and their files.
+
+A container is a live REPL: its variables and files last from one block to the next. It ends when it is deleted, when it
+was idle too long, or when its key makes more of them than it may have and it is the least recently used.
+
+Files of a container are those in its scratch folder, the current folder of its code. The path "/mnt/data/NAME", as
+OpenAI has it, stands for the file NAME in that folder. An id is the path itself, encoded: so files that code makes have
+ids as well, and the server remembers none.
+"""
+
+import base64
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from rlm_broker.context.found_files import printable
+from rlm_broker.errors import ConfigurationError, FileRefused
+from rlm_broker.limits import ReplLimits
+from rlm_broker.sandbox.blocks.block_result import OnOutput
+from rlm_broker.sandbox.files import MAX_ENTRIES
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.serve.bodies import parsed, validated
+from rlm_broker.serve.errors import ApiError, not_found
+from rlm_broker.serve.guard import key_of
+from rlm_broker.serve.hosting.files import UploadedFile
+from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
+from rlm_broker.serve.hosting.repls import HeldRepl
+from rlm_broker.serve.paging import Page, listed, page_of
+from rlm_broker.serve.parts import Parts
+from rlm_broker.serve.replies import SlowJson
+from rlm_broker.serve.sandboxes.blocks import (
+    BlockRequest,
+    ReplRequest,
+    answer,
+    executed,
+    files_of,
+    opened,
+    put,
+    tightened,
+)
+from rlm_broker.serve.uploads import FILE, Content, Form, is_form, received
+from rlm_broker.values.validation import quoted
+
+MemoryLimit = Literal["1g", "4g", "16g", "64g"]
+"""Memory of a container, in OpenAI's words."""
+
+
+class Idle(BaseModel):
+    """When a container ends by itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["last_active_at"]
+    minutes: Annotated[int, Field(ge=1)]
+
+
+class Network(BaseModel):
+    """The network of a container: there is none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["disabled"]
+
+
+class ContainerRequest(ReplRequest):
+    """A container to make.
+
+    Attributes:
+        name: Its name.
+        expires_after: Idle time after which it ends. The server's `container_idle_s` is the most.
+        file_ids: Uploaded files, which code finds in its current folder by their names.
+        memory_limit: Its memory. The server's `memory_bytes` is the most.
+        network_policy: Only "disabled" is taken.
+    """
+
+    name: Annotated[str, Field(max_length=256)]
+    expires_after: Idle | None = None
+    file_ids: tuple[str, ...] = ()
+    memory_limit: MemoryLimit | None = None
+    network_policy: Network | None = None
+
+    def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
+        """Return the limits of the REPL, as `ReplRequest.own_limits` does."""
+        if self.memory_limit is None:
+            return super().own_limits(servers)
+        if "memory_bytes" in self.limits:
+            raise ApiError(400, "give either memory_limit or the limit memory_bytes", param="memory_limit")
+        wanted = int(self.memory_limit.removesuffix("g")) << 30
+        if wanted > servers.memory_bytes:
+            most = f"{servers.memory_bytes:,} bytes of this server"
+            raise ApiError(400, f"memory_limit = {self.memory_limit} is above the {most}", param="memory_limit")
+        return tightened(servers, {**self.limits, "memory_bytes": wanted})
+
+
+class ContainersPage(Page):
+    """Query of the list of containers."""
+
+    name: str | None = None
+
+
+def routes(parts: Parts) -> list[Route]:
+    """Return the routes of containers and of their files."""
+    containers, files = _Containers(parts), _ContainerFiles(parts)
+    one = "/v1/containers/{id}"
+    all_files = f"{one}/files"
+    one_file = f"{all_files}/{{file}}"
+    return [
+        Route("/v1/containers", containers.created, methods=["POST"]),
+        Route("/v1/containers", containers.list, methods=["GET"]),
+        Route(one, containers.one, methods=["GET"]),
+        Route(one, containers.deleted, methods=["DELETE"]),
+        Route(f"{one}/execute", containers.execute, methods=["POST"]),
+        Route(f"{one}/interrupt", containers.interrupt, methods=["POST"]),
+        Route(all_files, files.created, methods=["POST"]),
+        Route(all_files, files.list, methods=["GET"]),
+        Route(one_file, files.one, methods=["GET"]),
+        Route(one_file, files.deleted, methods=["DELETE"]),
+        Route(f"{one_file}/content", files.content, methods=["GET"]),
+    ]
+
+
+class _Containers:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._asked: WeakKeyDictionary[HeldRepl, ContainerRequest] = WeakKeyDictionary()
+
+    async def created(self, request: Request) -> ASGIApp:
+        owner, settings = executing_owner(request), self._parts.settings
+        asked, _ = await parsed(request, ContainerRequest, settings.body_bytes, settings.stall_s)
+        idle_s = settings.container_idle_s
+        if asked.expires_after is not None:
+            if asked.expires_after.minutes * 60 > idle_s:
+                sentence = f"{asked.expires_after.minutes} minutes are above the {idle_s / 60:g} of this server"
+                raise ApiError(400, sentence, param="expires_after.minutes")
+            idle_s = asked.expires_after.minutes * 60.0
+        limits = asked.own_limits(self._parts.rlm.sandbox.limits)
+
+        async def work() -> tuple[int, dict[str, str], Any]:
+            return 200, {}, self._shape(await self._made(owner, asked, limits, idle_s))
+
+        return SlowJson(work, settings.heartbeat_s)
+
+    async def list(self, request: Request) -> Response:
+        page = page_of(request, ContainersPage)
+        mine = self._parts.repls.of(executing_owner(request))
+        return JSONResponse(listed([each for each in mine if page.name in (None, each.name)], page, self._shape))
+
+    async def one(self, request: Request) -> Response:
+        return JSONResponse(self._shape(self._named(request)))
+
+    async def deleted(self, request: Request) -> Response:
+        held = self._named(request)
+        await self._parts.repls.close(held.owner, held.id)
+        return JSONResponse({"id": held.id, "object": "container.deleted", "deleted": True})
+
+    async def interrupt(self, request: Request) -> Response:
+        held = self._named(request)
+        await held.repl.ainterrupt()
+        return JSONResponse(self._shape(held))
+
+    async def execute(self, request: Request) -> ASGIApp:
+        held, settings = self._named(request), self._parts.settings
+        asked, _ = await parsed(request, BlockRequest, settings.body_bytes, settings.stall_s)
+        asked.require_within(self._parts.rlm.sandbox.limits)
+
+        async def work(on_output: OnOutput | None) -> str:
+            async with self._parts.repls.used(held.owner, held.id):
+                held.repl.renew()  # a container lives on, however often its code has it killed
+                return await executed(held.repl, asked, on_output)
+
+        return answer(asked.stream, work, settings.heartbeat_s)
+
+    def _named(self, request: Request) -> HeldRepl:
+        return container_of(self._parts, request)
+
+    async def _made(self, owner: Owner, asked: ContainerRequest, limits: ReplLimits | None, idle_s: float) -> HeldRepl:
+        parts = self._parts
+        files = files_of(parts, owner, asked.file_ids, "file_ids")
+        async with parts.repls.room(owner), contextlib.AsyncExitStack() as opening:
+            repl = await opening.enter_async_context(opened(parts, owner, asked, files, limits))
+            close = opening.pop_all().aclose
+            held = parts.repls.hold(owner, repl, close, prefix="cntr_", name=asked.name, idle_s=idle_s)
+        held.given.update(file.name for file in files)
+        self._asked[held] = asked
+        return held
+
+    def _shape(self, held: HeldRepl) -> dict[str, Any]:
+        asked = self._asked.get(held)
+        return {
+            "id": held.id,
+            "object": "container",
+            "created_at": int(held.created_at),
+            "status": "running",
+            "expires_after": {"anchor": "last_active_at", "minutes": max(1, round(held.idle_s / 60))},
+            "last_active_at": int(held.used_at),
+            "memory_limit": None if asked is None else asked.memory_limit,
+            "network_policy": {"type": "disabled"},
+            "name": held.name,
+            "run": held.run,
+        }
+
+
+def executing_owner(request: Request) -> Owner:
+    """Return the owner of a request, whose key may run code.
+
+    Raises:
+        ApiError: 403.
+    """
+    key = key_of(request)
+    key.require("execute")
+    return key.owner
+
+
+def container_of(parts: Parts, request: Request) -> HeldRepl:
+    """Return the container that the path of a request names.
+
+    Raises:
+        ApiError: 403.
+        UnknownHandle: The key has no such container.
+    """
+    owner, id = executing_owner(request), request.path_params["id"]
+    try:
+        return parts.repls.get(owner, id)
+    except UnknownHandle:
+        said = f"there is no container {quoted(id)}: it was deleted, was idle too long, or never existed"
+        raise UnknownHandle(said) from None
+
+
+ID_PREFIX: Final = "cfile_"
+DATA_FOLDER: Final = "/mnt/data/"
+MOST_FOLDERS: Final = 256
+"""Folders of a container that a list goes into. Code can make thousands, and each is a question to its sandbox."""
+
+
+class FileById(BaseModel):
+    """An uploaded file that is put into a container."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    file_id: str
+
+
+class _File:
+    """A file in a container.
+
+    Attributes:
+        path: Its path below the scratch folder; bytes that are not UTF-8 are lone surrogates.
+        size_bytes: Its bytes.
+    """
+
+    def __init__(self, path: str, size_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+
+
+class _ContainerFiles:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def created(self, request: Request) -> Response:
+        held, settings = container_of(self._parts, request), self._parts.settings
+        if not is_form(request):
+            asked, _ = await parsed(request, FileById, settings.body_bytes, settings.stall_s)
+            return await self._put(held, files_of(self._parts, held.owner, [asked.file_id], "file_id")[0])
+        with self._parts.files.receiving(held.owner) as upload:
+            form = await received(request, upload.write, settings.file_bytes, settings.stall_s)
+            if form.filename is None:
+                return await self._put(held, self._by_id(held, form))
+            if form.fields:
+                name = next(iter(form.fields))
+                raise ApiError(400, f"the form has a field {name[:80]!r} beside its file", param=name[:80])
+            async with self._parts.repls.used(held.owner, held.id):
+                await held.repl.files.awrite(form.filename, Path(f"/proc/self/fd/{upload.fileno()}"))
+            return self._made(held, _File(form.filename, upload.size_bytes))
+
+    async def list(self, request: Request) -> Response:
+        held, page = container_of(self._parts, request), page_of(request, Page)
+        async with self._parts.repls.used(held.owner, held.id):
+            files = await _all_files(held.repl)
+        held.given.intersection_update(file.path for file in files)
+        return JSONResponse(listed(files, page, lambda file: self._shape(held, file)))
+
+    async def one(self, request: Request) -> Response:
+        held = container_of(self._parts, request)
+        fd, file = await self._opened(held, request)
+        os.close(fd)
+        return JSONResponse(self._shape(held, file))
+
+    async def content(self, request: Request) -> ASGIApp:
+        fd, file = await self._opened(container_of(self._parts, request), request)
+        return Content(fd, file.size_bytes)
+
+    async def deleted(self, request: Request) -> Response:
+        held, id = container_of(self._parts, request), request.path_params["file"]
+        path = _path_of(id)
+        async with self._parts.repls.used(held.owner, held.id):
+            try:
+                await held.repl.files.aremove(path)
+            except (ConfigurationError, FileRefused):
+                raise not_found("file", id[:200], "file_id") from None
+        held.given.discard(path)
+        return JSONResponse({"id": id, "object": "container.file.deleted", "deleted": True})
+
+    async def _put(self, held: HeldRepl, file: UploadedFile) -> Response:
+        async with self._parts.repls.used(held.owner, held.id):
+            await put(held.repl, file)
+        return self._made(held, _File(file.name, file.size_bytes))
+
+    def _by_id(self, held: HeldRepl, form: Form) -> UploadedFile:
+        if not form.fields:
+            raise ApiError(400, f"the form has no file: send it as {FILE!r}, with a filename, or file_id", param=FILE)
+        asked = validated(form.fields, FileById)
+        return files_of(self._parts, held.owner, [asked.file_id], "file_id")[0]
+
+    def _made(self, held: HeldRepl, file: _File) -> Response:
+        held.given.add(file.path)
+        return JSONResponse(self._shape(held, file))
+
+    async def _opened(self, held: HeldRepl, request: Request) -> tuple[int, _File]:
+        """Return a descriptor of a file, which the caller closes, and the file."""
+        id = request.path_params["file"]
+        path = _path_of(id)
+        async with self._parts.repls.used(held.owner, held.id):
+            try:
+                opened = await held.repl.files.aopen(path)
+            except (ConfigurationError, FileRefused):
+                raise not_found("file", id[:200], "file_id") from None
+        with opened:
+            return os.dup(opened.fileno()), _File(path, os.fstat(opened.fileno()).st_size)
+
+    def _shape(self, held: HeldRepl, file: _File) -> dict[str, Any]:
+        return {
+            "id": _id_of(file.path),
+            "object": "container.file",
+            "bytes": file.size_bytes,
+            "container_id": held.id,
+            "created_at": int(held.created_at),
+            "path": DATA_FOLDER + printable(file.path),
+            "source": "user" if file.path in held.given else "assistant",
+        }
+
+
+async def _all_files(repl: SandboxedRepl) -> list[_File]:
+    """Return all files in the scratch folder and in its folders.
+
+    Raises:
+        ApiError: 400: there are too many.
+    """
+    files: list[_File] = []
+    folders, seen = [""], 0
+    for folder in folders:
+        seen += 1
+        if seen > MOST_FOLDERS or len(files) > MAX_ENTRIES:
+            sentence = f"there are more than {MAX_ENTRIES:,} files or {MOST_FOLDERS} folders: list them by code"
+            raise ApiError(400, sentence, code="too_large")
+        try:
+            entries = await repl.files.alist(folder or ".")
+        except FileRefused:
+            if not folder:
+                raise
+            continue  # code has removed it meanwhile
+        files += [_File(folder + entry.name, entry.size_bytes) for entry in entries if entry.kind == "file"]
+        folders += [f"{folder}{entry.name}/" for entry in entries if entry.kind == "folder"]
+    return files
+
+
+def _id_of(path: str) -> str:
+    return ID_PREFIX + base64.urlsafe_b64encode(os.fsencode(path)).decode().rstrip("=")
+
+
+def _path_of(id: str) -> str:
+    """Return the path in an id.
+
+    Raises:
+        ApiError: 404: this is no id.
+    """
+    encoded = id.removeprefix(ID_PREFIX)
+    try:
+        path = os.fsdecode(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    except ValueError:
+        path = ""
+    if not path or _id_of(path) != id:
+        raise not_found("file", id[:200], "file_id")
+    return path

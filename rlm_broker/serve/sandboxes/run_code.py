@@ -1,0 +1,241 @@
+"""`POST /run_code`, as ByteDance's SandboxFusion has it: trainers of models send their programs here.
+
+A program runs as `python FILE` would, in a REPL of its own. Two differences: other languages are refused, and files lie
+below the current folder alone.
+"""
+
+import asyncio
+import base64
+import binascii
+import math
+from io import FileIO
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from rlm_broker.errors import ConfigurationError, FileRefused
+from rlm_broker.limits import MOST, ReplLimits
+from rlm_broker.results import Block
+from rlm_broker.sandbox.files import MAX_READ_BYTES
+from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
+from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.serve.bodies import parsed
+from rlm_broker.serve.errors import ApiError
+from rlm_broker.serve.guard import key_of
+from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.parts import Parts
+from rlm_broker.serve.replies import SlowJson
+from rlm_broker.serve.sandboxes.blocks import Seconds
+
+OTHER_LANGUAGES: Final = frozenset(
+    [
+        "python2",
+        "cpp",
+        "nodejs",
+        "go",
+        "go_test",
+        "java",
+        "php",
+        "csharp",
+        "bash",
+        "typescript",
+        "sql",
+        "rust",
+        "cuda",
+        "lua",
+        "R",
+        "perl",
+        "D_ut",
+        "ruby",
+        "scala",
+        "julia",
+        "pytest",
+        "junit",
+        "kotlin_script",
+        "jest",
+        "verilog",
+        "python_gpu",
+        "lean",
+        "swift",
+        "racket",
+        "gtest",
+        "react",
+    ]
+)
+"""Languages that SandboxFusion knows, and this server does not run."""
+KILLED: Final = -9
+"""Exit code of a program that was killed, as SandboxFusion tells it: minus the number of SIGKILL."""
+TIME_LIMITS: Final = frozenset({"block_timeout_s", "block_wall_timeout_s", "cpu_s"})
+
+
+class RunCodeRequest(BaseModel):
+    """A program to run. Field names are SandboxFusion's.
+
+    Attributes:
+        code: Its source.
+        language: "python"; any other language is refused.
+        stdin: Text that it reads.
+        run_timeout: Seconds that it may take, waits included; the server's `block_timeout_s` is the most.
+        compile_timeout: No effect: Python programs are not compiled apart.
+        files: Path → base64 of a file beside it; a path with null is passed over.
+        fetch_files: Paths of files that are returned when it has ended, if they exist.
+        memory_limit_MB: Mebibytes of memory; beyond the server's limit that one holds, and -1 leaves it at that.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    code: str
+    language: str
+    stdin: str | None = None
+    run_timeout: Seconds = 10.0
+    compile_timeout: float = 10.0
+    files: dict[str, str | None] = {}
+    fetch_files: Annotated[list[str], Field(max_length=1_000)] = []
+    memory_limit_MB: Annotated[float, Field(allow_inf_nan=False)] = -1
+
+
+def routes(parts: Parts) -> list[Route]:
+    """Return the route of SandboxFusion."""
+
+    async def run_code(request: Request) -> ASGIApp:
+        key = key_of(request)
+        key.require("execute")
+        settings = parts.settings
+        asked, _ = await parsed(request, RunCodeRequest, settings.body_bytes, settings.stall_s)
+        if asked.language != "python":
+            if asked.language not in OTHER_LANGUAGES:
+                raise ApiError(400, f"there is no language {asked.language[:40]!r}", param="language")
+            sentence = f"this server runs python, and no {asked.language}"
+            return JSONResponse(_response("SandboxError", sentence))
+        servers = parts.rlm.sandbox.limits
+        if asked.run_timeout > servers.block_timeout_s:
+            most = f"{servers.block_timeout_s:g} of this server"
+            raise ApiError(400, f"run_timeout = {asked.run_timeout:g} is above the {most}", param="run_timeout")
+        if asked.memory_limit_MB > MOST >> 20:
+            said = f"memory_limit_MB = {asked.memory_limit_MB:g} is above {MOST >> 20:,}: give less, or -1"
+            raise ApiError(422, said, param="memory_limit_MB")
+        files = _decoded(asked.files)
+
+        async def work() -> tuple[int, dict[str, str], Any]:
+            return 200, {}, await _ran(parts, key.owner, asked, files, _limits(servers, asked.memory_limit_MB))
+
+        return SlowJson(work, settings.heartbeat_s)
+
+    return [Route("/run_code", run_code, methods=["POST"])]
+
+
+async def _ran(
+    parts: Parts, owner: Owner, asked: RunCodeRequest, files: dict[str, bytes], limits: ReplLimits | None
+) -> dict[str, Any]:
+    async with parts.places.place(owner), parts.rlm.sandbox.repl(limits=limits) as repl:
+        repl.kills_when_cancelled = True
+        for path, data in files.items():
+            await _put(repl, path, data)
+        block = await _run(repl, asked)
+        fetched = await _fetched(repl, asked.fetch_files)
+    result = _result(block)
+    is_good = result["status"] == "Finished" and result["return_code"] == 0
+    return _response("Success" if is_good else "Failed", "", result, fetched)
+
+
+async def _run(repl: SandboxedRepl, asked: RunCodeRequest) -> Block:
+    await repl.aexecute(AT_ITS_START.format(argv=["main.py"]))
+    seconds: dict[str, Any] = {"timeout_s": asked.run_timeout, "wall_timeout_s": asked.run_timeout}
+    block = await repl.aexecute(asked.code + NO_DISPLAY, stdin=asked.stdin, **seconds)
+    if block.status in ("interrupted", "killed"):
+        return block
+    left_s = max(0.001, asked.run_timeout - block.execution_time)
+    return with_its_end(block, await repl.aexecute(AT_ITS_END, left_s, wall_timeout_s=left_s))
+
+
+async def _put(repl: SandboxedRepl, path: str, data: bytes) -> None:
+    try:
+        await repl.files.awrite(path, data)
+    except (ConfigurationError, FileRefused) as error:
+        raise ApiError(400, str(error), param="files") from None
+
+
+async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
+    """Return the files that exist, as base64.
+
+    Raises:
+        ApiError: 400: they have too many bytes together, or a path cannot be one.
+    """
+    fetched, left_bytes = {}, MAX_READ_BYTES
+    for path in paths:
+        try:
+            opened = await repl.files.aopen(path)
+        except FileRefused:
+            continue
+        except ConfigurationError as error:
+            raise ApiError(400, str(error), param="fetch_files") from None
+        with opened:
+            size_bytes, fetched[path] = await asyncio.to_thread(_encoded, opened, left_bytes)
+        left_bytes -= size_bytes
+        if left_bytes < 0:
+            raise ApiError(400, f"the files have more than {MAX_READ_BYTES:,} bytes together", param="fetch_files")
+    return fetched
+
+
+def _encoded(file: FileIO, most_bytes: int) -> tuple[int, str]:
+    """Return the size of a file and its base64; of a file with more bytes, the size alone."""
+    data = b""
+    while len(data) <= most_bytes and (piece := file.read(most_bytes + 1 - len(data))):
+        data += piece
+    return len(data), base64.b64encode(data).decode() if len(data) <= most_bytes else ""
+
+
+def _result(block: Block) -> dict[str, Any]:
+    """Return the outcome of a program in SandboxFusion's words."""
+    is_late = block.limit in TIME_LIMITS
+    codes = {"ok": 0, "error": 1, "exited": block.exit_code, "interrupted": KILLED, "killed": KILLED}
+    stderr = block.stderr
+    if block.error and block.status in ("interrupted", "killed"):
+        stderr += f"{'' if not stderr or stderr.endswith(chr(10)) else chr(10)}{block.status}: {block.error}\n"
+    return {
+        "status": "TimeLimitExceeded" if is_late else "Finished",
+        "execution_time": block.execution_time,
+        "return_code": None if is_late else codes[block.status],
+        "stdout": block.stdout,
+        "stderr": stderr,
+    }
+
+
+def _response(
+    status: Literal["Success", "Failed", "SandboxError"],
+    message: str,
+    result: dict[str, Any] | None = None,
+    files: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    return {
+        "status": status,
+        "message": message,
+        "compile_result": None,
+        "run_result": result,
+        "executor_pod_name": None,
+        "files": files or {},
+    }
+
+
+def _decoded(files: dict[str, str | None]) -> dict[str, bytes]:
+    decoded = {}
+    for path, content in files.items():
+        if content is None:
+            continue
+        try:
+            decoded[path] = base64.b64decode(content, validate=True)
+        except (binascii.Error, ValueError):
+            raise ApiError(400, f"the file {path[:80]!r} is not base64", param="files") from None
+    return decoded
+
+
+def _limits(servers: ReplLimits, memory_mb: float) -> ReplLimits | None:
+    """Return the limits of the REPL; None for those of the server, with which REPLs are ready."""
+    wanted = math.inf if memory_mb <= 0 else int(memory_mb * (1 << 20))
+    if wanted >= servers.memory_bytes:
+        return None
+    return servers.model_copy(update={"memory_bytes": max(1 << 20, int(wanted))})

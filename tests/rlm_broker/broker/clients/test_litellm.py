@@ -1,0 +1,331 @@
+"""Models through litellm: names, keys, prices, and an import that leaves no trace in the process."""
+
+import asyncio
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.broker.clients.base import LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.litellm import (
+    _KEYLESS,
+    _KEYS,
+    _SERVERS,
+    LiteLLMClient,
+    _refuse_misspelt,
+    full_name,
+    prefetch,
+)
+from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, without_choices
+
+WAIT_S = 60
+REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
+VARIABLES = (
+    "OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_AUTH_TOKEN",
+    "GEMINI_API_KEY",
+    "GOOGLE_API_KEY",
+    "GROQ_API_KEY",
+    "NVIDIA_NIM_API_KEY",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _litellm_is_imported() -> None:
+    """Import it before any test waits for an answer: on a busy machine that alone takes a minute."""
+    importlib.import_module("litellm")
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def client(server: FakeOpenAI, model_name: str = "openai/test-model", **options: Any) -> LiteLLMClient:
+    return LiteLLMClient(model_name, api_base=server.base_url, api_key="sk-of-the-test", **options)
+
+
+async def test_call_sends_the_conversation_once() -> None:
+    """A call sends the conversation once and returns text and usage."""
+    with FakeOpenAI(completion("hi", 3, 5)) as server:
+        reply = await client(server, temperature=0.5).complete(REQUEST)
+    assert reply == LMReply("hi", Usage(1, 3, 5, None))
+    assert server.requests == [
+        {
+            "model": "test-model",
+            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],
+            "max_tokens": 7,
+            "temperature": 0.5,
+        }
+    ]
+    assert server.connections == 1
+
+
+async def test_tokens_of_the_providers_cache_are_told() -> None:
+    said = completion("hi", 3, 5)
+    said.body["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
+    with FakeOpenAI(said) as server:
+        reply = await client(server).complete(LMRequest((ChatMessage("user", "hi"),)))
+    assert reply.usage.cached_input_tokens == 2
+
+
+async def test_headers_of_the_call_are_sent() -> None:
+    """They are those of the call alone, and the client's own headers win."""
+    with FakeOpenAI(completion("hi")) as server:
+        asked = client(server, extra_headers={"x-team": "blue"})
+        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        call_headers.reset(token)
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+    first, second = server.headers
+    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
+    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
+
+
+async def test_known_price_gives_a_cost() -> None:
+    """A known price gives a cost unless the provider counted no tokens."""
+    with FakeOpenAI(completion("hi", 1000, 10), completion("hi", 0, 0)) as server:
+        named = client(server, "gpt-5-mini")
+        priced, uncounted = [(await named.complete(REQUEST)).usage.total_cost for _ in range(2)]
+    assert priced is not None
+    assert 0 < priced < 0.01
+    assert uncounted is None
+    assert [request["model"] for request in server.requests] == ["gpt-5-mini"] * 2
+
+
+async def test_free_model_costs_zero_and_unpriced_is_unknown() -> None:
+    """A free model costs zero, and a model without a price costs an unknown amount."""
+    with FakeOpenAI(completion("hi")) as server:
+        free = await client(server, "openai/free-model", input_cost_per_token=0, output_cost_per_token=0).complete(
+            REQUEST
+        )
+        unpriced = await client(server, "openai/other-model").complete(REQUEST)
+    assert (free.usage.total_cost, unpriced.usage.total_cost) == (0, None)
+
+
+async def test_null_content_is_empty_text() -> None:
+    """Null content is empty text, and a reply without choices is a failed call."""
+    with FakeOpenAI(completion(None), without_choices()) as server:
+        assert (await client(server).complete(REQUEST)).text == ""
+        with pytest.raises(ModelFailed, match=r"^openai/test-model: the provider's answer has no choices$"):
+            await client(server).complete(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (failure(401, "wrong key sk-of-the-test, or\n was it env-secret-value?"), "AuthenticationError"),
+        (failure(429, "slow down"), "RateLimitError"),
+        (Answer(500, b"<html>oops</html>"), "InternalServerError"),
+        (Answer(200, b"not json"), "Error"),
+        (failure(400, "x" * 5000), "BadRequestError"),
+    ],
+    ids=["401", "429", "500", "not_json", "long"],
+)
+async def test_failed_call_is_one_request_without_secrets(
+    answer: Answer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed call is one request and one line without secrets."""
+    monkeypatch.setenv("SOME_VENDORS_SECRET", "env-secret-value")
+    with FakeOpenAI(answer) as server, pytest.raises(ModelFailed) as failed:
+        await client(server).complete(REQUEST)
+    text = str(failed.value)
+    assert text.startswith("openai/test-model: ")
+    assert kind in text
+    assert "\n" not in text
+    assert len(text) < 600
+    printed = "".join(traceback.format_exception(failed.value))
+    assert "sk-of-the-test" not in printed
+    assert "env-secret-value" not in printed
+    assert len(server.requests) == 1
+    if answer.status == 401:
+        assert text.endswith("wrong key [redacted], or was it [redacted]?")
+
+
+async def test_unreachable_server_is_a_failed_call() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        gone = client(server)
+    with pytest.raises(ModelFailed, match=r"^openai/test-model: \w+: "):
+        await gone.complete(REQUEST)
+    await gone.aclose()
+    await gone.aclose()
+
+
+async def test_a_cancelled_call_closes_its_connection() -> None:
+    with FakeOpenAI(Answer(never=True)) as server:
+        call = asyncio.create_task(client(server).complete(REQUEST))
+        assert await asyncio.to_thread(server.arrived.wait, WAIT_S)
+        call.cancel()
+        await asyncio.wait({call}, timeout=WAIT_S)
+        assert call.cancelled()
+        assert await asyncio.to_thread(server.disconnected.wait, WAIT_S)
+
+
+ALONE = """
+import asyncio, json, os, socket, sys, threading
+
+asked, importers = set(), set()
+real = socket.getaddrinfo
+
+def getaddrinfo(host, *args, **kwargs):
+    asked.add(host if isinstance(host, str) else host.decode())
+    if host in ("provider.test", b"provider.test"):
+        return real("127.0.0.1", *args, **kwargs)
+    raise socket.gaierror(socket.EAI_NONAME, "no name but the provider's is known here")
+
+socket.getaddrinfo = getaddrinfo
+socket.gethostbyname = socket.gethostbyname_ex = getaddrinfo
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "litellm" and sys._getframe(2).f_code.co_name != "find_spec":  # which only looks whether it is there
+            importers.add(threading.current_thread() is threading.main_thread())
+
+sys.meta_path.insert(0, Watch())
+
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.litellm import LiteLLMClient
+from rlm_broker.results import ChatMessage
+
+client = LiteLLMClient("openai/test-model", api_base=sys.argv[1], api_key="sk-test")
+assert "litellm" not in sys.modules
+reply = asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),))))
+print(json.dumps({"text": reply.text, "asked": sorted(asked), "imported_by_main_thread": sorted(importers),
+                  "variables": sorted({"CANARY_OF_THE_TEST", "OPENAI_API_BASE"} & os.environ.keys())}))
+"""
+
+
+def test_call_has_no_side_effects_on_the_host(tmp_path: Path) -> None:
+    """A call contacts no other host, imports off the loop and reads no file of variables."""
+    (tmp_path / ".env").write_text("CANARY_OF_THE_TEST=1\nOPENAI_API_BASE=http://elsewhere\n")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
+    with FakeOpenAI(completion("hi")) as server:
+        ended = subprocess.run(
+            [sys.executable, "-c", ALONE, f"http://provider.test:{server.port}/v1"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env=environment,
+            cwd=tmp_path,
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert json.loads(ended.stdout) == {
+        "text": "hi",
+        "asked": ["provider.test"],
+        "imported_by_main_thread": [False],
+        "variables": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("model_name", "full"),
+    [
+        ("openai/gpt-5-mini", "openai/gpt-5-mini"),
+        ("openrouter/meta/llama", "openrouter/meta/llama"),
+        ("gpt-5-mini", "openai/gpt-5-mini"),
+        ("o3", "openai/o3"),
+        ("o4-mini", "openai/o4-mini"),
+        ("claude-sonnet-4-5", "anthropic/claude-sonnet-4-5"),
+        ("gemini-2.5-pro", "gemini/gemini-2.5-pro"),
+        ("deepseek-chat", "deepseek/deepseek-chat"),
+        ("mistral-large-latest", "mistral/mistral-large-latest"),
+        ("grok-4", "xai/grok-4"),
+        ("gpt-oss-120b", None),
+        ("other", None),
+        ("/model", None),
+        ("provider/", None),
+        ("", None),
+    ],
+)
+def test_well_known_name_gets_its_provider(model_name: str, full: str | None) -> None:
+    """A name without a provider is completed if it is well known."""
+    assert full_name(model_name) == full
+
+
+@pytest.mark.parametrize(
+    ("model_name", "variables"),
+    [
+        ("openai/gpt-5-mini", ["OPENAI_API_KEY"]),
+        ("gpt-5-mini", ["OPENAI_API_KEY"]),
+        ("claude-sonnet-4-5", ["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"]),
+        ("gemini/gemini-2.5-pro", ["GEMINI_API_KEY", "GOOGLE_API_KEY"]),
+        ("groq/llama", ["GROQ_API_KEY"]),
+    ],
+)
+def test_missing_key_is_named(model_name: str, variables: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing key is named, and any of its variables satisfies."""
+    with pytest.raises(ConfigurationError) as missing:
+        LiteLLMClient(model_name).check()
+    assert str(missing.value).startswith(f"model {model_name!r} needs {' or '.join(variables)}, which is not set")
+    monkeypatch.setenv(variables[0], "")
+    with pytest.raises(ConfigurationError):
+        LiteLLMClient(model_name).check()
+    monkeypatch.setenv(variables[-1], "key")
+    LiteLLMClient(model_name).check()
+
+
+def test_missing_key_of_a_rare_provider_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable of a less known provider is named too."""
+    with pytest.raises(ConfigurationError, match="'nvidia_nim/llama' needs NVIDIA_NIM_API_KEY, which is not set"):
+        LiteLLMClient("nvidia_nim/llama").check()
+    monkeypatch.setenv("NVIDIA_NIM_API_KEY", "key")
+    LiteLLMClient("nvidia_nim/llama").check()
+
+
+def test_key_variable_is_needed_only_if_used() -> None:
+    """A key given as an option, or a provider without keys, needs no variable."""
+    LiteLLMClient("openai/gpt-5-mini", api_key="key").check()
+    LiteLLMClient("ollama/llama3").check()
+
+
+def test_unknown_provider_is_an_unknown_model() -> None:
+    with pytest.raises(UnknownModel, match="no provider is known for model 'nowhere/model'"):
+        LiteLLMClient("nowhere/model").check()
+
+
+def test_a_stream_is_refused_at_construction() -> None:
+    with pytest.raises(ConfigurationError, match="stream"):
+        LiteLLMClient("openai/gpt-5-mini", stream=True)
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "lm_studio", "llamafile"])
+def test_own_server_needs_its_address(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of the user is not called without its address."""
+    variable = f"{provider.upper()}_API_BASE"
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(ConfigurationError, match=f"on a server of your own: set {variable}"):
+        LiteLLMClient(f"{provider}/model").check()
+    LiteLLMClient(f"{provider}/model", api_base="http://host/v1").check()
+    monkeypatch.setenv(variable, "http://host/v1")
+    LiteLLMClient(f"{provider}/model").check()
+
+
+def test_litellm_providers_are_not_taken_for_misspelt() -> None:
+    """No provider of LiteLLM is taken for a misspelt name."""
+    prefetch().result()
+    import litellm
+
+    for provider in map(str, [getattr(each, "value", each) for each in litellm.provider_list]):
+        if provider not in {*_KEYS, *_KEYLESS, *_SERVERS}:
+            _refuse_misspelt(f"{provider}/model", provider)
+
+
+async def test_call_temperature_overrides_the_option() -> None:
+    with FakeOpenAI(*[completion("hi")] * 2) as server:
+        named = client(server, temperature=0.5)
+        for temperature in (0.0, None):
+            await named.complete(LMRequest((ChatMessage("user", "hello"),), temperature=temperature))
+        await named.aclose()
+    assert [request["temperature"] for request in server.requests] == [0.0, 0.5]

@@ -1,0 +1,405 @@
+"""The direct client alone. `test_faults.py` has what both clients must do alike."""
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import traceback
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from rlm_broker.broker.clients import openai_compatible
+from rlm_broker.broker.clients.base import LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
+from rlm_broker.results import ChatMessage
+from rlm_broker.usage import Usage
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
+
+WAIT_S = 60
+REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
+
+
+def client(server: FakeOpenAI, **options: Any) -> OpenAICompatibleClient:
+    return OpenAICompatibleClient(server.base_url, "test-model", **options)
+
+
+async def test_call_sends_the_conversation_once() -> None:
+    """A call sends the conversation and returns text and usage."""
+    with FakeOpenAI(completion("hi", 3, 5)) as server:
+        named = client(
+            server, api_key="sk-of-the-test", headers={"x-team": "blue"}, options={"temperature": 0.5, "top_k": 3}
+        )
+        reply = await named.complete(REQUEST)
+        await named.aclose()
+    assert reply == LMReply("hi", Usage(1, 3, 5, None))
+    assert server.requests == [
+        {
+            "model": "test-model",
+            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],
+            "max_tokens": 7,
+            "temperature": 0.5,
+            "top_k": 3,
+        }
+    ]
+    assert server.headers[0]["authorization"] == "Bearer sk-of-the-test"
+    assert server.headers[0]["x-team"] == "blue"
+
+
+async def test_no_key_is_sent_that_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-elses-account")
+    with FakeOpenAI(completion("hi")) as server:
+        await client(server).complete(REQUEST)
+    assert "authorization" not in server.headers[0]
+
+
+@pytest.mark.parametrize(
+    ("details", "cached"),
+    [({"cached_tokens": 2}, 2), ({"cached_tokens": 10**9}, 3), ({"cached_tokens": "x"}, 0), (None, 0), ([1], 0)],
+)
+async def test_tokens_of_the_providers_cache_are_told(details: Any, cached: int) -> None:
+    said = completion("hi", 3, 5)
+    said.body["usage"]["prompt_tokens_details"] = details
+    with FakeOpenAI(said) as server:
+        asked = client(server)
+        reply = await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        await asked.aclose()
+    assert reply.usage == Usage(1, 3, 5, None, cached_input_tokens=cached)
+
+
+async def test_headers_of_the_call_are_sent() -> None:
+    """They are those of the call alone, and the client's own headers win."""
+    with FakeOpenAI(completion("hi")) as server:
+        asked = client(server, headers={"X-Team": "blue"})
+        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        call_headers.reset(token)
+        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
+        await asked.aclose()
+    first, second = server.headers
+    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
+    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
+
+
+async def test_connections_are_reused() -> None:
+    """Connections are used again, and each concurrent call has its own connection."""
+    with FakeOpenAI(*[replace(completion("hi"), together=5)] * 15, completion("hi")) as server:
+        named = client(server)
+        for _ in range(3):
+            await asyncio.gather(*(named.complete(REQUEST) for _ in range(5)))
+        assert server.connections == 5
+        await named.aclose()
+        await named.aclose()
+        await named.complete(REQUEST)
+
+
+def test_client_serves_several_loops_in_turn() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        named = client(server)
+        assert [asyncio.run(named.complete(REQUEST)).text for _ in range(2)] == ["hi", "hi"]
+
+
+async def test_prices_make_a_cost_where_the_server_counted() -> None:
+    with FakeOpenAI(completion("hi", 1000, 100), completion("hi", 0, 0)) as server:
+        priced = client(server, usd_per_million_tokens=(2, 10))
+        costs = [(await priced.complete(REQUEST)).usage.total_cost for _ in range(2)]
+        free = await client(server, usd_per_million_tokens=(0, 0)).complete(REQUEST)
+    assert costs == [pytest.approx(0.003), None]
+    assert free.usage.total_cost == 0
+
+
+async def test_content_parts_pass_through_untouched() -> None:
+    parts = [
+        {"type": "text", "text": "what is it?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+    ]
+    with FakeOpenAI(completion("a cat")) as server:
+        reply = await client(server).complete(LMRequest((ChatMessage("user", parts),)))
+    assert server.requests[0]["messages"] == [{"role": "user", "content": parts}]
+    assert reply.text == "a cat"
+
+
+async def test_text_parts_of_a_reply_are_lines() -> None:
+    """Text parts of a reply are joined as lines, and those of a stream without a separator."""
+    parts = [{"type": "text", "text": text} for text in ("one", "", "two")]
+    with FakeOpenAI(completion([*parts, {"type": "thinking"}])) as server:
+        assert (await client(server).complete(REQUEST)).text == "one\ntwo"
+    told: list[str] = []
+    with FakeOpenAI(streamed(parts, "!")) as server:
+        reply = await client(server).complete(msgspec.structs.replace(REQUEST, on_text=told.append))
+    assert (reply.text, told) == ("onetwo!", ["onetwo", "!"])
+
+
+async def test_text_with_half_a_character_is_sent() -> None:
+    """Text with a lone surrogate is sent nevertheless."""
+    with FakeOpenAI(completion("hi")) as server:
+        await client(server).complete(LMRequest((ChatMessage("user", "a\ud800b"),)))
+    assert server.requests[0]["messages"][0]["content"] == "a\\ud800b"
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    with FakeOpenAI(completion("elsewhere")) as other:
+        moved = Answer(307, headers={"location": f"{other.base_url}/chat/completions"})
+        with FakeOpenAI(moved) as server, pytest.raises(ModelFailed, match="redirects to") as refused:
+            await client(server, api_key="sk-of-the-test").complete(REQUEST)
+    assert other.requests == []
+    assert refused.value.cause == "provider"
+
+
+async def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_compatible, "MAX_REPLY_BYTES", 1000)
+    for answer in (completion("x" * 2000), streamed("x" * 2000)):
+        with FakeOpenAI(answer) as server, pytest.raises(ModelFailed, match="longer than 1,000 bytes"):
+            await client(server).complete(LMRequest(REQUEST.messages, on_text=lambda _: None))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"error": "plain"}, "HTTP status 418: plain"),
+        ({"detail": "of a framework"}, "HTTP status 418: of a framework"),
+        ({"detail": [{"loc": ["x"]}]}, 'HTTP status 418: [{"loc": ["x"]}]'),
+        ({"object": "error", "message": "older"}, "HTTP status 418: older"),
+        (b"<html>\n teapot", "HTTP status 418: <html> teapot"),
+        (b"\xff", "HTTP status 418: \ufffd"),
+    ],
+)
+async def test_errors_of_all_shapes_are_read(body: Any, said: str) -> None:
+    with FakeOpenAI(Answer(418, body)) as server, pytest.raises(ModelFailed) as failed:
+        await client(server).complete(REQUEST)
+    assert str(failed.value) == f"test-model: {said}"
+
+
+BEGUN = "the connection to ADDRESS broke: the server closed it in the middle of the head of its answer"
+WRONG = "the answer of ADDRESS is malformed: "
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"", "the connection to ADDRESS broke: Server disconnected"),
+        (b"HTTP", BEGUN),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", BEGUN),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "the server broke off in the middle of its answer"),
+        (b"\x16\x03\x01\x00\x05", WRONG),
+        (b"HTTP/1.1 \x1b[2J 200 OK\r\n\r\n", WRONG),
+        (b"HTTP/1.1 200 OK\r\n: x\r\n\r\n", WRONG),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", WRONG),
+    ],
+)
+async def test_broken_answer_is_told_in_one_sentence(sent: bytes, said: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        asked = OpenAICompatibleClient(address, "test-model")
+        with pytest.raises(ModelFailed) as failed:
+            await asked.complete(REQUEST)
+        await asked.aclose()
+    told = str(failed.value)
+    assert told.startswith(f"test-model: {said.replace('ADDRESS', address)}")
+    assert told.isprintable()
+    assert not any(word in told for word in ("Error", "Raw", "^", "\\n", "<"))
+
+
+async def test_no_secret_is_in_an_error_or_its_traceback() -> None:
+    told = "no: Bearer sk-of-the-test, x-api-key hidden-header-value"
+    with FakeOpenAI(failure(401, told)) as server:
+        named = client(server, api_key="sk-of-the-test", headers={"x-api-key": "hidden-header-value"})
+        with pytest.raises(ModelFailed) as failed:
+            await named.complete(REQUEST)
+    printed = "".join(traceback.format_exception(failed.value)) + repr(named)
+    assert "sk-of-the-test" not in printed
+    assert "hidden-header-value" not in printed
+    assert "sk-of-the-test" not in named.fingerprint
+
+
+async def test_preflight_finds_what_every_call_would() -> None:
+    with FakeOpenAI(completion("hi"), models=["llama3:latest", "other"]) as server:
+        await OpenAICompatibleClient(server.base_url, "llama3").preflight()
+        await OpenAICompatibleClient(server.base_url, "other").preflight()
+        with pytest.raises(UnknownModel, match=r"has no model 'third'; it has: llama3:latest, other$"):
+            await OpenAICompatibleClient(server.base_url, "third").preflight()
+        gone = OpenAICompatibleClient(server.base_url, "other")
+    with pytest.raises(ModelFailed, match=r"^other: cannot connect to http://127.0.0.1:\d+/v1: Connection refused$"):
+        await gone.preflight()
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("models", [None, [], ["openai/*"]], ids=["no list", "empty", "patterns"])
+async def test_server_without_model_list_is_accepted(models: list[str] | None) -> None:
+    """A server that does not say which models it has is accepted."""
+    with FakeOpenAI(completion("hi"), models=models) as server:
+        await client(server).preflight()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "ftp://host/v1",
+        "http://",
+        "http://user:secret@host/v1",
+        "http://[",
+        "",
+        "http://host:x/",
+        "http://host/v1?key=secret",
+        "http://host/v1#secret",
+        "http://a..b/v1",
+        "http://exa mple/v1",
+        "http://%zz/v1",
+    ],
+)
+def test_invalid_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        OpenAICompatibleClient(url, "m")
+    assert "secret" not in str(refused.value)
+
+
+def test_the_whole_address_of_the_calls_is_taken_too() -> None:
+    long, short = (OpenAICompatibleClient(f"http://host/v1{end}", "m") for end in ("/chat/completions", "/"))
+    assert long.fingerprint == short.fingerprint
+
+
+@pytest.mark.parametrize("options", [{"model": ""}, {"options": {"stream": True}}])
+def test_unusable_argument_is_refused_at_construction(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        OpenAICompatibleClient(**{"base_url": "http://host/v1", "model": "m", **options})
+
+
+async def test_a_client_that_is_forgotten_closes_its_connections() -> None:
+    with FakeOpenAI(completion("hi"), Answer(never=True)) as server:
+        named = client(server)
+        await named.complete(REQUEST)
+        connector = next(iter(named._sessions.values())).connector
+        assert connector is not None
+        del named
+        gc.collect()
+        while not connector.closed:
+            await asyncio.sleep(0)
+
+
+ALONE = """
+import asyncio, sys
+from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.results import ChatMessage
+client = OpenAICompatibleClient(sys.argv[1], "test-model")
+print(asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),)))).text, "litellm" in sys.modules)
+"""
+
+
+def test_client_needs_no_litellm_and_no_closing() -> None:
+    """The client needs no LiteLLM and no closing, and it ends without output."""
+    with FakeOpenAI(completion("hi")) as server:
+        ended = subprocess.run(
+            [sys.executable, "-c", ALONE, server.base_url],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env={"PYTHONPATH": ":".join(sys.path)},
+        )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "hi False\n", "")
+
+
+async def test_streamed_reply_is_delivered_in_pieces() -> None:
+    texts: list[str] = []
+    with FakeOpenAI(streamed("he", "llo")) as server:
+        reply = await client(server).complete(LMRequest(REQUEST.messages, on_text=texts.append))
+    assert texts == ["he", "llo"]
+    assert reply == LMReply("hello", Usage(1, 3, 2, None))
+    assert json.loads(json.dumps(server.requests[0]))["stream"] is True
+
+
+async def test_a_secret_in_any_header_is_in_no_error() -> None:
+    with FakeOpenAI(failure(401, "bad: canary-one-123 and canary-two-456")) as server:
+        headers = {"Authorization": "Bearer canary-one-123", "X-Auth": "canary-two-456"}
+        with pytest.raises(ModelFailed) as failed:
+            await client(server, headers=headers).complete(REQUEST)
+    assert str(failed.value).endswith("bad: [redacted] and [redacted]")
+    assert server.headers[0]["authorization"] == "Bearer canary-one-123"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"usage": {"prompt_tokens": "3", "completion_tokens": True}},
+        {"usage": {"prompt_tokens": -5, "completion_tokens": -0.5}},
+        {"usage": []},
+        {"usage": 7},
+    ],
+)
+async def test_odd_counts_do_not_discard_the_text(extra: dict[str, Any]) -> None:
+    """A good text is not discarded because its token counts are odd."""
+    choice = {"message": {"role": "assistant", "content": "good", "refusal": {}}, "finish_reason": 5}
+    with FakeOpenAI(Answer(body={"choices": [choice], **extra})) as server:
+        reply = await client(server, usd_per_million_tokens=(1, 1)).complete(REQUEST)
+    assert (reply.text, reply.usage) == ("good", Usage(1, 0, 0, None))
+
+
+async def test_the_smaller_of_two_limits_of_tokens_is_sent() -> None:
+    with FakeOpenAI(completion("x")) as server:
+        await client(server, options={"max_tokens": 99_999}).complete(REQUEST)
+        await client(server, options={"max_tokens": 2}).complete(REQUEST)
+    assert [request["max_tokens"] for request in server.requests] == [7, 2]
+
+
+def test_loops_that_have_ended_leave_no_connections() -> None:
+    with FakeOpenAI(completion("hi")) as server:
+        named = client(server)
+        for _ in range(5):
+            asyncio.run(named.complete(REQUEST))
+        assert len(named._sessions) == 1
+
+
+async def test_terminal_controls_are_escaped() -> None:
+    """Characters that would steer a terminal are escaped."""
+    with FakeOpenAI(failure(400, "\x1b[2Jboo\x07")) as server, pytest.raises(ModelFailed) as failed:
+        await client(server).complete(REQUEST)
+    assert str(failed.value) == r"test-model: HTTP status 400: \x1b[2Jboo\x07"
+
+
+async def test_key_without_right_to_list_models_is_accepted() -> None:
+    """A key that may not list models can still be good for calls."""
+
+    class NoList(FakeOpenAI):
+        async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            await reader.readuntil(b"\r\n\r\n")
+            return await self._send(writer, failure(403, "missing scope"))
+
+    with NoList(completion("x")) as server:
+        await client(server).preflight()
+
+
+async def test_call_temperature_overrides_the_option() -> None:
+    with FakeOpenAI(*[completion("hi")] * 2) as server:
+        named = client(server, options={"temperature": 0.5})
+        for temperature in (0.0, None):
+            await named.complete(LMRequest((ChatMessage("user", "hello"),), temperature=temperature))
+        await named.aclose()
+    assert [request["temperature"] for request in server.requests] == [0.0, 0.5]
+
+
+async def test_the_models_of_a_server_are_named_as_far_as_it_lists_them() -> None:
+    with FakeOpenAI(Answer(), models=["a", "b"]) as server:
+        assert await client(server).models() == ["a", "b"]
+    with FakeOpenAI(Answer()) as server:
+        assert await client(server).models() == []
+
+
+async def test_listed_model_names_are_lines_without_the_key() -> None:
+    listed = ["m\nproviders whose key is set: all", "Bearer hunter2hunter2zz", "x" * 10_000]
+    with FakeOpenAI(Answer(), models=listed) as server:
+        keyed = OpenAICompatibleClient(server.base_url, "m", api_key="hunter2hunter2zz")
+        forged, echoed, long = await keyed.models()
+    assert forged == "m providers whose key is set: all"
+    assert "hunter2" not in echoed
+    assert len(long) < 1_000

@@ -1,0 +1,35 @@
+"""Settings of one model, and that they show no secret."""
+
+from typing import Any
+
+import pytest
+
+from rlm_broker.broker.models.model import Model
+from rlm_broker.errors import ConfigurationError
+
+
+def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(name="openai/x", api_key="sk-of-the-test", headers={"x-key": "hidden-header"})
+    told = f"{model!r} {model} {model.model_dump()} {model.model_dump_json()} {model.client()!r}"
+    assert "sk-of-the-test" not in told
+    assert "hidden-header" not in told
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    for given in ({"api_key": "env:NOT_THERE"}, {"headers": {"x": "env:NOT_THERE"}}):
+        with pytest.raises(ConfigurationError, match=r"needs NOT_THERE for its .*, which is not set"):
+            Model.model_validate({"name": "openai/x", "base_url": "http://h/v1", **given}).client()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_retries": -1}, "Model: max_retries: Input should be greater"),
+        ({"requests_per_minute": 0}, "Model: requests_per_minute: "),
+        ({"temperature": 1}, "Model: there is no 'temperature': give sampling arguments in `options`"),
+        ({"max_retry": 1}, r"Model: there is no 'max_retry'; did you mean max_retries\?"),
+        ({"usd_per_million_tokens": [1, -1]}, "Model: usd_per_million_tokens.1: "),
+        ({"name": "offline", "options": {"temperature": 0}}, "the model offline calls no server"),
+    ],
+)
+def test_inconsistent_description_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Model(**wrong)

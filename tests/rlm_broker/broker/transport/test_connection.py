@@ -1,0 +1,512 @@
+"""`Connection`: a session on a socket, whose worker is played by the test."""
+
+import asyncio
+import gc
+import itertools
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rlm_broker.broker.transport.connection import (
+    MESSAGES_IN_A_ROW,
+    MOST_OPEN_WEIGHT,
+    MOST_UNREAD_BYTES,
+    Connection,
+    QueryHandler,
+    QueryLoad,
+    refuse,
+)
+from rlm_broker.broker.transport.session import BYTE_WEIGHT, Session
+from rlm_broker.errors import ModelFailed, ProtocolViolation, WorkerDied
+from sandbox_worker import RELEASE
+from sandbox_worker.wire.messages import (
+    MAX_PROMPTS,
+    Display,
+    Execute,
+    FromWorker,
+    Output,
+    Query,
+    Ready,
+    Reply,
+    Result,
+    Slot,
+    decode_from_orchestrator,
+    encode,
+)
+from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
+from tests.support.waiting import for_ever, turns, until
+
+IN_FLIGHT = 4
+SMALL_FRAME_BYTES = 1 << 16
+
+
+class Worker(Peer):
+    """The worker's end: sends what a REPL would send, and reads what it would read."""
+
+    def say(self, message: FromWorker) -> None:
+        self.send(encode(message))
+
+    async def hear(self) -> Execute | Reply:
+        message = decode_from_orchestrator(await self.receive())
+        assert isinstance(message, Execute | Reply)
+        return message
+
+
+def query(number: int, *prompts: str) -> Query:
+    return Query(id=f"1:{number}", want="llm", prompts=list(prompts or ("p",)))
+
+
+@asynccontextmanager
+async def connected(max_frame_bytes: int, in_flight: int = IN_FLIGHT) -> AsyncIterator[tuple[Connection, Worker]]:
+    """Both ends. The test fails if a task of the connection ends with an error that was never retrieved."""
+    unheard: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unheard.append(context))
+    ours, theirs = socket.socketpair()
+    connection = Connection(Session(max_frame_bytes), in_flight)
+    await loop.connect_accepted_socket(lambda: connection, ours)
+    async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
+        yield connection, worker
+    await connection.close()
+    gc.collect()  # asyncio reports a task's error when the task is collected
+    assert unheard == []
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Connection, Worker]]:
+    async with connected(SMALL_FRAME_BYTES) as both:
+        yield both
+
+
+async def running(
+    pair: tuple[Connection, Worker], answer: QueryHandler = refuse, heard: list[Output | Display] | None = None
+) -> "asyncio.Future[Result]":
+    """A block that runs in the worker."""
+    connection, worker = pair
+    worker.say(Ready(RELEASE))
+    await asyncio.wait_for(connection.ready(), WAIT_S)
+    block = connection.execute("code", answer, (lambda _: None) if heard is None else heard.append)
+    assert await worker.hear() == Execute(block=1, code="code")
+    return block
+
+
+async def test_a_block_runs_prints_and_ends(pair: tuple[Connection, Worker]) -> None:
+    heard: list[Output | Display] = []
+    block = await running(pair, heard=heard)
+    pair[1].say(Output(block=1, stream="stdout", text="hello\n"))
+    pair[1].say(Result(block=1, status="ok", final_answer="42"))
+    assert (await asyncio.wait_for(block, WAIT_S)).final_answer == "42"
+    assert heard == [Output(block=1, stream="stdout", text="hello\n")]
+    assert pair[0].block == 1
+
+
+async def test_queries_are_answered_when_ready(pair: tuple[Connection, Worker]) -> None:
+    """Queries are answered as they are ready and not in their order."""
+    release = asyncio.Event()
+
+    async def answer(asked: Query) -> list[Slot]:
+        if asked.prompts == ["slow"]:
+            await release.wait()
+        return [Slot(text=prompt.upper()) for prompt in asked.texts]
+
+    await running(pair, answer)
+    pair[1].say(query(1, "slow"))
+    pair[1].say(query(2, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:2", slots=[Slot(text="A"), Slot(text="B")])
+    release.set()
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(text="SLOW")])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ModelFailed("the provider is down"), "the provider is down"), (RuntimeError("a bug"), "RuntimeError: a bug")],
+)
+async def test_query_gets_its_reply_despite_any_error(
+    pair: tuple[Connection, Worker], error: Exception, reason: str
+) -> None:
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        raise error
+
+    await running(pair, answer)
+    pair[1].say(query(1, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=reason)] * 2)
+
+
+async def test_too_few_answers_fill_all_slots_with_errors(
+    pair: tuple[Connection, Worker],
+) -> None:
+    """A handler that answers too few prompts fills every slot with that error."""
+
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        return [Slot(text="only one")]
+
+    await running(pair, answer)
+    pair[1].say(query(1, "a", "b"))
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="1 answers to 2 prompts")] * 2)
+
+
+async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
+    await running(pair)
+    pair[1].say(query(1, "a", "b"))
+    no_model = "llm_query is not available: no model is connected to this sandbox"
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
+
+
+async def test_too_large_reply_says_so_in_its_place(pair: tuple[Connection, Worker]) -> None:
+    async def answer(asked: Query) -> list[Slot]:
+        del asked
+        return [Slot(text="x" * SMALL_FRAME_BYTES)]
+
+    await running(pair, answer)
+    pair[1].say(query(1))
+    reply = await pair[1].hear()
+    assert isinstance(reply, Reply)
+    assert (reply.slots[0].error or "").startswith("the reply is too large: frame of 65,")
+
+
+async def test_query_with_oversized_errors_ends_the_connection(
+    pair: tuple[Connection, Worker],
+) -> None:
+    """A query whose errors alone are too large ends the connection and does not stay open."""
+    block = await running(pair)
+    pair[1].say(query(1, *[""] * 10_000))
+    with pytest.raises(ProtocolViolation, match="the errors of 10,000 prompts do not fit into a reply"):
+        await asyncio.wait_for(block, WAIT_S)
+    assert await pair[1].is_hung_up_on()
+
+
+async def test_query_above_any_batch_is_not_counted() -> None:
+    """A query with more prompts than any batch is refused before its prompts are counted."""
+    asked: list[Query] = []
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(seen)
+        return []
+
+    async with connected(MAX_FRAME_BYTES) as both:
+        block = await running(both, answer)
+        both[1].say(query(1, *[""] * (MAX_PROMPTS + 1)))
+        with pytest.raises(ProtocolViolation, match="length <= 65536"):
+            await asyncio.wait_for(block, WAIT_S)
+    assert asked == []
+
+
+async def test_query_too_large_is_answered_and_the_connection_goes_on() -> None:
+    """Hostile code that sends one all the same: it is not decoded, no handler sees it, and it is answered."""
+    asked: list[Query] = []
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(seen)
+        return [Slot(text="fine")]
+
+    async with connected(64 << 20) as both:
+        connection, worker = both
+        block = await running(both, answer)
+        for number, end in enumerate([b'x"]}', b"\xff[[[["]):
+            begin = b'{"type":"query","id":"1:%d","want":"llm","prompts":["' % number
+            worker.send(begin + b"x" * (40 << 20) + end)
+            reply = await worker.hear()
+            assert isinstance(reply, Reply)
+            assert reply.id == f"1:{number}"
+            assert "pass a large text as a context" in (reply.slots[0].error or "")
+        worker.say(query(9))
+        assert await worker.hear() == Reply(id="1:9", slots=[Slot(text="fine")])
+        worker.say(Result(block=1, status="ok"))
+        assert (await asyncio.wait_for(block, WAIT_S)).status == "ok"
+        assert connection._session.open_weight == connection._load.weight == 0
+    assert [each.id for each in asked] == ["1:9"]
+
+
+async def test_worker_breaking_the_protocol_ends_its_block(
+    pair: tuple[Connection, Worker],
+) -> None:
+    """A worker that breaks the protocol ends its block with the reason."""
+    block = await running(pair)
+    pair[1].say(Result(block=2, status="ok"))
+    with pytest.raises(ProtocolViolation, match="Result of block 2 while block 1 runs"):
+        await asyncio.wait_for(block, WAIT_S)
+    assert await pair[1].is_hung_up_on()
+    with pytest.raises(ProtocolViolation):
+        pair[0].execute("more", refuse, lambda _: None)
+
+
+async def test_worker_that_hangs_up_ends_its_block(pair: tuple[Connection, Worker]) -> None:
+    """A worker that hangs up ends its block and the work that was done for it."""
+    cancelled = asyncio.Event()
+    asked = asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].writer.transport.abort()
+    with pytest.raises(WorkerDied):
+        await asyncio.wait_for(block, WAIT_S)
+    await asyncio.wait_for(cancelled.wait(), WAIT_S)
+
+
+async def test_a_result_that_came_before_the_end_counts(pair: tuple[Connection, Worker]) -> None:
+    block = await running(pair)
+    pair[1].say(Result(block=1, status="ok"))
+    pair[1].writer.close()
+    assert (await asyncio.wait_for(block, WAIT_S)).status == "ok"
+
+
+async def test_settling_cancels_and_awaits_open_answers(pair: tuple[Connection, Worker]) -> None:
+    """Settling cancels the answers under way and waits for them."""
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns()
+            ended.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].say(Result(block=1, status="ok"))
+    await asyncio.wait_for(block, WAIT_S)
+    await asyncio.wait_for(pair[0].settle(), WAIT_S)
+    assert ended.is_set()
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="cancelled, the block that asked has ended")])
+
+
+async def test_reading_pauses_at_the_bound_of_open_queries(
+    pair: tuple[Connection, Worker],
+) -> None:
+    """The connection reads no more at the bound of open queries until a query is answered."""
+    release = asyncio.Semaphore(0)
+    asked: list[str] = []
+
+    async def answer(seen: Query) -> list[Slot]:
+        asked.append(seen.id)
+        await release.acquire()
+        return [Slot(text="ok")]
+
+    await running(pair, answer)
+    flood = 2_000
+    padding = "x" * 2_000
+    for number in range(flood):
+        pair[1].say(query(number, padding))
+    await until(lambda: len(asked) >= IN_FLIGHT)
+    await turns(200)  # several times as many as reading all queries would take
+    # One read may complete several queries; the next read waits.
+    assert len(asked) < flood / 4
+    for _ in range(flood):
+        release.release()
+    replies = [await pair[1].hear() for _ in range(flood)]
+    assert {reply.id for reply in replies if isinstance(reply, Reply)} == {f"1:{n}" for n in range(flood)}
+
+
+async def test_worker_that_reads_no_replies_is_not_read(pair: tuple[Connection, Worker]) -> None:
+    answered = 0
+
+    async def answer(_query: Query) -> list[Slot]:
+        nonlocal answered
+        answered += 1
+        return [Slot(text="x" * 60_000)]
+
+    await running(pair, answer)
+    pair[1].reader._transport.pause_reading()  # type: ignore[attr-defined]
+    flood = 1_000
+    for number in range(flood):
+        pair[1].say(query(number, "x" * 1_000))
+    await until(lambda: answered)
+    await turns(200)  # several times as many as reading all queries would take
+    assert answered < flood / 4
+
+
+async def test_closing_waits_for_the_end_of_answers(pair: tuple[Connection, Worker]) -> None:
+    """Closing ends the answers under way before it returns."""
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await turns()  # the end of the socket arrives here, too
+            ended.set()
+        return []
+
+    block = await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    await asyncio.wait_for(pair[0].close(), WAIT_S)
+    assert ended.is_set()
+    with pytest.raises(WorkerDied, match="the connection was closed"):
+        block.result()
+    assert await pair[1].is_hung_up_on()
+
+
+async def test_cleanup_after_a_lost_worker_completes(pair: tuple[Connection, Worker]) -> None:
+    asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tidying.set()
+            await may_end.wait()
+            ended.set()
+        return []
+
+    await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].writer.transport.abort()
+    await asyncio.wait_for(tidying.wait(), WAIT_S)
+    settled = asyncio.gather(pair[0].settle(), pair[0].close())
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait_for(settled, WAIT_S)
+    assert ended.is_set()
+
+
+async def test_worker_after_the_closing_is_disconnected() -> None:
+    """A worker that comes after its connection was closed is disconnected."""
+    ours, theirs = socket.socketpair()
+    connection = Connection(Session(SMALL_FRAME_BYTES), IN_FLIGHT)
+    await connection.close()
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
+    async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
+        assert await worker.is_hung_up_on()
+
+
+async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]) -> None:
+    await pair[0].close()
+    await pair[0].close()
+    with pytest.raises(WorkerDied, match="the connection was closed"):
+        await pair[0].ready()
+
+
+async def test_queries_of_more_than_their_weight_wait_for_replies() -> None:
+    prompt_chars = 500_000
+    most_open = MOST_OPEN_WEIGHT // (BYTE_WEIGHT * prompt_chars)
+    go_on = asyncio.Event()
+    asked: list[Query] = []
+
+    async def slow(seen: Query) -> list[Slot]:
+        asked.append(seen)
+        await go_on.wait()
+        return [Slot(text="done")]
+
+    many = most_open + 4
+    async with connected(64 << 20, in_flight=1000) as both:
+        connection, worker = both
+        await running(both, slow)
+        frames = [encode(query(number, "x" * prompt_chars)) for number in range(many)]
+        saying = asyncio.create_task(_say_all(worker, frames))
+        await until(lambda: len(asked) >= most_open and _is_waiting(connection))
+        assert len(asked) == most_open
+        go_on.set()
+        await until(lambda: len(asked) == many)
+        await saying
+
+
+async def _say_all(worker: Worker, frames: list[bytes]) -> None:
+    for each in frames:
+        worker.send(each)
+        await worker.writer.drain()
+
+
+def _is_waiting(connection: Connection) -> bool:
+    return connection._transport is not None and not connection._transport.is_reading()
+
+
+async def test_thousands_of_messages_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
+    """Thousands of messages in one read leave turns to others."""
+    connection, worker = pair
+    printed: list[Output | Display] = []
+    worker.say(Ready(RELEASE))
+    await connection.ready()
+    result = connection.execute("1", refuse, printed.append)
+    await worker.hear()
+    for _ in range(500):
+        worker.say(Output(block=1, stream="stdout", text="x"))
+    worker.say(Result(block=1, status="ok"))
+    steps = [0]
+    while not result.done():
+        await asyncio.sleep(0)
+        steps.append(len(printed))
+    assert len(printed) == 500
+    assert max(later - before for before, later in itertools.pairwise(steps)) <= MESSAGES_IN_A_ROW
+
+
+async def test_unread_replies_become_errors_and_take_no_memory() -> None:
+    """Replies that are never read become errors and take no memory."""
+    answered = 0
+
+    async def large(_query: Query) -> list[Slot]:
+        nonlocal answered
+        answered += 1
+        return [Slot(text="x" * 16_000_000)]
+
+    async with connected(64 << 20, in_flight=100) as both:
+        connection, worker = both
+        await running(both, large)
+        worker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(20):
+            worker.say(query(number))
+        await until(lambda: answered == 20 and not connection._session.open_queries)
+        transport = connection._transport
+        assert transport is not None
+        assert transport.get_write_buffer_size() <= MOST_UNREAD_BYTES + 17_000_000
+        worker.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        replies = [await worker.hear() for _ in range(20)]
+        errors = [reply.slots[0].error for reply in replies if isinstance(reply, Reply)]
+        assert errors[0] is None
+        assert "still unread" in (errors[-1] or "")
+
+
+async def test_result_behind_a_full_query_is_heard() -> None:
+    """A result behind a query without room is heard after an interrupt."""
+
+    async def never(_query: Query) -> list[Slot]:
+        return await for_ever()
+
+    async with connected(64 << 20, in_flight=2) as both:
+        connection, worker = both
+        result = await running(both, never)
+        for number in range(6):
+            worker.say(query(number))
+        worker.say(Result(block=1, status="interrupted"))
+        await until(lambda: _is_waiting(connection))
+        assert not result.done()
+        connection.let_go()
+        assert (await asyncio.wait_for(result, WAIT_S)).status == "interrupted"
+
+
+def test_connections_proceed_in_order_within_the_weight() -> None:
+    load, resumed = QueryLoad(most=100), list[str]()
+
+    def resume(name: str) -> None:
+        resumed.append(name)
+        load.weight += 60
+
+    load.weight += 150
+    for name in ("a", "b", "c"):
+        load.wait(name, lambda name=name: resume(name))  # type: ignore[misc]
+    load.lighten(40)
+    assert (load.is_high, resumed) == (True, [])
+    load.lighten(20)
+    assert (load.weight, resumed) == (150, ["a"])
+    load.forget("b")
+    load.lighten(150)
+    assert resumed == ["a", "c"]

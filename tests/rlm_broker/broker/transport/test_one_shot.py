@@ -1,0 +1,240 @@
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlm_broker.broker.transport.one_shot import (
+    MAX_PROMPT_NESTING,
+    OneShotRefused,
+    OneShotRequest,
+    batch_reply,
+    error_reply,
+    is_one_shot,
+    parse_request,
+    single_reply,
+    to_messages,
+)
+from rlm_broker.errors import ProtocolViolation
+from rlm_broker.results import Call, ChatMessage
+from rlm_broker.usage import Usage
+from sandbox_worker import RELEASE
+from sandbox_worker.wire.messages import Hello, Ready, encode
+
+FRAMES = {
+    frame["name"]: frame for frame in json.loads((Path(__file__).parent / "golden_wire.json").read_text())["frames"]
+}
+USAGE = Usage(1, 10, 5, 0.01)
+
+
+def payload_of(name: str) -> bytes:
+    return json.dumps(FRAMES[name]["request"]).encode()
+
+
+def refusal(payload: bytes) -> str:
+    with pytest.raises(OneShotRefused) as refused:
+        parse_request(payload)
+    return str(refused.value)
+
+
+# -- against recorded frames
+
+
+@pytest.mark.parametrize("name", ["single_depth0", "single_depth1_other_backend", "named_model", "message_list"])
+def test_single_reply_equals_the_recorded(name: str) -> None:
+    recorded = FRAMES[name]["response"]
+    request = parse_request(payload_of(name))
+    completion = recorded["chat_completion"]
+    call = Call(completion["root_model"], completion["response"], USAGE, 0.0)
+    assert not request.is_batch
+    assert json.loads(single_reply(request, call)) == recorded
+
+
+@pytest.mark.parametrize("name", ["single_depth2_default", "unknown_model_depth1"])
+def test_reply_names_the_serving_model(name: str) -> None:
+    """A reply names the model that served it where the recorded reply does not."""
+    recorded = FRAMES[name]["response"]
+    request = parse_request(payload_of(name))
+    reply = json.loads(single_reply(request, Call("sub-model", "ok hello", USAGE, 0.0, request.model)))
+    expected = recorded["chat_completion"]
+    (usage,) = expected["usage_summary"]["model_usage_summaries"].values()
+    expected |= {"root_model": "sub-model"} | ({"requested_model": request.model} if request.model else {})
+    expected["usage_summary"]["model_usage_summaries"] = {"sub-model": usage}
+    assert reply == recorded
+
+
+def test_batch_reply_equals_the_recorded() -> None:
+    """A batch reply is the recorded reply, with the failure in its own place."""
+    request = parse_request(payload_of("batch_partial_failure"))
+    outcomes: list[Call | str] = [Call("sub-model", "ok a", USAGE, 0.0), "boom", Call("sub-model", "ok c", USAGE, 0.0)]
+    assert request == OneShotRequest(("a", "boom", "c"), is_batch=True, depth=1)
+    assert json.loads(batch_reply(request, outcomes, "sub-model")) == FRAMES["batch_partial_failure"]["response"]
+
+
+@pytest.mark.parametrize("name", ["empty_prompt", "empty_batch"])
+def test_request_without_prompt_is_refused_as_recorded(name: str) -> None:
+    assert json.loads(error_reply(refusal(payload_of(name)))) == FRAMES[name]["response"]
+
+
+def test_a_failed_single_request_gets_the_recorded_error_reply() -> None:
+    assert json.loads(error_reply("boom")) == FRAMES["provider_error"]["response"]
+
+
+# -- requests
+
+
+@pytest.mark.parametrize(
+    ("request_json", "expected"),
+    [
+        ('{"prompt": "p"}', OneShotRequest(("p",), False)),
+        ('{"prompt": "p", "model": null, "depth": 2, "other": [1]}', OneShotRequest(("p",), False, None, 2)),
+        ('{"prompt": "p", "model": "m"}', OneShotRequest(("p",), False, "m")),
+        ('{"prompt": "p", "model": ""}', OneShotRequest(("p",), False)),
+        ('{"prompt": "p", "prompts": null}', OneShotRequest(("p",), False)),
+        ('{"prompt": "p", "prompts": []}', OneShotRequest(("p",), False)),
+        ('{"prompt": "p", "prompts": ["a"]}', OneShotRequest(("a",), True)),
+        ('{"prompts": ["", {"role": "user"}, []]}', OneShotRequest(("", {"role": "user"}, []), True)),
+        ('{"prompt": {"role": "user", "content": "x"}}', OneShotRequest(({"role": "user", "content": "x"},), False)),
+        ('{"prompt": "\\ud800"}', OneShotRequest(("\ud800",), False)),
+    ],
+)
+def test_request_is_read_as_by_the_original(request_json: str, expected: OneShotRequest) -> None:
+    """A request is read as the published implementations read it."""
+    assert parse_request(request_json.encode()) == expected
+
+
+@pytest.mark.parametrize("depth", ["null", "true", '"1"', "1.0", "NaN", "[1]"])
+def test_a_depth_that_is_no_integer_counts_as_none(depth: str) -> None:
+    assert parse_request(f'{{"prompt": "p", "depth": {depth}}}'.encode()).depth == -1
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (b"[]", "Request must be a JSON object"),
+        (b"null", "Request must be a JSON object"),
+        (b"NaN", "Request must be a JSON object"),
+        (b"{}", "Missing 'prompt' or 'prompts' in request."),
+        (b'{"prompt": null, "prompts": {}}', "Missing 'prompt' or 'prompts' in request."),
+        (b'{"prompt": []}', "Missing 'prompt' or 'prompts' in request."),
+        (b"", "Expecting value: line 1 column 1 (char 0)"),
+        (b'{"prompt": "\xff"}', "'utf-8' codec can't decode byte 0xff in position 12: invalid start byte"),
+        (b'{"prompt": NaN}', "'prompt' must be a string, a chat message or a list of chat messages"),
+        (b'{"prompts": ["a", 5]}', "prompts[1] must be a string, a chat message or a list of chat messages"),
+        (b'{"prompts": "abc"}', "'prompts' must be a list"),
+        (b'{"prompt": "p", "model": 5}', "'model' must be a string or null"),
+    ],
+)
+def test_invalid_request_is_refused_with_its_text(payload: bytes, text: str) -> None:
+    assert refusal(payload) == text
+
+
+def test_deep_prompt_is_refused_at_its_level() -> None:
+    """A prompt is refused from the first level that is too deep."""
+
+    def nested(levels: int) -> bytes:
+        return b'{"prompt": [' + b"[" * (levels - 1) + b"1" + b"]" * (levels - 1) + b"]}"
+
+    deepest = parse_request(nested(MAX_PROMPT_NESTING))
+    assert json.loads(batch_reply(deepest, ["no"], "m"))["chat_completions"][0]["prompt"] == deepest.prompts[0]
+    assert refusal(nested(MAX_PROMPT_NESTING + 1)) == f"'prompt' is nested deeper than {MAX_PROMPT_NESTING} levels"
+
+
+def test_garbage_raises_only_sendable_refusals() -> None:
+    """Garbage raises only refusals, and every refusal can be sent."""
+    rng = random.Random(20261120)
+    hostile = [b"[" * 100_000, b'{"prompt":' * 100_000, b'{"prompt": ' + b"9" * 5_000 + b"}", b"\xef\xbb\xbf{}"]
+    for garbage in [*(rng.randbytes(rng.randrange(40)) for _ in range(3000)), *hostile]:
+        assert json.loads(error_reply(refusal(garbage))).keys() == {"error", "chat_completion", "chat_completions"}
+
+
+def test_a_refusal_is_a_violation_of_the_protocol() -> None:
+    assert issubclass(OneShotRefused, ProtocolViolation)
+
+
+@pytest.mark.parametrize(
+    ("payload", "answer_here"),
+    [
+        (encode(Hello("secret")), False),
+        (b'{"token": "t", "type": "hello"}', False),
+        (encode(Ready(RELEASE)), True),
+        (b'{"prompt": "p", "depth": 0}', True),
+        (b'{"token": "t"}', True),
+        (b"{}", True),
+        (b"[]", True),
+        (b"\xff", True),
+        (b"", True),
+        (b"[" * 100_000, True),
+    ],
+)
+def test_everything_but_our_hello_is_answered_in_this_protocol(payload: bytes, answer_here: bool) -> None:
+    assert is_one_shot(payload) is answer_here
+
+
+# -- prompts
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages"),
+    [
+        ("text", (ChatMessage("user", "text"),)),
+        ("", (ChatMessage("user", ""),)),
+        ({"role": "assistant", "content": "x"}, (ChatMessage("assistant", "x"),)),
+        (
+            [{"role": "developer", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "t"}]}],
+            (ChatMessage("system", "s"), ChatMessage("user", [{"type": "text", "text": "t"}])),
+        ),
+    ],
+)
+def test_a_prompt_becomes_chat_messages(prompt: Any, messages: tuple[ChatMessage, ...]) -> None:
+    assert to_messages(prompt) == messages
+
+
+@pytest.mark.parametrize(
+    ("prompt", "part"),
+    [
+        ([], "must not be empty"),
+        ({}, "'role'"),
+        (["text"], "object with 'role' and 'content'"),
+        ({"role": "tool", "content": "x"}, "'role'"),
+        ({"role": ["user"], "content": "x"}, "'role'"),
+        ({"role": "user"}, "'content'"),
+        ([{"role": "user", "content": None}], "'content'"),
+    ],
+)
+def test_unsendable_message_is_refused(prompt: Any, part: str) -> None:
+    with pytest.raises(OneShotRefused, match=part):
+        to_messages(prompt)
+
+
+# -- replies
+
+
+def test_a_cost_that_is_not_known_is_left_out() -> None:
+    reply = json.loads(single_reply(OneShotRequest(("p",), False), Call("m", "r", Usage(1, 2, 3), 0.5)))
+    assert reply["chat_completion"]["usage_summary"] == {
+        "model_usage_summaries": {"m": {"total_calls": 1, "total_input_tokens": 2, "total_output_tokens": 3}}
+    }
+
+
+def test_text_that_utf8_cannot_hold_is_sent_escaped() -> None:
+    reply = single_reply(OneShotRequest(("\ud800",), False), Call("m", "\udfff", USAGE, 0.0))
+    completion = json.loads(reply)["chat_completion"]
+    assert (completion["prompt"], completion["response"]) == ("\ud800", "\udfff")
+
+
+def test_a_failed_prompt_says_which_model_was_wished_for() -> None:
+    request = OneShotRequest(("p",), is_batch=True, model="wish", depth=1)
+    (failed,) = json.loads(batch_reply(request, ["no"], "sub-model"))["chat_completions"]
+    assert (failed["root_model"], failed["requested_model"]) == ("sub-model", "wish")
+    assert failed["error"] == "llm() call failed - no"
+
+
+def test_a_batch_with_an_outcome_missing_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        batch_reply(OneShotRequest(("a", "b"), is_batch=True), ["no"], "m")
+
+
+def test_an_error_without_words_is_still_an_error() -> None:
+    assert json.loads(error_reply(""))["error"]

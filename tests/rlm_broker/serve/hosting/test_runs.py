@@ -1,0 +1,285 @@
+"""Runs of many owners: places, fairness, followers, money, and the end of all."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from rlm_broker import RLM, ConfigurationError, LMReply, LMRequest, RunCancelled, ScriptedClient, Usage
+from rlm_broker.events.event import CallStarted, RunEnded
+from rlm_broker.serve.hosting.owner import Busy, MoneySpent, NotAllowed, Owner, UnknownHandle
+from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns, RunState
+from tests.support.stand_ins import Gate
+from tests.support.waiting import until
+
+ANN, BOB = Owner("ann"), Owner("bob")
+LOOK = "A first guess: 7.\n```repl\nprint(context)\n```"
+
+
+def state(hosted: HostedRun) -> RunState:
+    """Return the state as mypy cannot foresee it."""
+    return hosted.state
+
+
+@contextlib.asynccontextmanager
+async def hosting(model: object, **settings: object) -> AsyncIterator[HostedRuns]:
+    async with RLM(model) as rlm:  # type: ignore[arg-type]
+        runs = HostedRuns(rlm, **settings)  # type: ignore[arg-type]
+        try:
+            yield runs
+        finally:
+            await runs.drain(0)
+
+
+async def test_run_is_answered_and_kept_for_its_owner() -> None:
+    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        assert state(hosted) == "queued"
+        async with hosted.joined():
+            assert (await hosted.completion()).response == "yes"
+        assert state(hosted) == "ended"
+        assert runs.get(ANN, hosted.id) is hosted
+        assert runs.of(ANN) == [hosted]
+        assert not runs.of(BOB)
+        with pytest.raises(UnknownHandle, match="there is no run"):
+            runs.get(BOB, hosted.id)
+        assert [event async for event in hosted.events()][-1].__class__ is RunEnded
+
+
+async def test_places_go_round_the_owners() -> None:
+    """An owner with many requests delays another owner by one run, and not by all of them."""
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        anns = [runs.begin(ANN, "text", f"ann {number}") for number in range(5)]
+        await until(lambda: gate.asked)
+        bobs = runs.begin(BOB, "text", "bob")
+        await until(lambda: runs.queued == 5)
+        gate.is_open.set()
+        await asyncio.gather(*(hosted.completion() for hosted in (*anns, bobs)))
+        assert gate.asked.index("bob") <= 2
+
+
+async def test_full_queue_refuses_and_says_when() -> None:
+    """An owner without a run in the queue may wait with one, also where another owner has filled it."""
+    async with hosting(Gate(), max_runs=1, max_queue=1) as runs:
+        first = runs.begin(ANN, "text", "1")
+        await until(lambda: state(first) == "running")
+        runs.begin(ANN, "text", "2")
+        runs.begin(BOB, "text", "bob's first")
+        for owner in (ANN, BOB):
+            with pytest.raises(Busy, match="1 runs wait") as refused:
+                runs.begin(owner, "text", "more")
+            assert refused.value.retry_after_s > 0
+
+
+async def test_every_place_can_be_taken_at_once() -> None:
+    async with hosting(Gate(), max_runs=3, max_queue=0) as runs:
+        three = [runs.begin(ANN, "text", str(number)) for number in range(3)]
+        with pytest.raises(Busy):
+            runs.begin(ANN, "text", "4")
+        with pytest.raises(Busy):
+            runs.begin(BOB, "text", "5")
+        await until(lambda: all(state(hosted) == "running" for hosted in three))
+
+
+async def test_run_that_waits_for_its_client_gives_its_place() -> None:
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        first = runs.begin(ANN, "text", "first")
+        await until(lambda: len(gate.asked) == 1)
+        async with runs.away(first), runs.away(first):
+            second = runs.begin(BOB, "text", "second")
+            await until(lambda: len(gate.asked) == 2)
+            assert first.is_away
+            back = asyncio.ensure_future(_entered(runs, first))
+            gate.is_open.set()
+            await second.completion()
+        assert first.has_place
+        await back
+        await first.completion()
+        assert runs.running == 0
+    third = None
+    async with hosting(gate, max_runs=1) as runs:  # no place was lost or made
+        third = runs.begin(ANN, "text", "third")
+        await third.completion()
+
+
+async def _entered(runs: HostedRuns, hosted: HostedRun) -> None:
+    async with runs.away(hosted):
+        pass
+
+
+async def test_cancelled_wait_for_a_client_takes_a_place_again() -> None:
+    """A block that is interrupted while it waits does not make its run one that counts for no place."""
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        first = runs.begin(ANN, "text", "first")
+        await until(lambda: len(gate.asked) == 1)
+
+        async def waits() -> None:
+            async with runs.away(first):
+                await asyncio.Event().wait()
+
+        waiting = asyncio.ensure_future(waits())
+        await until(lambda: first.is_away)
+        waiting.cancel()
+        await until(lambda: first.has_place)
+        second = runs.begin(BOB, "text", "second")
+        await until(lambda: runs.queued == 1)
+        assert not first.run.is_done
+        first.run.cancel()
+        await until(lambda: len(gate.asked) == 2)
+        assert state(second) == "running"
+
+
+async def test_run_that_ends_while_it_waits_frees_no_second_place() -> None:
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        first = runs.begin(ANN, "text", "first")
+        await until(lambda: gate.asked)
+
+        async def waits() -> None:
+            async with runs.away(first):
+                await asyncio.Event().wait()
+
+        waiting = asyncio.ensure_future(waits())
+        await until(lambda: first.is_away)
+        waiting.cancel()
+        first.run.cancel()
+        await first.run.ended()
+        two = [runs.begin(ANN, "text", str(number)) for number in range(2)]
+        await until(lambda: len(gate.asked) == 2)
+        assert sorted(map(state, two)) == ["queued", "running"]
+
+
+async def test_last_follower_ends_the_run() -> None:
+    gate = Gate()
+    async with hosting(gate) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        async with hosted.joined():
+            async with hosted.joined():
+                await until(lambda: gate.asked)
+            assert not hosted.run.is_done
+        assert hosted.run.is_done
+        assert gate.cancelled == 1
+
+
+async def test_follower_that_leaves_the_queue_ends_the_run() -> None:
+    gate = Gate()
+    async with hosting(gate, max_runs=1) as runs:
+        first = runs.begin(ANN, "text", "first")
+        await until(lambda: gate.asked)
+        waiting = runs.begin(ANN, "text", "waiting")
+        async with waiting.joined():
+            assert state(waiting) == "queued"
+        assert state(waiting) == "ended"
+        assert runs.queued == 0
+        gate.is_open.set()
+        await first.completion()
+        assert gate.asked == ["first"]
+
+
+async def test_run_may_outlive_its_followers() -> None:
+    gate = Gate()
+    async with hosting(gate) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        hosted.outlive(None)
+        async with hosted.joined():
+            await until(lambda: gate.asked)
+        assert not hosted.run.is_done
+        gate.is_open.set()
+        assert (await hosted.completion()).response == "yes"
+
+
+async def test_outlived_run_ends_when_its_time_is_over() -> None:
+    gate = Gate()
+    async with hosting(gate) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        async with hosted.joined():
+            await until(lambda: gate.asked)
+            hosted.outlive(0.01)
+        with pytest.raises(RunCancelled):
+            await hosted.completion()
+
+
+async def test_same_key_joins_the_run_that_exists() -> None:
+    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f")
+        assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
+        with pytest.raises(ConfigurationError, match="Idempotency-Key was used for another request"):
+            runs.begin(ANN, "text", "Other?", key="k", fingerprint="g")
+        assert runs.begin(BOB, "text", "Is it?", key="k", fingerprint="f") is not hosted
+        runs.forget(hosted)
+        assert runs.begin(ANN, "text", "Other?", key="k", fingerprint="g") is not hosted
+
+
+async def test_spent_money_stops_all_runs_of_the_owner() -> None:
+    """The owner's other runs stop, and it may begin none; another owner's run goes on."""
+    rich = Owner("rich", usd_a_day=1.0)
+    gate, costly = Gate(), Gate(Usage(1, 1, 1, 2.0))
+    costly.is_open.set()
+    async with RLM(gate, models={"costly": costly}) as rlm:
+        runs = HostedRuns(rlm)
+        mine, bobs = (runs.begin(owner, "text", "waits") for owner in (rich, BOB))
+        await until(lambda: len(gate.asked) == 2)
+        assert (await runs.begin(rich, "text", "spend", model="costly").completion()).response == "yes"
+        assert (await mine.completion()).is_stopped
+        with pytest.raises(MoneySpent):
+            runs.begin(rich, "text", "again")
+        assert not bobs.run.is_done
+        await runs.drain(0)
+
+
+async def test_model_that_the_key_lacks_is_refused() -> None:
+    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+        with pytest.raises(NotAllowed):
+            runs.begin(Owner("poor", frozenset({"small"})), "text", "?", model="large")
+
+
+async def test_drain_waits_then_stops_with_the_best_answer() -> None:
+    gate = Gate()
+    replies = iter([LOOK])
+
+    async def reply(request: LMRequest) -> LMReply:
+        text = next(replies, None)
+        return LMReply(text, Usage(1)) if text is not None else await gate.complete(request)
+
+    class Slow(Gate):
+        async def complete(self, request: LMRequest) -> LMReply:
+            return await reply(request)
+
+    async with hosting(Slow(), max_runs=1) as runs:
+        hosted = runs.begin(ANN, "text", "Is it?")
+        await until(lambda: gate.asked)
+        queued = runs.begin(ANN, "text", "Later?")
+        draining = asyncio.ensure_future(runs.drain(3_600))
+        await until(lambda: queued.run.is_done)
+        assert not hosted.run.is_done
+        with pytest.raises(Busy, match="about to end"):
+            runs.begin(ANN, "text", "New?")
+        await runs.drain(0)
+        await draining
+        completion = await hosted.completion()
+        assert completion.is_stopped
+        assert "A first guess: 7." in (completion.response or "")
+
+
+async def test_ended_runs_are_forgotten_beyond_their_number() -> None:
+    async with hosting(ScriptedClient(["FINAL(yes)"] * 3), most_kept=1) as runs:
+        first, second = (runs.begin(ANN, "text", "?") for _ in range(2))
+        await asyncio.gather(first.completion(), second.completion())
+        last = runs.begin(ANN, "text", "?")
+        assert runs.of(ANN) == [second, last]
+        await last.completion()
+
+
+async def test_paid_is_known_from_the_first_call() -> None:
+    gate = Gate()
+    async with hosting(gate) as runs:
+        hosted = runs.begin(ANN, "text", "?")
+        assert not hosted.is_paid
+        async for event in hosted.events():
+            if isinstance(event, CallStarted):
+                break
+        assert hosted.is_paid

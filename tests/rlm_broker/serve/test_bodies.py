@@ -1,0 +1,163 @@
+"""Bodies: what cannot be read is refused with a sentence, and a stalled body is given up."""
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from pydantic import BaseModel, ConfigDict
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message
+
+from rlm_broker.serve.app import HANDLERS
+from rlm_broker.serve.bodies import MOST_VALUES, body_of, fingerprint_of, idempotency_key, parsed
+from rlm_broker.serve.errors import ApiError
+from tests.support.asgi_server import http_server
+
+
+class Wanted(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    count: int
+    names: list[str] = []
+
+
+async def take(request: Request) -> Response:
+    wanted, body = await parsed(request, Wanted, 1_000, 0.2)
+    return JSONResponse({"count": wanted.count, "bytes": len(body)})
+
+
+async def take_much(request: Request) -> Response:
+    wanted, _ = await parsed(request, Wanted, 1 << 20, 5)
+    return JSONResponse({"count": wanted.count})
+
+
+@pytest.fixture(scope="module")
+def large(url: str) -> str:
+    return f"{url}/large"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    app = Starlette(
+        routes=[Route("/", take, methods=["POST"]), Route("/large", take_much, methods=["POST"])],
+        exception_handlers=HANDLERS,
+    )
+    with http_server(app) as server:
+        yield server.url
+
+
+def test_body_becomes_a_model(url: str) -> None:
+    assert httpx.post(url, content=b'{"count": 3}').json() == {"count": 3, "bytes": 12}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"", 400, "empty", None),
+        (b" \n", 400, "empty", None),
+        (b'{"count": "\xff"}', 400, "not_utf8", None),
+        (b'{"count": 3', 400, "not_json", None),
+        (b'{"count": NaN}', 400, "not_json", None),
+        (b"[" * 900, 400, "not_json", None),
+        (b"[]", 400, None, None),
+        (b'{"count": "three"}', 400, None, "count"),
+        (b'{"count": 3, "names": ["a", 7]}', 400, None, "names.1"),
+        (b'{"count": 3, "cuont": 4}', 400, None, "cuont"),
+        (b'{"count": ' + b"1" * 995 + b"}", 413, "too_large", None),
+    ],
+)
+def test_wrong_bodies_are_refused(url: str, body: bytes, status: int, code: str | None, param: str | None) -> None:
+    answer = httpx.post(url, content=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[]", "the body must be a JSON object"),
+        (b"{}", "count is missing"),
+        (b'{"count": 3, "cuont": 4}', "there is no field 'cuont'; did you mean count?"),
+        (b'{"count": 3, "\\u001b[2J": 4}', "there is no field '\\x1b[2J'"),
+        (b'{"count": "three"}', "count: input should be a valid integer, unable to parse string as an integer"),
+    ],
+)
+def test_refusals_speak_of_the_clients_fields(url: str, body: bytes, said: str) -> None:
+    assert httpx.post(url, content=body).json()["error"]["message"] == said
+
+
+def test_body_of_too_many_values_is_refused_before_it_is_decoded(large: str) -> None:
+    answer = httpx.post(large, content=b'{"count": 3, "names": [' + b"[]," * MOST_VALUES + b"[]]}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+    assert httpx.post(large, content=b'{"count": 3, "names": ["' + b"," * MOST_VALUES + b'"]}').status_code == 200
+
+
+def test_pieces_beyond_the_bound_are_refused(url: str) -> None:
+    """The bound holds for a body that does not declare its length."""
+    answer = httpx.post(url, content=(b" " * 100 for _ in range(11)))
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+@pytest.mark.parametrize(("size", "status"), [(1_000, 200), (1_001, 413)])
+def test_bound_of_bytes_is_exact(url: str, is_declared: bool, size: int, status: int) -> None:
+    body = b'{"count": 3}'.ljust(size)
+    answer = httpx.post(url, content=body if is_declared else iter([body[:600], body[600:]]))
+    assert answer.status_code == status
+    if status == 413:
+        assert answer.json()["error"]["message"] == "the body has more than 1,000 bytes: upload it as a file"
+    else:
+        assert answer.json() == {"count": 3, "bytes": size}
+
+
+def test_bound_of_values_is_exact(large: str) -> None:
+    """The body, its number, and the list with one too many are counted beside the texts."""
+    for more, status in ((0, 200), (1, 413)):
+        names = b",".join([b'""'] * ((1 << 17) - 3 + more))
+        answer = httpx.post(large, content=b'{"count": 3, "names": [' + names + b"]}")
+        assert answer.status_code == status
+    assert answer.json()["error"]["message"] == "the body has more than 131,072 JSON values: upload them as a file"
+
+
+def requested(path: str = "/", **headers: str) -> Request:
+    told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "path": path, "query_string": b"", "headers": [(b"host", b"h"), *told]})
+
+
+def test_idempotency_key_is_a_short_text() -> None:
+    assert idempotency_key(requested(idempotency_key="k" * 255)) == "k" * 255
+    assert idempotency_key(requested(idempotency_key="")) is None
+    assert idempotency_key(requested()) is None
+    with pytest.raises(ApiError, match=r"^Idempotency-Key has more than 255 characters$") as refused:
+        idempotency_key(requested(idempotency_key="k" * 256))
+    assert (refused.value.status, refused.value.param) == (400, "Idempotency-Key")
+
+
+def test_fingerprint_is_that_of_the_path_and_the_body() -> None:
+    asked = [("/a", b"x"), ("/a", b"y"), ("/ax", b""), ("/b", b"x")]
+    assert len({fingerprint_of(requested(path), body) for path, body in asked}) == len(asked)
+    assert fingerprint_of(requested("/a"), b"x") == fingerprint_of(requested("/a", other="header"), b"x")
+
+
+async def test_header_of_the_length_is_looked_at_before_the_body() -> None:
+    async def receive() -> Message:
+        raise AssertionError("the body was read")
+
+    request = Request(requested(content_length="1001").scope, receive)
+    with pytest.raises(ApiError) as refused:
+        await body_of(request, 1_000, 5)
+    assert refused.value.status == 413
+    with pytest.raises(AssertionError, match="was read"):
+        await body_of(Request(requested(content_length="1000").scope, receive), 1_000, 5)
+
+
+def test_stalled_body_is_given_up(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b'POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"count"')
+        with connection.makefile("rb") as answer:
+            assert b"408" in answer.readline()
+            assert b"the body stalled: no byte came for 0.2 seconds" in answer.read()
