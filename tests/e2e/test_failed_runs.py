@@ -23,6 +23,7 @@ from rlm_broker import (
 )
 from rlm_broker.errors import ReplClosed, WorkerDied
 from rlm_broker.events.event import BlockStarted, Event
+from rlm_broker.sandbox.sandbox import Sandbox
 
 LOOKS = "an idea\n```repl\nprint(6 * 7)\n```"
 HANGS = "more to come\n```repl\nprint('first')\n```\n```repl\nwhile True: pass\n```"
@@ -71,13 +72,13 @@ def test_failed_run_includes_its_children() -> None:
     assert {depth: usage.total_calls for depth, usage in error.usage_by_depth.items()} == {0: 1, 1: 1}
 
 
-def test_ctrl_c_keeps_the_partial_run() -> None:
+def test_ctrl_c_keeps_the_partial_run(open_sandbox: Sandbox) -> None:
     def interrupt(event: Event) -> None:
         if isinstance(event, BlockStarted) and event.block == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(RunCancelled) as caught:
-        RLM(ScriptedClient([LOOKS, HANGS]), on_event=interrupt).completion("text", "?")
+        RLM(ScriptedClient([LOOKS, HANGS]), on_event=interrupt, sandbox=open_sandbox).completion("text", "?")
     assert caught.value.partial_answer == "more to come"
     assert len(caught.value.messages) == 5
     assert [len(turn.blocks) for turn in caught.value.trajectory] == [1, 1]

@@ -179,6 +179,7 @@ def test_recording_holds_the_seed_of_the_sandbox(tmp_path: Path) -> None:
 
 def test_replay_divergence_shows_the_difference(tmp_path: Path) -> None:
     """A replay that asks for another completion ends with the difference."""
+    before = living_below()
     file = tmp_path / "run.jsonl"
     with FakeOpenAI(multi_turn) as server:
         RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file)).completion(
@@ -190,7 +191,7 @@ def test_replay_divergence_shows_the_difference(tmp_path: Path) -> None:
     assert "(run 1, block 0, call 1); the nearest recorded is run 1, block 0, call 1:" in said[0]
     assert "-some text to read" in said
     assert "+some next to read" in said
-    assert living_below() == set()
+    assert living_below() == before
 
 
 @pytest.mark.parametrize("stopped_in", ["the root's call", "a call of its code"])
@@ -248,12 +249,12 @@ async def test_call_text_is_streamed() -> None:
     assert texts == {1: ["```repl\n", "print(llm_query('x'))", "\n```"], 2: ["a", "b"], 3: ["FINAL(done)"]}
 
 
-def test_retry_is_an_event() -> None:
+def test_retry_is_an_event(open_sandbox: Sandbox) -> None:
     """A retry is an event, and the run goes on."""
     events: list[Event] = []
     with FakeOpenAI(failure(429, "slow down", retry_after="0.1"), completion("FINAL(done)")) as server:
         model = Model(base_url=server.base_url, name="m")
-        done = RLM(model, on_event=events.append).completion("x", "?")
+        done = RLM(model, on_event=events.append, sandbox=open_sandbox).completion("x", "?")
     assert done.response == "done"
     retried = [event for event in events if isinstance(event, CallRetried)]
     assert [event.attempt for event in retried] == [2]
@@ -261,7 +262,7 @@ def test_retry_is_an_event() -> None:
     assert "slow down" in retried[0].reason
 
 
-def test_pictures_of_code_are_sent_as_data() -> None:
+def test_pictures_of_code_are_sent_as_data(open_sandbox: Sandbox) -> None:
     """Pictures of code are sent as data; addresses of pictures are refused."""
     code = (
         "picture = lambda url: [{'type': 'text', 'text': 'what?'}, {'type': 'image_url', 'image_url': {'url': url}}]\n"
@@ -274,7 +275,7 @@ def test_pictures_of_code_are_sent_as_data() -> None:
     )
     root = ScriptedClient([f"```repl\n{code}\n```", "FINAL(done)"], "root")
     with FakeOpenAI(completion("a cat")) as server:
-        done = RLM(root, Model(base_url=server.base_url, name="m")).completion("x", "?")
+        done = RLM(root, Model(base_url=server.base_url, name="m"), sandbox=open_sandbox).completion("x", "?")
     printed = done.trajectory[0].blocks[0].stdout.splitlines()
     assert printed[0] == "a cat"
     assert printed[1].startswith("Error: an image is given as data:")
@@ -284,11 +285,13 @@ def test_pictures_of_code_are_sent_as_data() -> None:
     assert urls == {"data:image/png;base64,AAAA"}
 
 
-def test_pictures_of_the_user_pass_through_untouched() -> None:
+def test_pictures_of_the_user_pass_through_untouched(open_sandbox: Sandbox) -> None:
     content = [{"type": "text", "text": "hi"}, {"type": "custom", "of": {"the": ["provider", 1]}}]
     with FakeOpenAI(completion("seen")) as server:
         model = Model(base_url=server.base_url, name="m")
-        done = RLM(model, limits=Limits(max_depth=0)).completion([{"role": "user", "content": content}])
+        done = RLM(model, limits=Limits(max_depth=0), sandbox=open_sandbox).completion(
+            [{"role": "user", "content": content}]
+        )
     assert done.response == "seen"
     assert server.requests[0]["messages"] == [{"role": "user", "content": content}]
 

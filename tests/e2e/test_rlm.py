@@ -16,6 +16,7 @@ from rlm_broker.events.event import BlockPrinted, BlockStarted, CallEnded, Event
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.processes import living_below
 from tests.support.waiting import LONGER_AND_LONGER, WAIT_S
 
@@ -31,8 +32,10 @@ def model(reply: Callable[[Messages], str]) -> FunctionClient:
     return FunctionClient(lambda messages: reply(messages), "function")
 
 
-def test_rlm_answers_a_question_through_its_repl() -> None:
-    completion = RLM(scripted("```repl\nFINAL(len(context))\n```")).completion("x" * 1234, "How long is it?")
+def test_rlm_answers_a_question_through_its_repl(open_sandbox: Sandbox) -> None:
+    completion = RLM(scripted("```repl\nFINAL(len(context))\n```"), sandbox=open_sandbox).completion(
+        "x" * 1234, "How long is it?"
+    )
     assert completion.response == "1234"
     assert completion.iterations == 1
     assert completion.isolation is not None
@@ -40,7 +43,7 @@ def test_rlm_answers_a_question_through_its_repl() -> None:
     assert completion.usage_summary.model_usage_summaries["scripted"].total_calls == 1
 
 
-def test_block_output_is_told_and_variables_persist() -> None:
+def test_block_output_is_told_and_variables_persist(open_sandbox: Sandbox) -> None:
     """The model is told the output of a block, and variables persist between turns."""
     seen: list[str] = []
 
@@ -48,13 +51,13 @@ def test_block_output_is_told_and_variables_persist() -> None:
         seen.append(messages[-1]["content"])
         return "```repl\nn = len(context)\nprint('n is', n)\n```" if len(seen) == 1 else "FINAL_VAR(n)"
 
-    assert RLM(model(reply)).completion("a" * 3_000, "How long?").response == "3000"
+    assert RLM(model(reply), sandbox=open_sandbox).completion("a" * 3_000, "How long?").response == "3000"
     assert "You have not looked at the context yet" in seen[0]
     assert "n is 3000" in seen[1]
     assert "Question: How long?" in seen[1]
 
 
-def test_skipped_code_is_named_with_its_reason() -> None:
+def test_skipped_code_is_named_with_its_reason(open_sandbox: Sandbox) -> None:
     """Code that was not run is named to the model with the reason."""
     seen: list[str] = []
 
@@ -62,11 +65,11 @@ def test_skipped_code_is_named_with_its_reason() -> None:
         seen.append(messages[-1]["content"])
         return "<tool_call>print(1)</tool_call>" if len(seen) == 1 else "FINAL(done)"
 
-    assert RLM(model(reply)).completion("abc", "?").response == "done"
+    assert RLM(model(reply), sandbox=open_sandbox).completion("abc", "?").response == "done"
     assert "Not run:" in seen[1]
 
 
-def test_run_out_of_turns_asks_once_more() -> None:
+def test_run_out_of_turns_asks_once_more(open_sandbox: Sandbox) -> None:
     """A run out of turns asks once more, in the user role."""
     roles: list[str] = []
 
@@ -74,11 +77,14 @@ def test_run_out_of_turns_asks_once_more() -> None:
         roles.append(messages[-1]["role"])
         return "FINAL(best guess)" if "no turns left" in messages[-1]["content"] else "```repl\n1\n```"
 
-    assert RLM(model(reply), limits=Limits(max_iterations=2)).completion("abc", "?").response == "best guess"
+    assert (
+        RLM(model(reply), limits=Limits(max_iterations=2), sandbox=open_sandbox).completion("abc", "?").response
+        == "best guess"
+    )
     assert roles == ["user"] * 3
 
 
-def test_child_run_has_its_own_repl() -> None:
+def test_child_run_has_its_own_repl(open_sandbox: Sandbox) -> None:
     """A child run has its own REPL, and a deeper query is a plain completion."""
 
     def reply(messages: Messages) -> str:
@@ -88,12 +94,12 @@ def test_child_run_has_its_own_repl() -> None:
             return "```repl\nFINAL(str(('secret' in globals(), context, llm_query('leaf'), rlm_query('leaf'))))\n```"
         return f"plain:{messages[-1]['content']}"
 
-    completion = RLM(model(reply), limits=Limits(max_depth=2)).completion("", "How many?")
+    completion = RLM(model(reply), limits=Limits(max_depth=2), sandbox=open_sandbox).completion("", "How many?")
     assert completion.response == "(False, 'child, is secret defined?', 'plain:leaf', 'plain:leaf')"
     assert [trace.depth for trace in completion.child_traces] == [1]
 
 
-def test_failed_slot_leaves_its_batch_alone() -> None:
+def test_failed_slot_leaves_its_batch_alone(open_sandbox: Sandbox) -> None:
     """A failed slot of a batch leaves the other slots alone."""
 
     def reply(messages: Messages) -> str:
@@ -104,54 +110,61 @@ def test_failed_slot_leaves_its_batch_alone() -> None:
             raise RuntimeError("the provider is down")
         return str(last).upper()
 
-    response = RLM(model(reply)).completion("", "?").response
+    response = RLM(model(reply), sandbox=open_sandbox).completion("", "?").response
     assert response == "['A', 'Error: function: RuntimeError: the provider is down', 'C']"
 
 
-def test_unnamed_model_is_out_of_reach() -> None:
+def test_unnamed_model_is_out_of_reach(open_sandbox: Sandbox) -> None:
     """Code cannot reach a model that it may not name."""
     reply = "```repl\nFINAL(llm_query('hi', model='expensive'))\n```"
-    response = RLM(scripted(reply), FunctionClient(lambda _: "cheap", "cheap")).completion("", "?").response
+    response = (
+        RLM(scripted(reply), FunctionClient(lambda _: "cheap", "cheap"), sandbox=open_sandbox)
+        .completion("", "?")
+        .response
+    )
     assert response == "Error: code may not call model 'expensive'; allowed: cheap"
 
 
-def test_tree_calls_are_bounded() -> None:
+def test_tree_calls_are_bounded(open_sandbox: Sandbox) -> None:
     with pytest.raises(LimitReached, match="max_llm_calls") as caught:
-        RLM(model(lambda _: "thinking aloud"), limits=Limits(max_llm_calls=2)).completion("", "?")
+        RLM(model(lambda _: "thinking aloud"), limits=Limits(max_llm_calls=2), sandbox=open_sandbox).completion("", "?")
     assert caught.value.partial_answer == "thinking aloud"
 
 
 def test_run_timeout_keeps_the_partial_answer() -> None:
     """A run past its time ends with its partial answer and leaves no process."""
+    before = living_below()
     for timeout_s in LONGER_AND_LONGER:
         client = ScriptedClient(["a first idea\n```repl\n1\n```", "```repl\nwhile True: pass\n```"])
         with pytest.raises(LimitReached, match="run_timeout_s") as caught:
             RLM(client, limits=Limits(run_timeout_s=timeout_s)).completion("", "?")
-        assert living_below() == set()
+        assert living_below() == before
         if len(client.requests) == 2:  # it was ended in its second turn
             break
     assert caught.value.partial_answer == "a first idea"  # code is no answer
 
 
-def test_events_come_in_order_with_usage() -> None:
+def test_events_come_in_order_with_usage(open_sandbox: Sandbox) -> None:
     """The events of a run come in order, with the usage of each call."""
     events: list[Event] = []
-    RLM(scripted("```repl\nllm_query('x')\n```", "sub answer", "FINAL(1)"), on_event=events.append).completion("c", "?")
+    RLM(
+        scripted("```repl\nllm_query('x')\n```", "sub answer", "FINAL(1)"), on_event=events.append, sandbox=open_sandbox
+    ).completion("c", "?")
     assert isinstance(events[0], RunStarted)
     assert isinstance(events[-1], RunEnded)
     calls = [event for event in events if isinstance(event, CallEnded)]
     assert [(call.call, call.depth) for call in calls] == [(1, 0), (2, 1), (3, 0)]
 
 
-def test_callback_error_does_not_break_the_run() -> None:
+def test_callback_error_does_not_break_the_run(open_sandbox: Sandbox) -> None:
     def broken(_: Event) -> None:
         raise RuntimeError("mine")
 
-    assert RLM(scripted("FINAL(1)"), on_event=broken).completion("c", "?").response == "1"
+    assert RLM(scripted("FINAL(1)"), on_event=broken, sandbox=open_sandbox).completion("c", "?").response == "1"
 
 
-def test_rlm_answers_several_questions() -> None:
-    with RLM(model(lambda _: "```repl\nFINAL(context)\n```")) as rlm:
+def test_rlm_answers_several_questions(open_sandbox: Sandbox) -> None:
+    with RLM(model(lambda _: "```repl\nFINAL(context)\n```"), sandbox=open_sandbox) as rlm:
         assert [rlm.completion(text, "?").response for text in ("one", "two")] == ["one", "two"]
 
 
@@ -163,11 +176,11 @@ async def test_acompletion_runs_on_the_callers_loop() -> None:
         assert (await rlm.acompletion("text", "?")).response == "text"
 
 
-def test_offline_model_finds_a_fact_in_file(tmp_path: Path) -> None:
+def test_offline_model_finds_a_fact_in_file(tmp_path: Path, open_sandbox: Sandbox) -> None:
     """The offline model finds a fact in a file and says where it is."""
     log = tmp_path / "server.log"
     log.write_text("INFO all is well\n" * 2000 + "The custodian of the vault is Ada Quill.\n" + "INFO fine\n" * 2000)
-    response = RLM("offline").completion(log, "Who is the custodian of the vault?").response or ""
+    response = RLM("offline", sandbox=open_sandbox).completion(log, "Who is the custodian of the vault?").response or ""
     assert response.startswith("The custodian of the vault is Ada Quill.\nFound at line 2001, ")
 
 
@@ -218,7 +231,7 @@ async def test_stream_raises_the_error_at_its_end() -> None:
         [event async for event in events]
 
 
-def test_requests_have_question_and_own_traceback_lines() -> None:
+def test_requests_have_question_and_own_traceback_lines(open_sandbox: Sandbox) -> None:
     """Each request has the question, and a traceback has the lines of the model's own code."""
     client = ScriptedClient(
         [
@@ -228,7 +241,7 @@ def test_requests_have_question_and_own_traceback_lines() -> None:
             "FINAL(done)",
         ]
     )
-    assert RLM(client).completion("abc", "How many letters are there?").response == "done"
+    assert RLM(client, sandbox=open_sandbox).completion("abc", "How many letters are there?").response == "done"
     asked = [request.messages[-1] for request in client.requests]
     assert [message.role for message in asked] == ["user"] * 4
     assert all("How many letters are there?" in str(message.content) for message in asked)
@@ -238,9 +251,11 @@ def test_requests_have_question_and_own_traceback_lines() -> None:
     assert "sandbox_worker" not in seen
 
 
-def test_completion_has_its_total_time() -> None:
+def test_completion_has_its_total_time(open_sandbox: Sandbox) -> None:
     started = time.perf_counter()
-    completion = RLM(ScriptedClient(["```repl\nx = 1\n```", "FINAL(done)"])).completion("abc", "?")
+    completion = RLM(ScriptedClient(["```repl\nx = 1\n```", "FINAL(done)"]), sandbox=open_sandbox).completion(
+        "abc", "?"
+    )
     took_s = time.perf_counter() - started
     blocks_s = sum(block.execution_time for turn in completion.trajectory for block in turn.blocks)
     assert 0 < blocks_s < completion.execution_time <= took_s
@@ -252,7 +267,7 @@ def test_offline_model_refuses_typed_answers() -> None:
         RLM("offline").completion("a,b", "How many?", output_type=int)
 
 
-def test_refused_answer_is_not_called_missing() -> None:
+def test_refused_answer_is_not_called_missing(open_sandbox: Sandbox) -> None:
     """An answer that was refused is not reported as missing."""
     seen: list[str] = []
 
@@ -260,6 +275,6 @@ def test_refused_answer_is_not_called_missing() -> None:
         seen.append(messages[-1]["content"])
         return "FINAL(dora)"
 
-    assert RLM(model(reply)).completion("x" * 5_000, "Who?").response == "dora"
+    assert RLM(model(reply), sandbox=open_sandbox).completion("x" * 5_000, "Who?").response == "dora"
     assert "without having looked" in seen[1]
     assert "no answer in your reply" not in seen[1]

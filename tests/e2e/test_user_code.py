@@ -15,6 +15,7 @@ from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, OutputInvalid, RlmBrokerError
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.waiting import WAIT_S, for_ever, until
 
 CATCHES = "try: result = t()\nexcept Exception as error: result = str(error)\nFINAL(str(result))"
@@ -58,43 +59,46 @@ def test_prompt_function_that_exits_ends_its_run() -> None:
     still_works()
 
 
-def test_generator_is_refused_as_tool_result() -> None:
+def test_generator_is_refused_as_tool_result(open_sandbox: Sandbox) -> None:
     def t() -> Iterator[int]:
         yield 1
         raise AssertionError("it is run")
 
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}).completion("c", "q")
+    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
     assert done.response == "t(): its result is a generator, which does not cross: return a list"
 
 
-def test_tool_timeout_error_is_its_own() -> None:
+def test_tool_timeout_error_is_its_own(open_sandbox: Sandbox) -> None:
     """A `TimeoutError` that a tool raises is told as the tool's own."""
 
     def t() -> None:
         raise TimeoutError("the database did not answer")
 
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}).completion("c", "q")
+    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
     assert (done.response or "").startswith("t() raised TimeoutError: the database did not answer")
 
 
-def test_host_paths_do_not_reach_the_model() -> None:
+def test_host_paths_do_not_reach_the_model(open_sandbox: Sandbox) -> None:
     def t() -> None:
         open("/home/somebody/private/file.txt")  # noqa: SIM115
 
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}).completion("c", "q")
+    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
     assert "somebody" not in (done.response or "")
     assert "file.txt" in (done.response or "")
 
 
-def test_callable_object_is_a_tool() -> None:
+def test_callable_object_is_a_tool(open_sandbox: Sandbox) -> None:
     class Adder:
         def __call__(self, a: int = 1) -> int:
             return a + 1
 
-    assert RLM(ScriptedClient([block(CATCHES)]), tools={"t": Adder()}).completion("c", "q").response == "2"
+    assert (
+        RLM(ScriptedClient([block(CATCHES)]), tools={"t": Adder()}, sandbox=open_sandbox).completion("c", "q").response
+        == "2"
+    )
 
 
-def test_hung_tools_leave_other_rlms_alone() -> None:
+def test_hung_tools_leave_other_rlms_alone(open_sandbox: Sandbox) -> None:
     """Hung tools of one `RLM` leave those of another alone."""
     stop = threading.Event()
     code = (
@@ -107,9 +111,15 @@ def test_hung_tools_leave_other_rlms_alone() -> None:
             ScriptedClient([block(code), block(code + "FINAL(1)")]),
             tools={"hang": lambda: stop.wait()},
             limits=Limits(tool_timeout_s=0.3),
+            sandbox=open_sandbox,
         )
         assert hangs.completion("c", "q").response == "1"
-        other = RLM(ScriptedClient([block(CATCHES)]), tools={"t": lambda: 7}, limits=Limits(tool_timeout_s=30))
+        other = RLM(
+            ScriptedClient([block(CATCHES)]),
+            tools={"t": lambda: 7},
+            limits=Limits(tool_timeout_s=30),
+            sandbox=open_sandbox,
+        )
         assert other.completion("c", "q").response == "7"
     finally:
         stop.set()
@@ -129,7 +139,7 @@ def test_rlm_used_before_a_fork_works_after() -> None:
         assert pool.map_async(_ask_shared, range(2)).get(WAIT_S) == ["7", "7"]
 
 
-def test_failing_child_leaves_its_siblings_alone() -> None:
+def test_failing_child_leaves_its_siblings_alone(open_sandbox: Sandbox) -> None:
     """A child that fails in the user's code leaves its siblings alone."""
 
     def handler(run: str, _depth: int, ours: QueryHandler) -> QueryHandler:
@@ -139,33 +149,33 @@ def test_failing_child_leaves_its_siblings_alone() -> None:
 
     replies = [block("FINAL(str(rlm_query_batched(['a', 'b', 'c'])))"), *["FINAL(fine)"] * 3]
     limits = Limits(max_depth=2, max_concurrent_children=1)
-    done = RLM(ScriptedClient(replies), recursion=handler, limits=limits).completion("", "q")
+    done = RLM(ScriptedClient(replies), recursion=handler, limits=limits, sandbox=open_sandbox).completion("", "q")
     assert done.response == "['fine', 'Error: ValueError: boom', 'fine']"
 
 
-def test_unsent_calls_are_not_counted() -> None:
+def test_unsent_calls_are_not_counted(open_sandbox: Sandbox) -> None:
     async def model(messages: list[dict[str, Any]]) -> str:
         if messages[-1]["content"].startswith("p"):
             await for_ever()
         return block("llm_query_batched([f'p{n}' for n in range(18)], timeout_s=0.5)\nFINAL(budget()['max_llm_calls'])")
 
     limits = Limits(max_concurrent_calls=1, max_llm_calls=19)
-    assert RLM(model, limits=limits).completion("c", "q").response == "17"
+    assert RLM(model, limits=limits, sandbox=open_sandbox).completion("c", "q").response == "17"
 
 
 @pytest.mark.parametrize("replies", [["hm", " ", " ", " "], ["I think it is 5.", "perhaps", "who knows", "no"]])
 @pytest.mark.parametrize("max_depth", [0, 1])
-def test_answer_of_wrong_type_is_never_taken(replies: list[str], max_depth: int) -> None:
+def test_answer_of_wrong_type_is_never_taken(replies: list[str], max_depth: int, open_sandbox: Sandbox) -> None:
     """An answer that is not of the wanted type is never taken for one."""
     limits = Limits(max_iterations=1, max_depth=max_depth)
     with pytest.raises(OutputInvalid):
-        RLM(ScriptedClient(replies), limits=limits).completion("c", "q", output_type=int)
+        RLM(ScriptedClient(replies), limits=limits, sandbox=open_sandbox).completion("c", "q", output_type=int)
 
 
-def test_block_output_is_told_beside_refused_answer() -> None:
+def test_block_output_is_told_beside_refused_answer(open_sandbox: Sandbox) -> None:
     """The model sees the output of a block although its answer is refused."""
     client = ScriptedClient([block("print('important')\nFINAL('x')"), "FINAL(5)"])
-    assert RLM(client).completion("c", "q", output_type=int).parsed == 5
+    assert RLM(client, sandbox=open_sandbox).completion("c", "q", output_type=int).parsed == 5
     told = str(client.requests[1].messages[-1].content)
     assert "important" in told
     assert "Your answer is not of the type that is wanted" in told
@@ -219,7 +229,7 @@ def test_close_while_answering_is_a_clear_error() -> None:
     assert not isinstance(ended.value, LimitReached)
 
 
-def test_closing_cancels_all_runs_before_it_waits_for_one() -> None:
+def test_closing_cancels_all_runs_before_it_waits_for_one(open_sandbox: Sandbox) -> None:
     """Two models of which each ends only once the other was cancelled, too."""
     cancelled: list[asyncio.Event] = []
     ended: list[bool] = []
@@ -236,7 +246,7 @@ def test_closing_cancels_all_runs_before_it_waits_for_one() -> None:
             ended.append(True)
 
     async def ask() -> None:
-        async with RLM(model) as rlm:
+        async with RLM(model, sandbox=open_sandbox) as rlm:
             for _ in range(2):
                 rlm.start("text", "?")
             await until(lambda: len(cancelled) == 2)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlm_broker import RLM, Completion, ConfigurationError, LimitReached, Limits, RunLimits, ScriptedClient
+from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.stand_ins import Hanging
 
 WAYS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
@@ -61,8 +62,13 @@ async def test_context_given_twice_or_not_at_all_is_refused(
         rlm().completion(*given, **named)
 
 
-def test_context_may_be_none() -> None:
-    assert RLM(ScriptedClient(["```repl\nFINAL(repr(context))\n```"])).completion(None, "What?").response == "None"
+def test_context_may_be_none(open_sandbox: Sandbox) -> None:
+    assert (
+        RLM(ScriptedClient(["```repl\nFINAL(repr(context))\n```"]), sandbox=open_sandbox)
+        .completion(None, "What?")
+        .response
+        == "None"
+    )
 
 
 @pytest.mark.parametrize(

@@ -254,11 +254,11 @@ def test_completions_chosen_by_the_problem_are_no_children(sandbox: Sandbox) -> 
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def test_full_scratch_folder_is_an_error_without_files() -> None:
+def test_full_scratch_folder_is_an_error_without_files(open_sandbox: Sandbox) -> None:
     """A full scratch folder is an error, and no file is left."""
     limits = Limits(max_depth=2, scratch_bytes=1 << 16)
     code = "import os\nanswer = rlm_query('a', context='x' * 500_000)\nFINAL(f'{answer} {os.listdir()}')"
-    response = RLM(Tree(code), limits=limits).completion("", "?").response or ""
+    response = RLM(Tree(code), limits=limits, sandbox=open_sandbox).completion("", "?").response or ""
     assert response.startswith("Error: a context could not be written to the scratch folder: ")
     assert response.endswith("give smaller parts, or remove files there []")
 

@@ -17,6 +17,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.run.conversation import FEWEST_LAST_CHARS, FEWEST_OLDER_CHARS, LEAST_FACTOR, Conversation, says_too_long
 from rlm_broker.run.prompts.messages import SUMMARISE
 from rlm_broker.run.tree import Progress
+from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.text import shorten
 from tests.support.command import run
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
@@ -42,9 +43,9 @@ def chars(request: LMRequest) -> int:
     return sum(len(str(message.content)) for message in request.messages)
 
 
-def test_eight_verbose_turns_fit_a_small_window() -> None:
+def test_eight_verbose_turns_fit_a_small_window(open_sandbox: Sandbox) -> None:
     client = Window([*[MUCH] * 8, "FINAL(done)"])
-    done = RLM(client).completion("x" * 100_000, "What?")
+    done = RLM(client, sandbox=open_sandbox).completion("x" * 100_000, "What?")
     assert done.response == "done"
     assert [len(request.messages) for request in client.requests] == [2, 4, 6, 8, 10, 12, 14, 16, 18]
     last = client.requests[-1].messages
@@ -55,7 +56,7 @@ def test_eight_verbose_turns_fit_a_small_window() -> None:
     assert all(str(message.content) == MUCH for message in last[2::2])
 
 
-def test_uncuttable_messages_are_summarised_repeatedly() -> None:
+def test_uncuttable_messages_are_summarised_repeatedly(open_sandbox: Sandbox) -> None:
     """Messages that cannot be cut are summarised as often as needed, and notes do not pile up."""
     thoughts = "thinking " * 1_500
 
@@ -70,7 +71,7 @@ def test_uncuttable_messages_are_summarised_repeatedly() -> None:
 
     notes: list[str] = []
     client = Window(reply)
-    done = RLM(client).completion("x" * 100_000, "What?")
+    done = RLM(client, sandbox=open_sandbox).completion("x" * 100_000, "What?")
     assert len(notes) >= 3
     begun_again = [str(each.messages[1].content) for each in client.requests if len(each.messages) == 2][1:]
     for number, opening in enumerate(begun_again, 1):
@@ -81,7 +82,7 @@ def test_uncuttable_messages_are_summarised_repeatedly() -> None:
     assert all(len(notes) < 50 for notes in notes)
 
 
-def test_provider_refusal_is_retried_with_less() -> None:
+def test_provider_refusal_is_retried_with_less(open_sandbox: Sandbox) -> None:
     """A provider that refuses once is asked again with less."""
 
     class Unknown(ScriptedClient):
@@ -94,45 +95,45 @@ def test_provider_refusal_is_retried_with_less() -> None:
             return await super().complete(request)
 
     client = Unknown([*[MUCH] * 4, "FINAL(done)"])
-    assert RLM(client).completion("x" * 100_000, "What?").response == "done"
+    assert RLM(client, sandbox=open_sandbox).completion("x" * 100_000, "What?").response == "done"
     refused = [size for size in client.sizes if size > 40_000]
     assert refused
     assert len(client.sizes) == 5 + len(refused)
 
 
-def test_http_refusal_is_recovered_from_alone() -> None:
+def test_http_refusal_is_recovered_from_alone(open_sandbox: Sandbox) -> None:
     """The run recovers over HTTP from the refusal of a long request, and from no other failure."""
     short, refusal = completion(MUCH), failure(400, TOO_LONG)
     with FakeOpenAI(short, short, refusal, completion("FINAL(done)")) as server:
         client = OpenAICompatibleClient(server.base_url, "m")
-        assert RLM(client).completion("x" * 100_000, "What?").response == "done"
+        assert RLM(client, sandbox=open_sandbox).completion("x" * 100_000, "What?").response == "done"
         sizes = [len(json.dumps(request)) for request in server.requests]
     assert sizes[2] > 40_000
     assert sizes[3] < 0.8 * sizes[2]
     with FakeOpenAI(short, refusal, refusal) as server, pytest.raises(ModelFailed, match="maximum context length"):
-        RLM(OpenAICompatibleClient(server.base_url, "m")).completion("x" * 100_000, "What?")
+        RLM(OpenAICompatibleClient(server.base_url, "m"), sandbox=open_sandbox).completion("x" * 100_000, "What?")
     with FakeOpenAI(short, failure(400, "unknown field")) as server, pytest.raises(ModelFailed, match="unknown field"):
-        RLM(OpenAICompatibleClient(server.base_url, "m")).completion("x" * 100_000, "What?")
+        RLM(OpenAICompatibleClient(server.base_url, "m"), sandbox=open_sandbox).completion("x" * 100_000, "What?")
     assert len(server.requests) == 2
 
 
-def test_compaction_is_off_without_a_threshold() -> None:
+def test_compaction_is_off_without_a_threshold(open_sandbox: Sandbox) -> None:
     """The run cuts no message and recovers from no refusal if there is no threshold."""
     client = ScriptedClient([MUCH, MUCH, ModelFailed(TOO_LONG)])
     with pytest.raises(ModelFailed, match="maximum context length"):
-        RLM(client, limits=Limits(compaction_threshold=None)).completion("x" * 100_000, "What?")
+        RLM(client, limits=Limits(compaction_threshold=None), sandbox=open_sandbox).completion("x" * 100_000, "What?")
     assert [len(request.messages) for request in client.requests] == [2, 4, 6]
     assert len(str(client.requests[2].messages[3].content)) > 20_000
 
 
-def test_first_request_too_long_fails_at_once() -> None:
+def test_first_request_too_long_fails_at_once(open_sandbox: Sandbox) -> None:
     client = ScriptedClient([ModelFailed(TOO_LONG)])
     with pytest.raises(ModelFailed):
-        RLM(client).completion("text", "What?")
+        RLM(client, sandbox=open_sandbox).completion("text", "What?")
     assert len(client.requests) == 1
 
 
-def test_refused_summary_keeps_the_conversation() -> None:
+def test_refused_summary_keeps_the_conversation(open_sandbox: Sandbox) -> None:
     def reply(request: LMRequest) -> str:
         if str(request.messages[-1].content) == SUMMARISE:
             raise ModelFailed("the provider is down")
@@ -140,7 +141,7 @@ def test_refused_summary_keeps_the_conversation() -> None:
 
     client = Window(reply)
     with pytest.raises(ModelFailed, match="the provider is down") as failed:
-        RLM(client).completion("x" * 100_000, "What?")
+        RLM(client, sandbox=open_sandbox).completion("x" * 100_000, "What?")
     assert "seen" in str(failed.value.messages[-1].content)
     assert failed.value.messages[-1].role == "user"
 
@@ -154,27 +155,29 @@ IDEA = "a first idea\n```repl\nprint(1)\n```"
 @pytest.mark.parametrize(
     ("replies", "partial"), [([IDEA, DRAFT], "a draft"), ([DRAFT, IDEA], "a draft"), ([IDEA, IDEA], "a first idea")]
 )
-def test_the_best_answer_so_far_is_in_the_failure(replies: list[str], partial: str) -> None:
+def test_the_best_answer_so_far_is_in_the_failure(replies: list[str], partial: str, open_sandbox: Sandbox) -> None:
     client = ScriptedClient([*replies, ModelFailed("scripted: 500: down")])
     with pytest.raises(ModelFailed) as failed:
-        RLM(client).completion("text", "?")
+        RLM(client, sandbox=open_sandbox).completion("text", "?")
     assert failed.value.partial_answer == partial
     assert len(failed.value.trajectory) == 2
 
 
-def test_limit_error_carries_the_partial_answer() -> None:
+def test_limit_error_carries_the_partial_answer(open_sandbox: Sandbox) -> None:
     with pytest.raises(LimitReached) as reached:
-        RLM(ScriptedClient([DRAFT] * 3), limits=Limits(max_llm_calls=2)).completion("text", "?")
+        RLM(ScriptedClient([DRAFT] * 3), limits=Limits(max_llm_calls=2), sandbox=open_sandbox).completion("text", "?")
     assert reached.value.partial_answer == "a draft"
 
 
-def test_run_timeout_carries_the_partial_answer() -> None:
+def test_run_timeout_carries_the_partial_answer(open_sandbox: Sandbox) -> None:
     async def reply(messages: list[dict[str, Any]]) -> str:
         return DRAFT if len(messages) == 2 else await for_ever()
 
     for timeout_s in LONGER_AND_LONGER:
         with pytest.raises(LimitReached, match="run_timeout_s") as reached:
-            RLM(FunctionClient(reply), limits=Limits(run_timeout_s=timeout_s)).completion("text", "?")
+            RLM(FunctionClient(reply), limits=Limits(run_timeout_s=timeout_s), sandbox=open_sandbox).completion(
+                "text", "?"
+            )
         if reached.value.trajectory:
             break
     assert reached.value.partial_answer == "a draft"

@@ -86,14 +86,17 @@ def test_told_packages_and_python_exist() -> None:
     assert all(name in prompt for name in named)
 
 
-def test_tools_and_child_turns_are_told() -> None:
+def test_tools_and_child_turns_are_told(open_sandbox: Sandbox) -> None:
     def in_stock(name: str) -> int:
         """Return the number of pieces."""
         return len(name)
 
     client = ScriptedClient(["```repl\nFINAL(rlm_query('x'))\n```", "FINAL(done)"])
     limits = Limits(max_depth=2, max_iterations=(11, 7))
-    assert RLM(client, tools={"in_stock": in_stock}, limits=limits).completion("short", "?").response == "done"
+    assert (
+        RLM(client, tools={"in_stock": in_stock}, limits=limits, sandbox=open_sandbox).completion("short", "?").response
+        == "done"
+    )
     root, child = (str(request.messages[0].content) for request in client.requests)
     assert "in_stock(name: str) -> int" in root
     assert "Return the number of pieces." in root

@@ -30,7 +30,7 @@ def asked(messages: list[dict[str, Any]]) -> str:
     return last.rpartition("Question: ")[2].partition("\n")[0]
 
 
-def test_children_run_concurrently_and_answer_in_order() -> None:
+def test_children_run_concurrently_and_answer_in_order(open_sandbox: Sandbox) -> None:
     """Children run at the same time, at most the given number, and answer in order."""
     running = most = 0
     lock = threading.Lock()
@@ -50,12 +50,12 @@ def test_children_run_concurrently_and_answer_in_order() -> None:
         return f"FINAL(child {question})"
 
     limits = Limits(max_depth=2, max_concurrent_children=2)
-    response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response
+    response = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response
     assert response == str([f"child {number}" for number in range(6)])
     assert most == 2
 
 
-def test_children_above_their_total_fill_slots_with_errors() -> None:
+def test_children_above_their_total_fill_slots_with_errors(open_sandbox: Sandbox) -> None:
     """Children beyond `max_children_total` are an error in their slot."""
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -64,7 +64,7 @@ def test_children_above_their_total_fill_slots_with_errors() -> None:
         return "FINAL(fine)"
 
     limits = Limits(max_depth=2, max_children_total=2, max_concurrent_children=1)
-    response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response
+    response = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response
     assert response == "['fine', 'fine', 'Error: max_children_total exceeded']"
 
 
@@ -77,17 +77,23 @@ def test_children_above_their_total_fill_slots_with_errors() -> None:
     ],
 )
 @pytest.mark.parametrize("function", ["llm_query_batched", "rlm_query_batched"])
-def test_batch_above_its_cap_is_refused_slot_by_slot(function: str, prompts: list[str], slots: list[str]) -> None:
+def test_batch_above_its_cap_is_refused_slot_by_slot(
+    function: str, prompts: list[str], slots: list[str], open_sandbox: Sandbox
+) -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         if len(messages) > 1:
             return f"```repl\nFINAL(str({function}({prompts})))\n```"
         return f"to {messages[0]['content']}"
 
-    response = RLM(FunctionClient(reply), limits=Limits(max_batch_prompts=2)).completion("", "?").response
+    response = (
+        RLM(FunctionClient(reply), limits=Limits(max_batch_prompts=2), sandbox=open_sandbox)
+        .completion("", "?")
+        .response
+    )
     assert response == str(slots)
 
 
-def test_prompt_too_large_is_refused_and_a_large_batch_is_answered() -> None:
+def test_prompt_too_large_is_refused_and_a_large_batch_is_answered(open_sandbox: Sandbox) -> None:
     """One prompt above the bound is an error that says what to do; a batch above it is asked in parts, and answered."""
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -99,14 +105,14 @@ def test_prompt_too_large_is_refused_and_a_large_batch_is_answered() -> None:
             )
         return str(messages[0]["content"]).partition(" ")[0]
 
-    response = RLM(FunctionClient(reply)).completion("", "?").response or ""
+    response = RLM(FunctionClient(reply), sandbox=open_sandbox).completion("", "?").response or ""
     assert re.match(
         r"Error: the query is too large: 4,194,\d{3} bytes, 4,194,304 at most; pass a large text as", response
     )
     assert response.endswith("rlm_query(task, context=part)" + str(list("012345")))
 
 
-def test_grandchildren_count_against_the_trees_number() -> None:
+def test_grandchildren_count_against_the_trees_number(open_sandbox: Sandbox) -> None:
     """Each of two children asks for two more; four may run in all, so of the grandchildren two are refused."""
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -118,20 +124,22 @@ def test_grandchildren_count_against_the_trees_number() -> None:
         return "FINAL(fine)"
 
     limits = Limits(max_depth=3, max_children_total=4, max_concurrent_children=2)
-    slots = (RLM(FunctionClient(reply), limits=limits).completion("", "root").response or "").split("|")
+    slots = (
+        RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response or ""
+    ).split("|")
     assert sorted(slots) == ["Error: max_children_total exceeded"] * 2 + ["fine"] * 2
 
 
-def test_child_answer_is_cut_like_a_call_result() -> None:
+def test_child_answer_is_cut_like_a_call_result(open_sandbox: Sandbox) -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         return "```repl\nFINAL(rlm_query('child'))\n```" if asked(messages) == "root" else f"FINAL({'x' * 50})"
 
     limits = Limits(max_depth=2, max_result_chars=10)
-    response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response
+    response = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response
     assert response == f"{'x' * 10}\n... [40 characters cut]"
 
 
-def test_looping_child_is_ended_with_its_partial_answer() -> None:
+def test_looping_child_is_ended_with_its_partial_answer(open_sandbox: Sandbox) -> None:
     """A child that loops is ended on time with its partial answer, and its siblings are unharmed."""
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -144,7 +152,7 @@ def test_looping_child_is_ended_with_its_partial_answer() -> None:
 
     for timeout_s in LONGER_AND_LONGER:
         limits = Limits(max_depth=2, child_timeout_s=timeout_s)
-        response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response or ""
+        response = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response or ""
         loops, _, answers = response.rpartition("|")
         if answers == "fine":
             break
@@ -153,14 +161,14 @@ def test_looping_child_is_ended_with_its_partial_answer() -> None:
     assert answers == "fine"
 
 
-def test_failed_child_fills_its_slot_with_the_reason() -> None:
+def test_failed_child_fills_its_slot_with_the_reason(open_sandbox: Sandbox) -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         if asked(messages) == "root":
             return "```repl\nFINAL(rlm_query('child'))\n```"
         raise RuntimeError("the provider is down")
 
     limits = Limits(max_depth=2)
-    response = RLM(FunctionClient(reply), limits=limits).completion("", "root").response
+    response = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response
     assert response == "Error: function: RuntimeError: the provider is down"
 
 
@@ -185,7 +193,7 @@ def test_ended_parent_ends_children_and_their_processes() -> None:
     assert child_loops.is_set()
 
 
-def test_run_names_tell_their_place_in_the_tree() -> None:
+def test_run_names_tell_their_place_in_the_tree(open_sandbox: Sandbox) -> None:
     """Runs are named by their place in the tree, and each has an end."""
     events: list[Event] = []
 
@@ -196,7 +204,7 @@ def test_run_names_tell_their_place_in_the_tree() -> None:
             return f"```repl\nFINAL(rlm_query('{below}'))\n```"
         return "FINAL(done)"
 
-    rlm = RLM(FunctionClient(reply), limits=Limits(max_depth=3), on_event=events.append)
+    rlm = RLM(FunctionClient(reply), limits=Limits(max_depth=3), on_event=events.append, sandbox=open_sandbox)
     assert rlm.completion("", "root").response == "done"
     started = [(event.run, event.depth) for event in events if isinstance(event, RunStarted)]
     assert started == [("1", 0), ("1.1", 1), ("1.1.1", 2)]
@@ -229,14 +237,14 @@ async def test_cancelled_run_cancels_its_childs_model_call() -> None:
     assert not living_below() - before
 
 
-def test_surplus_children_of_a_batch_each_say_why() -> None:
+def test_surplus_children_of_a_batch_each_say_why(open_sandbox: Sandbox) -> None:
     replies = ["```repl\nFINAL(str(rlm_query_batched(['a', 'b', 'c'])))\n```", "FINAL(fine)", "FINAL(fine)"]
     limits = Limits(max_depth=2, max_children_per_batch=2)
-    response = RLM(ScriptedClient(replies), limits=limits).completion("", "root").response
+    response = RLM(ScriptedClient(replies), limits=limits, sandbox=open_sandbox).completion("", "root").response
     assert response == "['fine', 'fine', 'Error: max_children_per_batch exceeded: 3 > 2']"
 
 
-def test_runs_nest_four_deep_with_one_place() -> None:
+def test_runs_nest_four_deep_with_one_place(open_sandbox: Sandbox) -> None:
     """Runs nest four deep with one place at each depth."""
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -246,7 +254,7 @@ def test_runs_nest_four_deep_with_one_place() -> None:
         return f"```repl\nFINAL('+'.join(rlm_query_batched(['{level + 1}', '{level + 1}'], samples=True)))\n```"
 
     limits = Limits(max_depth=4, max_concurrent_children=1)
-    done = RLM(FunctionClient(reply), limits=limits).completion("", "0")
+    done = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "0")
     assert (done.response or "").count("leaf") == 16
     assert {depth: usage.total_calls for depth, usage in done.usage_by_depth.items()} == {
         0: 1,
@@ -257,17 +265,23 @@ def test_runs_nest_four_deep_with_one_place() -> None:
     }
 
 
-def test_query_result_is_cut_at_its_limit() -> None:
+def test_query_result_is_cut_at_its_limit(open_sandbox: Sandbox) -> None:
     """A result is cut at its limit, and the cut is named."""
     replies = ["```repl\nFINAL(llm_query('much'))\n```", "x" * 500]
-    response = RLM(ScriptedClient(replies), limits=Limits(max_result_chars=100)).completion("", "?").response
+    response = (
+        RLM(ScriptedClient(replies), limits=Limits(max_result_chars=100), sandbox=open_sandbox)
+        .completion("", "?")
+        .response
+    )
     assert response == "x" * 100 + "\n... [400 characters cut]"
 
 
-def test_code_can_ask_for_its_remaining_budget() -> None:
+def test_code_can_ask_for_its_remaining_budget(open_sandbox: Sandbox) -> None:
     replies = ["```repl\nllm_query('x')\nimport json\nFINAL(json.dumps(budget()))\n```", "y"]
     limits = Limits(max_llm_calls=10, max_tokens=1000, run_timeout_s=100)
-    left = json.loads(RLM(ScriptedClient(replies), limits=limits).completion("", "?").response or "")
+    left = json.loads(
+        RLM(ScriptedClient(replies), limits=limits, sandbox=open_sandbox).completion("", "?").response or ""
+    )
     assert left["max_llm_calls"] == 8
     assert 0 < left["max_tokens"] < 1000
     assert left["max_children_total"] == 100
@@ -276,30 +290,30 @@ def test_code_can_ask_for_its_remaining_budget() -> None:
     assert (left["max_iterations"], left["max_blocks"]) == (29, 149)
 
 
-def test_child_time_is_bounded_by_its_parents() -> None:
+def test_child_time_is_bounded_by_its_parents(open_sandbox: Sandbox) -> None:
     def reply(messages: list[dict[str, Any]]) -> str:
         if asked(messages) == "root":
             return "```repl\nFINAL(rlm_query('child'))\n```"
         return "```repl\nFINAL(str(budget()['run_timeout_s'] <= 50))\n```"
 
     limits = Limits(max_depth=2, run_timeout_s=50, child_timeout_s=500)
-    assert RLM(FunctionClient(reply), limits=limits).completion("", "root").response == "True"
+    assert RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response == "True"
 
 
-def test_errors_in_a_row_end_a_run() -> None:
+def test_errors_in_a_row_end_a_run(open_sandbox: Sandbox) -> None:
     """Turns with errors in a row end a run with its partial answer."""
     replies = ["```repl\n1 / 0\n```", "```repl\nprint(1)\n```", *["an idea\n```repl\n1 / 0\n```"] * 5]
     with pytest.raises(LimitReached, match="max_consecutive_errors = 2 was reached, 2 used") as reached:
-        RLM(ScriptedClient(replies), limits=Limits(max_consecutive_errors=2)).completion("", "?")
+        RLM(ScriptedClient(replies), limits=Limits(max_consecutive_errors=2), sandbox=open_sandbox).completion("", "?")
     assert "an idea" in (reached.value.partial_answer or "")
 
 
-def test_blocks_above_their_number_are_not_run() -> None:
+def test_blocks_above_their_number_are_not_run(open_sandbox: Sandbox) -> None:
     """Blocks beyond their number are not run, and the last answer is asked for."""
     client = ScriptedClient(
         ["```repl\nprint(1)\n```\n```repl\nprint(2)\n```\n```repl\nprint(3)\n```", "FINAL(as far as I got)"]
     )
-    done = RLM(client, limits=Limits(max_blocks=2)).completion("", "?")
+    done = RLM(client, limits=Limits(max_blocks=2), sandbox=open_sandbox).completion("", "?")
     assert done.response == "as far as I got"
     assert [len(turn.blocks) for turn in done.trajectory] == [2]
     told = str(client.requests[1].messages[-1].content)
@@ -307,40 +321,42 @@ def test_blocks_above_their_number_are_not_run() -> None:
     assert "There are no turns left" in told
 
 
-def test_a_turn_that_takes_too_long_ends_the_run() -> None:
+def test_a_turn_that_takes_too_long_ends_the_run(open_sandbox: Sandbox) -> None:
     limits = Limits(iteration_timeout_s=0.5, block_timeout_s=30)
     with pytest.raises(LimitReached, match="iteration_timeout_s"):
-        RLM(ScriptedClient(["```repl\nwhile True: pass\n```"]), limits=limits).completion("", "?")
+        RLM(ScriptedClient(["```repl\nwhile True: pass\n```"]), limits=limits, sandbox=open_sandbox).completion("", "?")
 
 
-def test_max_tokens_holds_for_a_function_that_counts_none() -> None:
+def test_max_tokens_holds_for_a_function_that_counts_none(open_sandbox: Sandbox) -> None:
     code = "```repl\nprint(llm_query('x' * 30_000))\n```"
     with pytest.raises(LimitReached) as reached:
-        RLM(lambda _messages: code, limits=Limits(max_tokens=12_000)).completion("text", "?")
+        RLM(lambda _messages: code, limits=Limits(max_tokens=12_000), sandbox=open_sandbox).completion("text", "?")
     assert reached.value.limit == "max_tokens"
     assert reached.value.usage_summary.total.total_calls > 0
 
 
-def test_tokens_and_budget_end_a_run() -> None:
+def test_tokens_and_budget_end_a_run(open_sandbox: Sandbox) -> None:
     """Tokens and budget end a run with what was spent."""
 
     def replies(_request: object) -> str:
         return "an idea of seven words or so\n```repl\nprint(1)\n```"
 
     with pytest.raises(LimitReached) as reached:
-        RLM(ScriptedClient(replies), limits=Limits(max_tokens=2000)).completion("", "?")
+        RLM(ScriptedClient(replies), limits=Limits(max_tokens=2000), sandbox=open_sandbox).completion("", "?")
     assert reached.value.limit == "max_tokens"
     assert "an idea" in (reached.value.partial_answer or "")
     with pytest.raises(LimitReached) as reached:
-        RLM(ScriptedClient(replies, cost_per_call=0.3), limits=Limits(max_budget_usd=1.0)).completion("", "?")
+        RLM(
+            ScriptedClient(replies, cost_per_call=0.3), limits=Limits(max_budget_usd=1.0), sandbox=open_sandbox
+        ).completion("", "?")
     assert reached.value.limit == "max_budget_usd"
     assert 1.0 <= reached.value.spent < 1.3
 
 
-def test_run_without_repl_is_a_plain_completion() -> None:
+def test_run_without_repl_is_a_plain_completion(open_sandbox: Sandbox) -> None:
     """A run without any REPL is a plain completion, and messages keep their roles."""
     client = ScriptedClient(["first", "second"])
-    rlm = RLM(client, limits=Limits(max_depth=0))
+    rlm = RLM(client, limits=Limits(max_depth=0), sandbox=open_sandbox)
     assert rlm.completion("the text", "the question").response == "first"
     assert (
         rlm.completion([{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]).response
@@ -363,7 +379,7 @@ def test_child_may_have_its_own_model_by_policy() -> None:
     assert response == "small speaks|Error: code may not call model 'root'; allowed: sub, small"
 
 
-def test_the_recursion_can_be_replaced() -> None:
+def test_the_recursion_can_be_replaced(open_sandbox: Sandbox) -> None:
     def factory(run: str, depth: int, ours: QueryHandler) -> QueryHandler:
         async def answer(query: Query) -> list[Slot]:
             if query.want == "rlm":
@@ -373,22 +389,24 @@ def test_the_recursion_can_be_replaced() -> None:
         return answer
 
     replies = ["```repl\nFINAL(rlm_query('a') + ', ' + llm_query('b'))\n```", "plain"]
-    response = RLM(ScriptedClient(replies), recursion=factory).completion("", "?").response
+    response = RLM(ScriptedClient(replies), recursion=factory, sandbox=open_sandbox).completion("", "?").response
     assert response == "1 at 0: a, plain"
 
 
-def test_system_prompts_may_differ_by_depth() -> None:
+def test_system_prompts_may_differ_by_depth(open_sandbox: Sandbox) -> None:
     """System prompts can differ by depth and are no templates."""
     client = ScriptedClient(["```repl\nFINAL(rlm_query('child'))\n```", "FINAL(done)"])
     prompt = "You are at {depth} %s "
-    RLM(client, limits=Limits(max_depth=2), instructions=lambda depth: f"{prompt}{depth}").completion("", "?")
+    RLM(
+        client, limits=Limits(max_depth=2), instructions=lambda depth: f"{prompt}{depth}", sandbox=open_sandbox
+    ).completion("", "?")
     assert [request.messages[0].content for request in client.requests] == [f"{prompt}0", f"{prompt}1"]
 
 
-def test_empty_reply_is_an_observation() -> None:
+def test_empty_reply_is_an_observation(open_sandbox: Sandbox) -> None:
     """An empty reply is an observation, and no message is empty."""
     client = ScriptedClient(["", "  ", "FINAL(at last)"])
-    assert RLM(client).completion("", "?").response == "at last"
+    assert RLM(client, sandbox=open_sandbox).completion("", "?").response == "at last"
     sent = client.requests[-1].messages
     assert all(str(message.content).strip() for message in sent)
     assert [message.role for message in sent] == ["system", "user", "assistant", "user", "assistant", "user"]
@@ -412,14 +430,14 @@ class SmallWindow(ScriptedClient):
     context_tokens = 2_000
 
 
-def test_long_conversation_is_summarised_and_kept_in_repl() -> None:
+def test_long_conversation_is_summarised_and_kept_in_repl(open_sandbox: Sandbox) -> None:
     """A conversation too long for the model is summarised, and the REPL keeps all of it."""
     much = "```repl\nprint('word ' * 1500)\n```"
     last = (
         '```repl\nFINAL(f\'{len(history)} messages, {history[0]["role"]} first, {len(history[-2]["content"])}\')\n```'
     )
     client = SmallWindow([much, much, "my notes: nothing yet", last])
-    done = RLM(client, limits=Limits(compaction_threshold=0.25)).completion("text", "What?")
+    done = RLM(client, limits=Limits(compaction_threshold=0.25), sandbox=open_sandbox).completion("text", "What?")
     assert [len(request.messages) for request in client.requests] == [2, 4, 6, 4]
     _, opening, notes, then = client.requests[3].messages
     assert "`context` is a str" in str(opening.content)
@@ -430,15 +448,15 @@ def test_long_conversation_is_summarised_and_kept_in_repl() -> None:
     assert len(done.messages) == 12
 
 
-def test_without_a_threshold_nothing_is_summarised() -> None:
+def test_without_a_threshold_nothing_is_summarised(open_sandbox: Sandbox) -> None:
     much = "```repl\nprint('word ' * 1500)\n```"
     client = SmallWindow([much, much, "FINAL(done)"])
     limits = Limits(compaction_threshold=None)
-    assert RLM(client, limits=limits).completion("text", "What?").response == "done"
+    assert RLM(client, limits=limits, sandbox=open_sandbox).completion("text", "What?").response == "done"
     assert [len(request.messages) for request in client.requests] == [2, 4, 6]
 
 
-def test_auto_recursion_gives_long_prompts_a_repl() -> None:
+def test_auto_recursion_gives_long_prompts_a_repl(open_sandbox: Sandbox) -> None:
     """A prompt that is long or is data gets a REPL with `recursion="auto"`."""
     prompts_given = ["What is in here?", " ".join(map(str, range(500))), "x" * 5_000]
     replies = [f"```repl\nFINAL(str(rlm_query_batched({prompts_given!r})))\n```"]
@@ -451,9 +469,9 @@ def test_auto_recursion_gives_long_prompts_a_repl() -> None:
     class Small(ScriptedClient):
         context_tokens = 2_000
 
-    done = RLM(Small(model), limits=Limits(max_depth=2), recursion="auto").completion("", "?")
+    done = RLM(Small(model), limits=Limits(max_depth=2), recursion="auto", sandbox=open_sandbox).completion("", "?")
     assert done.response == "['a completion', 'a run', 'a run']"
-    done = RLM(Small(model), limits=Limits(max_depth=2)).completion("", "?")
+    done = RLM(Small(model), limits=Limits(max_depth=2), sandbox=open_sandbox).completion("", "?")
     assert done.response == "['a run', 'a run', 'a run']"
 
 
@@ -461,10 +479,12 @@ def test_auto_recursion_gives_long_prompts_a_repl() -> None:
     ("profile", "told", "not_told"),
     [("final", "FINAL(value)", "answer['ready']"), ("answer", "answer['ready']", "`FINAL")],
 )
-def test_model_is_told_its_trained_way_to_end(profile: Any, told: str, not_told: str) -> None:
+def test_model_is_told_its_trained_way_to_end(profile: Any, told: str, not_told: str, open_sandbox: Sandbox) -> None:
     """A model is told the way to end on which it was trained."""
     client = ScriptedClient(["FINAL(done)"])
-    RLM(client, instructions=Instructions(profile=profile, prologue="Be {brief}.")).completion("", "?")
+    RLM(client, instructions=Instructions(profile=profile, prologue="Be {brief}."), sandbox=open_sandbox).completion(
+        "", "?"
+    )
     system, opening = (str(message.content) for message in client.requests[0].messages)
     assert told in system
     assert not_told not in system
@@ -492,29 +512,31 @@ SCHEMA = (
         ),
     ],
 )
-def test_code_can_ask_for_a_value_of_a_schema(call: str, replies: list[str], answer: str) -> None:
+def test_code_can_ask_for_a_value_of_a_schema(
+    call: str, replies: list[str], answer: str, open_sandbox: Sandbox
+) -> None:
     client = ScriptedClient([f"```repl\nFINAL(str({call}))\n```", *replies])
-    response = RLM(client).completion("", "?").response or ""
+    response = RLM(client, sandbox=open_sandbox).completion("", "?").response or ""
     assert response.startswith(answer)
     assert len(client.requests) == 1 + len(replies)
 
 
-def test_output_type_without_schema_is_a_type_error() -> None:
+def test_output_type_without_schema_is_a_type_error(open_sandbox: Sandbox) -> None:
     code = "try: llm_query('x', output_type=5)\nexcept TypeError as error: FINAL(str(error))"
-    response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response
+    response = RLM(ScriptedClient([f"```repl\n{code}\n```"]), sandbox=open_sandbox).completion("", "?").response
     assert response == "llm_query() argument 'output_type' must be a JSON schema (a dict) or a pydantic model"
 
 
-def test_code_can_ask_for_a_pydantic_value() -> None:
+def test_code_can_ask_for_a_pydantic_value(open_sandbox: Sandbox) -> None:
     code = "import pydantic\nclass P(pydantic.BaseModel):\n    n: int\nFINAL(str(llm_query('x', output_type=P).n + 1))"
     client = ScriptedClient([f"```repl\n{code}\n```", '{"n": "many"}', '{"n": 41}'])
-    assert RLM(client).completion("", "?").response == "42"
+    assert RLM(client, sandbox=open_sandbox).completion("", "?").response == "42"
     assert "That is wrong: " in str(client.requests[2].messages[-1].content)
 
 
-def test_output_type_without_schema_is_named() -> None:
+def test_output_type_without_schema_is_named(open_sandbox: Sandbox) -> None:
     code = "try: llm_query('x', output_type={'type': 'nonsense'})\nexcept ValueError as error: FINAL(str(error))"
-    response = RLM(ScriptedClient([f"```repl\n{code}\n```"])).completion("", "?").response or ""
+    response = RLM(ScriptedClient([f"```repl\n{code}\n```"]), sandbox=open_sandbox).completion("", "?").response or ""
     assert response.startswith("llm_query() argument 'output_type' is not a JSON schema: ")
 
 

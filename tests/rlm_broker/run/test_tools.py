@@ -12,6 +12,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.run.tools import Tools
+from rlm_broker.sandbox.sandbox import Sandbox
 
 
 def add(a: int, b: int = 1) -> int:
@@ -55,14 +56,14 @@ def test_code_calls_functions_of_the_orchestrator_and_finds_values(code: str, an
     assert answer_of(code, add=add, shout=shout, LIMIT=10, TABLE={"rows": [1, 2]}) == answer
 
 
-def test_tool_names_return_after_block_and_restart() -> None:
+def test_tool_names_return_after_block_and_restart(open_sandbox: Sandbox) -> None:
     """Names of tools come back in the next block and in a fresh REPL."""
     replies = [
         "```repl\nadd = LIMIT = None\n```",
         "```repl\nimport os; os._exit(1)\n```",
         "```repl\nFINAL(add(LIMIT))\n```",
     ]
-    done = RLM(ScriptedClient(replies), tools={"add": add, "LIMIT": 10}).completion("c", "q")
+    done = RLM(ScriptedClient(replies), tools={"add": add, "LIMIT": 10}, sandbox=open_sandbox).completion("c", "q")
     assert done.response == "11"
 
 
@@ -143,7 +144,7 @@ def test_tool_result_above_a_frame_is_an_error() -> None:
     assert "the reply is too large" in answer
 
 
-def test_children_inherit_replace_or_lose_tools() -> None:
+def test_children_inherit_replace_or_lose_tools(open_sandbox: Sandbox) -> None:
     """Children have the tools of their parent, their own tools, or none."""
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -152,14 +153,19 @@ def test_children_inherit_replace_or_lose_tools() -> None:
         return "```repl\nFINAL(sorted(name for name in ('add', 'other') if name in globals()))\n```"
 
     for sub_tools, found in ((None, '["add"]'), ({"other": add}, '["other"]'), ({}, "[]")):
-        rlm = RLM(FunctionClient(reply), limits=Limits(max_depth=2), tools=Tools({"add": add}, sub_tools))
+        rlm = RLM(
+            FunctionClient(reply),
+            limits=Limits(max_depth=2),
+            tools=Tools({"add": add}, sub_tools),
+            sandbox=open_sandbox,
+        )
         assert rlm.completion("c", "root").response == found
 
 
-def test_tools_are_told_by_signature_and_description() -> None:
+def test_tools_are_told_by_signature_and_description(open_sandbox: Sandbox) -> None:
     client = ScriptedClient(["FINAL(x)"])
     given = {"add": add, "PI": 3.14, "look": {"tool": lambda word: word, "description": "Looks {up} a word."}}
-    RLM(client, tools=given).completion("c", "q")
+    RLM(client, tools=given, sandbox=open_sandbox).completion("c", "q")
     told = str(client.requests[0].messages[0].content)
     assert "- `add(a: int, b: int = 1) -> int`: Add two numbers.\n" in told
     assert "- `look(word)`: Looks {up} a word.\n" in told
