@@ -69,7 +69,7 @@ def run(file: str, arguments: Sequence[str], **options: Any) -> int:
         return block.exit_code or 0
     if block.status == "ok":
         return 0
-    return 3 if block.limit else 1
+    return 3 if block.limit or block.status == "interrupted" else 1
 
 
 def execute(

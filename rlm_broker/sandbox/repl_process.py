@@ -78,6 +78,7 @@ class ReplProcess:
         """Take the first worker. The caller closes the REPL if this fails."""
         if self.is_closed:
             raise ReplClosed("this REPL was closed: make another")
+        self._workers.hold(self._context)
         await self._use(await self._workers.start(await self._context.stored(), self._limits))
         self.is_open = True
 

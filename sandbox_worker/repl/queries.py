@@ -184,7 +184,12 @@ class Queries:
         except ValueRefused as refused:
             raise TypeError(str(refused)) from None
         self._flush_output()
-        slot = self._channel.ask(Query(id="", want="submit", prompts=[encoded])).slots[0]
+        try:
+            slot = self._channel.ask(Query(id="", want="submit", prompts=[encoded])).slots[0]
+        except FrameTooLarge as error:
+            raise TypeError(
+                f"SUBMIT(): the fields take {error.frame_bytes:,} bytes, more than {error.limit_bytes:,}"
+            ) from None
         if slot.error is not None:
             raise TypeError(f"SUBMIT(): {slot.error}")
 

@@ -21,6 +21,7 @@ TOP = {
     "SECURITY.md": "project/security.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "tests/README.md": "project/tests.md",
 }
 """Document of the top folder: the page that it is. A document that does not exist is left out."""
 MARK = re.compile(r"^<!-- generated: (\w+)(?: (\w+))? -->$", re.MULTILINE)

@@ -381,9 +381,9 @@ def test_answers_and_prompts_keep_their_limits(sandbox: Sandbox) -> None:
         refused = repl.execute("FINAL('x' * 17_000_000)")
         assert (refused.status, refused.final_answer) == ("error", None)
         assert "the final answer is too large" in (refused.error or "")
-        assert repl.execute("llm_query('x' * 8_000_000)").stdout == "'ok'\n"
-        assert "more than 8,388,608" in repl.execute("llm_query('x' * 9_000_000)").stdout
-        assert seen == [8_000_000]
+        assert repl.execute("llm_query('x' * 4_000_000)").stdout == "'ok'\n"
+        assert "4,194,304 at most" in repl.execute("llm_query('x' * 4_200_000)").stdout
+        assert seen == [4_000_000]
 
 
 GROUPS = {

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -155,6 +156,13 @@ class ColdStart:
             await self.fork_server.end(worker)
 
 
+class Closing(Protocol):
+    """What can be closed, also when it is closed."""
+
+    def close(self) -> None:
+        """Let go of what it has."""
+
+
 class Workers:
     """Starts workers: asks each source in turn, and starts a new worker if none has one.
 
@@ -174,6 +182,11 @@ class Workers:
         self.limits = limits
         self.sources = sources
         self._cold_start = cold_start
+        self._contexts = weakref.WeakSet[Closing]()
+
+    def hold(self, context: Closing) -> None:
+        """Close the context of a REPL with the sources, unless the REPL is closed before."""
+        self._contexts.add(context)
 
     async def start(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker:
         """Return a worker, which the caller ends.
@@ -189,9 +202,11 @@ class Workers:
             return await self._cold_start.take(context, limits)
 
     async def close(self) -> None:
-        """Close the sources. Has no effect when repeated."""
+        """Close the sources, and the contexts of REPLs that are open. Has no effect when repeated."""
         for source in self.sources:
             await source.close()
+        for context in list(self._contexts):
+            context.close()
 
 
 REFILL_AFTER_S = 0.002

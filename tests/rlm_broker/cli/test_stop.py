@@ -113,6 +113,7 @@ def test_block_of_a_repl_is_interrupted(tmp_path: Path) -> None:
         done = run("stop", found.repls[0].id)
         assert done.returncode == 0
         assert "interrupted: it was interrupted by its caller" in runs.communicate()[1]
+    assert runs.returncode == 3
 
 
 def test_hung_process_cannot_be_stopped() -> None:

@@ -17,6 +17,7 @@ from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
 from rlm_broker.sandbox.sandbox import close_all
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
+from tests.support.fds import memfds
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
@@ -151,6 +152,16 @@ async def test_repl_entered_twice_has_one_worker() -> None:
         with pytest.raises(ReplClosed, match="this REPL was closed: make another"):
             await repl.__aenter__()
         await until_left(before)
+
+
+def test_closed_sandbox_frees_the_context_of_an_open_repl() -> None:
+    before = memfds("context")
+    with Sandbox() as sandbox:
+        repl = sandbox.repl("x" * (1 << 20)).__enter__()
+        assert repl.execute("print(len(context))").stdout == "1048576\n"
+        assert memfds("context") > before
+    assert memfds("context") == before
+    repl.close()
 
 
 def test_equal_settings_share_a_sandbox_from_any_thread() -> None:
