@@ -157,7 +157,7 @@ class ColdStart:
 
 
 class Closing(Protocol):
-    """What can be closed, also when it is closed."""
+    """A thing that can be closed, any number of times."""
 
     def close(self) -> None:
         """Let go of what it has."""
