@@ -73,7 +73,7 @@ def _nodes(command: str, where: Mapping[str, Any], sandbox: Sandbox | str) -> It
 @contextlib.contextmanager
 def _tells_nodes(command: str) -> Iterator[None]:
     """Print which nodes join and leave."""
-    log, shown = logging.getLogger("rlm_broker.cluster"), _Shown(command)
+    log, shown = logging.getLogger("rlm_broker.cluster"), _NodeMessages(command)
     level, propagates = log.level, log.propagate
     log.addHandler(shown)
     log.setLevel(logging.INFO)
@@ -86,7 +86,7 @@ def _tells_nodes(command: str) -> Iterator[None]:
         log.removeHandler(shown)
 
 
-class _Shown(logging.Handler):
+class _NodeMessages(logging.Handler):
     """Prints what is logged."""
 
     def __init__(self, command: str) -> None:

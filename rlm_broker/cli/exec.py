@@ -46,7 +46,7 @@ ITS_FILE = '__file__ = __import__("os").path.abspath({name!r})\n'
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Script:
     """A program to run.
 
     Attributes:
@@ -121,17 +121,17 @@ def execute(
 # -- what goes in ------------------------------------------------------------------------------------------------------
 
 
-def _program(file: str, arguments: Sequence[str], max_bytes: int) -> Program:
+def _program(file: str, arguments: Sequence[str], max_bytes: int) -> Script:
     argv = [file, *arguments]
     if file == STDIN:  # the program is read from there, and gets no stdin itself
         say_if_typed()
-        return Program(_text(sys.stdin.buffer, "stdin", max_bytes, OF_SOURCE), argv, None, None)
+        return Script(_text(sys.stdin.buffer, "stdin", max_bytes, OF_SOURCE), argv, None, None)
     try:
         with open(file, "rb") as opened:
             code = _text(opened, file, max_bytes, OF_SOURCE)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
-    return Program(code, argv, PurePath(file).name, _stdin(max_bytes))
+    return Script(code, argv, PurePath(file).name, _stdin(max_bytes))
 
 
 def _stdin(max_bytes: int) -> str | None:
@@ -171,7 +171,7 @@ def _placed(files: Sequence[str], program: str | None) -> dict[str, str]:
     return placed
 
 
-def _put(repl: "SandboxedRepl", program: Program, placed: Mapping[str, str]) -> None:
+def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> None:
     """Write the program and its files into the scratch folder, which is its current folder."""
     try:
         for name, local in placed.items():
@@ -185,7 +185,7 @@ def _put(repl: "SandboxedRepl", program: Program, placed: Mapping[str, str]) -> 
 # -- its run -----------------------------------------------------------------------------------------------------------
 
 
-def _run(repl: "SandboxedRepl", program: Program, on_output: "OnOutput | None") -> Block:
+def _run(repl: "SandboxedRepl", program: Script, on_output: "OnOutput | None") -> Block:
     beginning = AT_ITS_START.format(argv=[*program.argv])
     beginning += "" if program.name is None else ITS_FILE.format(name=program.name)
     start = repl.execute(beginning, on_output=on_output)
@@ -221,7 +221,7 @@ def _notes(block: Block, limits: "Limits") -> list[str]:
     return notes
 
 
-def _with_its_name(text: str, program: Program) -> str:
+def _with_its_name(text: str, program: Script) -> str:
     """Return output with the program's file named in tracebacks, as the interpreter names it."""
     file = "<stdin>" if program.name is None else program.argv[0]
     return text.replace(f'  File "{ITS_BLOCK}", line ', f'  File "{file}", line ')
@@ -247,7 +247,7 @@ class _Echo:
     exceptions would be raised within the handling of the first, and be shown as a traceback.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Script) -> None:
         self._program = program
         self._lost: OSError | None = None
         signal.signal(OUTPUT_LOST, self._stop)

@@ -16,7 +16,7 @@ MOST_NAMED = 8
 """Ids that a sentence about an ambiguous beginning lists."""
 
 
-class Target(NamedTuple):
+class StopTarget(NamedTuple):
     """Target of the command.
 
     Attributes:
@@ -57,7 +57,7 @@ def run(target: str, *, now: bool, dry_run: bool, as_json: bool) -> int:
     return 0 if all(outcome.has_ended or outcome.kind == messages.PROCESS for outcome in outcomes) else 1
 
 
-def _require_answer(target: Target, found: Sequence[ProcessStatus]) -> None:
+def _require_answer(target: StopTarget, found: Sequence[ProcessStatus]) -> None:
     """Refuse to stop a process that hangs: it would not answer.
 
     Raises:
@@ -70,7 +70,7 @@ def _require_answer(target: Target, found: Sequence[ProcessStatus]) -> None:
         )
 
 
-def target_of(given: str, found: Sequence[ProcessStatus]) -> Target:
+def target_of(given: str, found: Sequence[ProcessStatus]) -> StopTarget:
     """Return what an id, or its beginning, means. A whole id comes before a beginning.
 
     Raises:
@@ -88,13 +88,13 @@ def target_of(given: str, found: Sequence[ProcessStatus]) -> Target:
     return meant[0]
 
 
-def _targets(process: ProcessStatus) -> list[Target]:
+def _targets(process: ProcessStatus) -> list[StopTarget]:
     pid = process.pid
     live = [run for run in process.runs if run.ended is None]
     return [
-        Target(pid, "process", str(pid), f"the process {process.command} {pid}"),
-        *(Target(pid, "run", run.id, f"the run {run.id} ({(run.question or '')[:40]!r})") for run in live),
-        *(Target(pid, "repl", repl.id, f"the REPL {repl.id}") for repl in process.repls),
+        StopTarget(pid, "process", str(pid), f"the process {process.command} {pid}"),
+        *(StopTarget(pid, "run", run.id, f"the run {run.id} ({(run.question or '')[:40]!r})") for run in live),
+        *(StopTarget(pid, "repl", repl.id, f"the REPL {repl.id}") for repl in process.repls),
     ]
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.bodies import WholeBodies
-from rlm_broker.serve.http_server import BoundedServer, Room, configured
+from rlm_broker.serve.http_server import BoundedServer, ConnectionRoom, configured
 from rlm_broker.watch import client
 from rlm_broker.watch.messages import RunStatus
 from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
@@ -121,7 +121,7 @@ class Viewer:
         app = live_app(with_key(source or MachineSource(), key), hosts=[f"{each}:{port}" for each in HOSTS])
         bounded = WholeBodies(app, MOST_BODY_BYTES, STALL_S, MOST_BODY_VALUES)
         config = configured(bounded, None, None, behind_proxy=False)
-        self._server = _Server(config, Room(MOST_CONNECTIONS), close_s=LEAVE_S)
+        self._server = _Server(config, ConnectionRoom(MOST_CONNECTIONS), close_s=LEAVE_S)
 
     async def serve(self) -> None:
         """Answer requests until a signal comes."""

@@ -126,14 +126,14 @@ async def bounded_map(
     Raises:
         BaseExceptionGroup: Pieces failed. The group holds their errors; all other pieces were cancelled.
     """
-    batch = _Batch(todo, work, at_once, places or FairSemaphore(None), session)
+    batch = _MappedBatch(todo, work, at_once, places or FairSemaphore(None), session)
     with contextlib.suppress(TimeoutError):  # that of the whole batch alone: errors of pieces come in a group
         async with asyncio.timeout(timeout_s):
             await batch.run()
     return batch.results
 
 
-class _Batch(Generic[T, R]):
+class _MappedBatch(Generic[T, R]):
     """One batch of work.
 
     While it waits for places it takes one waiting turn and no task, however many pieces it has. A worker that has a

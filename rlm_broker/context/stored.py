@@ -216,7 +216,7 @@ _CODECS: Final = {0: "latin-1", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 """Codecs by the width of a text's characters, in bytes; 0 is ASCII."""
 
 
-class Beginning(NamedTuple):
+class ContextBeginning(NamedTuple):
     """The first characters of a context, and whether they are all that it has."""
 
     text: str
@@ -240,19 +240,19 @@ def whole_text(context: StoredContext, max_bytes: int) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def beginning(context: StoredContext, chars: int = BEGINNING_CHARS) -> Beginning:
+def beginning(context: StoredContext, chars: int = BEGINNING_CHARS) -> ContextBeginning:
     """Return the first characters of a context: of a text, of the first of several texts, or of JSON."""
     (fd, piece), *more = context.pieces()
     form, is_alone = piece.form, piece.name is None and not more
     if form.kind == "value":  # tables and arrays: a model cannot read their bytes
-        return Beginning("", False)
+        return ContextBeginning("", False)
     if form.kind == "json":
         data = os.pread(fd, min(4 * chars, form.length), 0)
         text = data.decode("utf-8", "replace")
-        return Beginning(text[:chars], is_alone and len(data) == form.length and len(text) <= chars)
+        return ContextBeginning(text[:chars], is_alone and len(data) == form.length and len(text) <= chars)
     width, length = _first(fd, form)
     text = os.pread(fd, (width or 1) * min(chars, length), 0).decode(_CODECS[width], "replace")
-    return Beginning(text, is_alone and form.kind == "text" and length <= chars)
+    return ContextBeginning(text, is_alone and form.kind == "text" and length <= chars)
 
 
 def _first(fd: int, form: ContextForm) -> tuple[int, int]:

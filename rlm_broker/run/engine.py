@@ -96,7 +96,7 @@ class RunPlace(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class EngineParts:
     """The open parts of an engine: a listening handler, a sandbox unless runs take place elsewhere, a recorder."""
 
     handler: LMHandler
@@ -150,7 +150,7 @@ class Engine(AsyncResource):
         given = Limits() if limits is None else limits
         self.limits = given if self._sandbox is None else with_set(self._sandbox.limits, given)
         self._seed = self._required_seed()
-        self._open_parts: Parts | None = None
+        self._open_parts: EngineParts | None = None
         self._repl: PersistentRepl | None = None
         self._jobs: set[RunJob] = set()
         self._keeping = contextlib.AsyncExitStack()
@@ -251,7 +251,7 @@ class Engine(AsyncResource):
         return dataclasses.replace(completion, prompt=request.prompt, root_prompt=request.question)
 
     def _root(
-        self, request: RunRequest, job: RunJob, parts: Parts, routing: Routing, context: StoredContext
+        self, request: RunRequest, job: RunJob, parts: EngineParts, routing: Routing, context: StoredContext
     ) -> RunLoop:
         if self._place is None:
             assert parts.sandbox is not None
@@ -270,7 +270,7 @@ class Engine(AsyncResource):
     # -- its life ----------------------------------------------------------------------------------------------------
 
     @property
-    def _opened(self) -> Parts:
+    def _opened(self) -> EngineParts:
         if self._open_parts is None:
             raise SandboxFailed("the RLM is not open: use it as `with RLM(...) as rlm:`")
         return self._open_parts
@@ -290,7 +290,7 @@ class Engine(AsyncResource):
         await self._keeping.aclose()
 
     @contextlib.asynccontextmanager
-    async def _running(self) -> AsyncIterator[Parts]:
+    async def _running(self) -> AsyncIterator[EngineParts]:
         """Open the parts, until the context manager exits.
 
         Raises:
@@ -316,7 +316,7 @@ class Engine(AsyncResource):
             else:
                 with seeded(sandbox, self._seed):
                     await own.enter_async_context(sandbox.borrowed())
-            yield Parts(handler, sandbox, recorder)
+            yield EngineParts(handler, sandbox, recorder)
 
     async def _own_handler(self, own: contextlib.AsyncExitStack, event_loop: EventLoopRef) -> LMHandler:
         assert self.registry is not None
@@ -325,7 +325,7 @@ class Engine(AsyncResource):
             cache = own.enter_context(contextlib.closing(Cache(Path(cache))))
         return await own.enter_async_context(self.registry.opened(self.limits, cache, event_loop))
 
-    async def _routing(self, parts: Parts, request: RunRequest) -> Routing:
+    async def _routing(self, parts: EngineParts, request: RunRequest) -> Routing:
         """Return the routes of one run: those of the handler, or with other models if the run was given any.
 
         Raises:

@@ -27,7 +27,7 @@ _FAILED = "A block before it did not run through: look at its output first, then
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReplyAnswer:
     """An answer that a reply has given.
 
     Attributes:
@@ -57,7 +57,7 @@ class ReplyActions:
         most = self._limits.max_blocks
         return None if most is None else max(0, most - self._progress.blocks)
 
-    async def act(self, number: int, reply: str, blocks: list[Block]) -> tuple[Answer | None, Sequence[NotRun]]:
+    async def act(self, number: int, reply: str, blocks: list[Block]) -> tuple[ReplyAnswer | None, Sequence[NotRun]]:
         """Do what the reply of turn `number` says; add each block that ran to `blocks`.
 
         Blocks run in order, until one submits an answer or is killed. After a kill the rest is not run, since it was
@@ -76,17 +76,17 @@ class ReplyActions:
         for code in parsed.code[: self.blocks_left()]:
             blocks.append(await self._execute(number, code))
             if blocks[-1].final_answer is not None:
-                return Answer(blocks[-1].final_answer), ()
+                return ReplyAnswer(blocks[-1].final_answer), ()
             if blocks[-1].status == "killed":
                 break
         skipped = _skipped(parsed, blocks)
         if isinstance(parsed.final, FinalText):
             is_guess = not blocks or bool(skipped) or any(map(_tells_something, blocks))
-            return Answer(parsed.final.text, is_guess), (*parsed.not_run, *skipped)
+            return ReplyAnswer(parsed.final.text, is_guess), (*parsed.not_run, *skipped)
         if parsed.final is None or skipped:
             return None, (*parsed.not_run, *skipped)
         found = await self.look_up(number, parsed.final, blocks)
-        return None if found is None else Answer(found), parsed.not_run
+        return None if found is None else ReplyAnswer(found), parsed.not_run
 
     async def look_up(self, number: int, final: FinalVar, blocks: list[Block]) -> str | None:
         """Return the value of a variable that a reply submits. If there is none, the REPL tells the model."""

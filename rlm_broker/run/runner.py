@@ -61,7 +61,7 @@ from rlm_broker.run.prompts.messages import (
 )
 from rlm_broker.run.prompts.observation import most_shown, observation
 from rlm_broker.run.prompts.system import fitting, system_prompt
-from rlm_broker.run.reply import Answer, ReplyActions, read_reply
+from rlm_broker.run.reply import ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
@@ -245,7 +245,7 @@ class Runner:
                 break
         return await self._last_answer(repl)
 
-    async def _turn(self, repl: SandboxedRepl, number: int) -> tuple["Answer | None", list[Block], Sequence[NotRun]]:
+    async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[ReplyAnswer | None, list[Block], Sequence[NotRun]]:
         self._emit(IterationStarted, number)
         reply = await self._reply(repl)
         blocks: list[Block] = []
@@ -323,7 +323,7 @@ class Runner:
 
     # -- what ends it ------------------------------------------------------------------------------------------------
 
-    async def _doubt(self, answer: Answer, blocks: Sequence[Block], can_ask: bool) -> str | None:
+    async def _doubt(self, answer: ReplyAnswer, blocks: Sequence[Block], can_ask: bool) -> str | None:
         """Return why an answer is not taken, as a message for the model; None takes it. The model may repeat a guess.
 
         Args:

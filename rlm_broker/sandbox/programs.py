@@ -29,7 +29,7 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.arguments import seconds_or, variables_of
 from rlm_broker.sandbox.files import names_of
-from rlm_broker.sandbox.repl_process import ReplProcess
+from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import HeadTail, OutputBounds
@@ -267,7 +267,7 @@ class ReplPrograms:
     def __init__(
         self,
         fork_server: ForkServer,
-        repl: ReplProcess,
+        repl: ReplWorker,
         worker: Callable[[], Awaitable[Worker]],
         limits: ReplLimits,
         env: Mapping[str, str] | None,

@@ -32,7 +32,7 @@ from rlm_broker.sandbox.blocks.block_result import (
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms
-from rlm_broker.sandbox.repl_process import ReplProcess
+from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
@@ -92,7 +92,7 @@ class SandboxedRepl(AsyncResource):
         self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools or None, environment)
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
-        self._worker = ReplProcess(workers, context, self._limits, self._provisions)
+        self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self._answer = answer
         self._files = ReplFiles(self.bind_loop, self._worker_beside_blocks, self._limits.scratch_bytes)
         self._contexts = QueryContexts(

@@ -23,7 +23,7 @@ from sandbox_worker.wire.control import Exceeded, LastSeen
 from sandbox_worker.wire.names import CONTEXT, numbered
 
 
-class ReplProcess:
+class ReplWorker:
     """The worker of one REPL, and the connection of the REPL process that runs in it.
 
     Args:

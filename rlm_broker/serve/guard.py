@@ -28,7 +28,7 @@ LEAST_KEY_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ServerKey:
     """A key, without its text.
 
     Attributes:
@@ -69,8 +69,8 @@ class Keys:
         ConfigurationError: A text is too short, or two keys have the same one.
     """
 
-    def __init__(self, keys: Iterable[tuple[Key, str]]) -> None:
-        self._keys: dict[bytes, Key] = {}
+    def __init__(self, keys: Iterable[tuple[ServerKey, str]]) -> None:
+        self._keys: dict[bytes, ServerKey] = {}
         for key, text in keys:
             if len(text) < LEAST_KEY_CHARS:
                 raise ConfigurationError(
@@ -93,9 +93,9 @@ class Keys:
     def made(cls) -> tuple["Keys", str]:
         """Make one key with all rights; return it with its text."""
         text = f"rlm-{secrets.token_urlsafe(KEY_BYTES)}"
-        return cls([(Key(Owner("default"), RIGHTS), text)]), text
+        return cls([(ServerKey(Owner("default"), RIGHTS), text)]), text
 
-    def authenticated(self, authorization: str | None) -> Key:
+    def authenticated(self, authorization: str | None) -> ServerKey:
         """Return the key of a request.
 
         A key is also taken as the password of `Basic`: clients without a place for headers, such as SandboxFusion's,
@@ -121,9 +121,9 @@ class Keys:
         return key
 
 
-def _key_of(name: str, settings: KeySettings) -> Key:
+def _key_of(name: str, settings: KeySettings) -> ServerKey:
     models = None if settings.models is None else frozenset(settings.models)
-    return Key(Owner(name, models, settings.limits, settings.usd_a_day), frozenset(settings.rights))
+    return ServerKey(Owner(name, models, settings.limits, settings.usd_a_day), frozenset(settings.rights))
 
 
 def _text_of(name: str, settings: KeySettings) -> str:
@@ -236,9 +236,9 @@ class Guard:
             scope[KEY] = self._keys.authenticated(request.headers.get("authorization"))
 
 
-def key_of(request: Request) -> Key:
+def key_of(request: Request) -> ServerKey:
     """Return the key that a request was sent with."""
-    key: Key = request.scope[KEY]
+    key: ServerKey = request.scope[KEY]
     return key
 
 

@@ -67,7 +67,7 @@ class Waiting(Protocol):
         ...
 
 
-class Room:
+class ConnectionRoom:
     """The connections of one server, and which of them is given up for another.
 
     Args:
@@ -203,7 +203,9 @@ class BoundedProtocol(HttpToolsProtocol):
         app_state: State of the application's lifespan.
     """
 
-    def __init__(self, room: Room, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+    def __init__(
+        self, room: ConnectionRoom, config: Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
         super().__init__(config, server_state, app_state)
         self._room = room
         self._untold_bytes = 0
@@ -390,9 +392,9 @@ class BoundedServer(uvicorn.Server):
         close_s: Seconds that connections have to end, once the server ends.
     """
 
-    def __init__(self, config: uvicorn.Config, room: Room | None = None, close_s: float = CLOSE_S) -> None:
+    def __init__(self, config: uvicorn.Config, room: ConnectionRoom | None = None, close_s: float = CLOSE_S) -> None:
         super().__init__(config)
-        self._room = room or Room()
+        self._room = room or ConnectionRoom()
         self._close_s = close_s
         self._acceptor: Acceptor | None = None
         self._arriving: set[_Arrival] = set()

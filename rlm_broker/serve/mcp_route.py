@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from rlm_broker.serve.bodies import WholeBodies
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.guard import KEY, Key
+from rlm_broker.serve.guard import KEY, ServerKey
 from rlm_broker.serve.hosting.owner import NotAllowed, Owner
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.settings import Right
@@ -36,7 +36,7 @@ async def running(parts: Parts) -> AsyncIterator[list[Route]]:
 
 
 def _owner(scope: MutableMapping[str, Any]) -> Owner:
-    key: Key = scope[KEY]
+    key: ServerKey = scope[KEY]
     return key.owner
 
 
@@ -46,7 +46,7 @@ def _require(scope: MutableMapping[str, Any], right: Right) -> None:
     Raises:
         NotAllowed: The key lacks the right that the tool needs.
     """
-    key: Key = scope[KEY]
+    key: ServerKey = scope[KEY]
     try:
         key.require(right)
     except ApiError as error:

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.serve.bodies import chunks_of, validated
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.guard import Key, key_of
+from rlm_broker.serve.guard import ServerKey, key_of
 from rlm_broker.serve.hosting.files import UploadedFile
 from rlm_broker.serve.paging import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
@@ -321,7 +321,7 @@ class _Files:
         return self._files.get(_user(request).owner, request.path_params["id"])
 
 
-def _user(request: Request) -> Key:
+def _user(request: Request) -> ServerKey:
     key = key_of(request)
     key.require_one_of("run", "execute")
     return key

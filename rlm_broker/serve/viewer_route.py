@@ -8,7 +8,7 @@ from starlette.routing import Mount
 
 from rlm_broker.events.trace import encoded, plain
 from rlm_broker.serve.bodies import WholeBodies
-from rlm_broker.serve.guard import Key, key_of
+from rlm_broker.serve.guard import ServerKey, key_of
 from rlm_broker.serve.hosting.runs import HostedRun
 from rlm_broker.serve.parts import Parts
 from rlm_broker.watch.board import QUESTION_CHARS
@@ -27,7 +27,7 @@ class KeysRuns:
         key: The key.
     """
 
-    def __init__(self, parts: Parts, key: Key) -> None:
+    def __init__(self, parts: Parts, key: ServerKey) -> None:
         self._runs = parts.runs
         self._key = key
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from rlm_broker.serve.http_server import BoundedServer, Room
+from rlm_broker.serve.http_server import BoundedServer, ConnectionRoom
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class HttpServer:
 
 @contextlib.contextmanager
 def http_server(
-    app: Any, room: Room | None = None, *, close_s: float = 0.3, config: Mapping[str, Any] | None = None
+    app: Any, room: ConnectionRoom | None = None, *, close_s: float = 0.3, config: Mapping[str, Any] | None = None
 ) -> Iterator[HttpServer]:
     """Serve on a free port of loopback until the block is left. The application's lifespan runs.
 
@@ -59,7 +59,7 @@ def http_server(
 class _Server(BoundedServer):
     """Says when it has started, or has failed to."""
 
-    def __init__(self, config: uvicorn.Config, room: Room | None, close_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, room: ConnectionRoom | None, close_s: float) -> None:
         super().__init__(config, room, close_s)
         self.decided = threading.Event()
         self.loop: asyncio.AbstractEventLoop

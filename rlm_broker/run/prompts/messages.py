@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlm_broker.context.stored import Beginning, ContextInfo
+from rlm_broker.context.stored import ContextBeginning, ContextInfo
 from rlm_broker.errors import ContextRefused
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.prompts.instructions import Profile
@@ -52,7 +52,7 @@ class Messages:
     profile: Profile = "both"
     is_context: bool = False
 
-    def opening(self, info: ContextInfo, beginning: Beginning, name: str = CONTEXT) -> str:
+    def opening(self, info: ContextInfo, beginning: ContextBeginning, name: str = CONTEXT) -> str:
         """Return the first user message: the question, and what is known of the context.
 
         Args:

@@ -156,7 +156,7 @@ _REFUSED: Final = {
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatConversation:
     """Messages of a request, by what they are for.
 
     Attributes:
@@ -176,7 +176,7 @@ class Conversation:
     at: str = ""
 
 
-def read(messages: Sequence[Mapping[str, Any]], file_of: Lookup) -> Conversation:
+def read(messages: Sequence[Mapping[str, Any]], file_of: Lookup) -> ChatConversation:
     """Return what the messages of a request are for.
 
     Args:
@@ -187,7 +187,7 @@ def read(messages: Sequence[Mapping[str, Any]], file_of: Lookup) -> Conversation
         ApiError: 400: a message has a wrong form, or the last one is not of the user or a tool. 404: there is no such
             file.
     """
-    read = Conversation()
+    read = ChatConversation()
     last = len(messages) - 1
     for number, message in enumerate(messages):
         at = f"messages.{number}"

@@ -8,15 +8,15 @@ from starlette.routing import Route
 
 from rlm_broker.errors import RunFailed
 from rlm_broker.serve.bodies import fingerprint_of, idempotency_key, parsed
-from rlm_broker.serve.chat.request import ChatRequest, Conversation, read
+from rlm_broker.serve.chat.request import ChatConversation, ChatRequest, read
 from rlm_broker.serve.errors import api_error_of
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.questions.client_tools import ClientCall, FunctionTool
 from rlm_broker.serve.questions.conversation import Divided, divided
-from rlm_broker.serve.questions.outcome import Outcome, Telling
-from rlm_broker.serve.questions.question import Wanted
+from rlm_broker.serve.questions.outcome import RunOutcome, Telling
+from rlm_broker.serve.questions.question import QuestionRequest
 from rlm_broker.serve.questions.runs import BEGINNING, Asked, Following, Since, Suspended
 from rlm_broker.serve.questions.schemas import checked_in_turn
 from rlm_broker.serve.replies import EventStream, SlowJson, sse
@@ -56,7 +56,7 @@ async def _asked(
         return asked, asked.since
     output_type, tools = await _types(owner, chat)
     divide = _divided(parts, chat, said, has_context=model.context is not None)
-    wanted = Wanted(
+    wanted = QuestionRequest(
         model=model,
         materials=divide.materials,
         value=chat.options.context,
@@ -80,7 +80,7 @@ async def _types(owner: Owner, chat: ChatRequest) -> tuple[Mapping[str, Any] | N
     return await checked_in_turn(owner, lambda: (chat.output_type(), chat.function_tools()))
 
 
-def _divided(parts: Parts, chat: ChatRequest, said: Conversation, *, has_context: bool) -> Divided:
+def _divided(parts: Parts, chat: ChatRequest, said: ChatConversation, *, has_context: bool) -> Divided:
     return divided(
         said.last,
         said.files,
@@ -150,7 +150,7 @@ class Replies:
         telling = Telling()
         try:
             async for step in self._asked.steps(self._since):
-                if not isinstance(step, Outcome | Suspended):
+                if not isinstance(step, RunOutcome | Suspended):
                     if text := telling.text(step):
                         yield self._chunk({"reasoning_content": text, "reasoning": text}, **none)
                     continue
@@ -175,9 +175,9 @@ class Replies:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return sse({**self._chunk_head, "choices": [choice], **more})
 
-    def _about(self, end: Outcome | Suspended) -> dict[str, Any]:
+    def _about(self, end: RunOutcome | Suspended) -> dict[str, Any]:
         run = self._asked.hosted.id
-        if isinstance(end, Outcome):
+        if isinstance(end, RunOutcome):
             return {"rlm": end.told(run)}
         return {"rlm": {"run": run, "cost_usd": end.usage.total_cost, "calls": end.usage.total_calls, "limit": None}}
 
@@ -187,11 +187,11 @@ class Replies:
         return error
 
 
-def _content(end: Outcome | Suspended) -> str | None:
-    return end.text if isinstance(end, Outcome) else None
+def _content(end: RunOutcome | Suspended) -> str | None:
+    return end.text if isinstance(end, RunOutcome) else None
 
 
-def _finish(end: Outcome | Suspended) -> str:
+def _finish(end: RunOutcome | Suspended) -> str:
     if isinstance(end, Suspended):
         return "tool_calls"
     return "stop" if end.is_whole else "length"

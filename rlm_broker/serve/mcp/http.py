@@ -20,7 +20,7 @@ from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
 from rlm_broker.serve.mcp.forms import Right
-from rlm_broker.serve.mcp.server import Call, server_of
+from rlm_broker.serve.mcp.server import SdkCall, server_of
 from rlm_broker.serve.mcp.work import Work
 
 Scope = MutableMapping[str, Any]
@@ -61,7 +61,7 @@ class McpApp:
         self._holding: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
-        async def at_once(_call: Call) -> Work:
+        async def at_once(_call: SdkCall) -> Work:
             return work
 
         self._server = server_of(

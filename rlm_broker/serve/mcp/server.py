@@ -31,7 +31,7 @@ NO_PATHS = "there is no argument 'paths' over HTTP, where no file of the server 
 _log = logging.getLogger(__name__)
 
 
-class Call:
+class SdkCall:
     """One call of a tool, as the SDK has it.
 
     Args:
@@ -51,7 +51,7 @@ class Call:
 
 
 def server_of(
-    work: "Callable[[Call], Awaitable[Work]]",
+    work: "Callable[[SdkCall], Awaitable[Work]]",
     owner_of: "Callable[[ServerRequestContext[Any, Any]], Owner]",
     *,
     with_paths: bool,
@@ -90,7 +90,7 @@ def server_of(
         except pydantic.ValidationError as error:
             return _refusal(_complaint(error, params.arguments or {}))
         _continue_trace(context)
-        call = Call(context, owner_of(context))
+        call = SdkCall(context, owner_of(context))
         try:
             if require is not None:
                 require(context, form.right)

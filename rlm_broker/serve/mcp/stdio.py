@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from mcp.server.stdio import stdio_server
 
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.serve.mcp.server import PROGRESS_S, Call, server_of
+from rlm_broker.serve.mcp.server import PROGRESS_S, SdkCall, server_of
 
 if TYPE_CHECKING:
     from rlm_broker.events.event import Emit
@@ -55,7 +55,7 @@ class _Opening:
             self._task.add_done_callback(_say_failure)
         return self._task
 
-    async def work(self, call: Call) -> "Work":
+    async def work(self, call: SdkCall) -> "Work":
         """Return it when it is open, and tell the client what the call waits for."""
         task = self.begin()
         while not task.done():

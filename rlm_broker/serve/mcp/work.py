@@ -42,7 +42,7 @@ READ_BYTES: Final = 1 << 20
 """Bytes of a file that `repl_files` reads at most."""
 
 
-class Call(Protocol):
+class ToolCall(Protocol):
     """The call of a tool: its owner, and where its progress is told."""
 
     @property
@@ -73,7 +73,7 @@ class Work:
         self._blocks: dict[str, asyncio.Task[ToolOutcome]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def done(self, call: Call, form: forms.ToolForm, arguments: forms.Arguments) -> ToolOutcome:
+    async def done(self, call: ToolCall, form: forms.ToolForm, arguments: forms.Arguments) -> ToolOutcome:
         """Do what a tool is asked for.
 
         Args:
@@ -104,7 +104,7 @@ class Work:
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    async def _execute(self, call: Call, asked: forms.Code) -> ToolOutcome:
+    async def _execute(self, call: ToolCall, asked: forms.Code) -> ToolOutcome:
         if asked.repl is not None:
             return await self._executed(call, self._repls.get(call.owner, asked.repl), asked.code)
         opening = self._begun(self._opened(call.owner))
@@ -115,7 +115,7 @@ class Work:
             opening.add_done_callback(self._end_unheard)
             raise
 
-    async def _executed(self, call: Call, held: HeldRepl, code: str) -> ToolOutcome:
+    async def _executed(self, call: ToolCall, held: HeldRepl, code: str) -> ToolOutcome:
         if (last := self._blocks.get(held.id)) is not None:
             if not last.cancelling():
                 raise ReplBusy(f"the REPL {held.id} runs a block already: wait for it, or leave out repl for a new one")
@@ -149,7 +149,7 @@ class Work:
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, call: Call, asked: forms.Question) -> ToolOutcome:
+    async def _ask(self, call: ToolCall, asked: forms.Question) -> ToolOutcome:
         paths = asked.paths if isinstance(asked, forms.FileQuestion) else None
         if (paths is None) == (asked.context is None):
             raise ConfigurationError(
@@ -166,7 +166,7 @@ class Work:
         hosted = self._runs.begin(call.owner, context, asked.question)
         return await self._waited(call, hosted, asked.wait_s)
 
-    async def _waited(self, call: Call, hosted: HostedRun, wait_s: float) -> ToolOutcome:
+    async def _waited(self, call: ToolCall, hosted: HostedRun, wait_s: float) -> ToolOutcome:
         """Wait for a run, and return its outcome or, after `wait_s` seconds, its handle."""
         return await self._in_own_task(call, self._joined(hosted, wait_s), lambda: hosted.doing)
 
@@ -209,7 +209,7 @@ class Work:
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    async def _in_own_task(self, call: Call, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
+    async def _in_own_task(self, call: ToolCall, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
         return await _awaited(call, self._begun(work), doing)
 
     def _begun(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -219,7 +219,7 @@ class Work:
         return task
 
 
-async def _awaited(call: Call, task: "asyncio.Task[T]", doing: Callable[[], str]) -> T:
+async def _awaited(call: ToolCall, task: "asyncio.Task[T]", doing: Callable[[], str]) -> T:
     """Wait for a task, and tell the client every few seconds that it goes on. A cancellation reaches the task once."""
     began = time.monotonic()
     try:

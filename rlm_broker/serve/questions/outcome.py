@@ -13,7 +13,7 @@ from rlm_broker.values.text import label, shorten
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The end of a run that has an answer, or that a limit has ended.
 
     Attributes:
@@ -57,7 +57,7 @@ class Outcome:
         }
 
 
-def outcome_of(ended: Completion | LimitReached, *, is_typed: bool = False) -> Outcome:
+def outcome_of(ended: Completion | LimitReached, *, is_typed: bool = False) -> RunOutcome:
     """Return the outcome of a run.
 
     Args:
@@ -69,12 +69,12 @@ def outcome_of(ended: Completion | LimitReached, *, is_typed: bool = False) -> O
     if isinstance(ended, LimitReached):
         reached = f"the limit {ended.limit} = {ended.allowed:,.10g} was reached before there was an answer"
         text, turns = ended.partial_answer or reached, len(ended.trajectory)
-        return Outcome(text, ended.limit, False, usage, level, turns, ended.execution_time)
+        return RunOutcome(text, ended.limit, False, usage, level, turns, ended.execution_time)
     if ended.is_stopped:
         text = ended.response or "the run was stopped before there was an answer"
     else:
         text = as_json(ended.parsed) if is_typed else ended.response or ""
-    return Outcome(text, ended.limit, ended.is_stopped, usage, level, ended.iterations, ended.execution_time)
+    return RunOutcome(text, ended.limit, ended.is_stopped, usage, level, ended.iterations, ended.execution_time)
 
 
 SHOWN_CHARS: Final = 2_000

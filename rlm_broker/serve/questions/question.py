@@ -19,7 +19,7 @@ from rlm_broker.serve.questions.conversation import CONVERSATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class QuestionRequest:
     """A run that a request asks for.
 
     Attributes:
@@ -98,7 +98,7 @@ class About:
             self.context.close()
 
 
-async def about(wanted: Wanted) -> About:
+async def about(wanted: QuestionRequest) -> About:
     """Store the context of a request. A question without any context is the context itself, with its task in it.
 
     Raises:
@@ -117,7 +117,7 @@ async def about(wanted: Wanted) -> About:
     return About(await stored_of([Text("question", question or "")]), None)
 
 
-async def _beside(served: StoredContext, wanted: Wanted) -> StoredContext:
+async def _beside(served: StoredContext, wanted: QuestionRequest) -> StoredContext:
     """Return the server's context together with what the request brings, as a dict."""
     brought = await stored_of(wanted.materials)
     with brought:

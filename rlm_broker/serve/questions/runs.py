@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-A request becomes a `Wanted`, and `Asking.begin` makes a run of it. The response follows the run (`Asked.steps` or
-`Asked.outcome`) within `Asked.joined`, so that the run ends when the client leaves.
+A request becomes a `QuestionRequest`, and `Asking.begin` makes a run of it. The response follows the run
+(`Asked.steps` or `Asked.outcome`) within `Asked.joined`, so that the run ends when the client leaves.
 
 When code calls a tool of the client, the block waits, and with it the run: nothing of its state is stored or replayed.
 The response ends with the calls (`Suspended`). The run outlives it for `tool_wait_s`, and is cancelled then. The
@@ -29,8 +29,8 @@ from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.serve.questions.client_tools import ClientCall, ClientTools
-from rlm_broker.serve.questions.outcome import Outcome, outcome_of
-from rlm_broker.serve.questions.question import Wanted, about
+from rlm_broker.serve.questions.outcome import RunOutcome, outcome_of
+from rlm_broker.serve.questions.question import QuestionRequest, about
 from rlm_broker.usage import Usage
 
 
@@ -75,7 +75,7 @@ class Asked:
         about: What the interface keeps with the run, or None.
     """
 
-    def __init__(self, hosted: HostedRun, wanted: Wanted, tools: ClientTools, offered: "_Offered") -> None:
+    def __init__(self, hosted: HostedRun, wanted: QuestionRequest, tools: ClientTools, offered: "_Offered") -> None:
         self.hosted = hosted
         self.model = wanted.model.name
         self.tools = tools
@@ -92,7 +92,7 @@ class Asked:
             self.hosted.outlive(self._outlives_s)
             yield self
 
-    async def outcome(self) -> Outcome | Suspended:
+    async def outcome(self) -> RunOutcome | Suspended:
         """Wait for the end of the run, or until it waits for the client's tools.
 
         Raises:
@@ -106,7 +106,7 @@ class Asked:
         finally:
             await _gone(ended, wanted)
 
-    async def steps(self, since: Since = BEGINNING) -> AsyncIterator[Event | Outcome | Suspended]:
+    async def steps(self, since: Since = BEGINNING) -> AsyncIterator[Event | RunOutcome | Suspended]:
         """Yield the events of the run, and at last its outcome, or that it waits for the client's tools.
 
         Args:
@@ -135,7 +135,7 @@ class Asked:
             await _gone(wanted)
             await events.aclose()  # type: ignore[attr-defined]
 
-    async def _ended(self) -> Outcome:
+    async def _ended(self) -> RunOutcome:
         ended: Completion | LimitReached
         try:
             ended = await self.hosted.completion()
@@ -171,7 +171,7 @@ class Asking:
         self._offered: _Offered = weakref.WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def begin(self, owner: Owner, wanted: Wanted) -> Asked:
+    async def begin(self, owner: Owner, wanted: QuestionRequest) -> Asked:
         """Begin a run, or return the one that the same request has begun before.
 
         The caller joins it before it awaits anything else: else the run would go on if the client left meanwhile.

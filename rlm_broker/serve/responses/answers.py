@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-Each response has a task that follows its run and tells it into a `Journal`. Clients follow the journal, so a response
-in the background needs no client, and one that comes later sees what the first one has seen.
+Each response has a task that follows its run and tells it into `ResponseEvents`. Clients follow these, so a response in
+the background needs no client, and one that comes later sees what the first one has seen.
 
 A response that is stored keeps its REPL (`LastingRepl`), so that the next response of the conversation finds its
 variables. If that REPL is gone, or has gone on with another response, the next one begins with a new REPL: its context
@@ -30,21 +30,21 @@ from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.questions.client_tools import FunctionTool
 from rlm_broker.serve.questions.conversation import divided, inline_file
 from rlm_broker.serve.questions.options import MOST_ITEMS
-from rlm_broker.serve.questions.outcome import Outcome
-from rlm_broker.serve.questions.question import Wanted
+from rlm_broker.serve.questions.outcome import RunOutcome
+from rlm_broker.serve.questions.question import QuestionRequest
 from rlm_broker.serve.questions.runs import BEGINNING, Asked, Since, Suspended
 from rlm_broker.serve.questions.schemas import checked_in_turn
 from rlm_broker.serve.responses.events import Teller
 from rlm_broker.serve.responses.request import OUTPUTS, ResponseRequest
 from rlm_broker.serve.responses.resource import Item, Resource, given_items, repeated
-from rlm_broker.serve.responses.store import Journal, LastingRepl, Made, Responses
+from rlm_broker.serve.responses.store import LastingRepl, Made, ResponseEvents, Responses
 
 Lookup = Callable[[str, str], Material]
 """Returns the uploaded file of an id; the second argument is its place in the request, for errors."""
 
 
 @dataclass(slots=True)
-class Conversation:
+class ResponseConversation:
     """Items of a conversation, by what they are for.
 
     Attributes:
@@ -78,7 +78,7 @@ class Reader:
         self._file_of = file_of
         self._inline_chars = inline_chars
 
-    def read(self, before: Sequence[Item], given: Sequence[Item]) -> Conversation:
+    def read(self, before: Sequence[Item], given: Sequence[Item]) -> ResponseConversation:
         """Return what the items of a conversation are for.
 
         Args:
@@ -89,7 +89,7 @@ class Reader:
             ApiError: 400: an item cannot be used, or the last one is not of the user or a function. 404: there is no
                 such file.
         """
-        read = Conversation()
+        read = ResponseConversation()
         items = [(item, "previous_response_id") for item in before]
         items += [(item, f"input.{number}") for number, item in enumerate(given)]
         last = max((n for n, (item, _) in enumerate(items) if item.get("role") == "user"), default=-1)
@@ -111,7 +111,7 @@ class Reader:
             raise ApiError(400, "the input has no message of the user: ask a question", param="input")
         return read
 
-    def _add_message(self, read: Conversation, item: Item, at: str, *, is_last: bool) -> None:
+    def _add_message(self, read: ResponseConversation, item: Item, at: str, *, is_last: bool) -> None:
         role, parts = item["role"], self._parts(item, f"{at}.content" if at.startswith("input.") else at)
         if role in ("system", "developer"):
             read.system += [part.text for part in parts if isinstance(part, Text)]
@@ -189,7 +189,7 @@ class Answering:
             owner: Owner of the response.
             request: The request.
             size: Bytes of its body.
-            key, fingerprint: As for `Wanted`.
+            key, fingerprint: As for `QuestionRequest`.
 
         Raises:
             ApiError: The request cannot be used.
@@ -247,7 +247,7 @@ class Answering:
             raise ApiError(400, said, code="in_progress", param="previous_response_id")
         return made
 
-    def _resumed(self, owner: Owner, said: Conversation) -> Asked | None:
+    def _resumed(self, owner: Owner, said: ResponseConversation) -> Asked | None:
         """Return the run that waits for the results of a request. None: none waits, and a new one is to begin."""
         if not said.results:
             return None
@@ -279,11 +279,11 @@ class Answering:
         self,
         request: ResponseRequest,
         model: ServedModel,
-        said: Conversation,
+        said: ResponseConversation,
         repl: LastingRepl | None,
         *,
         is_new: bool,
-    ) -> Wanted:
+    ) -> QuestionRequest:
         divide = divided(
             said.last,
             [*said.before, *said.files] if is_new else said.files,
@@ -295,7 +295,7 @@ class Answering:
         limits = request.options.limits(
             max_completion_tokens=request.max_output_tokens, max_blocks=request.max_tool_calls
         )
-        return Wanted(
+        return QuestionRequest(
             model=model,
             materials=divide.materials,
             value=request.options.context,
@@ -347,7 +347,7 @@ async def _told(made: Made, asked: Asked, teller: Teller, since: Since) -> None:
         async for step in asked.steps(since):
             if isinstance(step, Suspended):
                 teller.called(step.calls)
-            elif isinstance(step, Outcome):
+            elif isinstance(step, RunOutcome):
                 await made.returned()
                 teller.ended(step)
             else:
@@ -400,4 +400,4 @@ def _new(
 ) -> Made:
     id = f"resp_{secrets.token_hex(ID_BYTES)}"
     resource = Resource(id, request.model, repeated(request), rlm={"run": asked.hosted.id})
-    return Made(owner, resource, Journal(), weakref.ref(asked), given, earlier, size, request.is_stored)
+    return Made(owner, resource, ResponseEvents(), weakref.ref(asked), given, earlier, size, request.is_stored)

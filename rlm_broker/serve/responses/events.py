@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-A response is told once, by one `Teller`, into its `Journal`. Followers read the journal, also after the end. So each of
-them sees the same events with the same numbers, whenever it comes.
+A response is told once, by one `Teller`, into its `ResponseEvents`. Followers read these, also after the end. So each
+of them sees the same events with the same numbers, whenever it comes.
 
 Of the run's tree, only the loop of the root run is told: each turn's prose is an item `reasoning`, and each block an
 item `code_interpreter_call` if the request names that tool. A child's calls count in the usage alone. An answer is
@@ -28,10 +28,10 @@ from rlm_broker.results import Block
 from rlm_broker.serve.errors import api_error_of
 from rlm_broker.serve.prose import LiveProse
 from rlm_broker.serve.questions.client_tools import ClientCall
-from rlm_broker.serve.questions.outcome import Outcome, output_of
+from rlm_broker.serve.questions.outcome import RunOutcome, output_of
 from rlm_broker.serve.responses import resource as items
 from rlm_broker.serve.responses.resource import Item, Resource, Status
-from rlm_broker.serve.responses.store import Journal
+from rlm_broker.serve.responses.store import ResponseEvents
 from rlm_broker.usage import Tally
 from rlm_broker.values.text import shorten
 
@@ -57,7 +57,7 @@ class Teller:
     def __init__(
         self,
         resource: Resource,
-        journal: Journal,
+        journal: ResponseEvents,
         *,
         container: str | None = None,
         tells_logs: bool = False,
@@ -125,7 +125,7 @@ class Teller:
         self.resource.rlm |= {"cost_usd": self._tally.usage.total_cost, "calls": self._tally.usage.total_calls}
         self._end("completed")
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """End the response with the outcome of the run."""
         status: Status = "completed" if outcome.is_whole else "incomplete"
         self.resource.rlm |= outcome.told(self.resource.rlm["run"])

@@ -28,7 +28,7 @@ MOST_BYTES: Final = 32 << 20
 """Bytes of the events of one response that are kept; beyond it the oldest are dropped."""
 
 
-class Journal:
+class ResponseEvents:
     """Keeps the events of one response in order. Their sequence numbers begin at 0, without a gap.
 
     All followers share the encoded bytes, and all see the same events with the same numbers, at any time.
@@ -225,7 +225,7 @@ class Made:
 
     owner: Owner
     resource: Resource
-    journal: Journal
+    journal: ResponseEvents
     run: "weakref.ref[Asked]"
     given: tuple[Item, ...]
     before: tuple[Item, ...]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import BEGINNING_CHARS, Beginning, beginning, digest_of, whole_text
+from rlm_broker.context.stored import BEGINNING_CHARS, ContextBeginning, beginning, digest_of, whole_text
 from rlm_broker.errors import ContextRefused
 from tests.support.contexts import written
 
@@ -17,11 +17,11 @@ ALPHABETS = ["a", "é", "中", "𝄞"]
 def test_text_excerpt_is_its_first_characters(character: str) -> None:
     """The excerpt of a text is its first characters, of any width."""
     with store(character * 30_000) as stored:
-        assert beginning(stored) == Beginning(character * BEGINNING_CHARS, False)
-        assert beginning(stored, 5) == Beginning(character * 5, False)
+        assert beginning(stored) == ContextBeginning(character * BEGINNING_CHARS, False)
+        assert beginning(stored, 5) == ContextBeginning(character * 5, False)
     with store(character * 5) as stored:
-        assert beginning(stored, 5) == Beginning(character * 5, True)
-        assert beginning(stored, 4) == Beginning(character * 4, False)
+        assert beginning(stored, 5) == ContextBeginning(character * 5, True)
+        assert beginning(stored, 4) == ContextBeginning(character * 4, False)
 
 
 def test_lone_surrogates_become_something_that_can_be_sent() -> None:
@@ -36,8 +36,8 @@ def test_lone_surrogates_become_something_that_can_be_sent() -> None:
 def test_value_excerpt_is_the_start_of_its_json(value: Any, text: str) -> None:
     """The excerpt of a value other than a text is the start of its JSON."""
     with store(value) as stored:
-        assert beginning(stored, 100) == Beginning(text, True)
-        assert beginning(stored, 2) == Beginning(text[:2], len(text) <= 2)
+        assert beginning(stored, 100) == ContextBeginning(text, True)
+        assert beginning(stored, 2) == ContextBeginning(text[:2], len(text) <= 2)
         assert whole_text(stored, 1_000) == text
 
 
@@ -53,12 +53,12 @@ def test_excerpt_of_several_texts_shows_the_first(tmp_path: Path) -> None:
     written(tmp_path / "a.txt", "first")
     written(tmp_path / "b.txt", "second")
     with store(tmp_path) as stored:
-        assert beginning(stored) == Beginning("first", False)
+        assert beginning(stored) == ContextBeginning("first", False)
         assert whole_text(stored, 1_000) == '{"a.txt": "first", "b.txt": "second"}'
     with store(["x" * 2_000, "y" * 2_000]) as stored:
-        assert beginning(stored) == Beginning("x" * 2_000, False)
+        assert beginning(stored) == ContextBeginning("x" * 2_000, False)
     with store("one") as one, store({"a": one, "b": 2}) as stored:
-        assert beginning(stored) == Beginning("one", False)
+        assert beginning(stored) == ContextBeginning("one", False)
         assert whole_text(stored, 1_000) == '{"a": "one", "b": 2}'
 
 

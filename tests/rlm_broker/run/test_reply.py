@@ -16,7 +16,7 @@ from rlm_broker.results import Block, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run import reply
 from rlm_broker.run.prompts.messages import NOT_LOOKED_AT
-from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, Answer, ReplyActions, read_reply
+from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
 
@@ -263,9 +263,9 @@ async def test_of_several_blocks_the_last_that_ran_decides() -> None:
     async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
         actions = ReplyActions(repl, Limits(), NO_EVENTS, Progress())
         answer, _ = await actions.act(1, f"{SILENT}\n```repl\nFINAL('second')\n```\n{PRINTS}", [])
-        assert answer == Answer("second")
+        assert answer == ReplyAnswer("second")
         answer, _ = await actions.act(2, f"{SILENT}\n{PRINTS}\nFINAL(a guess)", [])
-        assert answer == Answer("a guess", is_guess=True)
+        assert answer == ReplyAnswer("a guess", is_guess=True)
         blocks: list[Block] = []
         answer, not_run = await actions.act(3, f"{PRINTS}\n{kill}\n{PRINTS}", blocks)
         assert (answer, [each.status for each in blocks]) == (None, ["ok", "killed"])
@@ -277,7 +277,7 @@ async def test_answer_lookup_uses_no_block_of_the_run() -> None:
     async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
         actions = ReplyActions(repl, Limits(max_blocks=1), NO_EVENTS, Progress())
         answer, _ = await actions.act(1, f"{SILENT}\nFINAL_VAR(x)", [])
-        assert (answer, actions.blocks_left()) == (Answer("from x"), 0)
+        assert (answer, actions.blocks_left()) == (ReplyAnswer("from x"), 0)
 
 
 async def test_repl_killed_too_often_is_a_limit() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from rlm_broker import ConfigurationError, RunLimits
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.guard import Key, Keys
+from rlm_broker.serve.guard import Keys, ServerKey
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.settings import RIGHTS, KeySettings
 
-ANN = Key(Owner("ann"), frozenset({"run"}))
+ANN = ServerKey(Owner("ann"), frozenset({"run"}))
 TEXT = "a-key-of-some-length"
 
 
@@ -67,7 +67,7 @@ def test_settings_name_the_variables_of_keys(monkeypatch: pytest.MonkeyPatch) ->
     limits = RunLimits(max_tokens=5)
     settings = KeySettings(key="env:ANNS_KEY", rights=("execute",), models=("m",), limits=limits, usd_a_day=2)
     key = Keys.of({"ann": settings}).authenticated(f"Bearer {TEXT}")
-    assert key == Key(Owner("ann", frozenset({"m"}), limits, 2.0), frozenset({"execute"}))
+    assert key == ServerKey(Owner("ann", frozenset({"m"}), limits, 2.0), frozenset({"execute"}))
 
 
 def test_made_key_has_all_rights() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlm_broker.context.stored import Beginning, ContextInfo
+from rlm_broker.context.stored import ContextBeginning, ContextInfo
 from rlm_broker.errors import ContextRefused
 from rlm_broker.run.prompts.instructions import Profile
 from rlm_broker.run.prompts.messages import (
@@ -16,7 +16,7 @@ from rlm_broker.run.prompts.messages import (
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"
 TEXT = ContextInfo("str", 1234567)
-START = Beginning("Once upon a time" * 200, False)
+START = ContextBeginning("Once upon a time" * 200, False)
 
 
 def test_opening_describes_the_context() -> None:
@@ -30,7 +30,7 @@ def test_opening_describes_the_context() -> None:
 
 def test_short_context_is_shown_whole() -> None:
     """A short context is shown whole, and then no look is asked for."""
-    told = Messages("Who?").opening(ContextInfo("str", 5), Beginning("Alice", True))
+    told = Messages("Who?").opening(ContextInfo("str", 5), ContextBeginning("Alice", True))
     assert "All of it:\nAlice" in told
     assert NOT_LOOKED_AT not in told
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from rlm_broker.serve.http_server import MOST_FIELDS, MOST_HEADER_BYTES, MOST_PIPELINED, MOST_URL_BYTES, Room
+from rlm_broker.serve.http_server import MOST_FIELDS, MOST_HEADER_BYTES, MOST_PIPELINED, MOST_URL_BYTES, ConnectionRoom
 from tests.support.asgi_server import HttpServer, http_server
 from tests.support.http_peer import REQUEST, application, peer, read_to_end
 from tests.support.waiting import until_now
@@ -26,7 +26,7 @@ def served() -> Iterator[HttpServer]:
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[HttpServer]:
-    with http_server(application, Room(header_s=0.05, unread_s=0.2)) as server:
+    with http_server(application, ConnectionRoom(header_s=0.05, unread_s=0.2)) as server:
         yield server
 
 

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from rlm_broker.serve.http_server import MOST_CONNECTIONS, Room
+from rlm_broker.serve.http_server import MOST_CONNECTIONS, ConnectionRoom
 from tests.support.waiting import until
 
 SOON_S = 0.01
@@ -26,7 +26,7 @@ class Connection:
 
 
 async def test_silent_ones_go_before_unread_ones_oldest_first() -> None:
-    room, (unread, old, young, served) = Room(1), [Connection() for _ in range(4)]
+    room, (unread, old, young, served) = ConnectionRoom(1), [Connection() for _ in range(4)]
     room.stalls(unread)
     for each in (old, young, served):
         room.awaits(each)
@@ -40,7 +40,7 @@ async def test_silent_ones_go_before_unread_ones_oldest_first() -> None:
 
 
 async def test_shorter_time_that_comes_later_is_kept() -> None:
-    room = Room(header_s=SOON_S, unread_s=3_600)
+    room = ConnectionRoom(header_s=SOON_S, unread_s=3_600)
     room.stalls(Connection([5]))
     room.awaits(silent := Connection())
     await silent.is_closed.wait()
@@ -49,7 +49,7 @@ async def test_shorter_time_that_comes_later_is_kept() -> None:
 
 async def test_client_that_reads_slowly_is_left_alone() -> None:
     """Its unsent bytes become fewer; the first look without progress closes the connection."""
-    room, slow = Room(header_s=SOON_S, unread_s=SOON_S), Connection([9, 8, 7, 7])
+    room, slow = ConnectionRoom(header_s=SOON_S, unread_s=SOON_S), Connection([9, 8, 7, 7])
     room.stalls(slow)
     await slow.is_closed.wait()
     assert slow.unsent == [7]
@@ -58,7 +58,7 @@ async def test_client_that_reads_slowly_is_left_alone() -> None:
 
 async def test_unread_rest_is_no_silence() -> None:
     """A connection that owes a header and whose client still reads the last answer has its whole time afterwards."""
-    room, slow = Room(header_s=SOON_S, unread_s=SOON_S), Connection([9, 9, 4, 0, 0])
+    room, slow = ConnectionRoom(header_s=SOON_S, unread_s=SOON_S), Connection([9, 9, 4, 0, 0])
     room.awaits(slow)
     await until(lambda: slow.unsent == [0])
     await slow.is_closed.wait()
@@ -68,4 +68,4 @@ async def test_unread_rest_is_no_silence() -> None:
 async def test_connections_follow_the_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     for soft, most in ((1_024, 512), (1 << 20, MOST_CONNECTIONS), (resource.RLIM_INFINITY, MOST_CONNECTIONS)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
-        assert Room().most == most
+        assert ConnectionRoom().most == most

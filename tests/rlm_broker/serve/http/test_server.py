@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from rlm_broker.serve import http_server as rooms
-from rlm_broker.serve.http_server import Room
+from rlm_broker.serve.http_server import ConnectionRoom
 from tests.support.asgi_server import HttpServer, http_server
 from tests.support.http_peer import REQUEST, application, peer, read_to_end
 from tests.support.waiting import until_now
@@ -23,7 +23,7 @@ FEW = 4
 
 @pytest.fixture
 def small() -> Iterator[HttpServer]:
-    with http_server(application, Room(FEW), close_s=0.1) as server:
+    with http_server(application, ConnectionRoom(FEW), close_s=0.1) as server:
         yield server
 
 
@@ -84,10 +84,13 @@ def test_handshake_has_a_deadline_and_gives_way(tmp_path: Path, caplog: pytest.L
     files = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
     trusted = ssl.create_default_context(cafile=certificate)
     trusted.check_hostname = False
-    with http_server(application, Room(FEW), config=files) as server, ExitStack() as many:
+    with http_server(application, ConnectionRoom(FEW), config=files) as server, ExitStack() as many:
         clients = [many.enter_context(peer(server, data)) for data in (b"", b"\x16\x03\x01", REQUEST) * FEW]
         assert httpx.get(server.url.replace("http:", "https:"), verify=trusted).text == "ok"
         assert read_to_end(clients[0]) == b""
-    with http_server(application, Room(header_s=0.05), config=files) as server, peer(server, b"\x16\x03\x01") as client:
+    with (
+        http_server(application, ConnectionRoom(header_s=0.05), config=files) as server,
+        peer(server, b"\x16\x03\x01") as client,
+    ):
         assert read_to_end(client) == b""
     assert not caplog.records

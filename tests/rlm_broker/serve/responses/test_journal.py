@@ -6,17 +6,17 @@ import json
 import pytest
 
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.responses.store import Journal
+from rlm_broker.serve.responses.store import ResponseEvents
 
 
-async def numbers(journal: Journal, after: int = -1) -> list[int]:
+async def numbers(journal: ResponseEvents, after: int = -1) -> list[int]:
     lines = [event.split(b"data: ")[1] async for event in journal.follow(after)]
     return [json.loads(line)["sequence_number"] for line in lines]
 
 
 async def test_journal_is_the_same_for_all_followers() -> None:
     """A follower gets all events, whether it comes before them, among them, or after the end."""
-    journal = Journal()
+    journal = ResponseEvents()
     early = asyncio.ensure_future(numbers(journal))
     await asyncio.sleep(0)
     journal.add("a", {})
@@ -31,7 +31,7 @@ async def test_journal_is_the_same_for_all_followers() -> None:
 
 
 async def test_journal_says_which_events_were_dropped() -> None:
-    journal = Journal(most_bytes=1_000)
+    journal = ResponseEvents(most_bytes=1_000)
     for number in range(100):
         journal.add("a", {"text": "x" * 50, "number": number})
     journal.close()
@@ -44,7 +44,7 @@ async def test_journal_says_which_events_were_dropped() -> None:
 
 
 async def test_journal_tells_a_slow_follower_what_it_missed() -> None:
-    journal = Journal(most_bytes=1_000)
+    journal = ResponseEvents(most_bytes=1_000)
     journal.add("a", {})
     following = aiter(journal.follow())
     await anext(following)
@@ -55,7 +55,7 @@ async def test_journal_tells_a_slow_follower_what_it_missed() -> None:
 
 
 async def test_journal_refuses_a_number_to_come() -> None:
-    journal = Journal()
+    journal = ResponseEvents()
     journal.add("a", {})
     journal.require(0)
     with pytest.raises(ApiError, match="no event 7 yet"):
@@ -63,7 +63,7 @@ async def test_journal_refuses_a_number_to_come() -> None:
 
 
 async def test_journal_forgets_a_follower_that_left() -> None:
-    journal = Journal()
+    journal = ResponseEvents()
     following = asyncio.ensure_future(numbers(journal))
     await asyncio.sleep(0)
     following.cancel()

@@ -7,7 +7,7 @@ import pytest
 
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.materials import InlineFile, Text
-from rlm_broker.serve.responses.answers import Conversation, Reader
+from rlm_broker.serve.responses.answers import Reader, ResponseConversation
 from rlm_broker.serve.responses.request import ResponseRequest
 from rlm_broker.serve.responses.resource import Item, given_items
 
@@ -18,7 +18,7 @@ def items(*given: Any) -> tuple[Item, ...]:
     return given_items(ResponseRequest(model="m", input=list(given)))
 
 
-def read(given: tuple[Item, ...], before: tuple[Item, ...] = ()) -> Conversation:
+def read(given: tuple[Item, ...], before: tuple[Item, ...] = ()) -> ResponseConversation:
     return Reader(lambda id, _: InlineFile(id, b""), inline_chars=100).read(before, given)
 
 

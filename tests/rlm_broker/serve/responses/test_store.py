@@ -10,7 +10,7 @@ from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.responses import store
 from rlm_broker.serve.responses.resource import Resource
-from rlm_broker.serve.responses.store import Journal, Made, Responses, input_page
+from rlm_broker.serve.responses.store import Made, ResponseEvents, Responses, input_page
 
 ALICE, BOB = Owner("alice"), Owner("bob")
 
@@ -22,7 +22,7 @@ class _Run:
 def made(number: int, *, ended_at: float | None = 1e12, given_bytes: int = 0) -> Made:
     run: Any = weakref.ref(_Run())
     resource = Resource(f"resp_{number}", "m", {})
-    return Made(ALICE, resource, Journal(), run, (), (), given_bytes, True, ended_at=ended_at)
+    return Made(ALICE, resource, ResponseEvents(), run, (), (), given_bytes, True, ended_at=ended_at)
 
 
 async def test_response_is_known_to_its_owner_alone() -> None:

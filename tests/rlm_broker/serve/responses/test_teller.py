@@ -19,18 +19,18 @@ from rlm_broker.events.event import (
 )
 from rlm_broker.results import Block
 from rlm_broker.serve.questions.client_tools import ClientCall
-from rlm_broker.serve.questions.outcome import Outcome
+from rlm_broker.serve.questions.outcome import RunOutcome
 from rlm_broker.serve.responses.events import LOGS_CHARS, Teller
 from rlm_broker.serve.responses.request import ResponseRequest
 from rlm_broker.serve.responses.resource import Resource, repeated
-from rlm_broker.serve.responses.store import Journal
+from rlm_broker.serve.responses.store import ResponseEvents
 from rlm_broker.usage import Usage
 from tests.support.response_types import check_body, check_events
 
 USED = Usage(1, 10, 5, 0.25)
 
 
-def told(journal: Journal) -> list[dict[str, Any]]:
+def told(journal: ResponseEvents) -> list[dict[str, Any]]:
     """The events of a journal, decoded."""
     lines = [event.decode().split("\n") for event in journal.events()]
     events = [json.loads(data.removeprefix("data: ")) for _, data, *_ in lines]
@@ -38,14 +38,14 @@ def told(journal: Journal) -> list[dict[str, Any]]:
     return events
 
 
-def teller(**given: Any) -> tuple[Teller, Journal]:
+def teller(**given: Any) -> tuple[Teller, ResponseEvents]:
     asked = repeated(ResponseRequest(model="m", input="q"))
-    journal = Journal()
+    journal = ResponseEvents()
     return Teller(Resource("resp_5f", "m", asked, rlm={"run": "5f"}), journal, **given), journal
 
 
-def outcome(text: str, *, limit: str | None = None) -> Outcome:
-    return Outcome(text, limit, False, Usage(4, 40, 20, 1.0), "strict", 2, 0.1)
+def outcome(text: str, *, limit: str | None = None) -> RunOutcome:
+    return RunOutcome(text, limit, False, Usage(4, 40, 20, 1.0), "strict", 2, 0.1)
 
 
 def run_of_two_turns(made: Teller) -> None:
