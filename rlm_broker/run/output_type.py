@@ -4,9 +4,10 @@ import copy
 from typing import Any, Protocol, Self
 
 import rlm_broker.prompts.messages as prompts
+from rlm_broker.concurrency.threads import aside
 from rlm_broker.errors import OutputInvalid
-from rlm_broker.json_schema import Unfit, aside
-from rlm_broker.wanted_type import WantedType
+from rlm_broker.values.answer_types import WantedType
+from rlm_broker.values.json_schemas import Unfit
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import pydantic
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.json_schema import JsonSchema, Unfit
 from rlm_broker.validation import complaints
+from rlm_broker.values.json_schemas import JsonSchema, Unfit
 
 MAX_RECURSION = 14
 """Maximum nesting of a value whose type refers to itself; deeper values are refused.
