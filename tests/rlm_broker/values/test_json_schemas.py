@@ -68,13 +68,19 @@ def test_type_that_refers_to_itself_is_accepted() -> None:
     assert CheckedSchema(tree, "it") == tree
 
 
-def doubled(times: int) -> dict[str, Any]:
-    definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(times)}
-    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{times}": {}}}
+def linked(name: str, reference: str, keyword: str = "allOf", times: int = 40) -> dict[str, Any]:
+    """Return a schema whose check takes 2^times steps."""
+    definitions: dict[str, Any] = {
+        f"a{n}": {**({name: f"a{n}"} if name else {}), keyword: [{"$ref": f"{reference}a{n + 1}"}] * 2}
+        for n in range(times)
+    }
+    definitions[f"a{times}"] = {"type": "object", **({name: f"a{times}"} if name else {})}
+    return {"$ref": f"{reference}a0", "$defs": definitions}
 
 
 def test_schema_of_few_references_is_accepted() -> None:
-    assert CheckedSchema(doubled(3), "it") == doubled(3)
+    schema = linked("", "#/$defs/", times=3)
+    assert CheckedSchema(schema, "it") == schema
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_schema_of_few_references_is_accepted() -> None:
         (7, "must be a JSON Schema"),
         ({"patternProperties": {"x": {}}}, "patternProperties"),
         ({"description": "x" * MOST_CHARS}, "more than 100,000 characters"),
-        (doubled(40), "more than 1,000 parts"),
+        (linked("", "#/$defs/"), "more than 1,000 parts"),
         (
             {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(1_500)}, "$ref": "#/$defs/d0"},
             "more than 1,000 parts",
@@ -136,16 +142,6 @@ def test_check_of_plain_parts_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
         for at in ({"properties": {**plain, "a": wrong}}, {"items": wrong}, {"$defs": {"a": {"items": wrong}}}):
             with pytest.raises(ConfigurationError, match="is not a JSON Schema"):
                 CheckedSchema(at, "it")
-
-
-def linked(name: str, reference: str, keyword: str = "allOf") -> dict[str, Any]:
-    """Return a schema whose check takes 2^40 steps."""
-    definitions: dict[str, Any] = {
-        f"a{n}": {**({name: f"a{n}"} if name else {}), keyword: [{"$ref": f"{reference}a{n + 1}"}] * 2}
-        for n in range(40)
-    }
-    definitions["a40"] = {"type": "object", **({name: "a40"} if name else {})}
-    return {"$ref": f"{reference}a0", "$defs": definitions}
 
 
 def nested(levels: int) -> list[Any]:
