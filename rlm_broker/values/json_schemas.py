@@ -18,7 +18,7 @@ from rlm_broker.errors import ConfigurationError
 
 MOST_MISTAKES: Final = 10
 """Mistakes named in one error; further ones are left out, because a long list may be wrong in each of its places."""
-OWNER: ContextVar[Hashable] = ContextVar("owner", default=None)
+_OWNER: ContextVar[Hashable] = ContextVar("owner", default=None)
 """Owner of the schemas that are made now, whose turn a check by them takes."""
 MOST_STEPS: Final = 300_000
 """Steps of one check, of a few microseconds each."""
@@ -72,7 +72,7 @@ class JsonSchema:
     Attributes:
         text: Schema as JSON text.
         is_bounded: As given.
-        whose: Owner whose turn a check by it takes, as `OWNER` was when it was made.
+        whose: Owner whose turn a check by it takes, see `CheckedSchema.belong_to`.
 
     Raises:
         ConfigurationError: It is not a valid JSON Schema.
@@ -82,7 +82,7 @@ class JsonSchema:
         import jsonschema  # its import takes 0.1 s, which runs without a schema save
 
         self.is_bounded = is_bounded
-        self.whose = OWNER.get()
+        self.whose = _OWNER.get()
         try:
             self.text = json.dumps(schema, ensure_ascii=False)
             self._validator = _validator(self.text, is_bounded)
@@ -164,6 +164,11 @@ class CheckedSchema(dict[str, Any]):
         super().__init__(admission.schema(schema))
         admission.require_references(self)
         self.checked = JsonSchema(self, what, is_bounded=True)
+
+    @staticmethod
+    def belong_to(owner: Hashable) -> None:
+        """Let the schemas that this context of variables makes from now on belong to an owner."""
+        _OWNER.set(owner)
 
 
 @functools.lru_cache(maxsize=256)

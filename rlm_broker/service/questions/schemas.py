@@ -7,10 +7,12 @@ from rlm_broker.concurrency.threads import aside, waiting
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.hosting.owner import Busy, Owner
 from rlm_broker.service.errors import ApiError
-from rlm_broker.values.json_schemas import MOST_CHARS, OWNER, CheckedSchema
+from rlm_broker.values.json_schemas import CheckedSchema
 
+MOST_CHARS_OF_ALL: Final = 100_000
+"""Characters of all tools of a request."""
 MOST_NODES_OF_ALL: Final = 5_000
-"""Schemas within all tools of a request, which may have `MOST_CHARS` together."""
+"""Schemas within all tools of a request."""
 MOST_WAITING: Final = 64
 """Checks of schemas of one key that wait for their turn."""
 RETRY_AFTER_S: Final = 1.0
@@ -27,7 +29,7 @@ class Room:
 
     def __init__(self, param: str) -> None:
         self._param = param
-        self._chars = MOST_CHARS
+        self._chars = MOST_CHARS_OF_ALL
         self._nodes = MOST_NODES_OF_ALL
 
     def take(self, chars: int, nodes: int = 0) -> None:
@@ -39,7 +41,7 @@ class Room:
         self._chars -= chars
         self._nodes -= nodes
         if self._chars < 0 or self._nodes < 0:
-            why = f"have more than {MOST_CHARS:,} characters, or {MOST_NODES_OF_ALL:,} parts in their schemas"
+            why = f"have more than {MOST_CHARS_OF_ALL:,} characters, or {MOST_NODES_OF_ALL:,} parts in their schemas"
             raise ApiError(400, f"the {self._param} {why}: give fewer, or simpler ones", param=self._param)
 
 
@@ -55,7 +57,7 @@ async def checked_in_turn(owner: Owner, check: Callable[[], T]) -> T:
         raise Busy(said, RETRY_AFTER_S)
 
     def work() -> T:
-        OWNER.set(owner.name)  # in the thread's copy of the caller's variables
+        CheckedSchema.belong_to(owner.name)  # in the thread's copy of the caller's variables
         return check()
 
     return await aside(work, owner.name)
