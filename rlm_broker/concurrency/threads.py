@@ -7,12 +7,14 @@ import errno
 import os
 import queue
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.errors import SHORT_OF, SandboxFailed
 
 T = TypeVar("T")
@@ -181,3 +183,46 @@ def _stoppable(work: Callable[[threading.Event], T], stop: threading.Event) -> T
 def _discarded(discard: Callable[[T], object] | None, future: "Future[T]") -> None:
     if not future.cancelled() and future.exception() is None and discard is not None:
         discard(future.result())
+
+
+_PLACES: Final = 2
+"""Works of `aside` at the same time. They are few, so that many of them leave time to other work."""
+_THREADS = DaemonThreads(_PLACES)
+_TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FairSemaphore]" = weakref.WeakKeyDictionary()
+"""Turns of the works of each event loop."""
+
+
+async def aside(work: Callable[[], T], whose: Hashable) -> T:
+    """Do work that may take seconds in a thread, for example a check by a schema that is not trusted.
+
+    Args:
+        work: The work.
+        whose: Owner of the work. Owners take turns.
+
+    Returns:
+        What `work` returns. It is not begun if the caller is cancelled while it waits for its turn.
+    """
+    loop, turns = asyncio.get_running_loop(), _turns()
+    await turns.acquire(whose)
+    try:
+        working = _THREADS.submit(work)
+    except BaseException:
+        turns.release()
+        raise
+    working.add_done_callback(lambda _: _pass_on(loop, turns))  # also if the caller is cancelled: a thread goes on
+    done: T = await asyncio.wrap_future(working)
+    return done
+
+
+def waiting(whose: Hashable) -> int:
+    """Return how many calls of `aside` of an owner wait for their turn on this event loop."""
+    return _turns().waiting_of(whose)
+
+
+def _turns() -> FairSemaphore:
+    return _TURNS.setdefault(asyncio.get_running_loop(), FairSemaphore(_PLACES))
+
+
+def _pass_on(loop: asyncio.AbstractEventLoop, turns: FairSemaphore) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and no turn of it waits
+        loop.call_soon_threadsafe(turns.release)

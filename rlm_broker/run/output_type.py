@@ -4,10 +4,12 @@ import copy
 from typing import Any, Protocol, Self
 
 import rlm_broker.run.prompts.messages as prompts
+from rlm_broker.concurrency.threads import aside
 from rlm_broker.errors import OutputInvalid
-from rlm_broker.json_schema import Unfit, aside
-from rlm_broker.wanted_type import WantedType
+from rlm_broker.values.answer_types import WantedType
+from rlm_broker.values.json_schemas import Unfit
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.text_json import unfenced
 
 
 class AnswerType(Protocol):
@@ -53,13 +55,13 @@ class OutputType:
         return made
 
     async def judged(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
-        """Judge an answer as `judge` does, in a thread if the type is slow.
+        """Judge an answer as `judge` does, in a thread if its schema is not trusted.
 
         Raises:
             OutputInvalid: As for `judge`.
         """
-        if self._type.is_slow:
-            return await aside(lambda: self.judge(answer, max_retries), self._type.whose)
+        if (schema := self._type.schema) is not None and schema.is_bounded:
+            return await aside(lambda: self.judge(answer, max_retries), schema.whose)
         return self.judge(answer, max_retries)
 
     def judge(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
@@ -68,7 +70,7 @@ class OutputType:
         Raises:
             OutputInvalid: The answer is wrong, and the model was told so `max_retries` times already.
         """
-        text = _unfenced(answer)
+        text = unfenced(answer)
         if has_more_values_than(MAX_VALUES, text.encode(errors="replace")):
             problem = f"the answer holds more than {MAX_VALUES:,} values: answer with fewer"
         else:
@@ -84,11 +86,3 @@ class OutputType:
             raise OutputInvalid(problem, answer)
         self._retries += 1
         return prompts.wrong_type(answer, problem, self.schema), None
-
-
-def _unfenced(answer: str) -> str:
-    """Return the answer without the fence that models often put around JSON."""
-    text = answer.strip()
-    if text.startswith("```") and text.endswith("```") and "\n" in text:
-        return text.partition("\n")[2].removesuffix("```").strip()
-    return text

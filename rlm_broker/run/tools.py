@@ -7,7 +7,7 @@ import re
 import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ import msgspec
 import pydantic
 
 from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
-from rlm_broker.concurrency.threads import DaemonThreads
+from rlm_broker.concurrency.threads import DaemonThreads, aside
 from rlm_broker.errors import ConfigurationError, require_kind
-from rlm_broker.json_schema import Unfit, with_schema
 from rlm_broker.run.tool_set import ToolFacts, ToolSet
+from rlm_broker.values.json_schemas import JsonSchema, Unfit
 from rlm_broker.values.names import require_name
 from rlm_broker.values.validation import complaints
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
@@ -261,3 +261,69 @@ def _traceback_text(name: str, error: BaseException) -> str:
             lines.append(f"  {Path(frame.filename).name}, line {frame.lineno}, in {frame.name}")
     what = "".join(traceback.format_exception_only(error)).strip()
     return _PATH.sub("", "\n".join([f"{name}() raised {what}", *lines[-5:]]))
+
+
+class _LeftOut:
+    """Placeholder default of an optional argument: if the caller omits it, the function's own default holds."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._shown = repr(schema["default"]) if "default" in schema else "..."
+
+    def __repr__(self) -> str:
+        return self._shown
+
+
+def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: str) -> Callable[..., Any]:
+    """Return a function that takes the properties of an object schema as arguments and validates them.
+
+    Args:
+        function: Called with the given arguments by keyword. An async function stays async.
+        schema: Schema of type "object". Positional arguments are its properties in order, the required ones first.
+        what: Name of the schema's owner in errors.
+
+    Raises:
+        ConfigurationError: It is not a valid JSON Schema of an object, or its properties cannot be parameter names.
+    """
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        raise ConfigurationError(f'{what} must be a JSON Schema with "type": "object"')
+    checked = JsonSchema.of(schema, what)
+    signature = _signature(schema, what)
+
+    def bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        arguments = signature.bind(*args, **kwargs).arguments
+        given = {name: value for name, value in arguments.items() if not isinstance(value, _LeftOut)}
+        checked.require(given, "arguments")
+        return given
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(**bound(args, kwargs))
+
+    @wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        if checked.is_bounded:
+            return await function(**await aside(lambda: bound(args, kwargs), checked.whose))
+        return await function(**bound(args, kwargs))
+
+    made: Any = awaited if inspect.iscoroutinefunction(function) else called
+    del made.__wrapped__
+    made.__signature__, made.__annotations__ = signature, {}
+    return made  # type: ignore[no-any-return]
+
+
+def _signature(schema: Mapping[str, Any], what: str) -> inspect.Signature:
+    properties, required = schema.get("properties", {}), set(schema.get("required", []))
+    names = [*(name for name in properties if name in required), *(name for name in properties if name not in required)]
+    try:
+        return inspect.Signature(
+            [
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=inspect.Parameter.empty if name in required else _LeftOut(properties[name]),
+                )
+                for name in names
+            ]
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{what}: its properties cannot be parameters: {error}") from None

@@ -6,6 +6,7 @@ from typing import Any
 
 from sandbox_worker.repl.objects import class_name
 from sandbox_worker.wire.prompts import MessagePart, Prompt, TextPart, are_messages
+from sandbox_worker.wire.text_json import unfenced
 
 TYPED_ATTEMPTS = 3
 """Maximum attempts for each prompt; after the last one the answer is an error text."""
@@ -40,7 +41,7 @@ def typed_answers(
                 answers[place] = text
                 continue
             try:
-                answers[place] = value_of(_unfenced(text))
+                answers[place] = value_of(unfenced(text))
             except Exception as error:  # noqa: BLE001 - a validator of model code may raise any class
                 problem = (str(error) or class_name(error))[:SHOWN_CHARS]
                 answers[place] = f"Error: the answer is not of the output_type: {problem}"
@@ -85,11 +86,3 @@ def _schema_of(name: str, output_type: Any) -> tuple[str, Callable[[str], Any]]:
         return value
 
     return json.dumps(output_type), value_of
-
-
-def _unfenced(text: str) -> str:
-    """Return the text without a Markdown fence around it, in which models often wrap JSON."""
-    text = text.strip()
-    if text.startswith("```") and text.endswith("```") and "\n" in text:
-        return text.partition("\n")[2].removesuffix("```").strip()
-    return text

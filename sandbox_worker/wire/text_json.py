@@ -1,6 +1,6 @@
 """JSON of text with lone surrogates: halves of a character, which a `str` may hold and UTF-8 may not.
 
-msgspec refuses to encode them. There are four ways to handle them. The name of each function here says its way:
+msgspec refuses to encode them. There are four ways to handle them. The name of each function for them says its way:
 
 - refused: `msgspec.json.encode` or `encode_growing` alone, for values that must arrive unchanged.
 - escaped: as JSON escapes such as `\\ud800`, for files of our own, since `json` and `decode_escaped` read them back.
@@ -111,3 +111,11 @@ def encode_raw(value: Any) -> bytes:
 def written_out(json_text: str) -> str:
     """Return JSON in which each lone surrogate is replaced by six visible characters, its escape in Python source."""
     return _LONE.sub(lambda half: f"\\\\u{ord(half[0]):04x}", json_text)
+
+
+def unfenced(text: str) -> str:
+    """Return the text without a Markdown fence around it, in which models often wrap JSON."""
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```") and "\n" in text:
+        return text.partition("\n")[2].removesuffix("```").strip()
+    return text

@@ -12,10 +12,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlm_broker.json_schema import CheckedSchema, aside
+from rlm_broker.concurrency.threads import aside
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.questions.conversation import CONVERSATION
 from rlm_broker.serve.questions.schemas import Room, safe_schema
+from rlm_broker.values.json_schemas import CheckedSchema
 from sandbox_worker.wire.names import RESERVED
 
 ID_BYTES: Final = 16

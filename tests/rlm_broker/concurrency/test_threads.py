@@ -11,7 +11,7 @@ import pytest
 
 from rlm_broker import RLM, LimitReached, Sandbox
 from rlm_broker.broker.clients.scripted import ScriptedClient
-from rlm_broker.concurrency.threads import in_thread
+from rlm_broker.concurrency.threads import aside, in_thread, waiting
 from tests.support.forked_python import Python
 from tests.support.waiting import WAIT_S, until
 
@@ -151,3 +151,26 @@ def _memfds() -> int:
 
 def _descriptors() -> list[Path]:
     return [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+
+
+async def test_works_go_round_the_owners() -> None:
+    """The works of one owner leave each second turn to another, also if their callers have left."""
+    goes_on, order = threading.Event(), list[str]()
+
+    def check(owner: str) -> None:
+        goes_on.wait(WAIT_S)
+        order.append(owner)
+
+    greedy = [asyncio.create_task(aside(lambda: check("eve"), "eve")) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert waiting("eve") == 18
+    for begun in greedy[:2]:
+        begun.cancel()
+    honest = [asyncio.create_task(aside(lambda: check("ann"), "ann")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert (waiting("eve"), waiting("ann")) == (18, 3)  # the threads of those that were cancelled go on
+    goes_on.set()
+    await asyncio.gather(*honest)
+    assert order.count("eve") <= 2 + 3 + 2
+    await asyncio.gather(*greedy, return_exceptions=True)
+    assert waiting("eve") == 0

@@ -1,6 +1,7 @@
 """Answers of a type: which are taken, and what the model is told of the others."""
 
 import json
+import threading
 from typing import Any, Literal
 
 import pydantic
@@ -11,6 +12,7 @@ from rlm_broker.errors import ConfigurationError, OutputInvalid
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.run.output_type import OutputType
+from rlm_broker.values.json_schemas import CheckedSchema
 
 
 class Person(pydantic.BaseModel):
@@ -18,6 +20,11 @@ class Person(pydantic.BaseModel):
     age: int
 
 
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
 GOOD = '{"name": "Ada", "age": 36}'
 
 
@@ -33,6 +40,7 @@ GOOD = '{"name": "Ada", "age": 36}'
         (Literal["yes", "no"], "yes", "yes"),
         (bool, "true", True),
         (float | None, "null", None),
+        (PERSON, GOOD, {"name": "Ada", "age": 36}),
     ],
 )
 def test_an_answer_becomes_a_value(wanted: Any, answer: str, value: object) -> None:
@@ -84,3 +92,21 @@ def test_type_without_json_form_is_refused_early(wanted: Any) -> None:
 
 def test_the_schema_is_what_pydantic_says() -> None:
     assert json.dumps(pydantic.TypeAdapter(Person).json_schema()) in OutputType(Person).schema
+
+
+def test_answer_against_the_schema_is_named_with_place() -> None:
+    """An answer that does not fit the schema is named with its place."""
+    problem, value = OutputType(PERSON).judge('{"name": "Ada", "age": "old"}', 1)
+    assert value is None
+    assert problem is not None
+    assert "age: 'old' is not of type 'integer'" in problem
+    with pytest.raises(OutputInvalid, match="is not of type"):
+        OutputType(PERSON).judge("[]", 0)
+
+
+async def test_answer_of_client_is_judged_in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop goes on meanwhile. A type that the caller of the process has given is judged at once."""
+    monkeypatch.setattr(OutputType, "judge", lambda *_: (None, threading.get_ident()))
+    _, thread = await OutputType(CheckedSchema({}, "it")).judged("7", 1)
+    assert thread != threading.get_ident()
+    assert await OutputType({}).judged("7", 1) == (None, threading.get_ident())

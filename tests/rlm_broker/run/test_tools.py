@@ -11,7 +11,7 @@ from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.run.tools import Tools
+from rlm_broker.run.tools import Tools, with_schema
 from rlm_broker.sandbox.sandbox import Sandbox
 
 
@@ -200,3 +200,56 @@ async def test_unknown_tool_lists_the_known() -> None:
     assert slot.error is not None
     assert slot.error.endswith("there are: add")
     assert len(slot.error) < 200
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name"],
+}
+
+
+def tool(**given: Any) -> dict[str, Any]:
+    """Say what was given."""
+    return given
+
+
+async def atool(**given: Any) -> dict[str, Any]:
+    return given
+
+
+@pytest.mark.parametrize("function", [tool, atool])
+def test_tool_is_called_by_the_properties_of_its_schema(function: Any) -> None:
+    code = (
+        "```repl\n"
+        "print(say('Ada', age=36), say(name='Eve'))\n"
+        "try:\n    say(36)\nexcept Exception as error:\n    print(error)\n"
+        "try:\n    say()\nexcept Exception as error:\n    print(error)\n"
+        "FINAL('done')\n```"
+    )
+    rlm = RLM(ScriptedClient([code]), tools={"say": {"tool": function, "description": "Says.", "schema": PERSON}})
+    done = rlm.completion("x", "?")
+    printed = done.trajectory[0].blocks[0].stdout
+    assert "{'name': 'Ada', 'age': 36} {'name': 'Eve'}" in printed
+    assert "say(): name: 36 is not of type 'string'" in printed
+    assert "say(): name: Missing required argument" in printed
+    assert "`say(name, age=...)`: Says." in str(done.messages[0].content)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "string"}, 'must be a JSON Schema with "type": "object"'),
+        ({"type": "object", "properties": {"not a name": {}}}, "cannot be parameters"),
+        ({"type": "object", "properties": {"x": {"type": "nonsense"}}}, "is not a JSON Schema"),
+        ([], 'must be a JSON Schema with "type": "object"'),
+    ],
+)
+def test_bad_schema_of_a_tool_is_refused(schema: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        with_schema(tool, schema, "the schema")
+
+
+def test_schema_of_a_value_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="a schema needs a function, whose arguments it describes"):
+        RLM(tools={"x": {"tool": 5, "schema": PERSON}})

@@ -4,13 +4,13 @@ import contextlib
 import functools
 import graphlib
 import json
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import pydantic
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.json_schema import JsonSchema, Unfit
+from rlm_broker.values.json_schemas import JsonSchema, Unfit
 from rlm_broker.values.validation import complaints
 
 MAX_RECURSION = 14
@@ -29,8 +29,8 @@ class WantedType:
         whole: Word that stands for the value in errors about the value.
 
     Attributes:
-        is_slow: Whether a check is to be done in a thread: the type is a `CheckedSchema`.
-        whose: Owner whose turn such a check takes.
+        schema: Validator of the JSON Schema; None for a type of pydantic. One that `is_bounded` is slow: check in a
+            thread.
 
     Raises:
         ConfigurationError: `wanted` is not a valid JSON Schema, or pydantic cannot validate it.
@@ -40,12 +40,9 @@ class WantedType:
         self._wanted = wanted
         self._what = what
         self._whole = whole
-        self.is_slow = False
-        self.whose: Hashable = None
-        if isinstance(wanted, Mapping):
-            schema = JsonSchema.of(wanted, what)
-            self.is_slow, self.whose = schema.is_bounded, schema.whose
-            wanted = Annotated[Any, pydantic.AfterValidator(_fitting(schema, whole))]
+        self.schema = JsonSchema.of(wanted, what) if isinstance(wanted, Mapping) else None
+        if self.schema is not None:
+            wanted = Annotated[Any, pydantic.AfterValidator(_fitting(self.schema, whole))]
         if isinstance(wanted, str):
             raise ConfigurationError(f"{what}: give the type itself, not the text {wanted!r:.60}")
         try:
@@ -71,8 +68,8 @@ class WantedType:
         Raises:
             ConfigurationError: No JSON Schema can describe the type.
         """
-        if isinstance(self._wanted, Mapping):
-            return json.dumps(self._wanted, ensure_ascii=False)
+        if self.schema is not None:
+            return self.schema.text
         try:
             return json.dumps(self._adapter.json_schema(), ensure_ascii=False)
         except Exception as error:  # noqa: BLE001 - as above

@@ -1,0 +1,491 @@
+"""JSON Schemas that users and clients bring: for answers, and for the arguments of tools.
+
+The validator is jsonschema. A schema of a few references may ask it for a check of hours: each of them can be followed
+from many places, once for each part of the value. No look at the schema alone tells that. So each keyword of a schema
+that is not trusted costs steps when it is checked, more of them for larger values, and a check with more than
+`MOST_STEPS` ends.
+"""
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+
+from rlm_broker.errors import ConfigurationError
+
+MOST_MISTAKES: Final = 10
+"""Mistakes named in one error; further ones are left out, because a long list may be wrong in each of its places."""
+_OWNER: ContextVar[Hashable] = ContextVar("owner", default=None)
+"""Owner of the schemas that are made now, whose turn a check by them takes."""
+MOST_STEPS: Final = 300_000
+"""Steps of one check, of a few microseconds each."""
+_MESSAGE_CHARS_PER_STEP: Final = 64
+_KEYS_PER_STEP: Final = 16
+_ITEMS_PER_STEP: Final = 4
+_COSTS: Final = dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), 5)
+"""Steps of a keyword that takes more time than others."""
+_COMPARED: Final = ("const", "enum")
+"""Keywords that compare a value with all parts of theirs."""
+MOST_CHARS: Final = 100_000
+"""Characters of a schema that is not trusted, as JSON; more is refused."""
+MOST_NODES: Final = 1_000
+"""Schemas within a schema that is not trusted, with each reference followed once on each way; more are refused.
+
+The check of a new schema takes a millisecond or two for each.
+"""
+_OF_SCHEMAS: Final = frozenset({"properties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+"""Keywords whose values map names to schemas."""
+_OF_VALUES: Final = frozenset({"const", "enum", "default", "examples", "required", "dependentRequired"})
+"""Keywords whose values are no schemas."""
+_REFUSED: Final = {
+    "patternProperties": "name them",
+    "unevaluatedProperties": "give additionalProperties",
+    "unevaluatedItems": "give items",
+    **dict.fromkeys(
+        ("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"),
+        "refer by $ref to #/$defs/NAME",
+    ),
+}
+"""Keyword → what to give in its place. Some would lead a check around the count of the schema, or to a pattern."""
+_DEFINITIONS: Final = frozenset({"$defs", "definitions"})
+_POINTER: Final = re.compile(r"#(/[^/%]+)*")
+
+
+class Unfit(ValueError):
+    """A value does not fit its schema; the message names each wrong place."""
+
+
+class JsonSchema:
+    """A JSON Schema that validates values.
+
+    Bring only schemas that you trust: `re` searches their patterns, and one such as `(a+)+$` keeps it busy for hours.
+
+    Args:
+        schema: Schema of the draft that its "$schema" names, else of draft 2020-12.
+        what: Name of the schema's owner in errors about the schema.
+        is_bounded: Whether the check of the schema, and each check of a value, ends after `MOST_STEPS` steps. Those
+            take about a second: check in a thread.
+
+    Attributes:
+        text: Schema as JSON text.
+        is_bounded: As given.
+        whose: Owner whose turn a check by it takes, see `CheckedSchema.belong_to`.
+
+    Raises:
+        ConfigurationError: It is not a valid JSON Schema.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], what: str, *, is_bounded: bool = False) -> None:
+        import jsonschema  # its import takes 0.1 s, which runs without a schema save
+
+        self.is_bounded = is_bounded
+        self.whose = _OWNER.get()
+        try:
+            self.text = json.dumps(schema, ensure_ascii=False)
+            self._validator = _validator(self.text, is_bounded)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{what} is not a JSON Schema: {error}") from None
+        except jsonschema.SchemaError as error:
+            raise ConfigurationError(f"{what} is not a JSON Schema: {error.message}") from None
+        except _TooManySteps:
+            why = f"its check takes more than {MOST_STEPS:,} steps: give a simpler one"
+            raise ConfigurationError(f"{what} is too large a JSON Schema: {why}") from None
+        _require_references(schema, what)
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any], what: str) -> "JsonSchema":
+        """Return the validator of a schema: that which it has, if it is a `CheckedSchema`.
+
+        Raises:
+            ConfigurationError: It is not a valid JSON Schema.
+        """
+        return schema.checked if isinstance(schema, CheckedSchema) else cls(schema, what)
+
+    def require(self, value: Any, whole: str) -> None:
+        """Check a value.
+
+        Args:
+            value: Plain value.
+            whole: Word that stands for the value itself in the error.
+
+        Raises:
+            Unfit: The value does not fit; the message names up to `MOST_MISTAKES` places.
+        """
+        if not self.is_bounded:
+            return self._require(value, whole)
+        try:
+            with _counted():
+                return self._require(value, whole)
+        except _TooManySteps:
+            raise Unfit(f"{whole}: its check takes more than {MOST_STEPS:,} steps: give fewer values") from None
+
+    def _require(self, value: Any, whole: str) -> None:
+        problems = []
+        for error in self._validator.iter_errors(value):
+            problems.append(f"{'.'.join(map(str, error.absolute_path)) or whole}: {error.message}")
+            if len(problems) == MOST_MISTAKES:
+                break
+        if problems:
+            raise Unfit("; ".join(problems))
+
+
+class CheckedSchema(dict[str, Any]):
+    """Schema of one whom the process does not trust: its checks are bounded.
+
+    `re` may need hours for a pattern such as `(a+)+$`. So patterns of texts become words for the model, in the
+    description, and are not checked.
+
+    Args:
+        schema: The schema, as it came.
+        what: Name of the schema's owner in errors about the schema.
+        take: Called with the characters and the parts of the schema before it is checked. It may refuse them.
+
+    Attributes:
+        checked: Its validator.
+
+    Raises:
+        ConfigurationError: It is not a valid JSON Schema, too large, or has keywords that are not supported.
+    """
+
+    def __init__(self, schema: Any, what: str, take: Callable[[int, int], None] | None = None) -> None:
+        if not isinstance(schema, Mapping):
+            raise ConfigurationError(f"{what} must be a JSON Schema, which is an object")
+        if (chars := len(json.dumps(schema))) > MOST_CHARS:
+            raise ConfigurationError(f"{what} has more than {MOST_CHARS:,} characters: give a smaller schema")
+        if (nodes := _nodes(schema)) > MOST_NODES:
+            why = f"{what} has more than {MOST_NODES:,} parts, with those that it refers to: give a simpler schema"
+            raise ConfigurationError(why)
+        if take is not None:
+            take(chars, nodes)
+        admission = _Admission(what)
+        super().__init__(admission.schema(schema))
+        admission.require_references(self)
+        self.checked = JsonSchema(self, what, is_bounded=True)
+
+    @staticmethod
+    def belong_to(owner: Hashable) -> None:
+        """Let the schemas that this context of variables makes from now on belong to an owner."""
+        _OWNER.set(owner)
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(text: str, is_bounded: bool) -> Any:
+    """Return the validator of a schema. It is kept, because the check of a schema takes a millisecond for each part.
+
+    Raises:
+        jsonschema.SchemaError: It is not a valid JSON Schema.
+        _TooManySteps: Its check takes too many.
+    """
+    import jsonschema
+
+    schema = json.loads(text)
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    made = _extended(kind, is_bounded)
+    if not is_bounded:
+        kind.check_schema(schema)
+        return made(schema)
+    with _counted():
+        for error in made(kind.META_SCHEMA).iter_errors(_without_plain_parts(schema)):
+            raise jsonschema.SchemaError.create_from(error)
+    return made(schema)
+
+
+_TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
+
+
+def _without_plain_parts(schema: Any) -> Any:
+    """Return a schema without those schemas in it that are valid in every draft.
+
+    These have no keyword but a description and the name of a type. The check of a schema takes a third of a
+    millisecond for each part, and most parts are such.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(schema)
+    for keyword in ("properties", "$defs", "definitions"):
+        if isinstance(parts := schema.get(keyword), dict):
+            thin = {name: _without_plain_parts(part) for name, part in parts.items()}
+            made[keyword] = {name: part for name, part in thin.items() if not _is_plain(part)}
+    if "items" in schema and _is_plain(items := _without_plain_parts(schema["items"])):
+        del made["items"]
+    elif "items" in schema:
+        made["items"] = items
+    return made
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether a schema needs no check: it has no keyword but harmless ones."""
+    return isinstance(schema, dict) and all(
+        (keyword in ("description", "title") and isinstance(value, str))
+        or (keyword == "type" and isinstance(value, str) and value in _TYPES)
+        or (keyword in ("properties", "$defs", "definitions") and value == {})
+        for keyword, value in schema.items()
+    )
+
+
+@functools.cache
+def _extended(kind: Any, is_bounded: bool) -> Any:
+    import jsonschema
+
+    made = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})
+    return _bounded(made) if is_bounded else made
+
+
+def _unique_items(_validator: Any, wanted: Any, instance: Any, _schema: Any) -> Iterator[Any]:
+    """Check "uniqueItems" with a set, in linear time. The check of jsonschema compares each item with all others."""
+    import jsonschema
+
+    if wanted is True and isinstance(instance, list):
+        known = {_comparable(item) for item in instance}
+        if len(known) < len(instance):
+            yield jsonschema.ValidationError(f"{len(instance) - len(known):,} items repeat earlier ones")
+
+
+def _comparable(value: Any) -> Any:
+    """Return a hashable key that is the same for values equal in JSON: 1 equals 1.0, and not true."""
+    if isinstance(value, Mapping):
+        return "dict", frozenset((key, _comparable(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return "list", tuple(map(_comparable, value))
+    if isinstance(value, bool) or not isinstance(value, int | float | str | None):
+        return type(value).__name__, repr(value)
+    return value
+
+
+def _require_references(schema: Mapping[str, Any], what: str) -> None:
+    """Refuse references that cannot be resolved within the schema.
+
+    References to other documents are never fetched. Without this check a missing target would end the run at the first
+    value.
+    """
+    import referencing
+    import referencing.jsonschema
+
+    default = referencing.jsonschema.DRAFT202012
+    resource = referencing.Resource.from_contents(dict(schema), default_specification=default)
+    resolver = referencing.Registry().with_resource(resource.id() or "", resource).resolver(resource.id() or "")
+    for reference in _references(schema):
+        try:
+            resolver.lookup(reference)
+        except referencing.exceptions.Unresolvable:
+            raise ConfigurationError(f"{what} refers to {reference!r}, which the schema does not define") from None
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        for name, value in schema.items():
+            if name in ("$ref", "$dynamicRef") and isinstance(value, str):
+                yield value
+            else:
+                yield from _references(value)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            yield from _references(value)
+
+
+class _TooManySteps(Exception):
+    """A check has taken `MOST_STEPS`."""
+
+
+class _Steps:
+    """Steps that are left to one check, and the sizes of the values that it has met."""
+
+    def __init__(self) -> None:
+        self.left = MOST_STEPS
+        self._sizes: dict[int, int] = {}
+
+    def spend(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise _TooManySteps
+
+    def size(self, value: Any) -> int:
+        """Return about how many characters the value has as text. Containers live as long as the check."""
+        known = self._sizes.get(id(value))
+        if known is None:
+            known = self._sizes[id(value)] = _size(value)
+        return known
+
+
+_STEPS: ContextVar[_Steps | None] = ContextVar("steps", default=None)
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    """Count the steps of the checks within the block.
+
+    Raises:
+        _TooManySteps: They are more than `MOST_STEPS`.
+    """
+    token = _STEPS.set(_Steps())
+    try:
+        yield
+    finally:
+        _STEPS.reset(token)
+
+
+def _bounded(kind: Any) -> Any:
+    """Return a class of validators of jsonschema whose checks cost steps. Use them within `_counted`."""
+    import attrs  # jsonschema makes its classes with it
+    import jsonschema
+
+    made: Any = jsonschema.validators.extend(
+        kind, {name: _costly(name, check) for name, check in kind.VALIDATORS.items()}
+    )
+    fields = [(field.alias, field.name) for field in attrs.fields(made) if field.init]
+
+    def evolve(self: Any, **changes: Any) -> Any:
+        return made(**{alias: getattr(self, name) for alias, name in fields} | changes)
+
+    made.evolve = evolve  # that of jsonschema makes a validator of another class if a part of the schema has "$schema"
+    return made
+
+
+def _costly(keyword: str, check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    def checked(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        steps = _STEPS.get()
+        assert steps is not None
+        steps.spend(_COSTS.get(keyword, 1) + _keys(wanted) // _KEYS_PER_STEP + _keys(instance) // _ITEMS_PER_STEP)
+        if keyword in _COMPARED:
+            steps.spend(steps.size(wanted) // _ITEMS_PER_STEP)
+        elif keyword == "uniqueItems":
+            steps.spend(steps.size(instance) // _ITEMS_PER_STEP)
+        elif refusals := _refusals(wanted):  # each of them writes the value into an error, before it gets here
+            steps.spend(refusals * steps.size(instance) // _MESSAGE_CHARS_PER_STEP)
+        for error in check(validator, wanted, instance, schema) or ():
+            steps.spend(len(error.message) // _MESSAGE_CHARS_PER_STEP)
+            yield error
+
+    return checked
+
+
+def _keys(value: Any) -> int:
+    return len(value) if isinstance(value, list | dict) else 0
+
+
+def _refusals(wanted: Any) -> int:
+    """Return how many schemas right below a keyword are `false`."""
+    if isinstance(wanted, list | dict):
+        return sum(each is False for each in (wanted if isinstance(wanted, list) else wanted.values()))
+    return int(wanted is False)
+
+
+def _size(value: Any) -> int:
+    total, inside = 0, [value]
+    while inside:
+        each = inside.pop()
+        total += 1
+        if isinstance(each, str):
+            total += len(each)
+        elif isinstance(each, Mapping):
+            inside += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple):
+            inside += each
+    return total
+
+
+def _nodes(schema: Mapping[str, Any]) -> int:
+    try:
+        return _Counting(schema).nodes(schema, frozenset())
+    except RecursionError:
+        return MOST_NODES + 1
+
+
+class _Counting:
+    """Counts the schemas that a check of a value may visit."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, int] = {}
+
+    def nodes(self, schema: Any, above: frozenset[int]) -> int:
+        if isinstance(schema, list):
+            return sum(self.nodes(each, above) for each in schema)
+        if not isinstance(schema, Mapping) or id(schema) in above:  # a type that refers to itself ends with the value
+            return 1
+        if (known := self._known.get(id(schema))) is not None:
+            return known
+        inside = above | {id(schema)}
+        total = 1 + sum(self.nodes(each, inside) for key, each in schema.items() if key not in _DEFINITIONS)
+        if (target := self._target(schema.get("$ref"))) is not None:
+            total += self.nodes(target, inside)
+        self._known[id(schema)] = total
+        return total
+
+    def _target(self, reference: Any) -> Any:
+        return _found(self._root, reference) if isinstance(reference, str) and _POINTER.fullmatch(reference) else None
+
+
+def _found(root: Any, pointer: str) -> Any:
+    """Return the part of a schema that a plain pointer leads to, or None."""
+    found = root
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(name)] if re.fullmatch("[0-9]{1,6}", name) and int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+class _Admission:
+    """Makes a schema without patterns, and knows all schemas within it.
+
+    Args:
+        what: Name of the schema's owner in errors.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._known: set[int] = set()
+        self._references: list[str] = []
+
+    def schema(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the schema, whose only "$id" and "$schema" are at its root.
+
+        Raises:
+            ConfigurationError: a keyword in it is not supported.
+        """
+        made = self._made({name: value for name, value in given.items() if name not in ("$id", "$schema")})
+        assert isinstance(made, dict)
+        return made | {name: given[name] for name in ("$schema",) if name in given}
+
+    def require_references(self, root: Mapping[str, Any]) -> None:
+        """Refuse references to other places than schemas that were made, for example to patterns in values.
+
+        Raises:
+            ConfigurationError: there is one.
+        """
+        for reference in self._references:
+            found = _found(root, reference) if _POINTER.fullmatch(reference) else None
+            if not isinstance(found, bool) and id(found) not in self._known and found is not root:
+                said = f"{self._what} refers to {reference[:60]!r}, which the schema does not define as #/$defs/NAME"
+                raise ConfigurationError(said)
+
+    def _made(self, schema: Any) -> Any:
+        if isinstance(schema, list):
+            return [self._made(each) for each in schema]
+        if not isinstance(schema, Mapping):
+            return schema
+        made: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in _REFUSED or key in ("$id", "$schema"):
+                instead = _REFUSED.get(key, "give it at the root alone")
+                said = f"{self._what} has {key}, which is not supported: {instead}"
+                raise ConfigurationError(said)
+            if key == "$ref" and isinstance(value, str):
+                self._references.append(value)
+            if key in _OF_SCHEMAS and isinstance(value, Mapping):
+                made[key] = {name: self._made(each) for name, each in value.items()}
+            elif key in _OF_VALUES:
+                made[key] = value
+            elif key != "pattern":
+                made[key] = self._made(value)
+        if isinstance(pattern := schema.get("pattern"), str):
+            told = f"{made['description']} " if isinstance(made.get("description"), str) else ""
+            made["description"] = f"{told}(matches the regular expression {pattern})"
+        self._known.add(id(made))
+        return made
