@@ -5,11 +5,13 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import rlm_broker
 from tests.support.clock import Clock
 
 # Without compiled modules each worker, and each process that a test starts, compiles hundreds of them again.
@@ -107,6 +109,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             "left out: tests that need a browser, a notebook, an installer or Ray (scripts/test all)"
         )
+
+
+@pytest.fixture(scope="module")
+def open_sandbox() -> Iterator[rlm_broker.Sandbox]:
+    """One open sandbox for the tests of a module that do not test its opening: this takes most of a short run's time.
+
+    It keeps no workers ready, so that the processes below the tests are the same before and after each of them.
+    """
+    with rlm_broker.Sandbox(warm=0) as opened:
+        yield opened
 
 
 @pytest.fixture
