@@ -140,7 +140,7 @@ async def test_late_result_is_discarded_and_the_end_is_told_once(is_stuck: bool)
 
 
 def test_stalled_stream_does_not_delay_the_exit() -> None:
-    with Python(["-c", LEFT_STALLED]) as program:
+    with Python(["-c", LEFT_STALLED], takes_down=True) as program:
         out, err = program.communicate()
     assert (out, err, program.returncode) == ("the limit run_timeout_s = 0.1 was reached, 0.1 used\n", "", 0)
 
