@@ -36,8 +36,11 @@ from typing import Any, Self
 
 IMPORTED = (
     "rlm_broker.cli.ask",
+    "rlm_broker.cli.batch",
     "rlm_broker.cli.config",
+    "rlm_broker.cli.eval",
     "rlm_broker.cli.exec",
+    "rlm_broker.cli.node",
     "rlm_broker.watch.otlp",
     "rlm_broker.cli.models",
     "rlm_broker.cli.ps",

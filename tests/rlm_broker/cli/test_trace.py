@@ -1,5 +1,4 @@
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.watch.otlp import export
 from rlm_broker.watch.trace_tree import tree
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import ENVIRONMENT, run, sentence
+from tests.support.forked_python import python
 
 
 def test_the_tree_of_runs_is_drawn_with_what_each_did(tmp_path: Path) -> None:
@@ -203,8 +203,7 @@ def test_view_opens_the_browser_if_there_is_a_display(trace: Path) -> None:
     for display, flags in (("", []), (":7", ["--no-open"]), (":7", [])):
         assert not opened.exists()
         environment = {**ENVIRONMENT, "DISPLAY": display, "WAYLAND_DISPLAY": "", "BROWSER": str(browser)}
-        command = [*COMMAND, "trace", "view", *flags, str(trace)]
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=WAIT_S)
+        python("-m", "rlm_broker", "trace", "view", *flags, trace, env=environment, check=True)
     assert opened.read_text() == trace.with_suffix(".html").as_uri()
 
 
