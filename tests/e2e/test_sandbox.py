@@ -449,7 +449,7 @@ atexit.register(sandbox.close)
 @pytest.mark.parametrize("level", ["strict", "standard", "process"])
 def test_sandbox_closed_at_exit_is_silent(level: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    ended = python("-c", CLOSES_AT_EXIT, level, tmp_path)
+    ended = python("-c", CLOSES_AT_EXIT, level, tmp_path, takes_down=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "200000\n1\n 1\n\n", "")
     assert list(tmp_path.iterdir()) == []
 

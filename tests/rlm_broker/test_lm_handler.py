@@ -43,10 +43,10 @@ async def test_bare_repl_is_answered_by_a_handler() -> None:
         assert handler.usage_by_depth() == {1: Usage(1, 3, 2, 0.001)}
 
 
-def test_plain_code_has_the_same() -> None:
-    with LMHandler(counted()) as handler, Sandbox() as sandbox:
+def test_plain_code_has_the_same(open_sandbox: Sandbox) -> None:
+    with LMHandler(counted()) as handler:
         answers = handler.answers()
-        with sandbox.repl("text", answer=answers) as repl:
+        with open_sandbox.repl("text", answer=answers) as repl:
             assert repl.execute("FINAL(llm_query('Is it?'))").final_answer == "yes"
         assert answers.usage.total_calls == 1
 
@@ -57,15 +57,15 @@ async def test_handler_on_another_loop_answers() -> None:
             assert (await repl.aexecute("FINAL(llm_query('Is it?'))")).final_answer == "yes"
 
 
-async def test_repls_have_own_and_shared_budgets() -> None:
+async def test_repls_have_own_and_shared_budgets(open_sandbox: Sandbox) -> None:
     """Each REPL has a budget of its own, and all have one together."""
     code = "FINAL([llm_query(str(number)) for number in range(3)])"
-    async with LMHandler(counted()) as handler, Sandbox() as sandbox:
+    async with LMHandler(counted()) as handler:
         shared = Budget(Limits(max_llm_calls=5))
         several = [handler.answers(Limits(max_llm_calls=2), budget=shared) for _ in range(3)]
         finals: list[Any] = []
         for answers in several:
-            async with sandbox.repl("text", answer=answers) as repl:
+            async with open_sandbox.repl("text", answer=answers) as repl:
                 finals.append((await repl.aexecute(code)).final_answer)
         assert [each.usage.total_calls for each in several] == [2, 2, 1]
         assert "the limit max_llm_calls = 2 was reached" in finals[0]
@@ -74,13 +74,13 @@ async def test_repls_have_own_and_shared_budgets() -> None:
         assert several[2].left()["max_llm_calls"] == 0
 
 
-async def test_shared_tokens_are_not_overspent_by_calls_at_once() -> None:
-    async with LMHandler(counted()) as handler, Sandbox() as sandbox:
+async def test_shared_tokens_are_not_overspent_by_calls_at_once(open_sandbox: Sandbox) -> None:
+    async with LMHandler(counted()) as handler:
         shared = Budget(Limits(max_tokens=12))
         several = [handler.answers(budget=shared) for _ in range(4)]
 
         async def rollout(answer: Any) -> str | None:
-            async with sandbox.repl("text", answer=answer) as repl:
+            async with open_sandbox.repl("text", answer=answer) as repl:
                 return (await repl.aexecute("FINAL(llm_query_batched(['a' * 12, 'b' * 12]))")).final_answer
 
         await asyncio.gather(*map(rollout, several))
@@ -88,25 +88,25 @@ async def test_shared_tokens_are_not_overspent_by_calls_at_once() -> None:
         assert 12 <= total.total_input_tokens + total.total_output_tokens <= 15
 
 
-async def test_rlm_query_needs_the_means() -> None:
+async def test_rlm_query_needs_the_means(open_sandbox: Sandbox) -> None:
     def reply(request: LMRequest) -> str:
         return "```repl\nFINAL(len(context))\n```" if request.is_loop else "as a completion"
 
     code = "FINAL(rlm_query('four'))"
-    async with LMHandler(ScriptedClient(reply)) as handler, Sandbox() as sandbox:
+    async with LMHandler(ScriptedClient(reply)) as handler:
         finals: list[str | None] = []
-        for means, limits in ((None, None), (sandbox, Limits(max_depth=2))):
+        for means, limits in ((None, None), (open_sandbox, Limits(max_depth=2))):
             answers = handler.answers(limits, sandbox=means)
-            async with sandbox.repl("text", answer=answers) as repl:
+            async with open_sandbox.repl("text", answer=answers) as repl:
                 finals.append((await repl.aexecute(code)).final_answer)
         assert finals == ["as a completion", "4"]
 
 
-async def test_tools_and_events_of_a_repl() -> None:
+async def test_tools_and_events_of_a_repl(open_sandbox: Sandbox) -> None:
     seen: list[Event] = []
-    async with LMHandler(counted()) as handler, Sandbox() as sandbox:
+    async with LMHandler(counted()) as handler:
         answers = handler.answers(tools={"double": lambda number: 2 * number, "PRICE": 3}, on_event=seen.append)
-        async with sandbox.repl("text", answer=answers, tools=answers.tools, values=answers.values) as repl:
+        async with open_sandbox.repl("text", answer=answers, tools=answers.tools, values=answers.values) as repl:
             block = await repl.aexecute("llm_query('x'); FINAL(double(PRICE))")
     assert block.final_answer == "6"
     assert [type(event) for event in seen if isinstance(event, CallEnded | ToolEnded)] == [CallEnded, ToolEnded]
@@ -114,12 +114,12 @@ async def test_tools_and_events_of_a_repl() -> None:
     assert not any(isinstance(event, RunStarted) for event in seen)
 
 
-async def test_depth_decides_which_model_answers() -> None:
+async def test_depth_decides_which_model_answers(open_sandbox: Sandbox) -> None:
     root, sub = counted(model="root"), counted(model="sub")
-    async with LMHandler(root, other_backend_client=sub) as handler, Sandbox() as sandbox:
+    async with LMHandler(root, other_backend_client=sub) as handler:
         for depth in (1, 3):
             answers = handler.answers(depth=depth)
-            async with sandbox.repl("text", answer=answers) as repl:
+            async with open_sandbox.repl("text", answer=answers) as repl:
                 await repl.aexecute("llm_query('x')")
             assert list(answers.usage.model_usage_summaries) == ["sub"]
             assert list(answers.usage_by_depth) == [depth]
@@ -154,15 +154,14 @@ def test_budget_is_made_of_limits() -> None:
         Budget(5)  # type: ignore[arg-type]
 
 
-async def test_failed_callback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_callback_is_logged_once(caplog: pytest.LogCaptureFixture, open_sandbox: Sandbox) -> None:
     def fails(_: Event) -> None:
         raise NameError("no such name")
 
     with caplog.at_level(logging.WARNING, "rlm_broker"):
         async with (
             LMHandler(counted()) as handler,
-            Sandbox() as sandbox,
-            sandbox.repl("text", answer=handler.answers(on_event=fails)) as repl,
+            open_sandbox.repl("text", answer=handler.answers(on_event=fails)) as repl,
         ):
             assert (await repl.aexecute("FINAL(llm_query('x'))")).final_answer == "yes"
     [logged] = caplog.messages

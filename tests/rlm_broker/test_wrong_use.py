@@ -44,8 +44,8 @@ def test_constructor_refuses_unusable_arguments(given: dict[str, Any], why: str)
         RLM(**given)
 
 
-def test_a_function_is_a_model() -> None:
-    assert RLM(lambda _messages: ANSWERS).completion("text", "?").response == "text"
+def test_a_function_is_a_model(open_sandbox: Sandbox) -> None:
+    assert RLM(lambda _messages: ANSWERS, sandbox=open_sandbox).completion("text", "?").response == "text"
 
 
 @pytest.fixture
@@ -58,23 +58,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("text", ["notes.txt", "logs/server.log", "./logs", "logs/"])
-def test_text_naming_a_path_is_refused_with_remedy(folder: Path, text: str) -> None:
+def test_text_naming_a_path_is_refused_with_remedy(folder: Path, text: str, open_sandbox: Sandbox) -> None:
     """A text that names a path is refused with what to write instead."""
     for name in (text, str(folder / text)):
         with pytest.raises(ContextRefused, match=re.escape(f"if that is meant, give Path({name!r}); if the text")):
             RLM(ScriptedClient([])).completion(name, "?")
-    with Sandbox() as sandbox, pytest.raises(ContextRefused, match=re.escape(f"Path({text!r})")):
-        sandbox.repl(text)
+    with pytest.raises(ContextRefused, match=re.escape(f"Path({text!r})")):
+        open_sandbox.repl(text)
     with pytest.raises(ContextRefused, match="the context comes first, then the question"):
         RLM(ScriptedClient([])).completion("When did it fail?", text)
 
 
 @pytest.mark.parametrize("answer", ["yes", None, 5, LMHandler(FunctionClient(lambda _: ""))])
-def test_uncallable_answer_is_refused_with_remedy(answer: Any) -> None:
+def test_uncallable_answer_is_refused_with_remedy(answer: Any, open_sandbox: Sandbox) -> None:
     """An answer function that cannot be called is refused with what to give instead."""
     said = re.escape(f"not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
-    with Sandbox(warm=0) as sandbox, sandbox.template() as template:
-        for make in (sandbox.repl, template.repl):
+    with open_sandbox.template() as template:
+        for make in (open_sandbox.repl, template.repl):
             with pytest.raises(ConfigurationError, match=said):
                 make(answer=answer)
 
@@ -88,32 +88,32 @@ def test_an_address_is_refused_as_a_context() -> None:
     "text",
     ["notes.txt\n", "see notes.txt", "nowhere.txt", "Is https://example.org up?", "x" * 5000, "a\0b", "\ud800", ""],
 )
-def test_a_text_that_is_meant_is_a_context(folder: Path, text: str) -> None:
+def test_a_text_that_is_meant_is_a_context(folder: Path, text: str, open_sandbox: Sandbox) -> None:
     del folder
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rlm = RLM(FunctionClient(lambda _: "```repl\nFINAL(str(len(context)))\n```"))
+        rlm = RLM(FunctionClient(lambda _: "```repl\nFINAL(str(len(context)))\n```"), sandbox=open_sandbox)
         assert rlm.completion(text, "?").response == str(len(text))
 
 
-def test_context_named_like_a_folder_gives_a_warning(folder: Path) -> None:
+def test_context_named_like_a_folder_gives_a_warning(folder: Path, open_sandbox: Sandbox) -> None:
     """A word that is also the name of a folder is a context with a warning."""
     del folder
     with pytest.warns(UserWarning, match="a path of that name exists"):
-        assert RLM(lambda _messages: ANSWERS).completion("logs", "?").response == "logs"
+        assert RLM(lambda _messages: ANSWERS, sandbox=open_sandbox).completion("logs", "?").response == "logs"
 
 
-def test_context_and_question_in_the_wrong_order_are_noticed(folder: Path) -> None:
+def test_context_and_question_in_the_wrong_order_are_noticed(folder: Path, open_sandbox: Sandbox) -> None:
     with pytest.raises(ConfigurationError, match="not PosixPath: the context comes first, then the question"):
         RLM(ScriptedClient([])).completion("When?", folder)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="the context comes first, then the question"):
-        RLM(lambda _messages: ANSWERS).completion("When did it fail?", "a line of a log\n" * 1000)
+        RLM(lambda _messages: ANSWERS, sandbox=open_sandbox).completion("When did it fail?", "a line of a log\n" * 1000)
 
 
-def test_prompts_of_children_may_name_what_they_like(folder: Path) -> None:
+def test_prompts_of_children_may_name_what_they_like(folder: Path, open_sandbox: Sandbox) -> None:
     del folder
     asks = "```repl\nFINAL(rlm_query('notes.txt'))\n```"
-    rlm = RLM(ScriptedClient([asks, "FINAL(of the child)"]), limits=Limits(max_depth=2))
+    rlm = RLM(ScriptedClient([asks, "FINAL(of the child)"]), limits=Limits(max_depth=2), sandbox=open_sandbox)
     assert rlm.completion("text", "?").response == "of the child"
 
 
@@ -128,17 +128,17 @@ def test_limits_of_a_sandbox_are_limits() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 0, -1, "5", True])
-def test_invalid_timeout_is_refused_and_keeps_the_repl(timeout_s: Any) -> None:
+def test_invalid_timeout_is_refused_and_keeps_the_repl(timeout_s: Any, open_sandbox: Sandbox) -> None:
     """A timeout that is no positive number is refused, and the REPL stays usable."""
-    with Sandbox() as sandbox, sandbox.repl() as repl:
+    with open_sandbox.repl() as repl:
         with pytest.raises(ConfigurationError, match="give a positive number of seconds"):
             repl.execute("1", timeout_s=timeout_s)
         assert repl.execute("1").stdout == "1\n"
 
 
 @pytest.mark.parametrize("code", [5, None, b"x"])
-def test_code_is_text_and_nothing_else_costs_variables(code: Any) -> None:
-    with Sandbox() as sandbox, sandbox.repl() as repl:
+def test_code_is_text_and_nothing_else_costs_variables(code: Any, open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl() as repl:
         repl.execute("v = 1")
         with pytest.raises(ConfigurationError, match="code must be text"):
             repl.execute(code)
@@ -168,12 +168,14 @@ def test_rlm_on_an_ended_loop_can_be_closed() -> None:
     rlm.close()
 
 
-def test_completion_names_the_limit_that_ended_its_turns() -> None:
+def test_completion_names_the_limit_that_ended_its_turns(open_sandbox: Sandbox) -> None:
     """An answer that was asked for at a limit says so."""
     looks = "I am looking.\n```repl\nprint(1)\n```"
-    done = RLM(ScriptedClient([looks, looks]), limits=Limits(max_iterations=1)).completion("text", "?")
+    done = RLM(ScriptedClient([looks, looks]), limits=Limits(max_iterations=1), sandbox=open_sandbox).completion(
+        "text", "?"
+    )
     assert (done.response, done.limit) == ("I am looking.", "max_iterations")
-    assert RLM(ScriptedClient([ANSWERS])).completion("text", "?").limit is None
+    assert RLM(ScriptedClient([ANSWERS]), sandbox=open_sandbox).completion("text", "?").limit is None
 
 
 @pytest.mark.parametrize(
@@ -185,9 +187,9 @@ def test_completion_names_the_limit_that_ended_its_turns() -> None:
         ({"answer": 3}, "answer must be an async function of one query"),
     ],
 )
-def test_repl_refuses_unusable_arguments(given: dict[str, Any], why: str) -> None:
-    with Sandbox() as sandbox, pytest.raises(ConfigurationError, match=re.escape(why)):
-        sandbox.repl(**given)
+def test_repl_refuses_unusable_arguments(given: dict[str, Any], why: str, open_sandbox: Sandbox) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(why)):
+        open_sandbox.repl(**given)
 
 
 @pytest.mark.parametrize(
@@ -206,21 +208,20 @@ def test_sandbox_settings_are_refused_before_sharing(given: dict[str, Any], why:
             make(**given)
 
 
-async def test_answer_of_another_kind_fails_its_query() -> None:
+async def test_answer_of_another_kind_fails_its_query(open_sandbox: Sandbox) -> None:
     async def answers(_query: object) -> Any:
         return "x"
 
-    async with Sandbox() as sandbox, sandbox.repl("text", answer=answers) as repl:
+    async with open_sandbox.repl("text", answer=answers) as repl:
         block = await repl.aexecute("llm_query('x')")
     assert "the function that answers this REPL must return a list of Slot" in block.stdout
 
 
-def test_value_for_a_closed_repl_is_refused() -> None:
-    with Sandbox() as sandbox:
-        with sandbox.repl() as repl:
-            pass
-        with pytest.raises(ReplClosed, match="this REPL was closed"):
-            repl.provide({"a": 1})
+def test_value_for_a_closed_repl_is_refused(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl() as repl:
+        pass
+    with pytest.raises(ReplClosed, match="this REPL was closed"):
+        repl.provide({"a": 1})
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def main() -> int:
         "env": dict(os.environ),
         "takes_terminal": False,
         "ignores": [],
+        "takes_down": False,
     }
     with socket.socket(socket.AF_UNIX) as connected:
         folder, _, name = address.rpartition("/")

@@ -1,8 +1,9 @@
 """Programs in Python as forks of one process that has imported the package: its import is most of a short program's time.
 
 A program is a process of its own, with its own standard streams, folder, variables and session, as one that a shell has
-started. It begins as `python -m MODULE`, `python -c CODE` and `python FILE` do, and its interpreter ends as every other.
-What is tested of imports themselves needs an interpreter of its own.
+started. It begins as `python -m MODULE`, `python -c CODE` and `python FILE` do. At its end it waits for its threads, runs
+what is registered with `atexit` and flushes its streams, as every other; its modules are not taken down, which would take
+50 of a short program's 60 ms. What is tested of imports themselves needs an interpreter of its own.
 
     python forked_python.py LISTENING LIFELINE MODULE...
 
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -34,8 +36,11 @@ from typing import Any, Self
 
 IMPORTED = (
     "rlm_broker.cli.ask",
+    "rlm_broker.cli.batch",
     "rlm_broker.cli.config",
+    "rlm_broker.cli.eval",
     "rlm_broker.cli.exec",
+    "rlm_broker.cli.node",
     "rlm_broker.watch.otlp",
     "rlm_broker.cli.models",
     "rlm_broker.cli.ps",
@@ -67,6 +72,7 @@ class Python:
         cwd: Its folder; None takes that of this process.
         takes_terminal: Whether its stdin becomes the terminal of a session of its own.
         ignores: Signals that it ignores from its start on, as under `nohup`.
+        takes_down: Whether its interpreter takes down its modules at its end, for tests of just that.
         forks: Result of `address`; None takes that without arguments.
     """
 
@@ -81,6 +87,7 @@ class Python:
         cwd: Path | str | None = None,
         takes_terminal: bool = False,
         ignores: Sequence[signal.Signals] = (),
+        takes_down: bool = False,
         forks: str | None = None,
     ) -> None:
         self.args = [*map(str, arguments)]
@@ -91,6 +98,7 @@ class Python:
             "env": dict(os.environ if env is None else env),
             "takes_terminal": takes_terminal,
             "ignores": [*ignores],
+            "takes_down": takes_down,
         }
         with contextlib.ExitStack() as theirs:
             self.stdin, read = _input(stdin, theirs)
@@ -171,12 +179,13 @@ def python(
     env: Mapping[str, str] | None = None,
     cwd: Path | str | None = None,
     check: bool = False,
+    takes_down: bool = False,
     timeout: float = WAIT_S,
 ) -> "subprocess.CompletedProcess[str]":
     """Run one program to its end, as `subprocess.run` does.
 
     Args:
-        arguments: As for `Python`, like `env` and `cwd`.
+        arguments: As for `Python`, like `env`, `cwd` and `takes_down`.
         stdin: All that its input has.
         check: Whether an exit code other than 0 is an error.
         timeout: Seconds until it is killed.
@@ -185,7 +194,7 @@ def python(
         subprocess.CalledProcessError: The exit code is another one, and `check` is set.
         subprocess.TimeoutExpired: It did not end in time.
     """
-    with Python(arguments, stdin=subprocess.PIPE, env=env, cwd=cwd) as started:
+    with Python(arguments, stdin=subprocess.PIPE, env=env, cwd=cwd, takes_down=takes_down) as started:
         out, err = started.communicate(stdin, timeout)
     done = subprocess.CompletedProcess(started.args, started.wait(), out, err)
     if check:
@@ -337,8 +346,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     )
 
 
-def _program() -> tuple[str, str]:
-    """Serve; return in the process of a program alone: "-m", "-c" or "", and the module, the code or the file."""
+def _program() -> tuple[str, str, bool]:
+    """Serve; return in the process of a program alone: "-m", "-c" or "", the module, the code or the file, and its end."""
     listening = socket.socket(fileno=int(sys.argv[1]))
     lifeline = int(sys.argv[2])
     _leave_the_caller()
@@ -354,16 +363,35 @@ def _program() -> tuple[str, str]:
     first = {"-m": request["cwd"], "-c": "", "": str(Path(what).parent)}[how]
     sys.path[0:1] = [first, *filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = [how or what, *arguments]
-    return how, what
+    return how, what, request["takes_down"]
+
+
+def _end(code: int) -> None:
+    """End the program without taking down its modules. Streams that cannot be flushed are left to the interpreter."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
-    how, what = _program()
-    if how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-    elif not how:
-        runpy.run_path(what, run_name="__main__")
-    else:
-        this, sys.modules["__main__"] = sys.modules["__main__"], (main := ModuleType("__main__"))
-        exec(compile(what, "<string>", "exec"), vars(main))
+    how, what, takes_down = _program()
+    try:
+        if how == "-m":
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        elif not how:
+            runpy.run_path(what, run_name="__main__")
+        else:
+            this, sys.modules["__main__"] = sys.modules["__main__"], (main := ModuleType("__main__"))
+            exec(compile(what, "<string>", "exec"), vars(main))
+    except SystemExit as ended:
+        if takes_down or not isinstance(ended.code, int | None):
+            raise
+        _end(ended.code or 0)
+    if not takes_down:
+        _end(0)

@@ -1,14 +1,12 @@
 """A command on a real terminal, and what it shows there."""
 
-import fcntl
 import os
 import pty
 import re
-import subprocess
 import termios
 from collections.abc import Callable
 
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
+from tests.support.command import ENVIRONMENT, WAIT_S, started
 
 COLUMNS = 70
 """Columns of the terminal."""
@@ -22,9 +20,7 @@ def on_a_terminal(
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, COLUMNS))
     env = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": str(COLUMNS), **variables}  # pytest-xdist sets this variable, too
-    with subprocess.Popen(
-        [*COMMAND, *command], stdin=theirs, stdout=theirs, stderr=theirs, env=env, preexec_fn=_take_terminal
-    ) as process:
+    with started(*command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, takes_terminal=True) as process:
         os.close(theirs)
         seen = b""
         while True:
@@ -41,12 +37,6 @@ def on_a_terminal(
         process.wait(WAIT_S)
     os.close(ours)
     return seen
-
-
-def _take_terminal() -> None:
-    """Make stdin the terminal of a session of its own, so that Ctrl+C is a signal."""
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def lines_shown(seen: bytes) -> list[str]:

@@ -16,8 +16,10 @@ from click.testing import CliRunner
 
 from rlm_broker.batch.status import read_status
 from rlm_broker.cli.main import cli
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import started as started_command
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
+from tests.support.forked_python import Python
 from tests.support.terminals import lines_shown, on_a_terminal
 from tests.support.waiting import until_now
 
@@ -97,11 +99,9 @@ def lines_of(out: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def started(*arguments: str, stdin: int | None = None) -> Iterator["subprocess.Popen[bytes]"]:
+def started(*arguments: str, stdin: int = subprocess.DEVNULL) -> Iterator[Python]:
     """Run a command for the length of a `with`; at its end, what is left is killed."""
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
-    ) as process:
+    with started_command(*arguments, stdin=stdin) as process:
         try:
             yield process
         finally:
@@ -216,15 +216,15 @@ def test_scores_that_fail_are_told(server: FakeOpenAI, items: Path, tmp_path: Pa
 def test_items_of_stdin_are_asked_as_they_come(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
     """A wrong line of stdin ends the batch when its turn comes. The results before it stay, and a file goes on."""
     out = tmp_path / "out.jsonl"
-    first = items.read_bytes().splitlines(keepends=True)[0]
+    first = items.read_text().splitlines(keepends=True)[0]
     with started(*of(server, "-", out, "-q"), stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(first)
         process.stdin.flush()
         until_now(lambda: out.exists() and out.read_bytes().endswith(b"\n"))
-        _, err = process.communicate(b"nonsense\n", timeout=WAIT_S)
+        _, err = process.communicate("nonsense\n", timeout=WAIT_S)
     assert process.returncode == 2
-    assert b"rlm-broker batch: line 2 of stdin is not a JSON object" in err
+    assert "rlm-broker batch: line 2 of stdin is not a JSON object" in err
     assert batch(*of(server, items, out, "-q")).returncode == 0
     assert len(lines_of(out)) == len(NAMES)
     assert len(server.requests) == 2 * len(NAMES)
@@ -257,8 +257,8 @@ def test_ended_batch_goes_on_without_paying_twice(
         assert process.returncode == -number
     else:
         assert process.returncode == 128 + number
-        assert b"rlm-broker batch: stopped; the same command goes on" in err
-        assert b"Traceback" not in err
+        assert "rlm-broker batch: stopped; the same command goes on" in err
+        assert "Traceback" not in err
     assert read_status(out).process is None
     provider.held.clear()
     roots = provider.roots
@@ -286,7 +286,7 @@ def test_batch_is_listed_and_stopped(
         assert batch("stop", str(process.pid)).returncode == 0
         _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 3
-    assert err == b"rlm-broker batch: stopped; the same command goes on\n"
+    assert err == "rlm-broker batch: stopped; the same command goes on\n"
     assert provider.roots == 2
 
 

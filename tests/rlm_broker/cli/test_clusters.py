@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import pytest
 
 from rlm_broker.cli.clusters import opened_cluster
 from rlm_broker.errors import ConfigurationError
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
+from tests.support.command import WAIT_S
+from tests.support.command import started as started_command
 
 NONE = {"nodes": None, "advertise": None, "token_file": None, "plain": False, "cluster": None, "join_timeout_s": None}
 JOIN = "rlm-broker ask: run on each node, with a copy of the token file: rlm-broker "
@@ -20,10 +20,7 @@ JOIN = "rlm-broker ask: run on each node, with a copy of the token file: rlm-bro
 @contextlib.contextmanager
 def started(*words: str | Path) -> Any:
     """A command, which is killed if it has not ended at the end of the test."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [*COMMAND, *map(str, words)], env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    with started_command(*words) as process:
         try:
             yield process
         finally:

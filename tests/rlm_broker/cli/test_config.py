@@ -3,7 +3,8 @@ import subprocess
 from pathlib import Path
 
 from rlm_broker.limits import Limits
-from tests.support.command import COMMAND, ENVIRONMENT, run, sentence
+from tests.support.command import ENVIRONMENT, run, sentence
+from tests.support.forked_python import python
 
 
 def test_every_setting_is_shown_with_its_source() -> None:
@@ -27,9 +28,7 @@ def test_a_typo_suggests_the_right_name() -> None:
 def test_trusting_a_project_says_what_was_trusted(tmp_path: Path) -> None:
     (tmp_path / "rlm-broker.toml").write_text("cache = 'mine.sqlite'\nisolation = 'process'\n")
     env = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path / "state")}
-    done = subprocess.run(
-        [*COMMAND, "config", "trust"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+    done = python("-m", "rlm_broker", "config", "trust", cwd=tmp_path, env=env)
     assert done.stdout == f"trusted {tmp_path}/rlm-broker.toml, which sets cache, isolation = process\n"
     assert (done.stderr, done.returncode) == ("", 0)
 
@@ -39,8 +38,7 @@ def test_a_project_that_is_not_trusted_is_shown_and_marked(tmp_path: Path) -> No
     env = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path / "state")}
 
     def shown(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [*COMMAND, "config", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        return python("-m", "rlm_broker", "config", *arguments, cwd=tmp_path, env=env)
 
     before = shown("show", "--json")
     settings = json.loads(before.stdout)
@@ -55,8 +53,7 @@ def test_a_project_that_is_not_trusted_is_shown_and_marked(tmp_path: Path) -> No
 
 
 def test_a_setting_that_ask_refuses_is_not_shown() -> None:
-    command, env = [*COMMAND, "config", "show"], {**ENVIRONMENT, "RLM_BROKER_ISOLATION": "nope"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = python("-m", "rlm_broker", "config", "show", env={**ENVIRONMENT, "RLM_BROKER_ISOLATION": "nope"})
     assert (done.returncode, done.stdout) == (2, "")
     assert sentence(done).startswith("rlm-broker config: RLM_BROKER_ISOLATION: no isolation level 'nope'; choose one")
 
@@ -65,6 +62,6 @@ def test_password_of_an_address_is_not_shown() -> None:
     """Neither form of `config show` prints it."""
     env = {**ENVIRONMENT, "RLM_BROKER_BASE_URL": "http://user:pass1234@gpu:8000/v1"}
     for form in ([], ["--json"]):
-        done = subprocess.run([*COMMAND, "config", "show", *form], env=env, capture_output=True, text=True, check=False)
+        done = python("-m", "rlm_broker", "config", "show", *form, env=env)
         assert "gpu:8000" in done.stdout
         assert "pass1234" not in done.stdout + done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import WAIT_S, run, sentence, started
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
 from tests.support.waiting import until_now
 
@@ -84,8 +84,7 @@ def test_killed_evaluation_goes_on(tmp_path: Path) -> None:
     """Killed at its fourth call of six, the same command asks what has no result yet, and nothing twice."""
     options = ("eval", "--data", str(_data(tmp_path, 3)), "--arms", "plain,rlm1", "--max-concurrent", "1", "-q")
     with FakeOpenAI(_asked, _asked, _asked, Answer(never=True)) as server:
-        command = [*COMMAND, *options, *_settings(tmp_path / "out", server)]
-        with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL) as process:
+        with started(*options, *_settings(tmp_path / "out", server), stdout=subprocess.DEVNULL) as process:
             until_now(lambda: len(server.requests) == 4)
             process.send_signal(signal.SIGKILL)
             assert process.wait(WAIT_S) == -signal.SIGKILL
@@ -103,7 +102,7 @@ def test_killed_evaluation_goes_on(tmp_path: Path) -> None:
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     with FakeOpenAI(Answer(never=True)) as server:
         options = ("eval", "--data", str(_data(tmp_path, 1)), *_settings(tmp_path / "out", server), "-q")
-        with subprocess.Popen([*COMMAND, *options], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        with started(*options) as process:
             until_now(lambda: server.requests)
             process.send_signal(signal.SIGINT)
             _, told = process.communicate(timeout=WAIT_S)

@@ -1,5 +1,4 @@
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.watch.otlp import export
 from rlm_broker.watch.trace_tree import tree
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import ENVIRONMENT, run, sentence
+from tests.support.forked_python import python
 
 
 def test_the_tree_of_runs_is_drawn_with_what_each_did(tmp_path: Path) -> None:
@@ -119,7 +119,13 @@ def test_trace_cut_anywhere_shows_what_its_whole_lines_say(tmp_path: Path) -> No
     with TraceWriter(path) as writer:
         RLM(ScriptedClient(["FINAL(\N{GRINNING FACE})"]), on_event=writer).completion("c", "the question")
     whole = path.read_bytes()
-    for size in range(whole.index(b"\n") + 1, len(whole)):
+    first, last = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
+    half = (
+        whole.index("\N{GRINNING FACE}".encode()) if "\N{GRINNING FACE}".encode() in whole else whole.index(b"\\ud83d")
+    )
+    ends = {at + more for at, byte in enumerate(whole) if byte == 10 for more in (-1, 0, 1, 2)}
+    sizes = {*range(first, last, 13), *range(half, half + 12), *ends, *range(last, len(whole))}
+    for size in sorted(size for size in sizes if first <= size < len(whole)):
         path.write_bytes(whole[:size])
         assert tree(path)[0] == "1 [scripted] the question"
     path.write_bytes(whole[:50])
@@ -197,8 +203,7 @@ def test_view_opens_the_browser_if_there_is_a_display(trace: Path) -> None:
     for display, flags in (("", []), (":7", ["--no-open"]), (":7", [])):
         assert not opened.exists()
         environment = {**ENVIRONMENT, "DISPLAY": display, "WAYLAND_DISPLAY": "", "BROWSER": str(browser)}
-        command = [*COMMAND, "trace", "view", *flags, str(trace)]
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=WAIT_S)
+        python("-m", "rlm_broker", "trace", "view", *flags, trace, env=environment, check=True)
     assert opened.read_text() == trace.with_suffix(".html").as_uri()
 
 

@@ -84,8 +84,10 @@ async def test_stalled_stream_ends_its_run_at_the_limit_and_no_other(
         assert [each.pieces for each in stalled] == before
 
 
-async def test_stop_ends_a_reading_that_stalls(stalled: list[Stalled], model: ScriptedClient) -> None:
-    async with RLM(model) as rlm:
+async def test_stop_ends_a_reading_that_stalls(
+    stalled: list[Stalled], model: ScriptedClient, open_sandbox: Sandbox
+) -> None:
+    async with RLM(model, sandbox=open_sandbox) as rlm:
         run = rlm.start(stalled[0], "how long?")
         await until(stalled[0].begun.is_set)
         run.stop()
@@ -93,7 +95,7 @@ async def test_stop_ends_a_reading_that_stalls(stalled: list[Stalled], model: Sc
         assert (completion.response, completion.is_stopped, completion.trajectory) == (None, True, ())
 
 
-async def test_reading_counts_as_time_of_the_run(model: ScriptedClient) -> None:
+async def test_reading_counts_as_time_of_the_run(model: ScriptedClient, open_sandbox: Sandbox) -> None:
     taken_s = list[float]()
 
     class Slow:
@@ -103,7 +105,7 @@ async def test_reading_counts_as_time_of_the_run(model: ScriptedClient) -> None:
             taken_s.append(time.monotonic() - started)
             return b"" if len(taken_s) > 1 else b"a piece "
 
-    async with RLM(model) as rlm:
+    async with RLM(model, sandbox=open_sandbox) as rlm:
         done = await rlm.acompletion(Slow(), "how long?")
     assert done.execution_time >= sum(taken_s)
 
@@ -140,7 +142,7 @@ async def test_late_result_is_discarded_and_the_end_is_told_once(is_stuck: bool)
 
 
 def test_stalled_stream_does_not_delay_the_exit() -> None:
-    with Python(["-c", LEFT_STALLED]) as program:
+    with Python(["-c", LEFT_STALLED], takes_down=True) as program:
         out, err = program.communicate()
     assert (out, err, program.returncode) == ("the limit run_timeout_s = 0.1 was reached, 0.1 used\n", "", 0)
 

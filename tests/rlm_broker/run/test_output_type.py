@@ -12,6 +12,7 @@ from rlm_broker.errors import ConfigurationError, OutputInvalid
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.run.output_type import OutputType
+from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.json_schemas import CheckedSchema
 
 
@@ -47,12 +48,12 @@ def test_an_answer_becomes_a_value(wanted: Any, answer: str, value: object) -> N
     assert OutputType(wanted).judge(answer, 0) == (None, value)
 
 
-def test_wrong_answer_returns_with_fault_and_schema() -> None:
+def test_wrong_answer_returns_with_fault_and_schema(open_sandbox: Sandbox) -> None:
     """A wrong answer goes back to the model with its fault and the schema."""
     client = ScriptedClient(
         ["FINAL(Ada, aged 36)", '```repl\nFINAL({"name": "Ada", "age": "old"})\n```', f"FINAL({GOOD})"]
     )
-    done = RLM(client).completion("text", "Who?", output_type=Person)
+    done = RLM(client, sandbox=open_sandbox).completion("text", "Who?", output_type=Person)
     assert done.parsed == Person(name="Ada", age=36)
     assert done.response == GOOD
     told = [str(request.messages[-1].content) for request in client.requests]
@@ -61,23 +62,30 @@ def test_wrong_answer_returns_with_fault_and_schema() -> None:
     assert "age: Input should be a valid integer" in told[2]
 
 
-def test_exhausted_retries_end_with_the_last_answer() -> None:
+def test_exhausted_retries_end_with_the_last_answer(open_sandbox: Sandbox) -> None:
     """The run ends with the last answer after its retries."""
     client = ScriptedClient(["FINAL(one)", "FINAL(two)", "FINAL(three)", "FINAL(four)"])
     with pytest.raises(OutputInvalid, match="the answer is not of the wanted type") as failed:
-        RLM(client, limits=Limits(max_output_retries=1)).completion("text", "Who?", output_type=int)
+        RLM(client, limits=Limits(max_output_retries=1), sandbox=open_sandbox).completion(
+            "text", "Who?", output_type=int
+        )
     assert failed.value.answer == "two"
     assert len(client.requests) == 2
 
 
-def test_a_plain_completion_has_a_type_too() -> None:
+def test_a_plain_completion_has_a_type_too(open_sandbox: Sandbox) -> None:
     client = ScriptedClient(["many", "42"])
-    assert RLM(client, limits=Limits(max_depth=0)).completion("text", "How many?", output_type=int).parsed == 42
+    assert (
+        RLM(client, limits=Limits(max_depth=0), sandbox=open_sandbox)
+        .completion("text", "How many?", output_type=int)
+        .parsed
+        == 42
+    )
 
 
-def test_last_answer_without_turns_left_is_judged() -> None:
+def test_last_answer_without_turns_left_is_judged(open_sandbox: Sandbox) -> None:
     client = ScriptedClient(["```repl\n1\n```", "no number", "FINAL(7)"])
-    done = RLM(client, limits=Limits(max_iterations=1)).completion("text", "?", output_type=int)
+    done = RLM(client, limits=Limits(max_iterations=1), sandbox=open_sandbox).completion("text", "?", output_type=int)
     assert done.parsed == 7
 
 

@@ -196,8 +196,8 @@ def test_none_is_an_empty_reply_and_not_the_end(sandbox: Sandbox) -> None:
 # -- alone -----------------------------------------------------------------------------------------------------------
 
 
-async def test_blocks_per_run_are_bounded() -> None:
-    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+async def test_blocks_per_run_are_bounded(open_sandbox: Sandbox) -> None:
+    async with open_sandbox.repl() as repl:
         progress = Progress()
         actions = ReplyActions(repl, Limits(max_blocks=3), NO_EVENTS, progress)
         answer, not_run = await actions.act(1, f"{PRINTS}\n{PRINTS}", [])
@@ -210,9 +210,9 @@ async def test_blocks_per_run_are_bounded() -> None:
         assert ReplyActions(repl, Limits(max_blocks=None), NO_EVENTS, progress).blocks_left() is None
 
 
-async def test_draft_is_kept_until_withdrawn_and_through_a_kill() -> None:
+async def test_draft_is_kept_until_withdrawn_and_through_a_kill(open_sandbox: Sandbox) -> None:
     """A draft of code is kept until it is taken back, and through a kill."""
-    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+    async with open_sandbox.repl() as repl:
         progress = Progress()
         actions = ReplyActions(repl, Limits(), NO_EVENTS, progress)
         await actions.act(1, "so far\n```repl\nanswer['content'] = 'a draft'\n```", [])
@@ -232,9 +232,9 @@ async def test_implausible_reply_is_not_read() -> None:
     assert middling.final == FinalText("yes")
 
 
-async def test_reply_outcome_is_told_by_events() -> None:
+async def test_reply_outcome_is_told_by_events(open_sandbox: Sandbox) -> None:
     events: list[Event] = []
-    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+    async with open_sandbox.repl() as repl:
         actions = ReplyActions(repl, Limits(), TreeEvents("tree", [events.append]).of("1", 0), Progress())
         said = f"{PRINTS}\n{SILENT}\n```bash\nls\n```"
         blocks: list[Block] = []
@@ -258,9 +258,9 @@ async def test_reply_outcome_is_told_by_events() -> None:
     assert [variable.name for variable in blocks[1].variables] == ["x"]
 
 
-async def test_of_several_blocks_the_last_that_ran_decides() -> None:
+async def test_of_several_blocks_the_last_that_ran_decides(open_sandbox: Sandbox) -> None:
     kill = "```repl\nimport os; os._exit(1)\n```"
-    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+    async with open_sandbox.repl() as repl:
         actions = ReplyActions(repl, Limits(), NO_EVENTS, Progress())
         answer, _ = await actions.act(1, f"{SILENT}\n```repl\nFINAL('second')\n```\n{PRINTS}", [])
         assert answer == ReplyAnswer("second")
@@ -272,9 +272,9 @@ async def test_of_several_blocks_the_last_that_ran_decides() -> None:
         assert [each.reason for each in not_run] == ["Block 2 was killed."]
 
 
-async def test_answer_lookup_uses_no_block_of_the_run() -> None:
+async def test_answer_lookup_uses_no_block_of_the_run(open_sandbox: Sandbox) -> None:
     """Looking up the answer takes no block that another turn could have."""
-    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+    async with open_sandbox.repl() as repl:
         actions = ReplyActions(repl, Limits(max_blocks=1), NO_EVENTS, Progress())
         answer, _ = await actions.act(1, f"{SILENT}\nFINAL_VAR(x)", [])
         assert (answer, actions.blocks_left()) == (ReplyAnswer("from x"), 0)
@@ -295,10 +295,10 @@ async def test_repl_killed_too_often_is_a_limit() -> None:
 
 @pytest.mark.parametrize(("fewer", "kept"), [(0, [1, 1, 0]), (1, [1, 0, 0])])
 async def test_past_their_bytes_displays_are_counted_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch, fewer: int, kept: list[int]
+    monkeypatch: pytest.MonkeyPatch, fewer: int, kept: list[int], open_sandbox: Sandbox
 ) -> None:
     shows = "```repl\nclass Rich:\n    def _repr_html_(self): return '<b>' + 'x' * 1_000\nRich()\n```"
-    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+    async with open_sandbox.repl() as repl:
         blocks: list[Block] = []
         await ReplyActions(repl, Limits(), NO_EVENTS, Progress()).act(1, shows, blocks)
         size = sum(sys.getsizeof(data) for data in blocks[0].displays[0].data.values())

@@ -19,6 +19,7 @@ from rlm_broker.events.event import (
     ToolStarted,
 )
 from rlm_broker.run.run import Run
+from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.waiting import WAIT_S
 
 BLOCK = "I look at it.\n```repl\nprint(context)\n```"
@@ -33,24 +34,24 @@ async def until(run: Run, kind: type[Event]) -> Event:
     raise AssertionError(f"there is no {kind.__name__}")
 
 
-def answers(*replies: str) -> RLM:
-    return RLM(ScriptedClient(list(replies)))
+def answers(sandbox: Sandbox, *replies: str) -> RLM:
+    return RLM(ScriptedClient(list(replies)), sandbox=sandbox)
 
 
-async def test_run_awaited_is_its_completion() -> None:
-    run = answers(BLOCK, "FINAL(yes)").start("text", "Is it?")
+async def test_run_awaited_is_its_completion(open_sandbox: Sandbox) -> None:
+    run = answers(open_sandbox, BLOCK, "FINAL(yes)").start("text", "Is it?")
     assert (await run).response == "yes"
     assert run.is_done
     assert (await run).response == "yes"  # as often as one likes
 
 
-def test_run_in_plain_code_has_a_result() -> None:
-    run = answers("FINAL(yes)").start("text", "Is it?")
+def test_run_in_plain_code_has_a_result(open_sandbox: Sandbox) -> None:
+    run = answers(open_sandbox, "FINAL(yes)").start("text", "Is it?")
     assert run.result().response == "yes"
 
 
-async def test_every_follower_gets_every_event_in_order() -> None:
-    run = answers(BLOCK, "FINAL(yes)").start("text", "Is it?")
+async def test_every_follower_gets_every_event_in_order(open_sandbox: Sandbox) -> None:
+    run = answers(open_sandbox, BLOCK, "FINAL(yes)").start("text", "Is it?")
 
     async def followed(after: int = 0) -> list[Event]:
         return [event async for event in run.events(after)]
@@ -66,13 +67,15 @@ async def test_every_follower_gets_every_event_in_order() -> None:
     assert await followed(first[3].n) == first[4:]
 
 
-async def test_events_rebuild_what_model_and_code_said() -> None:
+async def test_events_rebuild_what_model_and_code_said(open_sandbox: Sandbox) -> None:
     code = "```repl\nprint(tool(3)); print(llm_query('What is it? ' * 20))\n```"
 
     def tool(number: int) -> int:
         return number + 1
 
-    rlm = RLM(ScriptedClient([code, "FINAL(yes)"]), ScriptedClient(["a thing"]), tools={"tool": tool})
+    rlm = RLM(
+        ScriptedClient([code, "FINAL(yes)"]), ScriptedClient(["a thing"]), tools={"tool": tool}, sandbox=open_sandbox
+    )
     run = rlm.start("text", "Is it?")
     events = [event async for event in run.events()]
     calls = [event for event in events if isinstance(event, CallStarted)]
@@ -89,18 +92,18 @@ async def test_events_rebuild_what_model_and_code_said() -> None:
     assert (last.kind, last.response, last.limit) == ("answered", "yes", None)
 
 
-async def test_child_events_name_the_block_that_started_the_child() -> None:
+async def test_child_events_name_the_block_that_started_the_child(open_sandbox: Sandbox) -> None:
     def reply(messages: list[dict[str, str]]) -> str:
         is_child = "the part" in messages[1]["content"] and len(messages) == 2
         return "FINAL(1)" if is_child else "```repl\nFINAL(rlm_query('the part'))\n```"
 
-    run = RLM(FunctionClient(reply), limits=Limits(max_depth=2)).start("text", "?")
+    run = RLM(FunctionClient(reply), limits=Limits(max_depth=2), sandbox=open_sandbox).start("text", "?")
     starts = [event async for event in run.events() if isinstance(event, RunStarted)]
     assert [(event.run, event.block) for event in starts] == [("1", 0), ("1.1", 1)]
 
 
-async def test_stopped_run_has_the_best_answer_so_far() -> None:
-    run = answers(HANGS).start("text", "?")
+async def test_stopped_run_has_the_best_answer_so_far(open_sandbox: Sandbox) -> None:
+    run = answers(open_sandbox, HANGS).start("text", "?")
     await until(run, BlockStarted)
     run.stop()
     completion = await run
@@ -113,8 +116,8 @@ async def test_stopped_run_has_the_best_answer_so_far() -> None:
 DRAFTS = "So far: 6.\n```repl\nanswer['content'] = 'A draft: 8.'\n```"
 
 
-async def test_stopped_run_has_the_draft_that_code_wrote() -> None:
-    run = answers(DRAFTS, HANGS).start("text", "?")
+async def test_stopped_run_has_the_draft_that_code_wrote(open_sandbox: Sandbox) -> None:
+    run = answers(open_sandbox, DRAFTS, HANGS).start("text", "?")
     started = 0
     async for event in run.events():
         started += isinstance(event, BlockStarted)
@@ -125,15 +128,15 @@ async def test_stopped_run_has_the_draft_that_code_wrote() -> None:
 
 
 @pytest.mark.parametrize("then", ["raise SystemExit", "1 / 0", "import os; os.kill(os.getpid(), 9)", "answer = {}"])
-async def test_error_that_ends_a_run_has_the_draft(then: str) -> None:
-    run = answers(DRAFTS, f"Thinking.\n```repl\n{then}\n```").start("text", "?")
+async def test_error_that_ends_a_run_has_the_draft(then: str, open_sandbox: Sandbox) -> None:
+    run = answers(open_sandbox, DRAFTS, f"Thinking.\n```repl\n{then}\n```").start("text", "?")
     with pytest.raises(ModelFailed) as raised:  # the script is over
         await run
     assert raised.value.partial_answer == ("Thinking." if then == "answer = {}" else "A draft: 8.")
 
 
-async def test_cancelled_run_raises_with_its_partial_results() -> None:
-    run = answers(HANGS).start("text", "?")
+async def test_cancelled_run_raises_with_its_partial_results(open_sandbox: Sandbox) -> None:
+    run = answers(open_sandbox, HANGS).start("text", "?")
     await until(run, BlockStarted)
     assert not run.was_cancelled
     run.cancel()
@@ -144,9 +147,9 @@ async def test_cancelled_run_raises_with_its_partial_results() -> None:
     assert len(raised.value.messages) == 3
 
 
-async def test_cancelled_run_does_not_wait_for_a_deaf_block() -> None:
+async def test_cancelled_run_does_not_wait_for_a_deaf_block(open_sandbox: Sandbox) -> None:
     limits = Limits(interrupt_grace_s=100 * WAIT_S)
-    run = RLM(ScriptedClient([DEAF]), limits=limits).start("text", "?")
+    run = RLM(ScriptedClient([DEAF]), limits=limits, sandbox=open_sandbox).start("text", "?")
     await until(run, BlockPrinted)
     run.cancel()
     with pytest.raises(RunCancelled):
@@ -154,14 +157,14 @@ async def test_cancelled_run_does_not_wait_for_a_deaf_block() -> None:
             await run
 
 
-async def test_run_left_as_a_context_manager_has_ended() -> None:
-    async with answers(HANGS).start("text", "?") as run:
+async def test_run_left_as_a_context_manager_has_ended(open_sandbox: Sandbox) -> None:
+    async with answers(open_sandbox, HANGS).start("text", "?") as run:
         await until(run, BlockStarted)
     assert run.is_done
 
 
-async def test_cancelling_the_awaiter_cancels_the_run_unless_shielded() -> None:
-    async with answers(HANGS).start("text", "?") as run:
+async def test_cancelling_the_awaiter_cancels_the_run_unless_shielded(open_sandbox: Sandbox) -> None:
+    async with answers(open_sandbox, HANGS).start("text", "?") as run:
         await until(run, BlockStarted)
         shielded = asyncio.ensure_future(asyncio.shield(run))
         await asyncio.sleep(0)
@@ -180,8 +183,8 @@ async def _result(run: Run) -> object:
     return await run
 
 
-async def test_run_is_followed_from_another_thread_and_loop() -> None:
-    with answers(BLOCK, "FINAL(yes)") as rlm:  # lives on the background loop
+async def test_run_is_followed_from_another_thread_and_loop(open_sandbox: Sandbox) -> None:
+    with answers(open_sandbox, BLOCK, "FINAL(yes)") as rlm:  # lives on the background loop
         run = rlm.start("text", "?")
         seen: list[str] = []
 
@@ -200,14 +203,14 @@ async def test_run_is_followed_from_another_thread_and_loop() -> None:
 
 async def test_run_on_the_own_loop_refuses_waiting() -> None:
     """Waiting for a run on its own loop is refused."""
-    run = answers("FINAL(yes)").start("text", "?")
+    run = RLM(ScriptedClient(["FINAL(yes)"])).start("text", "?")
     with pytest.raises(RuntimeError, match="use the async form"):
         run.result()
     await run
 
 
-def test_result_in_time_or_timeout_error() -> None:
-    run = answers(HANGS).start("text", "?")
+def test_result_in_time_or_timeout_error(open_sandbox: Sandbox) -> None:
+    run = answers(open_sandbox, HANGS).start("text", "?")
     with pytest.raises(TimeoutError):
         run.result(timeout_s=0.01)
     run.cancel()
@@ -215,7 +218,7 @@ def test_result_in_time_or_timeout_error() -> None:
         run.result()
 
 
-async def test_run_arguments_hold_for_that_run_only() -> None:
+async def test_run_arguments_hold_for_that_run_only(open_sandbox: Sandbox) -> None:
     said: list[LMRequest] = []
 
     class Client(ScriptedClient):
@@ -224,7 +227,7 @@ async def test_run_arguments_hold_for_that_run_only() -> None:
             return await super().complete(request)
 
     seen: list[Event] = []
-    async with RLM(ScriptedClient(["FINAL(of the RLM)"] * 2)) as rlm:
+    async with RLM(ScriptedClient(["FINAL(of the RLM)"] * 2), sandbox=open_sandbox) as rlm:
         own = await rlm.start(
             "text",
             "?",
@@ -243,18 +246,18 @@ async def test_run_arguments_hold_for_that_run_only() -> None:
     assert {event.tree for event in seen} == {started.tree}
 
 
-async def test_concurrent_runs_differ_in_their_events() -> None:
+async def test_concurrent_runs_differ_in_their_events(open_sandbox: Sandbox) -> None:
     """Two runs at once are told apart by their events."""
     seen: list[Event] = []
-    async with RLM(ScriptedClient(["FINAL(1)"] * 2), on_event=seen.append) as rlm:
+    async with RLM(ScriptedClient(["FINAL(1)"] * 2), on_event=seen.append, sandbox=open_sandbox) as rlm:
         runs = [rlm.start("text", "?") for _ in range(2)]
         await asyncio.gather(*map(_result, runs))
     for run in runs:
         assert [event.n for event in seen if event.tree == run.id] == [*range(1, len(seen) // 2 + 1)]
 
 
-async def test_bad_argument_of_a_run_is_refused_at_once() -> None:
-    async with answers("FINAL(1)") as rlm:
+async def test_bad_argument_of_a_run_is_refused_at_once(open_sandbox: Sandbox) -> None:
+    async with answers(open_sandbox, "FINAL(1)") as rlm:
         with pytest.raises(ConfigurationError, match="the question is empty"):
             rlm.start("text", " ")
         with pytest.raises(ConfigurationError, match="limits must be a Limits"):
@@ -263,8 +266,8 @@ async def test_bad_argument_of_a_run_is_refused_at_once() -> None:
             await rlm.start("text", "?", model=42)  # type: ignore[arg-type]
 
 
-async def test_leaving_an_rlm_ends_its_runs() -> None:
-    async with answers(HANGS) as rlm:
+async def test_leaving_an_rlm_ends_its_runs(open_sandbox: Sandbox) -> None:
+    async with answers(open_sandbox, HANGS) as rlm:
         run = rlm.start("text", "?")
         await until(run, BlockStarted)
     assert run.is_done
@@ -273,8 +276,8 @@ async def test_leaving_an_rlm_ends_its_runs() -> None:
     assert raised.value.partial_answer == "A first guess: 7."
 
 
-async def test_stream_that_is_left_has_ended() -> None:
-    stream = answers(HANGS).stream("text", "?")
+async def test_stream_that_is_left_has_ended(open_sandbox: Sandbox) -> None:
+    stream = answers(open_sandbox, HANGS).stream("text", "?")
     async for event in stream:
         if isinstance(event, BlockStarted):
             break

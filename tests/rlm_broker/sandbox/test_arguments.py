@@ -74,9 +74,9 @@ def test_variables_are_there_at_once_and_after_a_kill(level: str, warm: int) -> 
             assert "KeyError" in (other.execute(look).error or "")
 
 
-def test_time_zone_holds_for_the_repls_clock() -> None:
+def test_time_zone_holds_for_the_repls_clock(open_sandbox: Sandbox) -> None:
     """The time zone variable holds for the clock of the REPL."""
-    with Sandbox() as sandbox, sandbox.repl(env={"TZ": "XYZ+5"}) as repl:
+    with open_sandbox.repl(env={"TZ": "XYZ+5"}) as repl:
         assert repl.execute("import time; print(time.localtime(0).tm_hour, time.tzname[0])").stdout == "19 XYZ\n"
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,25 @@ from rlm_broker.sandbox.files import ReplFiles
 from sandbox_worker.wire.control import Entry, Listed
 from tests.support.waiting import WAIT_S
 
-LEVELS = pytest.mark.parametrize("level", ["strict", "standard", "process"])
 pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
 SMALL = ReplLimits(scratch_bytes=1 << 20, max_scratch_files=20)
+
+
+@pytest.fixture(scope="module", params=["strict", "standard", "process"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """One open sandbox of each level. It keeps no workers ready, which would open files of their own."""
+    with Sandbox(isolation=request.param, warm=0) as opened:
+        yield opened
 
 
 def open_files() -> list[str]:
     return sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names
 
 
-@LEVELS
-def test_files_go_in_and_come_out_as_they_are(level: str, tmp_path: Path) -> None:
+def test_files_go_in_and_come_out_as_they_are(sandbox: Sandbox, tmp_path: Path) -> None:
     data = bytes(range(256)) * 4000
     (tmp_path / "from").write_bytes(data)
-    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+    with sandbox.repl() as repl:
         repl.files.write("a.bin", data)
         repl.files.write("deep/er/b.bin", tmp_path / "from")
         repl.files.write("empty", b"")
@@ -47,10 +53,9 @@ def test_files_go_in_and_come_out_as_they_are(level: str, tmp_path: Path) -> Non
         assert open_files() == before
 
 
-@LEVELS
-def test_removed_file_is_gone_and_links_keep_targets(level: str) -> None:
+def test_removed_file_is_gone_and_links_keep_targets(sandbox: Sandbox) -> None:
     """A removed file is gone, of a link the link alone goes, and a folder or a missing file is refused."""
-    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+    with sandbox.repl() as repl:
         repl.files.write("deep/a.txt", b"a")
         repl.files.write("b.txt", b"b")
         repl.execute("import os; os.symlink('b.txt', 'link'); os.symlink('deep', 'way')")
@@ -65,9 +70,8 @@ def test_removed_file_is_gone_and_links_keep_targets(level: str) -> None:
             repl.files.remove("../b.txt")
 
 
-@LEVELS
-async def test_files_are_copied_beside_a_running_block(level: str) -> None:
-    async with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+async def test_files_are_copied_beside_a_running_block(sandbox: Sandbox) -> None:
+    async with sandbox.repl() as repl:
         code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nopen('done', 'w').write('yes')"
         block = asyncio.create_task(repl.aexecute(code))
         assert await repl.files.alist() == []
@@ -94,8 +98,8 @@ async def test_files_are_copied_beside_a_running_block(level: str) -> None:
         (b"x", "a path in a REPL must be text, not bytes"),
     ],
 )
-def test_invalid_path_is_refused_by_each_method(path: Any, why: str, tmp_path: Path) -> None:
-    with Sandbox() as sandbox, sandbox.repl() as repl:
+def test_invalid_path_is_refused_by_each_method(path: Any, why: str, tmp_path: Path, open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl() as repl:
         for call in (
             lambda: repl.files.read(path),
             lambda: repl.files.write(path, b""),
@@ -105,9 +109,9 @@ def test_invalid_path_is_refused_by_each_method(path: Any, why: str, tmp_path: P
                 call()
 
 
-def test_invalid_file_argument_is_refused_in_words(tmp_path: Path) -> None:
+def test_invalid_file_argument_is_refused_in_words(tmp_path: Path, open_sandbox: Sandbox) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with Sandbox() as sandbox, sandbox.repl() as repl:
+    with open_sandbox.repl() as repl:
         write: Any = repl.files.write
         with pytest.raises(
             ConfigurationError, match=r"data must be bytes or a Path .* not str: for text give `data.encode\(\)`"
@@ -135,9 +139,8 @@ def test_invalid_file_argument_is_refused_in_words(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
 
 
-@LEVELS
-def test_scratch_bounds_hold_for_written_files(level: str) -> None:
-    with Sandbox(SMALL, level) as sandbox, sandbox.repl() as repl:
+def test_scratch_bounds_hold_for_written_files(sandbox: Sandbox) -> None:
+    with sandbox.repl(limits=SMALL) as repl:
         repl.execute("x = 1")
         repl.files.write("kept", b"kept")
         with pytest.raises(FileRefused, match=r"'kept' needs 2,097,152 bytes, and scratch_bytes leaves room for"):
@@ -150,10 +153,9 @@ def test_scratch_bounds_hold_for_written_files(level: str) -> None:
         assert repl.execute("x").stdout == "1\n"
 
 
-@LEVELS
-def test_file_above_the_asked_size_is_refused(level: str, tmp_path: Path) -> None:
+def test_file_above_the_asked_size_is_refused(sandbox: Sandbox, tmp_path: Path) -> None:
     """A file larger than asked for is refused, also a sparse file."""
-    with Sandbox(isolation=level) as sandbox, sandbox.repl(limits=SMALL) as repl:
+    with sandbox.repl(limits=SMALL) as repl:
         repl.execute("f = open('sparse', 'wb'); f.truncate(1 << 20); f.close()")
         with pytest.raises(
             FileRefused, match=r"'sparse' has 1,048,576 bytes, more than max_bytes = 1,000: raise it, or"
@@ -163,9 +165,9 @@ def test_file_above_the_asked_size_is_refused(level: str, tmp_path: Path) -> Non
         assert (tmp_path / "whole").stat().st_size == 1 << 20
 
 
-def test_file_growing_while_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_growing_while_read_is_bounded(monkeypatch: pytest.MonkeyPatch, open_sandbox: Sandbox) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 1)
-    with Sandbox() as sandbox, sandbox.repl() as repl:
+    with open_sandbox.repl() as repl:
         repl.execute(
             "import threading\nf = open('grows', 'wb', 0); f.write(b'x')\n"
             "def grow():\n    while f.tell() < 1 << 20: f.write(bytes(100))\nthreading.Thread(target=grow).start()"
@@ -174,31 +176,29 @@ def test_file_growing_while_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
             repl.files.read("grows", 5000)
 
 
-@LEVELS
-def test_files_stay_when_the_repl_is_killed(level: str) -> None:
-    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+def test_files_stay_when_the_repl_is_killed(sandbox: Sandbox) -> None:
+    with sandbox.repl() as repl:
         repl.files.write("kept", b"kept")
         assert repl.execute("import os; os._exit(1)").status == "killed"
         assert repl.files.read("kept") == b"kept"
         assert repl.execute("open('kept').read()").stdout == "'kept'\n"
 
 
-def test_repl_that_is_not_open_has_no_files() -> None:
-    with Sandbox() as sandbox:
-        repl = sandbox.repl()
-        with pytest.raises(SandboxFailed, match="the REPL is not open"):
-            repl.files.list()
-        with repl:
-            repl.files.write("x", b"")
-        with pytest.raises(ReplClosed):
-            repl.files.read("x")
+def test_repl_that_is_not_open_has_no_files(open_sandbox: Sandbox) -> None:
+    repl = open_sandbox.repl()
+    with pytest.raises(SandboxFailed, match="the REPL is not open"):
+        repl.files.list()
+    with repl:
+        repl.files.write("x", b"")
+    with pytest.raises(ReplClosed):
+        repl.files.read("x")
 
 
-async def test_copy_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_copy_that_is_cancelled_leaves_nothing_open(tmp_path: Path, open_sandbox: Sandbox) -> None:
     large = tmp_path / "large"
     with open(large, "wb") as file:
         file.truncate(64 << 20)
-    async with Sandbox() as sandbox, sandbox.repl() as repl:
+    async with open_sandbox.repl() as repl:
         await repl.files.awrite("x", bytes(32 << 20))
         before = open_files()
         for wait in range(12):
@@ -239,9 +239,8 @@ async def test_list_that_never_ends_is_refused() -> None:
             await ReplFiles(EventLoopRef.here, worker, 1 << 20).alist()
 
 
-@LEVELS
-def test_file_is_read_in_pieces_after_its_removal(level: str) -> None:
-    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+def test_file_is_read_in_pieces_after_its_removal(sandbox: Sandbox) -> None:
+    with sandbox.repl() as repl:
         before = open_files()
         repl.files.write("deep/a", b"first, second")
         with repl.files.open("deep/a") as file:

@@ -43,12 +43,11 @@ async def test_repl_has_the_templates_state_copied(level: str) -> None:
     assert living_below() == set()
 
 
-async def test_template_leaves_a_stored_context_to_its_owner() -> None:
+async def test_template_leaves_a_stored_context_to_its_owner(open_sandbox: Sandbox) -> None:
     with store({"a": 1}) as stored:
-        async with Sandbox(warm=0) as sandbox:
-            for _ in range(2):
-                async with sandbox.template(stored) as template:
-                    assert (await run(template.repl(), "print(context['a'])")).stdout == "1\n"
+        for _ in range(2):
+            async with open_sandbox.template(stored) as template:
+                assert (await run(template.repl(), "print(context['a'])")).stdout == "1\n"
 
 
 async def test_layers_and_limits_are_those_of_any_other_repl() -> None:
@@ -71,10 +70,9 @@ async def test_layers_and_limits_are_those_of_any_other_repl() -> None:
             assert block.status == "error" or block.stdout == "-1 -1\n", block
 
 
-async def test_killed_repl_has_the_templates_state_again() -> None:
+async def test_killed_repl_has_the_templates_state_again(open_sandbox: Sandbox) -> None:
     async with (
-        Sandbox(warm=0) as sandbox,
-        sandbox.template({"a": 1}, setup="n = 5") as template,
+        open_sandbox.template({"a": 1}, setup="n = 5") as template,
         template.repl(tools=["t"], values={"V": 2}) as repl,
     ):
         await repl.aexecute("n = 6; import os; os.kill(os.getpid(), 9)")
@@ -92,19 +90,19 @@ async def test_warm_repls_of_a_template_are_its_own() -> None:
         assert (await run(sandbox.repl("text"), "print(context)")).stdout == "text\n"
 
 
-async def test_forks_draw_different_random_numbers() -> None:
+async def test_forks_draw_different_random_numbers(open_sandbox: Sandbox) -> None:
     require_cpp_library()
-    async with Sandbox(warm=0) as sandbox, sandbox.template(imports=["random", "numpy"]) as template:
+    async with open_sandbox.template(imports=["random", "numpy"]) as template:
         code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
         drawn = {(await run(template.repl(), code)).stdout for _ in range(3)}
     assert len({text.split()[0] for text in drawn}) == len({text.split()[1] for text in drawn}) == 3
 
 
-async def test_template_without_context_takes_one_per_repl() -> None:
+async def test_template_without_context_takes_one_per_repl(open_sandbox: Sandbox) -> None:
     """A template without a context takes one for each REPL."""
-    async with Sandbox(warm=0) as sandbox, sandbox.template(setup="n = 1") as template:
+    async with open_sandbox.template(setup="n = 1") as template:
         assert (await run(template.repl(context="text"), "print(context, n)")).stdout == "text 1\n"
-        async with sandbox.template("fixed") as fixed:
+        async with open_sandbox.template("fixed") as fixed:
             assert (await run(fixed.repl(), "print(context)")).stdout == "fixed\n"
             with pytest.raises(ConfigurationError, match="has a context already"):
                 fixed.repl(context="another")
@@ -136,15 +134,16 @@ async def test_template_without_context_takes_one_per_repl() -> None:
         ({"imports": ["no_such_module"]}, "its imports failed: no_such_module: ModuleNotFoundError: .*'$"),
     ],
 )
-async def test_template_error_is_one_sentence_without_a_leak(given: dict[str, Any], said: str) -> None:
+async def test_template_error_is_one_sentence_without_a_leak(
+    given: dict[str, Any], said: str, open_sandbox: Sandbox
+) -> None:
     """An error in a template is one sentence, and no process is left."""
-    async with Sandbox(warm=0) as sandbox:
-        before = living_below()
-        with pytest.raises((ConfigurationError, SandboxFailed), match=said) as refused:
-            async with sandbox.template(**given):
-                pass
-        assert "\n" not in str(refused.value)
-        assert living_below() == before
+    before = living_below()
+    with pytest.raises((ConfigurationError, SandboxFailed), match=said) as refused:
+        async with open_sandbox.template(**given):
+            pass
+    assert "\n" not in str(refused.value)
+    assert living_below() == before
 
 
 async def test_mapped_files_are_shared_only_if_unwritable(tmp_path: Path) -> None:
@@ -165,14 +164,13 @@ async def test_mapped_files_are_shared_only_if_unwritable(tmp_path: Path) -> Non
                 pass
 
 
-async def test_endless_set_up_code_is_ended_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_set_up_code_is_ended_in_time(monkeypatch: pytest.MonkeyPatch, open_sandbox: Sandbox) -> None:
     monkeypatch.setattr(zygote_process, "END_TIMEOUT_S", 0.1)
-    async with Sandbox(warm=0) as sandbox:
-        before = living_below()
-        with pytest.raises(SandboxFailed, match=r"took longer than timeout_s = 0.5"):
-            async with sandbox.template(setup="while True: pass", timeout_s=0.5):
-                pass
-        assert living_below() == before
+    before = living_below()
+    with pytest.raises(SandboxFailed, match=r"took longer than timeout_s = 0.5"):
+        async with open_sandbox.template(setup="while True: pass", timeout_s=0.5):
+            pass
+    assert living_below() == before
 
 
 async def test_set_up_code_is_isolated_too(tmp_path: Path) -> None:
@@ -199,17 +197,23 @@ async def test_set_up_code_is_isolated_too(tmp_path: Path) -> None:
         ({"warm": -3}, "warm must be a number"),
     ],
 )
-async def test_invalid_template_is_refused(given: dict[str, Any], said: str) -> None:
-    async with Sandbox(warm=0) as sandbox:
-        with pytest.raises(ConfigurationError, match=said):
-            sandbox.template(**given)
-        with pytest.raises(ContextRefused):
-            async with sandbox.template(object()):
-                pass
-        with pytest.raises(SandboxFailed, match="the template is not open"):
-            sandbox.template().repl()
-    with pytest.raises(SandboxFailed, match="the sandbox is not open"):
-        sandbox.template()
+async def test_invalid_template_is_refused(given: dict[str, Any], said: str, open_sandbox: Sandbox) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        open_sandbox.template(**given)
+
+
+async def test_template_that_cannot_be_used_is_refused(open_sandbox: Sandbox) -> None:
+    """A context of an unknown kind, and a REPL of what is not open, are refused."""
+    with pytest.raises(ContextRefused):
+        async with open_sandbox.template(object()):
+            pass
+    with pytest.raises(SandboxFailed, match="the template is not open"):
+        open_sandbox.template().repl()
+    async with Sandbox(warm=0) as closed:
+        pass
+    for sandbox in (Sandbox(), closed):
+        with pytest.raises(SandboxFailed, match="the sandbox is not open"):
+            sandbox.template()
 
 
 async def test_copies_of_shared_memory_are_counted() -> None:

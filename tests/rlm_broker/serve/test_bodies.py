@@ -157,7 +157,9 @@ async def test_header_of_the_length_is_looked_at_before_the_body() -> None:
 def test_stalled_body_is_given_up(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(b'POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"count"')
+        connection.sendall(
+            b'POST / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 50\r\n\r\n{"count"'
+        )
         with connection.makefile("rb") as answer:
             assert b"408" in answer.readline()
             assert b"the body stalled: no byte came for 0.2 seconds" in answer.read()

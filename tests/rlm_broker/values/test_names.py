@@ -60,13 +60,15 @@ def test_a_name_that_a_repl_has_is_refused(name: str) -> None:
         ({"tools": [print]}, "tools must be a list of names of functions"),
     ],
 )
-def test_value_a_repl_cannot_hold_is_refused_early(given: dict[str, Any], why: str) -> None:
-    with Sandbox() as sandbox, pytest.raises(ConfigurationError, match=why):
-        sandbox.repl(**given)
+def test_value_a_repl_cannot_hold_is_refused_early(given: dict[str, Any], why: str, open_sandbox: Sandbox) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        open_sandbox.repl(**given)
 
 
-def run_with_tools(code: str, **tools: Any) -> str:
-    return str(RLM(lambda _messages: f"```repl\n{code}\n```", tools=tools).completion("c", "q").response)
+def run_with_tools(sandbox: Sandbox, code: str, **tools: Any) -> str:
+    return str(
+        RLM(lambda _messages: f"```repl\n{code}\n```", tools=tools, sandbox=sandbox).completion("c", "q").response
+    )
 
 
 HALF = "a\ud800"
@@ -85,33 +87,33 @@ ASKED = "needs text without lone surrogates: 'utf-8' codec can't encode characte
         ("FINAL({'a': HALF})", "'utf-8' codec can't encode character '\\ud800'"),
     ],
 )
-def test_unsendable_text_of_code_fails_where_used(call: str, why: str) -> None:
+def test_unsendable_text_of_code_fails_where_used(call: str, why: str, open_sandbox: Sandbox) -> None:
     """Text of code that no message can hold is an error where it is used."""
     code = f"HALF = 'a\\ud800'\ntry: {call}\nexcept ValueError as error: FINAL(error)"
-    assert why in run_with_tools(code)
+    assert why in run_with_tools(open_sandbox, code)
 
 
-def test_unsendable_code_ends_as_in_python() -> None:
+def test_unsendable_code_ends_as_in_python(open_sandbox: Sandbox) -> None:
     """Code that no message can hold ends as in any Python."""
-    with Sandbox() as sandbox, sandbox.repl() as repl:
+    with open_sandbox.repl() as repl:
         block = repl.execute(f"x = {HALF!r}\n# {HALF}")
         assert block.status == "error"
         assert str(block.error).startswith("UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800'")
         assert repl.execute("1 + 1").stdout == "2\n"
 
 
-def test_output_escapes_unprintable_surrogates() -> None:
-    with Sandbox() as sandbox, sandbox.repl(HALF) as repl:
+def test_output_escapes_unprintable_surrogates(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(HALF) as repl:
         block = repl.execute("print(context)\nraise ValueError(context)")
     assert (block.stdout, block.error) == ("a\\ud800\n", "ValueError: a\\ud800")
 
 
-def test_later_context_and_messages_arrive_in_full() -> None:
+def test_later_context_and_messages_arrive_in_full(open_sandbox: Sandbox) -> None:
     """A later context arrives unchanged, and messages are written out."""
     replies = iter(
         [f"```repl\n# {HALF}\n```", "FINAL(1)", "```repl\nFINAL([history_0[2]['content'], ascii(context_1)])\n```"]
     )
-    with RLM(lambda _messages: next(replies), persistent=True) as rlm:
+    with RLM(lambda _messages: next(replies), persistent=True, sandbox=open_sandbox) as rlm:
         assert rlm.completion(HALF, "q").response == "1"
         response = str(rlm.completion(HALF, "q").response)
     assert "# a\\\\ud800" in response

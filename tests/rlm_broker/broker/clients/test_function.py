@@ -276,7 +276,7 @@ asyncio.run(main())
 
 
 def test_a_program_ends_although_a_function_is_stuck() -> None:
-    ended = python("-c", STUCK)
+    ended = python("-c", STUCK, takes_down=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "closed\n", "")
 
 

@@ -24,8 +24,11 @@ from rlm_broker.broker.clients.litellm import (
 )
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
+from rlm_broker.rlm import RLM
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, without_choices
+from tests.support.obedient import obedient
+from tests.support.service import serving
 
 WAIT_S = 60
 REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
@@ -197,6 +200,7 @@ sys.meta_path.insert(0, Watch())
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.results import ChatMessage
+from rlm_broker.rlm import RLM
 
 client = LiteLLMClient("openai/test-model", api_base=sys.argv[1], api_key="sk-test")
 assert "litellm" not in sys.modules
@@ -329,3 +333,14 @@ async def test_call_temperature_overrides_the_option() -> None:
             await named.complete(LMRequest((ChatMessage("user", "hello"),), temperature=temperature))
         await named.aclose()
     assert [request["temperature"] for request in server.requests] == [0.0, 0.5]
+
+
+def test_client_of_the_service_gets_answer_and_stream() -> None:
+    litellm = importlib.import_module("litellm")
+    with serving(RLM(obedient())) as served:
+        named: Any = {"model": "openai/obedient", "base_url": served.base_url, "api_key": served.key}
+        named["messages"] = [{"role": "user", "content": "Say hello."}]
+        assert litellm.completion(**named).choices[0].message.content == "hello"
+        pieces = [chunk.choices[0].delta for chunk in litellm.completion(**named, stream=True)]
+    assert "".join(piece.content or "" for piece in pieces) == "hello"
+    assert "FINAL(hello)" in "".join(getattr(piece, "reasoning_content", None) or "" for piece in pieces)

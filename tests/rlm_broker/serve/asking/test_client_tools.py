@@ -10,11 +10,11 @@ import pytest
 from rlm_broker.rlm import RLM
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.questions import client_tools
-from rlm_broker.serve.questions.client_tools import MOST_TOOLS, ClientTools, FunctionTool
+from rlm_broker.serve.questions.client_tools import MOST_TOOLS, ClientCall, ClientTools, FunctionTool
 from rlm_broker.serve.settings import ServeSettings
 from tests.support.obedient import obedient
 from tests.support.service import Served, serving
-from tests.support.waiting import until_now
+from tests.support.waiting import until, until_now
 
 
 def shout(word: str) -> str:
@@ -87,12 +87,23 @@ def test_calls_in_a_loop_are_several_responses(client: openai.OpenAI) -> None:
     assert resumed(client, messages).choices[0].message.content == "snowsun"
 
 
+def come_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Return calls when there are three, not after a pause: the threads of a busy machine are slow."""
+    wanted = ClientTools.wanted
+
+    async def three(tools: ClientTools) -> list[ClientCall]:
+        await until(lambda: len(tools._open) == 3)
+        return await wanted(tools)
+
+    monkeypatch.setattr(ClientTools, "wanted", three)
+
+
 THREADS = "from concurrent.futures import ThreadPoolExecutor as P; FINAL(' '.join(P().map(get_weather, 'abc')))"
 
 
 def test_calls_of_threads_come_together(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that are made at once are one response; each result reaches its own call."""
-    monkeypatch.setattr(client_tools, "GATHER_S", 1)  # the threads of a busy machine are slow
+    come_together(monkeypatch)
     answer, messages = asked(client, THREADS)
     cities = [call.function.arguments[-3] for call in answer.choices[0].message.tool_calls]
     assert sorted(cities) == ["a", "b", "c"]
@@ -151,7 +162,7 @@ def test_names_that_python_lacks_are_changed(client: openai.OpenAI) -> None:
 
 def test_wrong_ids_are_not_found(client: openai.OpenAI, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """An id that never was, and one of another key's run, are both 404; a result that is missing is 400."""
-    monkeypatch.setattr(client_tools, "GATHER_S", 1)
+    come_together(monkeypatch)
     answer, messages = asked(client, THREADS)
     wrong = [*messages, {"role": "tool", "tool_call_id": "call_0", "content": "x"}]
     with pytest.raises(openai.NotFoundError) as error:
@@ -217,7 +228,7 @@ def test_too_many_tools_and_calls_are_refused() -> None:
 def test_open_calls_are_bounded(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code cannot collect more open calls than the bound: each further one fails."""
     monkeypatch.setattr(client_tools, "MOST_OPEN", 3)
-    monkeypatch.setattr(client_tools, "GATHER_S", 1)
+    come_together(monkeypatch)
     code = (
         "import threading; said = []; "
         "exec('def one(n):\\n try: said.append(get_weather(str(n)))\\n except Exception as e: said.append(str(e))'); "

@@ -1,4 +1,4 @@
-"""Chat completions over HTTP, as OpenAI's own client, litellm and raw sockets use them."""
+"""Chat completions over HTTP, as OpenAI's own client and raw sockets use them."""
 
 import concurrent.futures
 import json
@@ -16,6 +16,7 @@ from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.events.event import BlockPrinted
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.serve.settings import ServeSettings
 from tests.support.fake_openai import Answer, FakeOpenAI, streamed
 from tests.support.obedient import obedient
@@ -85,15 +86,6 @@ async def test_asynchronous_client_gets_the_answer(served: Served) -> None:
     assert answer.choices[0].message.content == "hello"
 
 
-def test_litellm_gets_answer_and_stream(served: Served) -> None:
-    litellm = pytest.importorskip("litellm")
-    named: Any = {"model": "openai/obedient", "base_url": served.base_url, "api_key": served.key, "messages": HELLO}
-    assert litellm.completion(**named).choices[0].message.content == "hello"
-    pieces = [chunk.choices[0].delta for chunk in litellm.completion(**named, stream=True)]
-    assert "".join(piece.content or "" for piece in pieces) == "hello"
-    assert "FINAL(hello)" in "".join(getattr(piece, "reasoning_content", None) or "" for piece in pieces)
-
-
 def test_parsed_answer_is_of_the_type(client: openai.OpenAI) -> None:
     code = "import json; FINAL('```json\\n' + json.dumps({'name': 'Bern', 'people': 134_000}) + '\\n```')"
     messages: Any = [{"role": "user", "content": f"DO: {code}"}]
@@ -114,9 +106,13 @@ def test_wrong_type_is_an_error_and_not_retried(client: openai.OpenAI) -> None:
     assert error.value.code == "output"
 
 
-def test_offline_model_refuses_types() -> None:
+def test_offline_model_refuses_types(open_sandbox: Sandbox) -> None:
     """The model "offline" answers in text: its sentence comes through."""
-    with serving() as offline, client_of(offline) as client, pytest.raises(openai.BadRequestError) as error:
+    with (
+        serving(RLM("offline", sandbox=open_sandbox)) as offline,
+        client_of(offline) as client,
+        pytest.raises(openai.BadRequestError) as error,
+    ):
         asked(client, "Which?", model="offline", response_format={"type": "json_object"})
     assert "answers in text: leave out output_type" in error.value.message
 
@@ -136,24 +132,26 @@ def test_limit_ends_with_length_and_partial_answer(client: openai.OpenAI) -> Non
     assert answer.model_extra["rlm"]["limit"] == "run_timeout_s"
 
 
-def test_limit_before_an_answer_is_told() -> None:
+def test_limit_before_an_answer_is_told(open_sandbox: Sandbox) -> None:
     """A limit that ends a run during its first reply is the content: a chat window shows no empty bubble."""
     with FakeOpenAI(Answer(never=True)) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"))
+        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
         with serving(rlm) as own, client_of(own) as client:
             limit: Any = {"model": "test-model", "extra_body": {"rlm": {"run_timeout_s": 0.5}}}
-            whole = asked(client, "What?", **limit).choices[0]
-            chunks = list(asked(client, "What?", stream=True, **limit))
-            response = client.responses.create(input="What?", **limit)
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                asking = pool.submit(asked, client, "What?", **limit)
+                streaming = pool.submit(lambda: list(asked(client, "What?", stream=True, **limit)))
+                response = client.responses.create(input="What?", **limit)
+            whole, chunks = asking.result().choices[0], streaming.result()
     said = "the limit run_timeout_s = 0.5 was reached before there was an answer"
     assert (whole.message.content, whole.finish_reason) == (said, "length")
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == said
     assert (response.output_text, response.status) == (said, "incomplete")
 
 
-def test_max_tokens_reach_the_calls() -> None:
+def test_max_tokens_reach_the_calls(open_sandbox: Sandbox) -> None:
     scripted = obedient()
-    with serving(RLM(scripted)) as own, client_of(own) as client:
+    with serving(RLM(scripted, sandbox=open_sandbox)) as own, client_of(own) as client:
         asked(client, "Say hello.", max_tokens=77)
         asked(client, "Say hello.", max_tokens=99, max_completion_tokens=55)
     assert [request.max_completion_tokens for request in scripted.requests] == [77, 55]
@@ -173,10 +171,10 @@ def test_earlier_turns_are_a_variable(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == str([("user", "The word is xyzzy."), ("assistant", "Understood.")])
 
 
-def test_system_text_stands_beside_our_prompt() -> None:
+def test_system_text_stands_beside_our_prompt(open_sandbox: Sandbox) -> None:
     """System and developer texts reach the model, and our own prompt stays whole."""
     scripted = obedient()
-    with serving(RLM(scripted)) as own, client_of(own) as client:
+    with serving(RLM(scripted, sandbox=open_sandbox)) as own, client_of(own) as client:
         messages: Any = [
             {"role": "system", "content": "Speak like a pirate."},
             {"role": "developer", "content": "Never say ahoy."},
@@ -246,10 +244,10 @@ async def test_asynchronous_stream_of_a_type(served: Served) -> None:
     assert answer.choices[0].message.parsed == City(name="Rome", people=1)
 
 
-def test_reply_streams_as_it_is_written() -> None:
+def test_reply_streams_as_it_is_written(open_sandbox: Sandbox) -> None:
     """Pieces of a reply are sent as they come from the provider, and not again when it is whole."""
     with FakeOpenAI(streamed("I think: ", "\n```repl\nFINAL(4", "2)\n```")) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"))
+        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
         with serving(rlm) as own, client_of(own) as client:
             chunks = list(asked(client, "What?", model="test-model", stream=True))
     thoughts = [getattr(chunk.choices[0].delta, "reasoning", None) for chunk in chunks]
@@ -262,9 +260,9 @@ def test_error_in_a_stream_is_told(client: openai.OpenAI) -> None:
     assert "not of the wanted type" in error.value.message
 
 
-def test_heartbeats_keep_both_answers_alive() -> None:
+def test_heartbeats_keep_both_answers_alive(open_sandbox: Sandbox) -> None:
     """A silent run sends comments in a stream, and blank lines before a plain body."""
-    with serving(RLM(obedient()), ServeSettings(heartbeat_s=0.05)) as own:
+    with serving(RLM(obedient(), sandbox=open_sandbox), ServeSettings(heartbeat_s=0.05)) as own:
         body: dict[str, Any] = {"model": "obedient", "messages": [{"role": "user", "content": SLOW}]}
         plain = httpx.post(f"{own.base_url}/chat/completions", json=body, headers=own.headers, timeout=WAIT_S)
         assert plain.content.startswith(b"\n{") or plain.content.startswith(b"\n\n")
@@ -312,10 +310,10 @@ def left_request(served: Served, body: dict[str, Any]) -> socket.socket:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_leaving_client_ends_run_and_socket(stream: bool) -> None:
+def test_leaving_client_ends_run_and_socket(stream: bool, open_sandbox: Sandbox) -> None:
     """A client that leaves ends its run, and the connection to the provider."""
     with FakeOpenAI(Answer(never=True)) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"))
+        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
         with serving(rlm) as own:
             connection = left_request(own, {"model": "test-model", "stream": stream, "messages": HELLO})
             assert provider.arrived.wait(WAIT_S)
@@ -329,9 +327,9 @@ def test_leaving_client_ends_run_and_socket(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_leaving_client_ends_a_running_block(stream: bool) -> None:
+def test_leaving_client_ends_a_running_block(stream: bool, open_sandbox: Sandbox) -> None:
     """A client that leaves while code runs ends the REPL at once, with what the code has started."""
-    rlm = RLM(obedient(), limits=Limits(max_depth=1))
+    rlm = RLM(obedient(), limits=Limits(max_depth=1), sandbox=open_sandbox)
     with serving(rlm) as own:
         code = "DO: import subprocess; subprocess.Popen(['sleep', '600']); print('here', flush=True)"
         body = {"model": "obedient", "messages": [{"role": "user", "content": code + "; exec('while 1: pass')"}]}
@@ -352,10 +350,10 @@ def test_leaving_client_ends_a_running_block(stream: bool) -> None:
         assert stats.workers == stats.ready
 
 
-def test_leaving_client_ends_a_queued_run() -> None:
+def test_leaving_client_ends_a_queued_run(open_sandbox: Sandbox) -> None:
     """A client that leaves while its run waits for a place takes it out of the queue, before any call."""
     with FakeOpenAI(Answer(never=True)) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"))
+        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
         with serving(rlm, ServeSettings(max_runs=1)) as own:
             body = {"model": "test-model", "messages": HELLO}
             first = left_request(own, body)
@@ -369,9 +367,9 @@ def test_leaving_client_ends_a_queued_run() -> None:
             assert provider.disconnected.wait(WAIT_S)
 
 
-def test_full_queue_is_busy() -> None:
+def test_full_queue_is_busy(open_sandbox: Sandbox) -> None:
     with FakeOpenAI(Answer(never=True)) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"))
+        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
         with serving(rlm, ServeSettings(max_runs=1, max_queue=0)) as own, client_of(own) as client:
             first = left_request(own, {"model": "test-model", "messages": HELLO})
             assert provider.arrived.wait(WAIT_S)

@@ -8,6 +8,7 @@ import pytest
 
 from rlm_broker import RLM, ConfigurationError, LMReply, LMRequest, RunCancelled, ScriptedClient, Usage
 from rlm_broker.events.event import CallStarted, RunEnded
+from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.serve.hosting.owner import Busy, MoneySpent, NotAllowed, Owner, UnknownHandle
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns, RunState
 from tests.support.stand_ins import Gate
@@ -23,8 +24,8 @@ def state(hosted: HostedRun) -> RunState:
 
 
 @contextlib.asynccontextmanager
-async def hosting(model: object, **settings: object) -> AsyncIterator[HostedRuns]:
-    async with RLM(model) as rlm:  # type: ignore[arg-type]
+async def hosting(sandbox: Sandbox, model: object, **settings: object) -> AsyncIterator[HostedRuns]:
+    async with RLM(model, sandbox=sandbox) as rlm:  # type: ignore[arg-type]
         runs = HostedRuns(rlm, **settings)  # type: ignore[arg-type]
         try:
             yield runs
@@ -32,8 +33,8 @@ async def hosting(model: object, **settings: object) -> AsyncIterator[HostedRuns
             await runs.drain(0)
 
 
-async def test_run_is_answered_and_kept_for_its_owner() -> None:
-    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+async def test_run_is_answered_and_kept_for_its_owner(open_sandbox: Sandbox) -> None:
+    async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"])) as runs:
         hosted = runs.begin(ANN, "text", "Is it?")
         assert state(hosted) == "queued"
         async with hosted.joined():
@@ -47,10 +48,10 @@ async def test_run_is_answered_and_kept_for_its_owner() -> None:
         assert [event async for event in hosted.events()][-1].__class__ is RunEnded
 
 
-async def test_places_go_round_the_owners() -> None:
+async def test_places_go_round_the_owners(open_sandbox: Sandbox) -> None:
     """An owner with many requests delays another owner by one run, and not by all of them."""
     gate = Gate()
-    async with hosting(gate, max_runs=1) as runs:
+    async with hosting(open_sandbox, gate, max_runs=1) as runs:
         anns = [runs.begin(ANN, "text", f"ann {number}") for number in range(5)]
         await until(lambda: gate.asked)
         bobs = runs.begin(BOB, "text", "bob")
@@ -60,9 +61,9 @@ async def test_places_go_round_the_owners() -> None:
         assert gate.asked.index("bob") <= 2
 
 
-async def test_full_queue_refuses_and_says_when() -> None:
+async def test_full_queue_refuses_and_says_when(open_sandbox: Sandbox) -> None:
     """An owner without a run in the queue may wait with one, also where another owner has filled it."""
-    async with hosting(Gate(), max_runs=1, max_queue=1) as runs:
+    async with hosting(open_sandbox, Gate(), max_runs=1, max_queue=1) as runs:
         first = runs.begin(ANN, "text", "1")
         await until(lambda: state(first) == "running")
         runs.begin(ANN, "text", "2")
@@ -73,8 +74,8 @@ async def test_full_queue_refuses_and_says_when() -> None:
             assert refused.value.retry_after_s > 0
 
 
-async def test_every_place_can_be_taken_at_once() -> None:
-    async with hosting(Gate(), max_runs=3, max_queue=0) as runs:
+async def test_every_place_can_be_taken_at_once(open_sandbox: Sandbox) -> None:
+    async with hosting(open_sandbox, Gate(), max_runs=3, max_queue=0) as runs:
         three = [runs.begin(ANN, "text", str(number)) for number in range(3)]
         with pytest.raises(Busy):
             runs.begin(ANN, "text", "4")
@@ -83,9 +84,9 @@ async def test_every_place_can_be_taken_at_once() -> None:
         await until(lambda: all(state(hosted) == "running" for hosted in three))
 
 
-async def test_run_that_waits_for_its_client_gives_its_place() -> None:
+async def test_run_that_waits_for_its_client_gives_its_place(open_sandbox: Sandbox) -> None:
     gate = Gate()
-    async with hosting(gate, max_runs=1) as runs:
+    async with hosting(open_sandbox, gate, max_runs=1) as runs:
         first = runs.begin(ANN, "text", "first")
         await until(lambda: len(gate.asked) == 1)
         async with runs.away(first), runs.away(first):
@@ -100,7 +101,7 @@ async def test_run_that_waits_for_its_client_gives_its_place() -> None:
         await first.completion()
         assert runs.running == 0
     third = None
-    async with hosting(gate, max_runs=1) as runs:  # no place was lost or made
+    async with hosting(open_sandbox, gate, max_runs=1) as runs:  # no place was lost or made
         third = runs.begin(ANN, "text", "third")
         await third.completion()
 
@@ -110,10 +111,10 @@ async def _entered(runs: HostedRuns, hosted: HostedRun) -> None:
         pass
 
 
-async def test_cancelled_wait_for_a_client_takes_a_place_again() -> None:
+async def test_cancelled_wait_for_a_client_takes_a_place_again(open_sandbox: Sandbox) -> None:
     """A block that is interrupted while it waits does not make its run one that counts for no place."""
     gate = Gate()
-    async with hosting(gate, max_runs=1) as runs:
+    async with hosting(open_sandbox, gate, max_runs=1) as runs:
         first = runs.begin(ANN, "text", "first")
         await until(lambda: len(gate.asked) == 1)
 
@@ -133,9 +134,9 @@ async def test_cancelled_wait_for_a_client_takes_a_place_again() -> None:
         assert state(second) == "running"
 
 
-async def test_run_that_ends_while_it_waits_frees_no_second_place() -> None:
+async def test_run_that_ends_while_it_waits_frees_no_second_place(open_sandbox: Sandbox) -> None:
     gate = Gate()
-    async with hosting(gate, max_runs=1) as runs:
+    async with hosting(open_sandbox, gate, max_runs=1) as runs:
         first = runs.begin(ANN, "text", "first")
         await until(lambda: gate.asked)
 
@@ -153,9 +154,9 @@ async def test_run_that_ends_while_it_waits_frees_no_second_place() -> None:
         assert sorted(map(state, two)) == ["queued", "running"]
 
 
-async def test_last_follower_ends_the_run() -> None:
+async def test_last_follower_ends_the_run(open_sandbox: Sandbox) -> None:
     gate = Gate()
-    async with hosting(gate) as runs:
+    async with hosting(open_sandbox, gate) as runs:
         hosted = runs.begin(ANN, "text", "Is it?")
         async with hosted.joined():
             async with hosted.joined():
@@ -165,9 +166,9 @@ async def test_last_follower_ends_the_run() -> None:
         assert gate.cancelled == 1
 
 
-async def test_follower_that_leaves_the_queue_ends_the_run() -> None:
+async def test_follower_that_leaves_the_queue_ends_the_run(open_sandbox: Sandbox) -> None:
     gate = Gate()
-    async with hosting(gate, max_runs=1) as runs:
+    async with hosting(open_sandbox, gate, max_runs=1) as runs:
         first = runs.begin(ANN, "text", "first")
         await until(lambda: gate.asked)
         waiting = runs.begin(ANN, "text", "waiting")
@@ -180,9 +181,9 @@ async def test_follower_that_leaves_the_queue_ends_the_run() -> None:
         assert gate.asked == ["first"]
 
 
-async def test_run_may_outlive_its_followers() -> None:
+async def test_run_may_outlive_its_followers(open_sandbox: Sandbox) -> None:
     gate = Gate()
-    async with hosting(gate) as runs:
+    async with hosting(open_sandbox, gate) as runs:
         hosted = runs.begin(ANN, "text", "Is it?")
         hosted.outlive(None)
         async with hosted.joined():
@@ -192,9 +193,9 @@ async def test_run_may_outlive_its_followers() -> None:
         assert (await hosted.completion()).response == "yes"
 
 
-async def test_outlived_run_ends_when_its_time_is_over() -> None:
+async def test_outlived_run_ends_when_its_time_is_over(open_sandbox: Sandbox) -> None:
     gate = Gate()
-    async with hosting(gate) as runs:
+    async with hosting(open_sandbox, gate) as runs:
         hosted = runs.begin(ANN, "text", "Is it?")
         async with hosted.joined():
             await until(lambda: gate.asked)
@@ -203,8 +204,8 @@ async def test_outlived_run_ends_when_its_time_is_over() -> None:
             await hosted.completion()
 
 
-async def test_same_key_joins_the_run_that_exists() -> None:
-    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+async def test_same_key_joins_the_run_that_exists(open_sandbox: Sandbox) -> None:
+    async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"])) as runs:
         hosted = runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f")
         assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
         with pytest.raises(ConfigurationError, match="Idempotency-Key was used for another request"):
@@ -214,12 +215,12 @@ async def test_same_key_joins_the_run_that_exists() -> None:
         assert runs.begin(ANN, "text", "Other?", key="k", fingerprint="g") is not hosted
 
 
-async def test_spent_money_stops_all_runs_of_the_owner() -> None:
+async def test_spent_money_stops_all_runs_of_the_owner(open_sandbox: Sandbox) -> None:
     """The owner's other runs stop, and it may begin none; another owner's run goes on."""
     rich = Owner("rich", usd_a_day=1.0)
     gate, costly = Gate(), Gate(Usage(1, 1, 1, 2.0))
     costly.is_open.set()
-    async with RLM(gate, models={"costly": costly}) as rlm:
+    async with RLM(gate, models={"costly": costly}, sandbox=open_sandbox) as rlm:
         runs = HostedRuns(rlm)
         mine, bobs = (runs.begin(owner, "text", "waits") for owner in (rich, BOB))
         await until(lambda: len(gate.asked) == 2)
@@ -231,13 +232,13 @@ async def test_spent_money_stops_all_runs_of_the_owner() -> None:
         await runs.drain(0)
 
 
-async def test_model_that_the_key_lacks_is_refused() -> None:
-    async with hosting(ScriptedClient(["FINAL(yes)"])) as runs:
+async def test_model_that_the_key_lacks_is_refused(open_sandbox: Sandbox) -> None:
+    async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"])) as runs:
         with pytest.raises(NotAllowed):
             runs.begin(Owner("poor", frozenset({"small"})), "text", "?", model="large")
 
 
-async def test_drain_waits_then_stops_with_the_best_answer() -> None:
+async def test_drain_waits_then_stops_with_the_best_answer(open_sandbox: Sandbox) -> None:
     gate = Gate()
     replies = iter([LOOK])
 
@@ -249,7 +250,7 @@ async def test_drain_waits_then_stops_with_the_best_answer() -> None:
         async def complete(self, request: LMRequest) -> LMReply:
             return await reply(request)
 
-    async with hosting(Slow(), max_runs=1) as runs:
+    async with hosting(open_sandbox, Slow(), max_runs=1) as runs:
         hosted = runs.begin(ANN, "text", "Is it?")
         await until(lambda: gate.asked)
         queued = runs.begin(ANN, "text", "Later?")
@@ -265,8 +266,8 @@ async def test_drain_waits_then_stops_with_the_best_answer() -> None:
         assert "A first guess: 7." in (completion.response or "")
 
 
-async def test_ended_runs_are_forgotten_beyond_their_number() -> None:
-    async with hosting(ScriptedClient(["FINAL(yes)"] * 3), most_kept=1) as runs:
+async def test_ended_runs_are_forgotten_beyond_their_number(open_sandbox: Sandbox) -> None:
+    async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"] * 3), most_kept=1) as runs:
         first, second = (runs.begin(ANN, "text", "?") for _ in range(2))
         await asyncio.gather(first.completion(), second.completion())
         last = runs.begin(ANN, "text", "?")
@@ -274,9 +275,9 @@ async def test_ended_runs_are_forgotten_beyond_their_number() -> None:
         await last.completion()
 
 
-async def test_paid_is_known_from_the_first_call() -> None:
+async def test_paid_is_known_from_the_first_call(open_sandbox: Sandbox) -> None:
     gate = Gate()
-    async with hosting(gate) as runs:
+    async with hosting(open_sandbox, gate) as runs:
         hosted = runs.begin(ANN, "text", "?")
         assert not hosted.is_paid
         async for event in hosted.events():

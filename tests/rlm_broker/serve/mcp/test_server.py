@@ -16,7 +16,7 @@ from rlm_broker import RLM, Model
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.mcp import forms
+from rlm_broker.serve.mcp import forms, work
 from rlm_broker.serve.mcp.work import Work
 from tests.support.fake_openai import FakeOpenAI
 from tests.support.mcp_clients import (
@@ -71,6 +71,14 @@ async def url(provider: FakeOpenAI) -> AsyncIterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _tells_often() -> Iterator[None]:
+    """Let the server of this process tell progress soon. The one over stdio keeps its own period."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work, "PROGRESS_S", 0.05)
+        yield
+
+
 @pytest.fixture(scope="module", params=CONNECTIONS, ids="-".join)
 def connection(request: pytest.FixtureRequest) -> tuple[str, str]:
     transport, mode = request.param
@@ -87,6 +95,13 @@ async def client(connection: tuple[str, str], provider: FakeOpenAI, root: Path, 
     transport, mode = connection
     one = over_http(url, mode) if transport == "http" else over_stdio(server_parameters(provider, root), mode)
     async with held(one):
+        yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tools(url: str) -> AsyncIterator[Client]:
+    """A client for what does not depend on the connection."""
+    async with held(over_http(url, MODERN)) as one:
         yield one
 
 
@@ -139,8 +154,8 @@ async def test_variables_live_on_by_handle(client: Client) -> None:
     assert "no REPL" in await refused(client, "execute_python", code="a", repl=ran["repl"])
 
 
-async def test_long_text_says_its_cut(client: Client) -> None:
-    ran = await client.call_tool("execute_python", {"code": "print('x' * 50_000); 1 / 0"})
+async def test_long_text_says_its_cut(tools: Client) -> None:
+    ran = await tools.call_tool("execute_python", {"code": "print('x' * 50_000); 1 / 0"})
     assert len(text(ran)) <= 20_000
     assert "characters cut" in text(ran)
     assert "ZeroDivisionError" in text(ran)
@@ -160,43 +175,43 @@ display(Picture())
     assert (image.mime_type, image.data, shown.structured_content["pictures"]) == ("image/png", PIXEL, 1)
 
 
-async def test_files_go_in_out_and_away(client: Client) -> None:
-    repl = (await called(client, "execute_python", code="import pathlib"))["repl"]
+async def test_files_go_in_out_and_away(tools: Client) -> None:
+    repl = (await called(tools, "execute_python", code="import pathlib"))["repl"]
     raw = base64.b64encode(b"\xff\x00").decode()
-    written = await called(client, "repl_files", repl=repl, action="write", path="in/a.txt", text="grün")
+    written = await called(tools, "repl_files", repl=repl, action="write", path="in/a.txt", text="grün")
     assert written["bytes"] == 5
-    await called(client, "repl_files", repl=repl, action="write", path="b.bin", base64=raw)
-    assert (await called(client, "execute_python", code="open('in/a.txt').read()", repl=repl))["stdout"] == "'grün'\n"
-    assert (await called(client, "repl_files", repl=repl, action="read", path="in/a.txt"))["text"] == "grün"
-    assert (await called(client, "repl_files", repl=repl, action="read", path="b.bin"))["base64"] == raw
-    listed = await called(client, "repl_files", repl=repl, action="list")
+    await called(tools, "repl_files", repl=repl, action="write", path="b.bin", base64=raw)
+    assert (await called(tools, "execute_python", code="open('in/a.txt').read()", repl=repl))["stdout"] == "'grün'\n"
+    assert (await called(tools, "repl_files", repl=repl, action="read", path="in/a.txt"))["text"] == "grün"
+    assert (await called(tools, "repl_files", repl=repl, action="read", path="b.bin"))["base64"] == raw
+    listed = await called(tools, "repl_files", repl=repl, action="list")
     assert listed["entries"] == [
         {"name": "b.bin", "kind": "file", "bytes": 2},
         {"name": "in", "kind": "folder", "bytes": listed["entries"][1]["bytes"]},
     ]
-    await called(client, "repl_files", repl=repl, action="delete", path="b.bin")
-    assert "No such file" in await refused(client, "repl_files", repl=repl, action="read", path="b.bin")
-    assert "without '..'" in await refused(client, "repl_files", repl=repl, action="read", path="../x")
-    assert "either text or base64" in await refused(client, "repl_files", repl=repl, action="write", path="c")
-    assert "not for list" in await refused(client, "repl_files", repl=repl, action="list", text="x")
+    await called(tools, "repl_files", repl=repl, action="delete", path="b.bin")
+    assert "No such file" in await refused(tools, "repl_files", repl=repl, action="read", path="b.bin")
+    assert "without '..'" in await refused(tools, "repl_files", repl=repl, action="read", path="../x")
+    assert "either text or base64" in await refused(tools, "repl_files", repl=repl, action="write", path="c")
+    assert "not for list" in await refused(tools, "repl_files", repl=repl, action="list", text="x")
 
 
-async def test_question_about_text_is_answered(client: Client) -> None:
-    asked = await client.call_tool("ask_large_context", {"question": "How long?", "context": "abc"})
+async def test_question_about_text_is_answered(tools: Client) -> None:
+    asked = await tools.call_tool("ask_large_context", {"question": "How long?", "context": "abc"})
     answer = asked.structured_content
     assert (answer["state"], answer["answer"], answer["turns"], answer["tokens"]) == ("ended", "3 characters", 1, 8)
     assert text(asked) == "3 characters"
-    assert (await called(client, "get_run", run=answer["run"]))["answer"] == "3 characters"
+    assert (await called(tools, "get_run", run=answer["run"]))["answer"] == "3 characters"
 
 
-async def test_long_run_returns_its_handle(client: Client) -> None:
+async def test_long_run_returns_its_handle(tools: Client) -> None:
     """A run that takes longer than wait_s is waited for by its handle, and tells what it does."""
-    asked = await client.call_tool("ask_large_context", {"question": PAIRED, "context": "abcd", "wait_s": 0})
+    asked = await tools.call_tool("ask_large_context", {"question": PAIRED, "context": "abcd", "wait_s": 0})
     run = asked.structured_content["run"]
     assert asked.structured_content["state"] in ("queued", "running")
     assert f'get_run(run="{run}")' in text(asked)
-    waits = asyncio.create_task(called(client, "get_run", run=run, wait_s=WAIT_S))
-    second = asyncio.create_task(called(client, "ask_large_context", question=PAIRED, context="ab"))
+    waits = asyncio.create_task(called(tools, "get_run", run=run, wait_s=WAIT_S))
+    second = asyncio.create_task(called(tools, "ask_large_context", question=PAIRED, context="ab"))
     assert (await waits)["answer"] == "4 characters"
     assert (await second)["answer"] == "2 characters"
 
@@ -223,16 +238,16 @@ async def test_progress_is_told_until_stopped(client: Client) -> None:
         await asked
 
 
-async def test_stopped_run_has_ended(client: Client) -> None:
-    run = (await called(client, "ask_large_context", question=HELD, context="abcd", wait_s=0))["run"]
-    stopped = await client.call_tool("stop_run", {"run": run})
+async def test_stopped_run_has_ended(tools: Client) -> None:
+    run = (await called(tools, "ask_large_context", question=HELD, context="abcd", wait_s=0))["run"]
+    stopped = await tools.call_tool("stop_run", {"run": run})
     assert stopped.structured_content["state"] == "ended"
-    again = await client.call_tool("get_run", {"run": run})
+    again = await tools.call_tool("get_run", {"run": run})
     assert again.structured_content == stopped.structured_content
 
 
-async def test_failed_run_is_a_sentence(client: Client) -> None:
-    failed = await client.call_tool("ask_large_context", {"question": FAILS, "context": "abcd"})
+async def test_failed_run_is_a_sentence(tools: Client) -> None:
+    failed = await tools.call_tool("ask_large_context", {"question": FAILS, "context": "abcd"})
     assert failed.is_error
     assert failed.structured_content["state"] == "ended"
     assert "no such thing" in failed.structured_content["error"]
@@ -272,10 +287,12 @@ async def test_cancelled_block_leaves_no_repl_that_no_client_knows() -> None:
     """The call is cancelled while its REPL opens, and while its block runs: neither tells the id of the REPL."""
     rlm = RLM("offline")
     async with rlm, HeldRepls() as repls:
-        work = Work(rlm, HostedRuns(rlm), repls)
+        tools = Work(rlm, HostedRuns(rlm), repls)
         for is_running in (False, True):
             call = Told(Owner("ann"))
-            asked = asyncio.create_task(work.done(call, forms.EXECUTE, forms.Code(code="import time; time.sleep(600)")))
+            asked = asyncio.create_task(
+                tools.done(call, forms.EXECUTE, forms.Code(code="import time; time.sleep(600)"))
+            )
             async with asyncio.timeout(WAIT_S):
                 while not (repls.all() and repls.all()[0].users) if is_running else not repls._opening:
                     await asyncio.sleep(0)
@@ -285,7 +302,7 @@ async def test_cancelled_block_leaves_no_repl_that_no_client_knows() -> None:
             async with asyncio.timeout(WAIT_S):
                 while repls._opening or repls.all() or repls._closing:
                     await asyncio.sleep(0)
-        kept = await work.done(call, forms.EXECUTE, forms.Code(code="1"))
+        kept = await tools.done(call, forms.EXECUTE, forms.Code(code="1"))
         assert [held.id for held in repls.all()] == [kept.result.model_dump()["repl"]]
 
 
