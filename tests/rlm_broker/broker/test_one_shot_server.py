@@ -17,7 +17,7 @@ from rlm_broker.usage import Usage
 from tests.support.socket_peer import WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging
 
-GOLDEN = Path(__file__).parents[1] / "transport" / "golden_wire.json"
+GOLDEN = Path(__file__).parent / "transport" / "golden_wire.json"
 FRAMES = {frame["name"]: frame for frame in json.loads(GOLDEN.read_text())["frames"]}
 
 

@@ -235,7 +235,7 @@ async def test_venv_missing_at_opening_is_named(tmp_path: Path) -> None:
 
 
 def test_both_are_refused_together(venv: Path) -> None:
-    for make in (Sandbox, Sandbox.shared, lambda **given: RLM("offline", **given)):
+    for make in (Sandbox, Sandbox.shared):
         with pytest.raises(ConfigurationError, match="either python or packages"):
             make(python=venv, packages=LISTED)
 
@@ -267,10 +267,10 @@ def test_shared_sandboxes_are_told_apart_by_their_packages(venv: Path) -> None:
 @pytest.mark.installer
 @pytest.mark.parametrize("how", ["python", "packages"])
 @pytest.mark.usefixtures("cache")
-def test_rlm_takes_both(how: str, venv: Path) -> None:
+def test_runs_have_the_packages_of_their_sandbox(how: str, venv: Path) -> None:
     given: dict[str, Any] = {"python": venv} if how == "python" else {"packages": LISTED}
     script = ScriptedClient(["```repl\nimport lenses\nFINAL(lenses.COUNT)\n```"])
-    assert RLM(script, **given).completion("text", "?").response == "40"
+    assert RLM(script, sandbox=Sandbox(**given)).completion("text", "?").response == "40"
 
 
 @pytest.mark.parametrize(
