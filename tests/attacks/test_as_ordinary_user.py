@@ -32,7 +32,7 @@ LISTS_NAMES = "tests/attacks/test_machinery.py::test_init_outlives_ruined_repls[
 LIBRARIES = "tests/attacks/test_controls.py::test_libraries_for_data_work"
 """No attack, and slow."""
 RUINED = "tests/attacks/test_machinery.py::test_ruined_repl_is_replaced_with_its_context"
-"""What a REPL does to itself is the same for each user."""
+"""Damage that a REPL does to itself, the same for each user."""
 PROGRAMS = "tests/attacks/test_programs.py"
 """The end of a program's processes is that of its PID namespace, for any user; each try takes a second."""
 SAME_USER = ("controls", "files", "host_files", "machinery", "protocol")

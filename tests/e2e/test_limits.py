@@ -42,7 +42,7 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
 
 
 ONE_LEVEL = pytest.mark.parametrize("sandbox", ["standard"], indirect=True)
-"""Of behaviour that is the same at each level."""
+"""Mark of behaviour that is the same at each level."""
 NEEDS_PROCESSES = pytest.mark.parametrize("sandbox", ["strict"], indirect=True)
 """At the level standard a REPL is one process."""
 
