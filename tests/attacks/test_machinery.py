@@ -3,9 +3,8 @@
 import psutil
 import pytest
 
-from tests.attacks.arena import Arena, Attack, check, said_it_got_through
+from tests.attacks.arena import PROTECTED, Arena, Attack, check, said_it_got_through
 from tests.support.processes import living_parents_below
-from tests.support.skips import PROTECTS_NOTHING
 from tests.support.waiting import LONGER_AND_LONGER
 
 BREAKS = {
@@ -79,10 +78,9 @@ OF_INIT = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
+@pytest.mark.parametrize("arena", PROTECTED, indirect=True)
 def test_ruined_repl_is_replaced_with_its_context(arena: Arena, name: str) -> None:
     """A ruined REPL is replaced with its context, and no other REPL is disturbed."""
-    if arena.level == "process":
-        pytest.skip(PROTECTS_NOTHING)
     before = psutil.Process().memory_info().rss
     with arena.sandbox.repl("its context") as ruined:
         ruined.execute(BREAKS[name], timeout_s=1)
@@ -97,9 +95,8 @@ def test_ruined_repl_is_replaced_with_its_context(arena: Arena, name: str) -> No
 
 
 @pytest.mark.parametrize("name", OF_INIT)
+@pytest.mark.parametrize("arena", PROTECTED, indirect=True)
 def test_init_outlives_ruined_repls(arena: Arena, name: str) -> None:
-    if arena.level == "process":
-        pytest.skip(PROTECTS_NOTHING)
     arena.repl.execute(WAITS_FOR_ALL)  # else the REPL may be a parent, too
     inits = living_parents_below()
     check(arena, Attack(name, OF_INIT[name], said_it_got_through))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,12 +13,17 @@ from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
 from tests.support.waiting import WAIT_S, for_ever
 
-LEVELS = pytest.mark.parametrize("level", ["strict", "standard", "process"])
 PATIENT = ReplLimits(interrupt_grace_s=100 * WAIT_S)
 QUICK = ReplLimits(interrupt_grace_s=0.1)
 LOOPS = "print('begun')\nwhile True: pass"
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + LOOPS
 pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
+
+
+@pytest.fixture(scope="module")
+def open_sandbox() -> Iterator[Sandbox]:
+    with Sandbox(warm=0) as opened:
+        yield opened
 
 
 async def begun(repl: SandboxedRepl, code: str) -> "asyncio.Task[Block]":
@@ -34,9 +40,8 @@ async def cancelled(task: "asyncio.Task[Block]") -> None:
     assert task.cancelled()
 
 
-@LEVELS
-async def test_second_block_is_refused_as_busy(level: str) -> None:
-    async with Sandbox(PATIENT, level) as sandbox, sandbox.repl() as repl:
+async def test_second_block_is_refused_as_busy() -> None:
+    async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
         task = await begun(repl, LOOPS)
         with pytest.raises(ReplBusy, match="runs a block already: one at a time") as refused:
             await repl.aexecute("1")
@@ -46,7 +51,7 @@ async def test_second_block_is_refused_as_busy(level: str) -> None:
         assert (await task).status == "interrupted"
 
 
-@LEVELS
+@pytest.mark.parametrize("level", ["strict", "standard", "process"])
 async def test_interrupt_keeps_variables(level: str) -> None:
     async with Sandbox(PATIENT, level) as sandbox, sandbox.repl() as repl:
         await repl.aexecute("x = 41")
@@ -124,9 +129,8 @@ def test_interrupt_from_another_thread_ends_a_block() -> None:
         assert block.status == "interrupted"
 
 
-@LEVELS
-async def test_cancelled_block_is_interrupted_and_variables_stay(level: str) -> None:
-    async with Sandbox(PATIENT, level, warm=0) as sandbox, sandbox.repl() as repl:
+async def test_cancelled_block_is_interrupted_and_variables_stay() -> None:
+    async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
         await repl.aexecute("x = 41")
         processes = living_below()
         await cancelled(await begun(repl, LOOPS))
@@ -195,10 +199,12 @@ async def test_cancelled_block_ends_its_queries() -> None:
 
 @pytest.mark.parametrize("name", ["timeout_s", "wall_timeout_s"])
 @pytest.mark.parametrize("given", [0, -1, True, "1", float("nan"), float("inf")])
-async def test_times_must_be_positive_numbers(name: str, given: object) -> None:
-    async with Sandbox() as sandbox, sandbox.repl() as repl:
-        with pytest.raises(ConfigurationError, match=f"{name} = .*: give a positive number of seconds, or None"):
-            await repl.aexecute("1", **{name: given})  # type: ignore[arg-type]
+def test_times_must_be_positive_numbers(open_sandbox: Sandbox, name: str, given: object) -> None:
+    with (
+        open_sandbox.repl() as repl,
+        pytest.raises(ConfigurationError, match=f"{name} = .*: give a positive number of seconds, or None"),
+    ):
+        repl.execute("1", **{name: given})  # type: ignore[arg-type]
 
 
 async def test_wall_time_holds_while_a_block_waits() -> None:
@@ -211,9 +217,8 @@ async def test_wall_time_holds_while_a_block_waits() -> None:
         assert "block_wall_timeout_s = 0.2 s" in (block.error or "")
 
 
-@LEVELS
-async def test_stdin_of_a_block_is_read_to_its_end(level: str) -> None:
-    async with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl:
+async def test_stdin_of_a_block_is_read_to_its_end() -> None:
+    async with Sandbox() as sandbox, sandbox.repl() as repl:
         code = "first = input('? ')\nimport sys\nrest = sys.stdin.read()\nprint([first, rest])"
         block = await repl.aexecute(code, stdin="one\ntwo \N{SNOWMAN}\nthree")
         assert block.stdout == "? ['one', 'two \N{SNOWMAN}\\nthree']\n"

@@ -10,13 +10,14 @@ import pytest
 from rlm_broker import ConfigurationError, ContextRefused, ReplClosed, ReplLimits, Sandbox, SandboxFailed, store
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.repl_process import MAX_LATER
+from tests.support.skips import ONE_PROCESS
 from tests.support.waiting import WAIT_S
 
 MIB = 1 << 20
 LIMITS = ReplLimits(memory_bytes=256 * MIB, later_context_bytes=1 << 40, max_repl_restarts=50, interrupt_grace_s=WAIT_S)
 
 
-@pytest.fixture(scope="module", params=["strict", "standard", "process"])
+@pytest.fixture(scope="module", params=["strict", "standard"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with Sandbox(LIMITS, request.param, warm=0) as opened:
         yield opened
@@ -28,6 +29,7 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
         yield opened
 
 
+@pytest.mark.parametrize("sandbox", ["strict", "standard", "process"], indirect=True)
 def test_later_contexts_come_back_after_a_kill(repl: SandboxedRepl, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("from a file")
     with store({"n": [1, 2]}) as shared:
@@ -76,8 +78,8 @@ GROWS = {
 @pytest.mark.parametrize("grows", GROWS)
 def test_address_space_of_contexts_cannot_be_taken(sandbox: Sandbox, grows: str) -> None:
     """Code that takes the address space of contexts is ended at its memory limit."""
-    if sandbox.level == "process" or (sandbox.level == "standard" and grows == "processes"):
-        pytest.skip("no boundary, or one process")
+    if sandbox.level == "standard" and grows == "processes":
+        pytest.skip(ONE_PROCESS)
     with sandbox.repl() as repl:
         block = repl.execute(RAISED + GROWS[grows])
         assert (block.status, block.limit) == ("killed", "memory_bytes")
@@ -87,8 +89,6 @@ def test_address_space_of_contexts_cannot_be_taken(sandbox: Sandbox, grows: str)
 
 
 def test_memory_is_not_filled_in_one_call(sandbox: Sandbox) -> None:
-    if sandbox.level == "process":
-        pytest.skip("no filter")
     fill = (
         "m = ctypes.CDLL(None, use_errno=True).mmap\nm.restype = ctypes.c_ssize_t\n"
         "m.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]\n"

@@ -11,7 +11,6 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
-from tests.support.skips import ONE_PROCESS
 from tests.support.waiting import WAIT_S, for_ever, turns, within_longer
 
 MIB = 1 << 20
@@ -42,15 +41,23 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
         assert opened.execute("print(context)").stdout == "the context\n"
 
 
-def needs_processes(repl: SandboxedRepl) -> None:
-    if repl.isolation.level != "strict":
-        pytest.skip(ONE_PROCESS)
+ONE_LEVEL = pytest.mark.parametrize("sandbox", ["standard"], indirect=True)
+"""Mark of behaviour that is the same at each level."""
+NEEDS_PROCESSES = pytest.mark.parametrize("sandbox", ["strict"], indirect=True)
+"""At the level standard a REPL is one process."""
+
+
+@pytest.fixture(scope="module")
+def small_frames() -> Iterator[Sandbox]:
+    with Sandbox(Limits(max_frame_bytes=1 << 12), warm=0) as opened:
+        yield opened
 
 
 def test_memory_limit_raises_memory_error(repl: SandboxedRepl) -> None:
     assert repl.execute("x = bytearray(1 << 30)").error == "MemoryError"
 
 
+@ONE_LEVEL
 @pytest.mark.parametrize("size", [10, 20_000])
 def test_repl_at_memory_limit_can_free_memory(repl: SandboxedRepl, size: int) -> None:
     """A REPL that has used up its memory can be told to free it."""
@@ -69,8 +76,7 @@ FILLS = {
 """Fill the memory: `held` is let go of first, or added to."""
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
-@pytest.mark.parametrize("fills", FILLS)
+@pytest.mark.parametrize(("level", "fills"), [("strict", "anew"), ("standard", "on")])
 def test_repl_survives_repeated_memory_errors(level: str, fills: str) -> None:
     with Sandbox(Limits(memory_bytes=48 * MIB), level, warm=0) as sandbox:
         for size in (700, 20_000, 200_000, 5_000_000):
@@ -102,34 +108,32 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
-def test_repl_sends_what_it_can_with_full_memory(level: str) -> None:
+@pytest.mark.parametrize(("level", "full"), [("strict", "of 1000"), ("standard", "of lists")])
+def test_repl_sends_what_it_can_with_full_memory(level: str, full: str) -> None:
     """No message ends the REPL, and the memory can be freed."""
 
     async def answer(query: Query) -> list[Slot]:
         return [Slot(text="y" * (300_000 if prompt == "long" else 1000)) for prompt in query.texts]
 
     with Sandbox(Limits(memory_bytes=64 * MIB), level, warm=0) as sandbox:
-        for full in FULL.values():
-            for name, sends in SENT.items():
-                with sandbox.repl(answer=answer, tools=["tool"]) as repl:
-                    sent = repl.execute(full + sends, value=True)
-                    assert sent.status in ("ok", "error"), (name, sent.error)
-                    assert repl.execute("print(len(held) > 0)").stdout == "True\n", name
-                    assert repl.execute("del held\nprint(1)").stdout == "1\n", name
+        for name, sends in SENT.items():
+            with sandbox.repl(answer=answer, tools=["tool"]) as repl:
+                sent = repl.execute(FULL[full] + sends, value=True)
+                assert sent.status in ("ok", "error"), (name, sent.error)
+                assert repl.execute("print(len(held) > 0)").stdout == "True\n", name
+                assert repl.execute("del held\nprint(1)").stdout == "1\n", name
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
-def test_repl_that_prints_with_full_memory_loses_no_line(level: str) -> None:
+def test_repl_that_prints_with_full_memory_loses_no_line() -> None:
     code = "lines = [f'{number} ' + 'x' * 3000 for number in range(200)]\n" + FULL["of 1000"]
-    with Sandbox(Limits(memory_bytes=64 * MIB), level, warm=0) as sandbox, sandbox.repl() as repl:
+    with Sandbox(Limits(memory_bytes=64 * MIB), warm=0) as sandbox, sandbox.repl() as repl:
         block = repl.execute(code + "for line in lines: print(line)")
         assert (block.status, block.error) == ("ok", None)
         assert block.stdout == "".join(f"{number} " + "x" * 3000 + "\n" for number in range(200))
 
 
-def test_print_longer_than_a_message_is_sent_in_pieces() -> None:
-    with Sandbox(Limits(max_frame_bytes=1 << 12), warm=0) as sandbox, sandbox.repl() as repl:
+def test_print_longer_than_a_message_is_sent_in_pieces(small_frames: Sandbox) -> None:
+    with small_frames.repl() as repl:
         for unit in ("x", "\0\n", "\U0001f600"):
             block = repl.execute(f"text = {unit!r} * 30_000\nprint(text)\nprint('end', text, flush=True)")
             assert (block.status, block.stdout) == ("ok", f"{unit * 30_000}\nend {unit * 30_000}\n")
@@ -147,8 +151,8 @@ def test_print_longer_than_a_message_is_sent_in_pieces() -> None:
         "".join(f"variable_{number} = {number}\n" for number in range(200)),
     ],
 )
-def test_result_longer_than_a_message_ends_no_repl(code: str) -> None:
-    with Sandbox(Limits(max_frame_bytes=1 << 12), warm=0) as sandbox, sandbox.repl() as repl:
+def test_result_longer_than_a_message_ends_no_repl(small_frames: Sandbox, code: str) -> None:
+    with small_frames.repl() as repl:
         repl.execute("kept = 1")
         assert repl.execute(code, value=True).status != "killed"
         assert repl.execute("print(kept)").stdout == "1\n"
@@ -162,8 +166,8 @@ def test_repl_without_memory_to_continue_says_so() -> None:
     assert "os._exit" not in str(told)
 
 
+@NEEDS_PROCESSES
 def test_memory_limit_covers_all_processes(repl: SandboxedRepl) -> None:
-    needs_processes(repl)
     code = (
         "import os, time\n"
         "for _ in range(6):\n"
@@ -225,8 +229,8 @@ def test_block_waiting_for_replies_ends_at_wall_limit() -> None:
         assert repl.execute("x").stdout == "1\n"
 
 
+@NEEDS_PROCESSES
 def test_fork_bomb_ends_in_an_error(repl: SandboxedRepl) -> None:
-    needs_processes(repl)
     block = repl.execute("import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(1000)")
     assert (block.status, block.error) == ("error", "BlockingIOError: [Errno 11] Resource temporarily unavailable")
 
@@ -244,6 +248,7 @@ def test_thread_bomb_is_bounded(repl: SandboxedRepl) -> None:
     assert "can't start new thread" in (block.error or "") or "max_processes = 12" in (block.error or "")
 
 
+@ONE_LEVEL
 def test_computing_threads_are_bounded_beside_waiting_one(sandbox: Sandbox) -> None:
     """Threads that compute while one waits for a reply are bounded."""
 
@@ -308,6 +313,7 @@ def test_descriptors_are_bounded(repl: SandboxedRepl) -> None:
     assert "Too many open files" in (repl.execute("files = [open('/dev/null') for _ in range(50)]").error or "")
 
 
+@ONE_LEVEL
 @pytest.mark.parametrize(
     "loop",
     [
@@ -357,8 +363,8 @@ def test_killed_block_names_its_line(repl: SandboxedRepl) -> None:
     assert "It was at line 3 of an earlier block, in spin" in (block.error or "")
 
 
+@NEEDS_PROCESSES
 def test_kill_includes_daemonised_children(repl: SandboxedRepl) -> None:
-    needs_processes(repl)
     before = {process.pid for process in living_below()}
     code = (
         "import os, signal, time\n"
@@ -387,9 +393,9 @@ for number in range(1000):
 """
 
 
-@pytest.fixture(scope="module", params=["strict", "standard"])
-def sandbox_of_5_lines(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with Sandbox(Limits(max_output_lines=5), request.param, warm=0) as opened:
+@pytest.fixture(scope="module")
+def sandbox_of_5_lines() -> Iterator[Sandbox]:
+    with Sandbox(Limits(max_output_lines=5), warm=0) as opened:
         yield opened
 
 
