@@ -13,6 +13,8 @@ from tests.support import forked_python, page_code, page_run
 from tests.support.places import PROJECT
 
 WAIT_S = 280
+WITH_LITELLM = frozenset({"tutorial.md", "dspy.md", "rlms.md", "smolagents.md"})
+"""Pages that name a model of a provider. Their processes are forked from one that has litellm, which takes seconds."""
 PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
 
 
@@ -36,7 +38,7 @@ def faults(path: Path, tmp_path: Path) -> list[str]:
     folder = tmp_path / "page"
     folder.mkdir()
     said = tmp_path / "faults.json"
-    forks = forked_python.address("tests.support.page_preload")  # litellm alone takes seconds
+    forks = forked_python.address(*(["tests.support.page_preload"] if path.name in WITH_LITELLM else []))
     page = ["-m", "tests.support.page_run", str(path), str(folder), forked_python.address(), str(said)]
     with forked_python.Python(page, cwd=PROJECT, stdout=subprocess.DEVNULL, forks=forks) as process:
         process.communicate(timeout=WAIT_S)

@@ -169,7 +169,7 @@ def test_file_growing_while_read_is_bounded(monkeypatch: pytest.MonkeyPatch, ope
     monkeypatch.setattr(files, "PIECE_BYTES", 1)
     with open_sandbox.repl() as repl:
         repl.execute(
-            "import threading\nf = open('grows', 'wb', 0); f.write(b'x')\n"
+            "import threading\nf = open('grows', 'wb', 0); f.write(bytes(4_000))\n"
             "def grow():\n    while f.tell() < 1 << 20: f.write(bytes(100))\nthreading.Thread(target=grow).start()"
         )
         with pytest.raises(FileRefused, match=r"has (grown to|.* bytes,) more than max_bytes = 5,000"):
