@@ -70,7 +70,7 @@ def signalled(role: Role, number: int) -> Strike:
 
 def _is(process: psutil.Process, state: str) -> bool:
     try:
-        return bool(process.status() == state)
+        return process.status() in (state, psutil.STATUS_ZOMBIE)  # one that ended by itself meanwhile needs no signal
     except psutil.NoSuchProcess:
         return True
 

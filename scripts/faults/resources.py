@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rlm_broker import Models
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from scripts.faults import processes
 from scripts.faults.cell import IDLE
@@ -168,7 +169,7 @@ def trace_on_small_disk(stage: Stage) -> None:
 
 def recording_on_small_disk(stage: Stage) -> None:
     """Have the recording written to a small file system; what is warned of is told."""
-    stage.options["record"] = small_disk(stage.folder) / "recording.jsonl"
+    stage.options["models"] = Models(record=small_disk(stage.folder) / "recording.jsonl")
     if stage.phase == IDLE:  # a reply that does not fit into what the file's last page has left
         stage.code = f"{NOTHING_ASKED}  # {'x' * 4096}"
     warnings.simplefilter("always")
@@ -177,7 +178,7 @@ def recording_on_small_disk(stage: Stage) -> None:
 
 def cache_on_small_disk(stage: Stage) -> None:
     """Have replies kept on a small file system."""
-    stage.options["cache"] = small_disk(stage.folder) / "cache.sqlite"
+    stage.options["models"] = Models(cache=small_disk(stage.folder) / "cache.sqlite")
     stage.model.fingerprint = "script"
 
 
