@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from scripts.faults import leftovers
+from scripts.faults.cell import CLOSING
 from scripts.faults.stage import Stage, Strike
 
 WAIT_S = 10.0
@@ -59,7 +60,9 @@ def signalled(role: Role, number: int) -> Strike:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
         until = time.monotonic() + WAIT_S
-        while not all(_is(process, state) for process in met):
+        # A process that ends by itself while the run closes needs no signal any more.
+        wanted = (state, psutil.STATUS_ZOMBIE) if stage.phase == CLOSING else (state,)
+        while not all(_is(process, wanted) for process in met):
             if time.monotonic() > until:
                 stage.notes.append("the signal did not work")
                 return
@@ -68,9 +71,9 @@ def signalled(role: Role, number: int) -> Strike:
     return strike
 
 
-def _is(process: psutil.Process, state: str) -> bool:
+def _is(process: psutil.Process, states: tuple[str, ...]) -> bool:
     try:
-        return process.status() in (state, psutil.STATUS_ZOMBIE)  # one that ended by itself meanwhile needs no signal
+        return process.status() in states
     except psutil.NoSuchProcess:
         return True
 

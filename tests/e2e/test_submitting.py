@@ -10,8 +10,8 @@ import pydantic
 import pytest
 
 from rlm_broker import ConfigurationError, FunctionClient, LMHandler, ReplClosed, Sandbox
-from rlm_broker.sandbox.blocks.block_result import MAX_SUBMIT_CHARS
 from rlm_broker.sandbox.repl import SandboxedRepl
+from sandbox_worker.wire.messages import MAX_QUERY_BYTES
 
 
 class Person(pydantic.BaseModel):
@@ -80,7 +80,7 @@ def test_submit_fields_have_types(repl: SandboxedRepl, submit: dict[str, Any], c
         ({"n": Annotated[int, pydantic.AfterValidator(even)]}, "SUBMIT(3)", "3 is odd"),
         ({"n": {"type": "integer"}}, "SUBMIT('x')", "n: 'x' is not of type 'integer'"),
         ({"way": Literal["up", "down"]}, "SUBMIT('left')", "way: Input should be 'up' or 'down'"),
-        ({"text": str}, f"SUBMIT('x' * {MAX_SUBMIT_CHARS})", f"more than {MAX_SUBMIT_CHARS:,}"),
+        ({"text": str}, f"SUBMIT('x' * {MAX_QUERY_BYTES})", f"more than {MAX_QUERY_BYTES:,}"),
     ],
 )
 def test_submit_error_lets_code_go_on(repl: SandboxedRepl, submit: dict[str, Any], code: str, problem: str) -> None:

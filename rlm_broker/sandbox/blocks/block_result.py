@@ -89,9 +89,6 @@ class BlockOutput:
             self._on_output(stream, head)
 
 
-MAX_SUBMIT_CHARS = 4 << 20
-"""Characters of all fields together, encoded; a submission with more is refused."""
-
 _threads = DaemonThreads(16)
 
 
@@ -147,11 +144,7 @@ class SubmitFields:
         encoded = query.texts
         if len(encoded) != 1 or len(query.prompts) != 1:
             return [Slot(error="one submission at a time")] * len(query.prompts)
-        if len(encoded[0]) > MAX_SUBMIT_CHARS:
-            problem: str | None = f"the fields are {len(encoded[0]):,} characters, more than {MAX_SUBMIT_CHARS:,}"
-        else:
-            problem = await self._checked(encoded[0])
-        return [Slot(error=problem)]
+        return [Slot(error=await self._checked(encoded[0]))]
 
     async def _checked(self, encoded: str) -> str | None:
         """Check in a thread, since a type may have a package imported. Each block uses one of these threads at most."""
