@@ -119,13 +119,7 @@ def test_trace_cut_anywhere_shows_what_its_whole_lines_say(tmp_path: Path) -> No
     with TraceWriter(path) as writer:
         RLM(ScriptedClient(["FINAL(\N{GRINNING FACE})"]), on_event=writer).completion("c", "the question")
     whole = path.read_bytes()
-    first, last = whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1)
-    half = (
-        whole.index("\N{GRINNING FACE}".encode()) if "\N{GRINNING FACE}".encode() in whole else whole.index(b"\\ud83d")
-    )
-    ends = {at + more for at, byte in enumerate(whole) if byte == 10 for more in (-1, 0, 1, 2)}
-    sizes = {*range(first, last, 13), *range(half, half + 12), *ends, *range(last, len(whole))}
-    for size in sorted(size for size in sizes if first <= size < len(whole)):
+    for size in range(whole.index(b"\n") + 1, len(whole)):
         path.write_bytes(whole[:size])
         assert tree(path)[0] == "1 [scripted] the question"
     path.write_bytes(whole[:50])
