@@ -223,15 +223,24 @@ class ModelFailed(RunFailed):
     Attributes:
         cause: Whether another attempt, or another model, may help; see `FailureCause`.
         retry_after_s: Seconds that the provider asks to wait before the next call, or None if it does not say.
+        is_lasting: Whether every further call would meet the same: a wrong key, a model or a host that does not exist.
     """
 
     kind = "provider"
     exit_code = 5
 
-    def __init__(self, message: str, cause: FailureCause = "provider", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        cause: FailureCause = "provider",
+        retry_after_s: float | None = None,
+        *,
+        is_lasting: bool = False,
+    ) -> None:
         super().__init__(message)
         self.cause: FailureCause = cause
         self.retry_after_s = retry_after_s
+        self.is_lasting = is_lasting
 
 
 class ReplayDiverged(ModelFailed):

@@ -32,6 +32,7 @@ class Call:
         requested_model: Name that was asked for, if it differs from `root_model`, else None.
         execution_time: Duration in seconds.
         problem: Reason why `response` is empty: the provider sent no text, or the call failed. None if there is text.
+        extra: Token ids and log probabilities, as in `LMReply.extra`.
     """
 
     root_model: str
@@ -40,6 +41,7 @@ class Call:
     execution_time: float
     requested_model: str | None = None
     problem: str | None = None
+    extra: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

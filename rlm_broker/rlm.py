@@ -313,6 +313,9 @@ class RLM(AsyncResource):
         score: Score | None = None,
         trajectories: bool = False,
         retry_failed: bool = False,
+        settings_changed: bool = False,
+        samples: int = 1,
+        root: FilePath | None = None,
     ) -> Batch:
         """Answer many questions, and return a handle that yields each result as it is done.
 
@@ -328,8 +331,14 @@ class RLM(AsyncResource):
             output_type: Type of all answers, as for `completion`.
             fail_fast: End the batch with the error of the first item that fails.
             score: Function that judges each result; see `Score`.
-            trajectories: Add the conversation of each run to its line, as chat messages.
-            retry_failed: Run the items again that have failed before, from their beginning.
+            trajectories: Add the conversations of each run and its children to its line, as chat messages, with token
+                ids and log probabilities where the server gives them.
+            retry_failed: Run the items again that have failed before. If the provider or the sandbox was at fault,
+                calls that were paid are answered from the journal.
+            settings_changed: Take other limits, and the prompts of another release, for the items that are left. Their
+                lines say so.
+            samples: Times that each item is asked; each sample has a line, with its number.
+            root: Folder to which paths of contexts are relative, where the journal tells whether an item is the same.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -337,7 +346,8 @@ class RLM(AsyncResource):
         if self._engine.keeps_repl:
             raise ConfigurationError("a persistent RLM answers one question at a time: make another RLM for a batch")
         bounds = BatchLimits() if limits is None else limits
-        batch = BatchRequest(items, max_concurrent, bounds, fail_fast, score, trajectories, out, retry_failed)
+        place = (out, retry_failed, settings_changed, samples, root)
+        batch = BatchRequest(items, max_concurrent, bounds, fail_fast, score, trajectories, *place)
         typed = replace(self._request, output_type=None if output_type is None else OutputType(output_type))
 
         def request(item: BatchItem) -> RunRequest:

@@ -7,8 +7,10 @@ taking results stops the feeding, and memory stays flat.
 A batch ends in one of these ways. All pass through `_end`, and the caller gets the results that are there first:
 
 - All items are finished.
-- A limit of the batch, a disk that is full, `cancel`, or leaving the context manager: all runs are cancelled, and their
-  items stay unfinished.
+- A limit of the batch, a failure that every further call would meet, a disk that is full, `stop` or Ctrl+C: no further
+  call is sent, those that are under way have `DRAIN_S` to end, and then all runs are cancelled. Their items stay
+  unfinished, and the answers are in the journal.
+- `cancel`, a second `stop`, or leaving the context manager: all runs are cancelled at once.
 - An item cannot be used, or the iterable of the items raises: the runs that are under way go on to their end.
 """
 
@@ -21,23 +23,21 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rlm_broker.batch.budget import BatchLimits, Metered, Spending
 from rlm_broker.batch.feed import Fed, Feeding, Items, require_items, total_of
+from rlm_broker.batch.item_calls import ItemCalls, Turns
 from rlm_broker.batch.items import BatchItem, BatchResult, result_line, result_of
+from rlm_broker.batch.journal import Journal
 from rlm_broker.batch.progress import BatchProgress, Counting
 from rlm_broker.batch.score import Score, Scoring
 from rlm_broker.batch.settings import settings_of
-from rlm_broker.broker.completing import Completing
 from rlm_broker.broker.models.registry import require_priced
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, require_kind
-from rlm_broker.journal.header import read_header
-from rlm_broker.journal.journal import Journal, folder_of, opened
-from rlm_broker.journal.out_file import OutFile
-from rlm_broker.journal.paid import Attempt, PaidCalls
 from rlm_broker.results import Completion
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.request import RunRequest
@@ -47,7 +47,7 @@ from rlm_broker.usage import Usage
 TELLS_SECONDS_S = 5.0
 """Seconds between two notes of the time that was worked."""
 DRAIN_S = 20.0
-"""Seconds for calls that are under way when a limit is reached: their answers are paid, and are kept in the journal."""
+"""Seconds for calls that are under way when a batch ends: their answers are paid, and are kept in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,9 @@ class BatchRequest:
         trajectories: Whether lines of results have the conversations.
         out: File of results; None keeps none.
         retry_failed: Whether items that have failed run again.
+        settings_changed: Whether other limits than the journal has are taken for the items that are left.
+        samples: Times that each item is asked.
+        root: Folder to which names of paths are relative in digests; None takes names as they are.
 
     Raises:
         ConfigurationError: A value cannot be used.
@@ -76,18 +79,24 @@ class BatchRequest:
     trajectories: bool = False
     out: str | os.PathLike[str] | None = None
     retry_failed: bool = False
+    settings_changed: bool = False
+    samples: int = 1
+    root: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         require_items(self.items)
-        require_kind("max_concurrent", self.max_concurrent, int)
-        if self.max_concurrent < 1:
-            raise ConfigurationError(f"max_concurrent must be at least 1, not {self.max_concurrent}")
+        for name in ("max_concurrent", "samples"):
+            require_kind(name, value := getattr(self, name), int)
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {value}")
         require_kind("limits of a batch", self.limits, BatchLimits)
-        for name in ("fail_fast", "trajectories", "retry_failed"):
+        for name in ("fail_fast", "trajectories", "retry_failed", "settings_changed"):
             require_kind(name, getattr(self, name), bool)
-        require_kind("out", self.out, str, os.PathLike, type(None))
-        if self.retry_failed and self.out is None:
-            raise ConfigurationError("retry_failed needs the file of results: give out")
+        for name in ("out", "root"):
+            require_kind(name, getattr(self, name), str, os.PathLike, type(None))
+        for name in ("retry_failed", "settings_changed"):
+            if getattr(self, name) and self.out is None:
+                raise ConfigurationError(f"{name} needs the file of results: give out")
 
 
 class Batch(AsyncResource):
@@ -125,11 +134,13 @@ class Batch(AsyncResource):
         self._scoring = Scoring(batch.score)
         self._keeping = AsyncExitStack()
         self._journal: Journal | None = None
-        self._counting = Counting(total_of(batch.items))
+        total = total_of(batch.items)
+        self._counting = Counting(None if total is None else total * batch.samples)
         self._spending: Spending | None = None
         self._error: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
-        self._attempts: set[Attempt] = set()
+        self._drains = False
+        self._calls: set[ItemCalls] = set()
         self._has_begun = self._is_iterated = False
 
     # -- what callers do with it -------------------------------------------------------------------------------------
@@ -144,8 +155,8 @@ class Batch(AsyncResource):
                 try:
                     result = loop.run(self._next())
                 except KeyboardInterrupt:
-                    self.close()
-                    raise RunCancelled from None
+                    self.stop()
+                    continue
                 if result is None:
                     return
                 yield result
@@ -164,10 +175,18 @@ class Batch(AsyncResource):
         """Progress at this moment. It may be read from any thread."""
         return self._counting.progress(Usage() if self._spending is None else self._spending.usage)
 
-    def cancel(self) -> None:
-        """End all runs. Their items stay unfinished, and iterating raises `RunCancelled`. Harmless after the end."""
+    def stop(self) -> None:
+        """Send no further call, let those under way end for 20 s, and keep their answers in the journal.
+
+        Items that are not finished stay so, and iterating raises `RunCancelled`. A second call ends all runs at once.
+        """
         if self._event_loop is not None:
             self._event_loop.call_soon(lambda: self._end(RunCancelled()))
+
+    def cancel(self) -> None:
+        """End all runs at once. Their items stay unfinished, and iterating raises `RunCancelled`."""
+        if self._event_loop is not None:
+            self._event_loop.call_soon(lambda: self._end(RunCancelled(), at_once=True))
 
     # -- its beginning and its end -----------------------------------------------------------------------------------
 
@@ -185,7 +204,7 @@ class Batch(AsyncResource):
 
     async def _close(self) -> None:
         if self._main is not None:
-            self._end(RunCancelled())
+            self._end(RunCancelled(), at_once=True)
             await asyncio.wait({self._main})
         self._scoring.close()
         await self._keeping.aclose()
@@ -197,56 +216,51 @@ class Batch(AsyncResource):
         Raises:
             ConfigurationError: The file of results or its journal cannot be used, or the price of a model is not known.
         """
-        engine, out = self._engine, None if self._batch.out is None else Path(self._batch.out)
-        if out is not None and out.is_symlink():  # a file that replaces it must not replace the link
-            out = out.resolve()
+        engine, batch = self._engine, self._batch
         async with AsyncExitStack() as own:
-            file = header = None
-            if out is not None:  # locked first: another process may write its header just now
-                file = await in_thread(lambda _: OutFile(out), discard=OutFile.close)
-                own.callback(file.close)
-                header = await in_thread(lambda _: read_header(folder_of(out)))
+            journal = None
+            if batch.out is not None:  # a link stays one, and its file has the journal beside it
+                out = Path(batch.out)
+                out = out.resolve() if out.is_symlink() else out
+                journal = await in_thread(lambda _: Journal(out), discard=Journal.close)
+                own.push_async_callback(journal.aclose)
             if not engine.is_open:
-                known = None if header is None else header.seed
+                known = None if journal is None else journal.seed
                 own.enter_context(engine.seeded(secrets.randbits(SEED_BITS) if known is None else known))
             await own.enter_async_context(engine.borrowed())
-            if self._batch.limits.max_budget_usd is not None:
+            if batch.limits.max_budget_usd is not None:
                 await require_priced("max_budget_usd", engine.handler.routing.clients)
-            journal = None
-            if file is not None:
-                opens = partial(opened, file, header, engine.seed, settings_of(engine, self._settings))
-                retry = self._batch.retry_failed
-                journal = await in_thread(lambda _: opens(retry_failed=retry), discard=Journal.close)
-                own.push_async_callback(journal.aclose)
+            if journal is not None:
+                start = partial(journal.start, settings_of(engine, self._settings), engine.seed)
+                flags = {"retry_failed": batch.retry_failed, "takes_others": batch.settings_changed}
+                await in_thread(lambda _: start(**flags))
             yield journal
 
     def _begin_counting(self) -> None:
         journal, limits = self._journal, self._batch.limits
-        earlier: dict[str, Usage] = {}
         self._earlier_s = 0.0
-        if journal is not None:
-            journal.begin(self._end)
-            earlier = {model: tally.usage for model, tally in journal.spent.usage.items()}
-            self._earlier_s = journal.spent.seconds
         self._counting = Counting(self._counting.total)
         if journal is not None:
-            self._counting.failed_before = journal.counts.get("failed", 0)
-        self._spending = Spending(limits, earlier, self._end)
+            journal.begin(self._end)
+            self._earlier_s = journal.seconds
+            self._counting.failed_before = journal.failed
+        self._spending = Spending(limits, {} if journal is None else journal.spent, self._end)
 
-    def _end(self, error: BaseException) -> None:
-        """End the batch with an error. The first one counts; a second one ends the wait for calls under way."""
+    def _end(self, error: BaseException, *, at_once: bool = False) -> None:
+        """End the batch with an error, after the calls that are under way. The first error counts; a second one ends
+        the wait for the calls."""
         if self._main is None or self._main.done():
             return
+        assert self._spending is not None
+        if self._error is not None or at_once:
+            self._spending.hurry()
         if self._error is not None:
-            if self._spending is not None:
-                self._spending.hurry()
             return
         self._error = error
-        if isinstance(error, LimitReached):
-            if self._spending is not None:
-                self._spending.stop()
-            for attempt in self._attempts:
-                attempt.abandon()
+        self._spending.stop()
+        self._drains = not at_once
+        for calls in self._calls if self._drains else ():
+            calls.abandon()
         self._main.cancel()
 
     async def _next(self) -> BatchResult | None:
@@ -287,7 +301,8 @@ class Batch(AsyncResource):
 
     async def _feed(self) -> None:
         finished = {} if self._journal is None else self._journal.finished
-        feeding = Feeding(self._batch.items, finished, self._count_skipped)
+        root = None if self._batch.root is None else Path(self._batch.root)
+        feeding = Feeding(self._batch.items, finished, self._count_skipped, self._batch.samples, root)
         failure: BaseException | None = None
         try:
             async with contextlib.aclosing(feeding.fed()) as items:
@@ -322,9 +337,11 @@ class Batch(AsyncResource):
         """Answer one item, and hand its result to the caller. It has a place, and keeps it until there is room."""
         self._counting.running += 1
         try:
-            result, error = await self._answered(fed.item)
+            result, error, turns = await self._answered(fed)
             result = await self._scoring.scored(fed.item, result)
-            await to_its_end(lambda: self._finish(fed, result, error))
+            await to_its_end(lambda: self._finish(fed, result, turns))
+            if self._batch.fail_fast and result.status == "failed" and error is not None:
+                self._end(error, at_once=True)
             await self._room.acquire()
         except Exception as error:  # noqa: BLE001 - raised to the caller
             self._end(error)
@@ -332,48 +349,45 @@ class Batch(AsyncResource):
             self._counting.running -= 1
             self._places.release()
 
-    async def _finish(self, fed: Fed, result: BatchResult, error: Exception | None) -> None:
+    async def _finish(self, fed: Fed, result: BatchResult, turns: dict[str, Turns] | None) -> None:
         """Write a result down, and give it out. An item that was cancelled from outside stays unfinished."""
-        if self._journal is not None and not isinstance(error, RunCancelled):
-            line = partial(result_line, result, fed.digest, trajectories=self._batch.trajectories)
-            await self._journal.finish(fed.item.id, line)
+        journal = self._journal
+        if journal is not None and not isinstance(result.failure, RunCancelled):
+            more: dict[str, Any] = {"sample": fed.sample} if self._batch.samples > 1 else {}
+            if journal.changed:
+                more["settings_changed"] = journal.changed
+            line = partial(result_line, result, fed.digest, turns, more)
+            why = result.error_kind if result.status == "failed" else result.limit
+            await journal.finish(fed.key, fed.digest, result.status, why, result.replayed, line)
         self._counting.add(result)
         self._results.put_nowait(result)
-        if self._batch.fail_fast and result.status == "failed" and error is not None:
-            self._end(error)
 
-    async def _answered(self, item: BatchItem) -> tuple[BatchResult, Exception | None]:
-        journal, spending = self._journal, self._spending
+    async def _answered(self, fed: Fed) -> tuple[BatchResult, Exception | None, dict[str, Turns] | None]:
+        journal, spending, item = self._journal, self._spending, fed.item
         assert spending is not None
-        earlier = [] if journal is None else await journal.earlier(item.id)
-        paid = PaidCalls(earlier, None if journal is None else lambda call: journal.keep(item.id, call))
-        del earlier
-
-        def completing(broker: Completing) -> Completing:
-            attempt = paid.attempt(Metered(spending, broker))
-            self._attempts.add(attempt)
-            attempts.append(attempt)
-            return attempt
-
-        attempts: list[Attempt] = []
+        earlier = [] if journal is None else await journal.earlier(fed.key)
+        turns: dict[str, Turns] | None = {} if self._batch.trajectories else None
+        calls = ItemCalls(earlier, None if journal is None else partial(journal.keep, fed.key), fed.sample, turns)
+        request = replace(self._request(item), completing=lambda broker: calls.before(Metered(spending, broker)))
+        self._calls.add(calls)
         outcome: Completion | Exception
         try:
-            outcome = await self._engine.start(replace(self._request(item), completing=completing))
+            outcome = await self._engine.start(request)
         except asyncio.CancelledError:
-            if isinstance(self._error, LimitReached):
+            if self._drains:
                 await spending.drained(DRAIN_S)
             raise
         except Exception as error:  # noqa: BLE001 - becomes the item's result
             if isinstance(error, RunCancelled) and not self._engine.is_open:  # the engine is being closed
-                self._end(error)
+                self._end(error, at_once=True)
                 raise asyncio.CancelledError from None
             outcome = error
         finally:
-            self._attempts.difference_update(attempts)
-            await paid.aclose()
-        result = result_of(item, outcome, paid)
-        self._counting.replayed.add(result.replayed)
-        return result, outcome if isinstance(outcome, Exception) else None
+            self._calls.discard(calls)
+            await calls.aclose()
+        result = result_of(item, fed.sample, outcome, calls)
+        self._counting.replayed += result.replayed
+        return result, outcome if isinstance(outcome, Exception) else None, turns
 
     def _count_skipped(self, number: int) -> None:
         self._counting.skipped += number

@@ -1,22 +1,25 @@
 """The means of a whole batch: each call is held against its limits before it is sent, and counted after it.
 
 A call that may not be sent waits, and never fails: the batch is about to end, and an error would become the result of
-an item that a further process could answer.
+an item that a further process could answer. So does a call whose failure every further call would meet, such as that
+of a wrong key.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
 
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
 from rlm_broker.broker.completing import Completing
-from rlm_broker.broker.routing import Routing
-from rlm_broker.errors import ConfigurationError, LimitReached, require_kind
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, require_kind
 from rlm_broker.limits import Limits
 from rlm_broker.results import Call
-from rlm_broker.run.ledger import Hold, Ledger
-from rlm_broker.usage import Tally, Usage
+from rlm_broker.run.ledger import Ledger
+from rlm_broker.usage import Usage
+
+MOST_LASTING = 10
+"""Failures in a row, of the kind that every further call would meet, that end a batch which had answers before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +57,24 @@ class Spending:
     Args:
         limits: Limits of the batch.
         earlier: Usage by model of earlier processes.
-        end: Called with the error that ends the batch, when a limit is reached.
+        end: Called with the error that ends the batch: a limit is reached, or every further call would fail.
+
+    Attributes:
+        usage: Usage of all processes so far. It may be read from any thread.
     """
 
     def __init__(self, limits: BatchLimits, earlier: Mapping[str, Usage], end: Callable[[Exception], object]) -> None:
         bounds = Limits(max_budget_usd=limits.max_budget_usd, max_tokens=limits.max_tokens, max_llm_calls=None)
         self._ledger = Ledger(bounds)
-        self._spent = Tally()
+        self.usage = sum(earlier.values(), Usage())
         self._end = end
-        self._is_ended = False
+        self._is_ended = self._was_answered = False
+        self._lasting = 0
         self._sent = 0
         self._idle = asyncio.Event()
         self._idle.set()
         for model, usage in earlier.items():
-            self._spent.add(usage)
             self._ledger.add_earlier(model, usage)
-
-    @property
-    def usage(self) -> Usage:
-        """Usage of all processes so far. It may be read from any thread."""
-        return self._spent.usage
 
     def require_means(self) -> None:
         """Refuse to begin where a limit is reached already.
@@ -99,34 +100,49 @@ class Spending:
         except TimeoutError:
             return
 
-    async def begin(self, request: LMRequest) -> Hold:
-        """Set aside what a call may cost, before it is sent. If it may not be sent, wait for the end of the batch."""
+    async def made(self, request: LMRequest, call: Callable[[], Awaitable[Call]]) -> Call:
+        """Make a call, and count it. If it may not be sent, or none can succeed, wait for the end of the batch.
+
+        The batch does not end here if a limit is reached, but with the next call: this one may be the last of its item.
+
+        Raises:
+            ModelFailed: The call failed.
+        """
         try:
             hold = await self._ledger.hold(request.chars, request.max_completion_tokens)
         except (LimitReached, ConfigurationError) as error:
-            self._end(error)
-            await asyncio.Event().wait()
+            await self._ends(error)
             raise
-        if self._is_ended:
+        try:
+            if self._is_ended:
+                await asyncio.Event().wait()
+            self._sent += 1
+            self._idle.clear()
+            try:
+                answer = await call()
+            finally:
+                self._sent -= 1
+                if not self._sent:
+                    self._idle.set()
+        except BaseException as error:
             self._ledger.release(hold)
-            await asyncio.Event().wait()
-        self._sent += 1
-        self._idle.clear()
-        return hold
+            if isinstance(error, ModelFailed) and error.is_lasting and request.model is None:
+                await self._fail(error)
+            raise
+        self._was_answered, self._lasting = True, 0
+        self.usage += answer.usage
+        self._ledger.settle(hold, "", answer.root_model, request.depth, answer.usage, len(answer.response))
+        return answer
 
-    def end(self, hold: Hold, request: LMRequest, call: Call | None) -> None:
-        """Count a call that has ended; None is one that was not answered.
+    async def _fail(self, error: ModelFailed) -> None:
+        """Count a failure that every further call would meet, and end the batch if that is certain by now."""
+        self._lasting += 1
+        if not self._was_answered or self._lasting >= MOST_LASTING:
+            await self._ends(ModelFailed(f"every call would fail: {error}", error.cause, is_lasting=True))
 
-        The batch does not end here if a limit is reached, but with the next call: this one may be the last of its item.
-        """
-        self._sent -= 1
-        if not self._sent:
-            self._idle.set()
-        if call is None:
-            self._ledger.release(hold)
-            return
-        self._spent.add(call.usage)
-        self._ledger.settle(hold, "", call.root_model, request.depth, call.usage, len(call.response))
+    async def _ends(self, error: Exception) -> None:
+        self._end(error)
+        await asyncio.Event().wait()
 
 
 class Metered:
@@ -137,9 +153,9 @@ class Metered:
     """
 
     def __init__(self, spending: Spending, broker: Completing) -> None:
+        self.routing = broker.routing
         self._spending = spending
         self._broker = broker
-        self.routing: Routing = broker.routing
 
     async def complete(
         self,
@@ -151,10 +167,7 @@ class Metered:
         on_retry: OnRetry | None = None,
     ) -> Call:
         """Make one call, as `Broker.complete` does, if the batch may spend more."""
-        hold = await self._spending.begin(request)
-        call: Call | None = None
-        try:
-            call = await self._broker.complete(client, request, timeout_s, session=session, on_retry=on_retry)
-        finally:
-            self._spending.end(hold, request, call)
-        return call
+        make = self._broker.complete
+        return await self._spending.made(
+            request, lambda: make(client, request, timeout_s, session=session, on_retry=on_retry)
+        )

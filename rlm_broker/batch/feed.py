@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlm_broker.batch.items import BatchItem
+from rlm_broker.batch.journal import DIGEST_BYTES, key_of
 from rlm_broker.concurrency.threads import DaemonThreads
+from rlm_broker.context.files import find_files
 from rlm_broker.context.store import Encoded, Paths
-from rlm_broker.errors import ConfigurationError
-from rlm_broker.journal.lines import DIGEST_BYTES, digest
+from rlm_broker.errors import ConfigurationError, ContextRefused
 from rlm_broker.run.request import require_question
 from rlm_broker.values.text import clip, printable
 from rlm_broker.values.validation import suggestion
@@ -90,34 +91,36 @@ def items_of_lines(lines: Iterable[bytes], name: str) -> Iterator[BatchItem]:
         yield item_of(given, where)
 
 
-def digest_of(item: BatchItem) -> bytes:
-    """Return the digest of an item's question and context. Of a path it has the name, and the size of the file.
+def digest_of(item: BatchItem, root: Path | None = None) -> bytes:
+    """Return the digest of an item's question and context.
 
-    Objects of other classes than JSON has count by their class alone.
+    A path counts by its name, and by the name, size and time of each file that it stands for. Objects of other classes
+    than JSON has count by their class alone.
+
+    Args:
+        item: The item.
+        root: Folder to which names of paths below it are relative, so that an input may be moved with its files.
     """
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     hashed.update(encode_escaped(item.question))
-    for part in _parts(item.context):
+    for part in _parts(item.context, root):
         hashed.update(len(part).to_bytes(8, "little"))
         hashed.update(part)
     return hashed.digest()
 
 
-def _parts(context: object) -> Iterator[bytes]:
+def _parts(context: object, root: Path | None) -> Iterator[bytes]:
     match context:
         case str():
             yield b"text"
             yield context.encode("utf-8", "surrogatepass")
         case Encoded():
             yield f"encoded {context.encoding} {context.errors}".encode()
-            yield from _parts(context.source)
+            yield from _parts(context.source, root)
         case Paths():
-            for path in context:
-                yield from _parts(path)
+            yield from _parts_of_files(context, root)
         case os.PathLike():
-            yield b"path"
-            yield os.fsencode(context)
-            yield str(_size(Path(context))).encode()
+            yield from _parts_of_files(Paths([context]), root)
         case _:
             yield b"value"
             try:
@@ -126,11 +129,17 @@ def _parts(context: object) -> Iterator[bytes]:
                 yield f"{type(context).__module__}.{type(context).__qualname__}".encode()
 
 
-def _size(path: Path) -> int | None:
+def _parts_of_files(paths: Paths, root: Path | None) -> Iterator[bytes]:
+    yield b"paths"
+    for path in paths:
+        yield os.fsencode(path.relative_to(root) if root is not None and path.is_relative_to(root) else path)
     try:
-        return path.stat().st_size if path.is_file() else None
-    except (OSError, ValueError):
-        return None
+        for file in find_files(paths)[0]:
+            found = Path(file.path).stat()
+            yield os.fsencode(file.name)
+            yield f"{found.st_size} {int(found.st_mtime)}".encode()
+    except (ContextRefused, OSError, ValueError):
+        yield b"missing"
 
 
 def _require_id(id: object, where: str) -> None:
@@ -173,10 +182,18 @@ Items = Iterable[BatchItem | Mapping[str, Any]] | AsyncIterable[BatchItem | Mapp
 
 
 class Fed(NamedTuple):
-    """An item that is to run, and the digest of its question and context."""
+    """An item that is to run.
+
+    Attributes:
+        digest: Digest of its question and context.
+        sample: Number of its sample, from 0.
+        key: Digest of its id and the sample.
+    """
 
     item: BatchItem
     digest: bytes
+    sample: int
+    key: bytes
 
 
 class Feeding:
@@ -186,15 +203,26 @@ class Feeding:
 
     Args:
         items: Items, or mappings of which items are made.
-        known: Maps the digest of the id of each finished item to the digest of the item. The ids of items that are
+        known: Maps the key of each finished item or sample to the digest of the item. The keys of items that are
             pulled are added, so that no id comes twice.
         on_skipped: Called with the number of items that were left out, on the thread or the event loop.
+        samples: Times that each item is asked.
+        root: Folder to which names of paths are relative in digests.
     """
 
-    def __init__(self, items: Items, known: dict[bytes, bytes], on_skipped: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        items: Items,
+        known: dict[bytes, bytes],
+        on_skipped: Callable[[int], object],
+        samples: int = 1,
+        root: Path | None = None,
+    ) -> None:
         self._items = items
         self._known = known
         self._on_skipped = on_skipped
+        self._samples = samples
+        self._root = root
         self._number = 0
         self._is_at_end = False
 
@@ -207,7 +235,7 @@ class Feeding:
         """
         if isinstance(self._items, AsyncIterable):
             async for given in self._items:
-                if (fed := self._checked(given)) is not None:
+                for fed in self._checked(given):
                     yield fed
             return
         threads = DaemonThreads(1)
@@ -228,8 +256,7 @@ class Feeding:
         until = time.monotonic() + STEP_S
         try:
             while len(chunk) < MOST_AHEAD:
-                if (fed := self._checked(next(iterator))) is not None:
-                    chunk.append(fed)
+                chunk += self._checked(next(iterator))
                 if time.monotonic() > until:
                     break
         except StopIteration:
@@ -238,23 +265,24 @@ class Feeding:
             return error
         return None
 
-    def _checked(self, given: object) -> Fed | None:
+    def _checked(self, given: object) -> list[Fed]:
         self._number += 1
         item = item_of(given, f"item {self._number:,}")
-        key, made_of = digest(item.id), digest_of(item)
-        done = self._known.get(key)
-        self._known[key] = PULLED
-        if done is PULLED:
+        made_of = digest_of(item, self._root)
+        fed = [Fed(item, made_of, sample, key_of(item.id, sample)) for sample in range(self._samples)]
+        done = [self._known.get(each.key) for each in fed]
+        self._known.update((each.key, PULLED) for each in fed)
+        if done[0] is PULLED:
             raise ConfigurationError(f"item {self._number:,} has the id {item.id!r}, which an item before it has, too")
-        if done is None:
-            return Fed(item, made_of)
-        if done != made_of:
+        if any(each not in (None, made_of) for each in done):
             raise ConfigurationError(
                 f"item {self._number:,} with the id {item.id!r} has another question or context than the one that is "
                 "finished: give it another id, or name another file for the results"
             )
-        self._on_skipped(1)
-        return None
+        left = [each for each, digest in zip(fed, done, strict=True) if digest is None]
+        if len(left) < len(fed):
+            self._on_skipped(len(fed) - len(left))
+        return left
 
 
 def require_items(items: object) -> None:

@@ -1,17 +1,19 @@
 """The items of a batch: questions about contexts, the result of each, and its line in the file of results."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlm_broker.batch.item_calls import ItemCalls, Turns
 from rlm_broker.errors import LimitReached, RlmBrokerError, RunFailed
-from rlm_broker.journal.lines import line_of
-from rlm_broker.journal.paid import PaidCalls
-from rlm_broker.results import ChatMessage, Completion
-from rlm_broker.run.calls import in_words
+from rlm_broker.results import Call, ChatMessage, Completion
 from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.values.text import jsonable
+from sandbox_worker.wire.text_json import encode_escaped
 
+ROOT_RUN = "1"
+"""Name of the root run of an item; its children are "1.1", "1.2" and so on."""
 ItemStatus = Literal["answered", "limited", "failed"]
 """End of an item: an answer; a partial answer or none, at a limit; or an error."""
 
@@ -39,6 +41,7 @@ class BatchResult:
 
     Attributes:
         id, metadata: Those of the item.
+        sample: Number of the sample, from 0, if the item is asked several times.
         status: End of the item, see `ItemStatus`.
         answer: Answer as text; the best answer so far if a limit ended the run; else None.
         parsed: Answer as a value of the wanted `output_type`, or None.
@@ -57,6 +60,7 @@ class BatchResult:
     id: str
     status: ItemStatus
     answer: str | None = None
+    sample: int = 0
     parsed: Any = None
     limit: str | None = None
     error: str | None = None
@@ -72,18 +76,20 @@ class BatchResult:
     failure: RunFailed | None = None
 
 
-def result_of(item: BatchItem, outcome: Completion | Exception, paid: PaidCalls) -> BatchResult:
+def result_of(item: BatchItem, sample: int, outcome: Completion | Exception, calls: ItemCalls) -> BatchResult:
     """Return the result of an item.
 
     Args:
         item: The item.
+        sample: Number of its sample.
         outcome: Completion of its run, or the error that ended it.
-        paid: Calls of all attempts.
+        calls: Its calls.
     """
     more: dict[str, Any] = {
-        "usage": paid.summary,
-        "usage_by_depth": paid.by_depth,
-        "replayed": paid.replayed.usage,
+        "sample": sample,
+        "usage": calls.summary,
+        "usage_by_depth": calls.by_depth,
+        "replayed": calls.replayed,
         "metadata": item.metadata,
     }
     if isinstance(outcome, Completion):
@@ -91,38 +97,39 @@ def result_of(item: BatchItem, outcome: Completion | Exception, paid: PaidCalls)
             item.id,
             "limited" if outcome.limit or outcome.is_stopped else "answered",
             outcome.response,
-            outcome.parsed,
-            outcome.limit,
+            parsed=outcome.parsed,
+            limit=outcome.limit,
             seconds=outcome.execution_time,
             completion=outcome,
             **more,
         )
     failure = outcome if isinstance(outcome, RunFailed) else None
     limit = outcome.limit if isinstance(outcome, LimitReached) else None
-    status: ItemStatus = "failed" if limit is None else "limited"
     return BatchResult(
         item.id,
-        status,
+        "failed" if limit is None else "limited",
         outcome.partial_answer if isinstance(outcome, LimitReached) else None,
-        None,
-        limit,
-        in_words(outcome),
-        outcome.kind if isinstance(outcome, RlmBrokerError) else RlmBrokerError.kind,
+        limit=limit,
+        error=str(outcome) or type(outcome).__name__,
+        error_kind=outcome.kind if isinstance(outcome, RlmBrokerError) else RlmBrokerError.kind,
         seconds=0.0 if failure is None else failure.execution_time,
         failure=failure,
         **more,
     )
 
 
-def result_line(result: BatchResult, digest: bytes, *, trajectories: bool) -> bytes:
+def result_line(
+    result: BatchResult, digest: bytes, turns: Mapping[str, Turns] | None, more: Mapping[str, Any] | None = None
+) -> bytes:
     """Return the line of a result.
 
     Args:
         result: The result.
         digest: Digest of the item.
-        trajectories: Whether the line has the conversation as chat messages.
+        turns: Turns of each run by its name, for conversations; None leaves them out.
+        more: Further keys, such as `sample`.
     """
-    line: dict[str, Any] = {"id": result.id, "status": result.status, "answer": result.answer}
+    line: dict[str, Any] = {"id": result.id, **(more or {}), "status": result.status, "answer": result.answer}
     if result.parsed is not None:
         line["parsed"] = jsonable(result.parsed)
     if result.limit is not None:
@@ -140,10 +147,16 @@ def result_line(result: BatchResult, digest: bytes, *, trajectories: bool) -> by
         line["score_error"] = result.score_error
     if result.metadata:
         line["metadata"] = result.metadata
-    if trajectories:
-        line["messages"] = [{"role": each.role, "content": jsonable(each.content)} for each in messages_of(result)]
+    if turns is not None:
+        root = turns.get(ROOT_RUN)
+        line["messages"] = _conversation(messages_of(result), () if root is None else root.answers)
+        children = {run: of for run, of in turns.items() if run != ROOT_RUN}
+        line["children"] = [
+            {"run": run, "depth": of.depth, "messages": _conversation(of.messages, of.answers)}
+            for run, of in children.items()
+        ]
     line["digest"] = digest.hex()
-    return line_of(line)
+    return encode_escaped(line) + b"\n"
 
 
 def messages_of(result: BatchResult) -> tuple[ChatMessage, ...]:
@@ -151,3 +164,19 @@ def messages_of(result: BatchResult) -> tuple[ChatMessage, ...]:
     if result.completion is not None:
         return result.completion.messages
     return result.failure.messages if result.failure is not None else ()
+
+
+def _conversation(messages: Iterable[ChatMessage], answers: Iterable[Call]) -> list[dict[str, Any]]:
+    """Return messages as JSON values, each answer with what the server gave beside its text."""
+    extras = defaultdict[str, list[Mapping[str, Any]]](list)
+    for answer in answers:
+        if answer.extra:
+            extras[answer.response].append(answer.extra)
+    shown = []
+    for each in messages:
+        message = {"role": each.role, "content": jsonable(each.content)}
+        is_answer = each.role == "assistant" and isinstance(each.content, str)
+        if is_answer and (given := extras.get(str(each.content))):
+            message |= given.pop(0)
+        shown.append(message)
+    return shown

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from rlm_broker.batch.items import BatchResult
-from rlm_broker.usage import Tally, Usage
+from rlm_broker.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Counting:
     def __init__(self, total: int | None) -> None:
         self.total = total
         self.done = self.failed = self.limited = self.skipped = self.failed_before = self.running = 0
-        self.replayed = Tally()
+        self.replayed = Usage()
         self._began = time.monotonic()
         self._ended: float | None = None
 
@@ -84,7 +84,7 @@ class Counting:
             self.failed_before,
             self.running,
             usage,
-            self.replayed.usage,
+            self.replayed,
             seconds,
             rate,
             left_s,

@@ -2,17 +2,21 @@
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.models.model import Model
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.run.engine import Engine
+from rlm_broker.run.prompts.system import prompts_digest
 from rlm_broker.run.request import RunRequest
 from rlm_broker.values.text import clip, jsonable
-from rlm_broker.version import __version__
 
 MOST_CHARS = 200
 """Characters of a text that a journal keeps; of a longer one it has the beginning and the digest."""
+MOST_SHOWN, MOST_SHOWN_CHARS = 3, 60
+"""Differences that an error names, and characters of a value in it."""
 
 
 def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
 
     system = instructions.system
     return {
-        "release": __version__,
+        "prompts": prompts_digest(instructions.profile),
         "model": model(routing.root),
         "sub_model": None if routing.sub is None else model(routing.sub),
         "models": {name: model(client) for name, client in by_name.items() if name in routing.names},
@@ -49,6 +53,57 @@ def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
         "query_handler": None if query_handler is None else _name(query_handler),
         "isolation": engine.level,
     }
+
+
+def changed_settings(
+    first: Mapping[str, Any],
+    changed: Mapping[str, Any],
+    now: Mapping[str, Any],
+    seeds: Sequence[int] = (),
+    *,
+    takes_others: bool = False,
+) -> dict[str, Any]:
+    """Return the settings by name that are others now than in the beginning of a batch.
+
+    Args:
+        first: Settings in the beginning.
+        changed: Settings by name that were others in the last process.
+        now: Settings of this process.
+        seeds: The seed before and now, if both are known.
+        takes_others: Whether other limits and prompts are taken for the items that are left.
+
+    Raises:
+        ConfigurationError: Settings differ from those of the last process. The message shows the first differences.
+    """
+    beginning, present = dict(_flat(first)), dict(_flat(now))
+    before, after = beginning | dict(changed), dict(present)
+    if seeds:
+        before["seed"], after["seed"] = seeds
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    may_change = all(name.startswith("limits.") or name == "prompts" for name in names)
+    if names and not (takes_others and may_change):
+        shown = [
+            f"{name} was {_shown(before.get(name))} and is {_shown(after.get(name))}" for name in names[:MOST_SHOWN]
+        ]
+        more = [f"and {len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else []
+        others = "; or take them for the items that are left: --settings-changed" if may_change else ""
+        raise ConfigurationError(
+            f"{'; '.join(shown + more)}; give the same settings, or another file for the results{others}"
+        )
+    return {name: value for name, value in present.items() if value != beginning.get(name)}
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings with their names, such as `limits.max_depth`."""
+    if isinstance(value, Mapping) and (value or not name):
+        for key, each in value.items():
+            yield from _flat(each, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _shown(value: Any) -> str:
+    return clip(repr(value), MOST_SHOWN_CHARS)
 
 
 def _model(client: BaseClient, described: Model | None) -> str:

@@ -1,51 +1,33 @@
-"""State of a batch, read from its files while any process may work on it. Nothing is locked or changed."""
+"""State of a batch or of its shards, read while any process may work on it. Nothing is locked or changed."""
 
+import contextlib
 import os
+import sqlite3
+import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from rlm_broker.batch.journal import FAILED, USAGE, journal_of, require_format, require_own
+from rlm_broker.batch.shards import shards_of
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.journal import disk
-from rlm_broker.journal.header import read_header
-from rlm_broker.journal.journal import folder_of
-from rlm_broker.journal.lines import CallHead, Used
-from rlm_broker.journal.spent import NAME as SPENT
-from rlm_broker.journal.spent import SpentLine, line_digest
-from rlm_broker.usage import Tally, Usage, UsageSummary
-from sandbox_worker.wire.text_json import decode_escaped
-
-T = TypeVar("T")
+from rlm_broker.usage import Usage, UsageSummary
 
 LOCKS = Path("/proc/locks")
 
 
-class _Error(msgspec.Struct, gc=False):
-    kind: str = "failed"
-
-
-class _Result(msgspec.Struct, gc=False):
-    """The part of a line of results that is counted."""
-
-    id: str
-    status: str
-    limit: str | None = None
-    error: _Error | None = None
-    usage: dict[str, Used] = {}
-    replayed: Used | None = None
-
-
 @dataclass
 class BatchStatus:
-    """State of a batch.
+    """State of a batch, or of all its shards together.
 
     Attributes:
         out: File of results.
-        process: Id of the process that works on it now; None if there is none, or it cannot be seen.
+        process: Id of a process that works on it now; None if there is none, or it cannot be seen.
+        shards: Shards whose files are there, and shards in all; None if the batch has none.
         done: Items that have a result.
         answered: Items with an answer that no limit cut short.
         failed: Number of failed items, by the `kind` of their error.
@@ -59,6 +41,7 @@ class BatchStatus:
 
     out: Path
     process: int | None = None
+    shards: tuple[int, int] | None = None
     done: int = 0
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -71,9 +54,11 @@ class BatchStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as JSON values."""
+        shards = {} if self.shards is None else {"shards": {"there": self.shards[0], "of": self.shards[1]}}
         return {
             "out": str(self.out),
             "process": self.process,
+            **shards,
             "done": self.done,
             "answered": self.answered,
             "failed": dict(self.failed),
@@ -85,48 +70,80 @@ class BatchStatus:
         }
 
 
-def read_status(out: Path) -> BatchStatus:
-    """Read how far a batch is.
-
-    The journal is read before the results: an item that ends meanwhile then counts as finished.
+def read_status(out: Path, *, of_shards: bool = False) -> BatchStatus:
+    """Read how far a batch is, or all its shards together.
 
     Args:
-        out: File of results, with its journal beside it.
+        out: File of results, with its journal beside it. If it is missing, its shards are looked for.
+        of_shards: Whether shards are looked for in any case.
 
     Raises:
         ConfigurationError: There is no such file, it cannot be read, or has no journal.
     """
     status = BatchStatus(out)
+    shards = shards_of(out) if of_shards or not out.exists() else {}
+    for each in shards.values() or [out]:
+        _add(status, each)
+    if shards:
+        status.shards = len(shards), next(iter(shards))[1]
+    return status
+
+
+def _add(status: BatchStatus, out: Path) -> None:
     if out.is_symlink():  # as a batch does: the journal is beside the file itself
         out = out.resolve()
-    folder = folder_of(out)
-    tallies: dict[str, Tally] = {}
-    replayed, unfinished = Tally(), Tally()
     try:
         identity = out.stat()
-        if read_header(folder) is None:
-            why = "it is not the file of a batch" if identity.st_size else "its batch has not begun yet, or never did"
-            raise ConfigurationError(f"{out} has no journal {folder}: {why}")
-        paid = _paid(folder)
-        removed = _spent(folder, status, tallies)
-        for line, result in _values(out, _Result):
-            paid.pop(result.id, None)
-            _count(status, result)
-            if not removed or line_digest(line) not in removed:  # a kill came before the line was removed
-                _add(tallies, result.usage)
-            if result.replayed is not None:
-                replayed.add(result.replayed.usage())
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {error.filename or out}: {error.strerror or error}") from None
-    for calls in paid.values():
-        _add(tallies, calls)
-        for used in calls.values():
-            unfinished.add(used.usage())
-    status.unfinished, status.unfinished_usage = len(paid), unfinished.usage
-    status.usage = UsageSummary({model: tally.usage for model, tally in sorted(tallies.items())})
-    status.replayed = replayed.usage
-    status.process = locked_by(identity)
-    return status
+        with _opened(out, journal_of(out)) as database:
+            _count(status, database)
+    except (OSError, sqlite3.Error, ValueError) as error:
+        raise ConfigurationError(f"cannot read {out}: {getattr(error, 'strerror', None) or error}") from None
+    status.process = status.process or locked_by(identity)
+
+
+@contextlib.contextmanager
+def _opened(out: Path, journal: Path) -> Iterator[sqlite3.Connection]:
+    """Open a journal to read it, in one state. If no process has it open, not even a lock is taken.
+
+    Raises:
+        ConfigurationError: There is none, or it is of another format.
+    """
+    require_own(journal)
+    if not journal.exists() or not journal.stat().st_size:
+        why = "it is not the file of a batch" if out.stat().st_size else "its batch has not begun yet, or never did"
+        raise ConfigurationError(f"{out} has no journal {journal}: {why}")
+    mode = "ro" if journal.with_name(f"{journal.name}-wal").exists() else "ro&immutable=1"
+    name = urllib.parse.quote(str(journal.absolute()))
+    with contextlib.closing(sqlite3.connect(f"file:{name}?mode={mode}", uri=True, isolation_level=None)) as database:
+        require_format(database, journal)
+        database.execute("BEGIN")
+        yield database
+
+
+def _count(status: BatchStatus, database: sqlite3.Connection) -> None:
+    for how, why, number in database.execute("SELECT status, why, count(*) FROM items GROUP BY status, why"):
+        status.done += number
+        if how == FAILED:
+            status.failed[why or FAILED] += number
+        elif how == "limited":
+            status.limited[why or "stopped"] += number
+        else:
+            status.answered += number
+    left = f"SELECT item, {USAGE} FROM calls WHERE item NOT IN (SELECT item FROM items)"
+    unfinished = set()
+    for item, *used in database.execute(left):
+        unfinished.add(item)
+        status.unfinished_usage += Usage(*used)
+    status.unfinished += len(unfinished)
+    usage = dict(status.usage.model_usage_summaries)
+    for kind, model, *used in database.execute(f"SELECT kind, model, {USAGE} FROM spent"):
+        if kind == "replayed":
+            status.replayed += Usage(*used)
+        else:
+            usage[model] = usage.get(model, Usage()) + Usage(*used)
+    status.usage = UsageSummary(dict(sorted(usage.items())))
+    for (seconds,) in database.execute("SELECT value FROM header WHERE name = 'seconds'"):
+        status.seconds += msgspec.json.decode(seconds, type=float)
 
 
 def locked_by(identity: os.stat_result) -> int | None:
@@ -155,62 +172,3 @@ def _has_open(pid: int, identity: os.stat_result) -> bool:
     except OSError:
         return False
     return any(os.path.samestat(each, identity) for each in found)
-
-
-def _spent(folder: Path, status: BatchStatus, tallies: dict[str, Tally]) -> set[str]:
-    """Count the means that the journal alone tells, and return the digests of the results among them."""
-    removed: set[str] = set()
-    for _, told in _values(folder / SPENT, SpentLine):
-        status.seconds = max(status.seconds, told.seconds or 0)
-        if told.removed is not None and told.removed not in removed:
-            removed.add(told.removed)
-            _add(tallies, told.usage)
-    return removed
-
-
-def _paid(folder: Path) -> dict[str, dict[str, Used]]:
-    """Return usage by item and model of all calls in the journal. A line that is in two segments counts once."""
-    calls: dict[str, dict[int, tuple[str, Used]]] = {}
-    voided: dict[str, int] = {}
-    for path in sorted(folder.glob("calls-*.jsonl")):
-        try:
-            for _, head in _values(path, CallHead):
-                if head.again:
-                    voided[head.item] = max(head.n, voided.get(head.item, 0))
-                else:
-                    calls.setdefault(head.item, {})[head.n] = head.model, head.used
-        except FileNotFoundError:  # its items are all finished
-            continue
-    paid: dict[str, dict[str, Used]] = {}
-    for item, by_number in calls.items():
-        for n, (model, used) in by_number.items():
-            if n > voided.get(item, 0):
-                of_item = paid.setdefault(item, {})
-                of_item[model] = Used.of(of_item.get(model, Used()).usage() + used.usage())
-    return paid
-
-
-def _values(path: Path, wanted: type[T]) -> Iterator[tuple[bytes, T]]:
-    """Yield the whole lines of a file and their values; a torn one is skipped."""
-    with disk.open_to_read(path) as file:
-        for line in file:
-            try:
-                value = decode_escaped(line, wanted)
-            except (ValueError, RecursionError):
-                continue
-            yield line, value
-
-
-def _add(tallies: dict[str, Tally], usage: dict[str, Used]) -> None:
-    for model, used in usage.items():
-        tallies.setdefault(model, Tally()).add(used.usage())
-
-
-def _count(status: BatchStatus, result: _Result) -> None:
-    status.done += 1
-    if result.status == "failed":
-        status.failed[result.error.kind if result.error is not None else "failed"] += 1
-    elif result.status == "limited":
-        status.limited[result.limit or "stopped"] += 1
-    else:
-        status.answered += 1

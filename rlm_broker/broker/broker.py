@@ -287,7 +287,8 @@ class Broker(AsyncResource):
         model = reply.model or queue.client.model_name
         self._usage[model, request.depth].add(reply.usage)
         requested = request.model if request.model and request.model != model else None
-        return Call(model, reply.text, reply.usage, time.monotonic() - started, requested, reply.problem)
+        taken_s = time.monotonic() - started
+        return Call(model, reply.text, reply.usage, taken_s, requested, reply.problem, reply.extra)
 
     async def _through_queues(self, queue: ClientQueue, pending: PendingCall) -> LMReply:
         """Ask the client, then its fallbacks, until one replies. Those that are cooling are asked last."""
@@ -305,7 +306,8 @@ class Broker(AsyncResource):
                 if each is queue:
                     return reply
                 return msgspec.structs.replace(reply, model=reply.model or each.client.model_name)
-        raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause)
+        is_lasting = all(failed.is_lasting for failed in failures)
+        raise ModelFailed("; ".join(map(str, failures)), failures[-1].cause, is_lasting=is_lasting)
 
     def _note_who_answers(self, queue: ClientQueue, answers: ClientQueue, failures: Sequence[ModelFailed]) -> None:
         """Log that a fallback answers, once until the client itself answers again."""

@@ -1,6 +1,7 @@
 """`rlm-broker batch INPUT --out OUT`: settings, one batch, and what the user is told of it."""
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -14,6 +15,8 @@ from rlm_broker.batch.batch import Batch
 from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchResult
 from rlm_broker.batch.progress import BatchProgress
+from rlm_broker.batch.shards import merge as merge_shards
+from rlm_broker.batch.shards import shard_of
 from rlm_broker.cli import signals
 from rlm_broker.cli.batch_input import BatchInput
 from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
@@ -25,7 +28,7 @@ from rlm_broker.cli.settings.user_files import function_of, schema_of
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
-from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, RunCancelled
 from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.units import accepted, amount
 from rlm_broker.values.words import counted
@@ -33,9 +36,10 @@ from rlm_broker.watch.server import ControlSocket
 
 LIMITS = {"max_budget_usd": "--batch-budget-usd", "max_tokens": "--batch-tokens", "timeout_s": "--batch-timeout"}
 """Limit of a batch -> the option that sets it."""
-OF_STATUS = ("input", "status", "as_json", "debug")
-"""Parameters that may stand beside --status."""
+ARGUMENTS = ("max_concurrent", "fail_fast", "trajectories", "retry_failed", "settings_changed", "samples")
+"""Options that are arguments of `RLM.batch` as they are."""
 GO_ON = "the same command goes on"
+STOPPING = "stopping: calls under way have 20 s to end; once more ends them at once"
 
 
 class _Ended(NamedTuple):
@@ -46,13 +50,16 @@ class _Ended(NamedTuple):
     exit_code: int
 
 
-def run(input: str | None, *, out: Path | None, status: Path | None, as_json: bool, **options: Any) -> int:
-    """Ask the questions of a file and write their results to another, or show how far a batch is.
+def run(
+    input: str | None, *, out: Path | None, status: Path | None, merge: Path | None, as_json: bool, **options: Any
+) -> int:
+    """Ask the questions of a file and write their results to another, or look at the files of a batch.
 
     Args:
         input: File of questions, `-` for stdin.
         out: File of results.
         status: File of results of a batch to show; it stands alone.
+        merge: File for the results of all shards; it stands alone.
         options: As `_answered` has them.
 
     Returns:
@@ -61,10 +68,12 @@ def run(input: str | None, *, out: Path | None, status: Path | None, as_json: bo
     Raises:
         ConfigurationError: An option, a setting or a line cannot be used, or OUT belongs to another batch.
     """
-    if status is not None:
-        _require_alone(input)
-        show_status(status, as_json=as_json)
-        return 0
+    if (looked_at := status or merge) is not None:
+        _require_alone(input, "status" if status else "merge")
+        if merge is not None:
+            merge_shards(merge)
+        shown = show_status(looked_at, as_json=as_json, of_shards=merge is not None)
+        return int(merge is not None and shown.shards is not None and shown.shards[0] < shown.shards[1])
     if input is None:
         raise click.UsageError("Missing argument 'INPUT': name a file of JSON lines, or - for stdin.")
     if out is None:
@@ -79,6 +88,7 @@ def _answered(
     root: str | None,
     encoding: str | None,
     strict_text: bool,
+    shard: str | None,
     score: str | None,
     system: str | None,
     assignments: tuple[str, ...],
@@ -93,11 +103,13 @@ def _answered(
     """
     _require_apart(input, out)
     where = cluster_options(flags)
-    arguments = {name: flags.pop(name) for name in ("max_concurrent", "fail_fast", "trajectories", "retry_failed")}
+    arguments = {name: flags.pop(name) for name in ARGUMENTS}
     limits = _limits(*(flags.pop(f"batch_{name}") for name in ("budget_usd", "tokens", "timeout")))
     settings = Settings(assigned(assignments, **flags))
     schema = settings.path("output_type")
-    items = BatchInput(input, root, encoding, "strict" if strict_text else "replace")
+    part = None if shard is None else shard_of(shard)
+    out = out if part is None else part.file(out)
+    items = BatchInput(input, root, encoding, "strict" if strict_text else "replace", part)
     items.check()
     with ExitStack() as stack:
         told = stack.enter_context(sent_spans())
@@ -106,6 +118,7 @@ def _answered(
         batch = rlm.batch(
             items.items,
             out=out,
+            root=items.folder,
             limits=limits,
             output_type=None if schema is None else schema_of(schema),
             score=None if score is None else function_of(score, "score"),
@@ -119,20 +132,20 @@ def _answered(
 # -- before it -----------------------------------------------------------------------------------------------------
 
 
-def _require_alone(input: str | None) -> None:
-    """Refuse options of a batch beside --status, which would have no effect.
+def _require_alone(input: str | None, option: str) -> None:
+    """Refuse options of a batch beside --status or --merge, which would have no effect.
 
     Raises:
         click.UsageError: There is an argument or another option.
     """
     if input is not None:
-        raise click.UsageError("give either INPUT or --status FILE: --status asks nothing.")
+        raise click.UsageError(f"give either INPUT or --{option} FILE: --{option} asks nothing.")
     context = click.get_current_context()
     for parameter in context.command.params:
-        if parameter.name in OF_STATUS or parameter.name is None:
+        if parameter.name in ("input", option, "as_json", "debug", None):
             continue
-        if context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{parameter.opts[-1]} has no effect beside --status: leave it out.")
+        if context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[-1]} has no effect beside --{option}: leave it out.")
 
 
 def _require_apart(input: str, out: Path) -> None:
@@ -186,27 +199,56 @@ class _Counts:
 def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool) -> _Ended | None:
     """Take all results, and return why the batch ended before all items were done, or None."""
     was_stopped = False
+    line: BatchLine | None = None
 
-    async def stop(_: bool) -> None:
+    async def stop(now: bool) -> None:
         nonlocal was_stopped
         was_stopped = True
-        batch.cancel()
+        (batch.cancel if now else batch.stop)()
+
+    def stop_by_signal() -> None:
+        if not batch.is_open:  # nothing is under way yet
+            raise signals.EndedBySignal
+        batch.stop()
+        if line is not None:  # on another thread, since the signal may have come within a print
+            threading.Thread(target=line.note, args=(STOPPING,), daemon=True).start()
 
     try:
-        with ControlSocket("batch", stop), nullcontext() if is_quiet else _line(batch) as line:
+        with (
+            ControlSocket("batch", stop),
+            nullcontext() if is_quiet else _line(batch) as line,
+            signals.calling(stop_by_signal),
+        ):
             for result in batch:
                 counts.add(result)
                 if line is not None and result.status == "failed":
                     line.note(f"{result.id} failed: {result.error}")
-    except (RunCancelled, KeyboardInterrupt):
-        exit_code = LimitReached.exit_code if was_stopped and not signals.has_come() else signals.exit_code()
-        return _Ended(RunCancelled.kind, f"stopped; {GO_ON}", exit_code)
-    except LimitReached as error:
-        return _Ended(error.kind, f"{error}: raise {LIMITS[error.limit]}, and {GO_ON}", error.exit_code)
-    except Exception:
-        if not fails_fast or (failed := counts.last_failed) is None:
+    except (Exception, KeyboardInterrupt) as error:
+        ended = _end_of(error, counts.last_failed if fails_fast else None, was_stopped=was_stopped)
+        if ended is None:
             raise
-        return _Ended("items_failed", f"{failed.id} failed: {failed.error}", 1)
+        return ended
+    return None
+
+
+def _end_of(error: BaseException, failed: BatchResult | None, *, was_stopped: bool) -> _Ended | None:
+    """Return an end of the batch in words; None for an error that is none of them.
+
+    Args:
+        error: Error that ended it.
+        failed: Item that ended it, if the first failure does.
+        was_stopped: Whether `rlm-broker stop` has come.
+    """
+    match error:
+        case RunCancelled() | KeyboardInterrupt():
+            exit_code = LimitReached.exit_code if was_stopped and not signals.has_come() else signals.exit_code()
+            return _Ended(RunCancelled.kind, f"stopped; {GO_ON}", exit_code)
+        case LimitReached():
+            return _Ended(error.kind, f"{error}: raise {LIMITS[error.limit]}, and {GO_ON}", error.exit_code)
+        case _ if failed is not None:
+            return _Ended("items_failed", f"{failed.id} failed: {failed.error}", 1)
+        case ModelFailed(is_lasting=True):
+            return _Ended(error.kind, f"{error}; {GO_ON} once that is put right", error.exit_code)
     return None
 
 

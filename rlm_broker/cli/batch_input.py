@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from rlm_broker.batch.feed import MOST_LINE_BYTES, items_of_lines
 from rlm_broker.batch.items import BatchItem
+from rlm_broker.batch.shards import Shard
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.terminal import say_if_typed
 from rlm_broker.concurrency.threads import DaemonThreads
@@ -39,22 +40,27 @@ class BatchInput:
         name: Path of the file; `-` is stdin.
         root: Folder of the paths in lines; None takes that of the file, and for stdin the current folder.
         encoding, errors: Encoding of the files that lines name, as for `Encoded`.
+        shard: Which of the items are asked; None asks all.
 
     Attributes:
         name: Name of the input in messages.
         total: Number of items; None until a check has counted them.
+        folder: Folder of the paths in lines.
 
     Raises:
         ConfigurationError: The folder is none.
     """
 
-    def __init__(self, name: str, root: str | None, encoding: str | None, errors: Errors) -> None:
+    def __init__(
+        self, name: str, root: str | None, encoding: str | None, errors: Errors, shard: Shard | None = None
+    ) -> None:
         self._path = None if name == STDIN else Path(name)
         self.name = "stdin" if self._path is None else printable(name)
         self.total: int | None = None
         self._line = 0
         self._root = Root(root or (Path() if self._path is None else self._path.parent))
-        self._encoding, self._errors = encoding, errors
+        self.folder = self._root.folder
+        self._encoding, self._errors, self._shard = encoding, errors, shard
 
     def check(self) -> None:
         """Read all lines of a file, and count its items. Has no effect on stdin or a pipe, which can be read once.
@@ -65,7 +71,10 @@ class BatchInput:
         """
         if self._path is None or not self._is_regular(self._path):
             return
-        self.total = sum(1 for _ in self._items(is_check=True))
+        self.total = sum(map(self._is_mine, range(1, 1 + sum(1 for _ in self._items(is_check=True)))))
+
+    def _is_mine(self, number: int) -> bool:
+        return self._shard is None or self._shard.has(number)
 
     @property
     def items(self) -> Iterable[BatchItem] | AsyncIterable[BatchItem]:
@@ -91,9 +100,11 @@ class BatchInput:
 
     def _items(self, *, is_check: bool) -> Iterator[BatchItem]:
         seen = None if self.total is not None else SeenIds()  # a file that was checked has no id twice
-        has_item = False
+        number = 0
         with self._opened() as file:
-            for given in items_of_lines(self._lines(file), self.name):
+            for number, given in enumerate(items_of_lines(self._lines(file), self.name), 1):
+                if not is_check and seen is None and not self._is_mine(number):
+                    continue
                 item = given
                 try:
                     if seen is not None and not seen.add(item.id):
@@ -104,9 +115,9 @@ class BatchInput:
                         raise ConfigurationError("the context must be a text, an object or a list, and not be empty")
                 except ConfigurationError as error:
                     raise ConfigurationError(f"line {self._line:,} of {self.name}: {error}") from None
-                has_item = True
-                yield item
-        if not has_item:
+                if is_check or self._is_mine(number):
+                    yield item
+        if not number:
             raise ConfigurationError(f"{self.name} has no item: give one JSON object a line")
 
     def _opened(self) -> BinaryIO:

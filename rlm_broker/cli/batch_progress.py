@@ -114,20 +114,26 @@ def used(progress: BatchProgress) -> str:
     return ", ".join(filter(None, (spent(progress.usage), told)))
 
 
-def show_status(out: Path, *, as_json: bool) -> None:
-    """Print the state of the batch that writes a file of results.
+def show_status(out: Path, *, as_json: bool, of_shards: bool = False) -> BatchStatus:
+    """Print the state of the batch that writes a file of results, and return it.
+
+    Args:
+        out: The file.
+        as_json: Whether it is printed as a JSON object.
+        of_shards: Whether the shards beside the file are looked at, also if the file is there.
 
     Raises:
         ConfigurationError: It is not such a file, or cannot be read.
     """
-    status = read_status(out)
+    status = read_status(out, of_shards=of_shards)
     if as_json:
         say(to_json(status.to_dict()))
-        return
+        return status
     rows = list(_rows(status))
     width = max(len(name) for name, _ in rows)
     for name, told in rows:
         say(f"{name:{width}}  {told}")
+    return status
 
 
 def by_kind(numbers: Mapping[str, int]) -> str:
@@ -138,6 +144,8 @@ def by_kind(numbers: Mapping[str, int]) -> str:
 
 def _rows(status: BatchStatus) -> Iterator[tuple[str, str]]:
     yield "process", "none works on it now" if status.process is None else f"{status.process} works on it now"
+    if status.shards is not None:
+        yield "shards", f"{status.shards[0]:,} of {status.shards[1]:,}"
     yield "done", counted(status.done, "item")
     yield "answered", f"{status.answered:,}"
     yield "limited", by_kind(status.limited)

@@ -132,14 +132,18 @@ BATCH = LazyCommand(
     (
         click.Argument(["input"], required=False, type=FILE, metavar="INPUT"),
         Option("--out", "FILE", "File of results, as JSON lines.", type=PATH),
-        Option("--status", "FILE", "Show how far the batch of FILE is.", type=PATH),
+        Option("--status", "FILE", "Show how far the batch of FILE is, or all its shards.", type=PATH),
+        Option("--shard", "K/N", "Ask every N-th item; auto/N takes K from Slurm or Kubernetes."),
+        Option("--merge", "FILE", "Put the results of all shards of FILE into it.", type=PATH),
         _runs_at_a_time(MOST_RUNS),
         Flag("--fail-fast", "End the batch when an item fails; default: a failure is a result."),
         RETRY_FAILED,
+        Flag("--settings-changed", "Take other limits of runs for the items that are left; their lines say so."),
+        Option("--samples", "N", "Ask each item N times (default 1).", type=click.IntRange(1), default=1),
         Option("--batch-budget-usd", "USD", "Dollars of the whole batch.", type=click.FloatRange(min=0, min_open=True)),
         Option("--batch-tokens", "N", "Tokens of the whole batch.", type=click.IntRange(1)),
         Option("--batch-timeout", "TIME", "Time of the whole batch, such as 90s or 1h30m."),
-        Flag("--trajectories", "Write the conversation of each item, as chat messages."),
+        Flag("--trajectories", "Write the conversations of each item and its children, as chat messages."),
         Option(
             "--score",
             "PLACE:FUNCTION",
@@ -168,7 +172,7 @@ a line of INPUT is one of these, with "metadata": {{...}} for values of your own
 \b
 exit codes: 0 each item has a result, and none failed, 1 some items failed, 2 the command line, the input or
 the configuration is wrong, or it does not fit OUT, 3 a limit of the batch or `rlm-broker stop` ended it,
-4 the isolation cannot be had or the sandbox failed, 5 the model provider failed before the first item,
+4 the isolation cannot be had or the sandbox failed, 5 every call would fail (a wrong key, model or address),
 {BY_SIGNALS}.
 After 3, 4, 5, 130, 143, 129 and a kill the same command goes on with the items that have no result.""",
 )

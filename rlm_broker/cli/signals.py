@@ -1,6 +1,8 @@
 """SIGTERM and SIGHUP end a command as Ctrl+C does: it prints its partial answer, and leaves no process behind."""
 
+import contextlib
 import signal
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -18,6 +20,26 @@ def listen() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)
+
+
+@contextlib.contextmanager
+def calling(stop: Callable[[], object]) -> Iterator[None]:
+    """Call a function for each of these signals and for Ctrl+C, in place of raising."""
+
+    def called(number: int, _frame: object) -> None:
+        global _received
+        _received = signal.Signals(number)
+        stop()
+
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as `nohup` sets it
+            signal.signal(number, called)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def has_come() -> bool:

@@ -20,7 +20,6 @@ from rlm_broker.evaluation.arms import Arm
 from rlm_broker.evaluation.questions import Question
 from rlm_broker.evaluation.report import Ended, Outcome
 from rlm_broker.evaluation.scoring import Key, score
-from rlm_broker.journal.lines import Used
 from rlm_broker.rlm import RLM
 from rlm_broker.run.conversation import says_too_long
 from rlm_broker.usage import Usage
@@ -28,6 +27,21 @@ from rlm_broker.usage import Usage
 N = TypeVar("N", int, float)
 Told = Callable[[Arm, Batch], None]
 """Called with an arm and its batch, each time that an item of it has ended."""
+
+
+class Used(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Usage of calls of one model, in the shape of `Usage.to_dict`."""
+
+    total_calls: int = 0
+    total_input_tokens: int = 0
+    total_output_tokens: int = 0
+    total_cost: float | None = None
+    stored_calls: int = 0
+    cached_input_tokens: int = 0
+
+    def usage(self) -> Usage:
+        """Return the usage."""
+        return Usage(*msgspec.structs.astuple(self))
 
 
 class _Error(msgspec.Struct):

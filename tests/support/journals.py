@@ -1,63 +1,77 @@
-"""Journals for tests: opened without an engine, and a disk that ends the process, or fails, at a certain operation."""
+"""Journals for tests: opened without an engine, and a disk that ends the process at a certain operation."""
 
 import asyncio
 import os
 import signal
-from collections.abc import Callable
-from functools import partial
+import sqlite3
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from rlm_broker.journal import disk
-from rlm_broker.journal.header import read_header
-from rlm_broker.journal.journal import Journal, folder_of, opened
-from rlm_broker.journal.lines import line_of
-from rlm_broker.journal.out_file import OutFile
-from rlm_broker.journal.paid import PaidCall
+from rlm_broker.batch import journal, results_file
+from rlm_broker.batch.journal import AnsweredCall, Journal, key_of
 from rlm_broker.results import Call
 from rlm_broker.usage import Usage
-
-OPERATIONS = ("open_to_append", "append", "cut", "sync", "sync_folder", "put_in_place", "remove")
-"""Functions of `journal.disk` that change files."""
-
-
-class Crash(BaseException):
-    """Stands for the death of the process: no code of the journal catches it for good."""
+from sandbox_worker.wire.text_json import encode_escaped
 
 
 class DyingDisk:
-    """A disk whose operation of a certain number is the last one: before it, or in the middle of what it writes.
+    """A disk whose operation of a certain number ends the process: before it, or in the middle of what it writes.
+
+    Operations are those on the file of results, and each statement of SQLite, `COMMIT` among them.
 
     Args:
-        last: Number of that operation, from 1; 0 counts operations alone.
-        tears: Whether a write is half done before the end.
+        last: Number of that operation, from 1; 0 ends nothing.
+        tears: Whether a write to the file of results is half done before the end.
         end: Ends the process.
+
+    Attributes:
+        operations: Operations so far.
     """
 
-    def __init__(self, last: int, *, tears: bool = False, end: Callable[[], Any]) -> None:
+    def __init__(self, last: int, *, tears: bool = False, end: Callable[[], Any] | None = None) -> None:
         self.operations = 0
         self._last = last
         self._tears = tears
-        self._end = end
+        self._end = end or kill_this_process
 
-    def patch(self, put: Callable[[str, Any], Any]) -> "DyingDisk":
-        """Take the place of the operations. `put` gets the name of each and its replacement."""
-        for name in OPERATIONS:
-            put(name, self._counted(name, getattr(disk, name)))
+    def patch(self) -> "DyingDisk":
+        """Take the place of the operations in this process, for good."""
+        named = {name: self._counted(name, getattr(os, name)) for name in ("write", "ftruncate", "fdatasync")}
+        vars(results_file)["os"] = _Instead(os, **named)
+        vars(journal)["sqlite3"] = _Instead(sqlite3, connect=self._connected)
         return self
+
+    def _connected(self, *given: Any, **more: Any) -> sqlite3.Connection:
+        database: sqlite3.Connection = sqlite3.connect(*given, **more)
+        database.set_trace_callback(lambda _: self._count())
+        return database
 
     def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any) -> Any:
-            self.operations += 1
-            if self._last and self.operations >= self._last:
-                if name == "append" and self._tears and self.operations == self._last:
-                    os.write(given[0], given[1][: len(given[1]) // 2])
-                self._end()
+            if name == "write" and self._tears and self.operations + 1 == self._last:
+                os.write(given[0], bytes(given[1])[: len(given[1]) // 2])
+            self._count()
             return real(*given)
 
         return counted
+
+    def _count(self) -> None:
+        self.operations += 1
+        if self.operations == self._last:
+            self._end()
+
+
+class _Instead:
+    """A module of which some names are others."""
+
+    def __init__(self, module: Any, **others: Any) -> None:
+        self._module = module
+        self.__dict__.update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 def kill_this_process() -> None:
@@ -66,51 +80,57 @@ def kill_this_process() -> None:
     signal.pause()
 
 
-def crash() -> None:
-    """End what is going on in this process as a kill would, for files that are looked at in the same process."""
-    raise Crash
-
-
-def dying(monkeypatch: pytest.MonkeyPatch, last: int, *, tears: bool = False) -> DyingDisk:
-    """Let each operation of this process's disk from a certain number on raise `Crash`."""
-    made = DyingDisk(last, tears=tears, end=crash)
-    return made.patch(lambda name, function: monkeypatch.setattr(disk, name, function))
+def was_killed(work: Callable[[], object]) -> bool:
+    """Run work in a forked child, and return whether a SIGKILL has ended it. It must not fail otherwise."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 - told by the status
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
 
 
 def open_journal(
-    out: Path, settings: dict[str, object] | None = None, seed: int | None = 1, *, retry_failed: bool = False
+    out: Path, settings: Mapping[str, object] | None = None, seed: int | None = 1, **flags: bool
 ) -> Journal:
     """Open the journal of a file of results, as a batch does. Its files are closed if it is refused."""
-    file = OutFile(out)
+    opened = Journal(out)
     try:
-        header = read_header(folder_of(out))
-        return opened(file, header, seed, settings or {"model": "m"}, retry_failed=retry_failed)
+        opened.start(settings or {"model": "m"}, seed, **flags)
     except BaseException:
-        file.close()
+        opened.close()
         raise
+    return opened
 
 
-def paid_call(key: str, text: str = "answer", tokens: int = 1) -> PaidCall:
-    """Return a call that was paid."""
-    return PaidCall(key.encode().ljust(16, b"."), 0, Call("m", text, Usage(1, tokens, 1, 0.5), 0.0))
+def answered_call(key: str, text: str = "answer", tokens: int = 1) -> AnsweredCall:
+    """Return a call that was answered."""
+    call = Call("m", text, Usage(1, tokens, 1, 0.5), 0.0, extra={"token_ids": [1, 2]})
+    return AnsweredCall(key.encode().ljust(16, b"."), 0, call)
 
 
-def result(id: str, status: str = "answered", **more: Any) -> bytes:
+def line_of(id: str, status: str = "answered") -> bytes:
     """Return a line of results."""
-    used = {"m": {"total_calls": 1, "total_input_tokens": 10, "total_output_tokens": 1, "total_cost": 1.0}}
-    return line_of({"id": id, "status": status, "usage": used, "digest": id.encode().hex(), **more})
+    return encode_escaped({"id": id, "status": status, "digest": id.encode().hex()}) + b"\n"
 
 
-def texts(calls: list[PaidCall]) -> list[str]:
+def texts(calls: list[AnsweredCall]) -> list[str]:
     """Return the answers of calls."""
-    return [paid.call.response for paid in calls]
+    return [each.call.response for each in calls]
 
 
-async def write(journal: Journal, *work: tuple[str, Any]) -> None:
+async def write(opened: Journal, *work: tuple[str, Any], told: Callable[[int], object] = lambda _: None) -> None:
     """Write calls and results, one after the other, and close the journal.
 
     Args:
-        work: Pairs of an item's id and one of its calls, or its status.
+        opened: The journal.
+        work: Pairs of an item's id and one of its calls, or its status with the kind of its failure behind a colon.
+        told: Called with the number of each pair, from 0, once it is written.
     """
     failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -118,14 +138,17 @@ async def write(journal: Journal, *work: tuple[str, Any]) -> None:
         if not failed.done():
             failed.set_exception(error)
 
-    journal.begin(fail)
+    opened.begin(fail)
 
     async def written() -> None:
-        for id, what in work:
-            if isinstance(what, PaidCall):
-                await journal.keep(id, what)
+        for number, (id, what) in enumerate(work):
+            key = key_of(id)
+            if isinstance(what, AnsweredCall):
+                await opened.keep(key, what)
             else:
-                await journal.finish(id, partial(result, id, what))
+                status, _, why = what.partition(":")
+                await opened.finish(key, id.encode(), status, why or None, Usage(), lambda: line_of(id, status))  # noqa: B023 - awaited
+            told(number)
 
     writing = asyncio.ensure_future(written())
     try:
@@ -136,4 +159,4 @@ async def write(journal: Journal, *work: tuple[str, Any]) -> None:
     finally:
         writing.cancel()
         await asyncio.wait({writing})
-        await journal.aclose()
+        await opened.aclose()

@@ -94,12 +94,15 @@ class LMReply(msgspec.Struct, frozen=True):
         usage: Usage of this call alone, with `total_calls` 1.
         problem: Reason why there is no text, if the provider sent none.
         model: Name of the model that served, if it is not the client's own.
+        extra: What a trainer wants beside the text, as JSON values under the server's names: `token_ids`,
+            `prompt_token_ids`, `logprobs`. None if the server gave none of them.
     """
 
     text: str
     usage: Usage
     problem: str | None = None
     model: str | None = None
+    extra: Mapping[str, Any] | None = None
 
 
 def with_text(reply: LMReply) -> LMReply:

@@ -20,6 +20,7 @@ It would close the client to all runs for as long as each may take.
 """
 _OF_THE_REQUEST = frozenset({400, 413, 422})
 _TRANSIENT = frozenset({408, 409, 425, 429})
+_LASTING = frozenset({401, 403, 404})
 
 
 def cause_of(status: int) -> FailureCause:
@@ -27,6 +28,11 @@ def cause_of(status: int) -> FailureCause:
     if status in _TRANSIENT or status >= 500:
         return "transient"
     return "request" if status in _OF_THE_REQUEST else "provider"
+
+
+def is_lasting(status: object) -> bool:
+    """Return whether every further call would meet the same HTTP status: of a wrong key, or of no such model."""
+    return status in _LASTING
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import socket
 import sys
 import threading
 import warnings
@@ -261,7 +262,10 @@ class LiteLLMClient(BaseClient):
             raise ModelFailed(f"{self.model_name}: the provider's answer has no choices")
         choice = response.choices[0]
         text = choice.message.content
-        return LMReply(text or "", self._usage(litellm, response), failures.no_text(text, choice.finish_reason))
+        problem = failures.no_text(text, choice.finish_reason)
+        given = getattr(choice, "logprobs", None)
+        extra = None if given is None else {"logprobs": given if isinstance(given, dict) else given.model_dump()}
+        return LMReply(text or "", self._usage(litellm, response), problem, extra=extra)
 
     async def aclose(self) -> None:
         """Release no resources: litellm keeps connections per event loop, and closes them when idle or at exit."""
@@ -319,7 +323,15 @@ class LiteLLMClient(BaseClient):
         cause = failures.cause_of(status) if isinstance(status, int) else "provider"
         headers = getattr(error, "litellm_response_headers", None) or {}  # its `response` is made up by litellm
         said = failures.one_line(text, secrets_in(self._options))
-        return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, failures.retry_after_s(headers))
+        after_s, is_lasting = failures.retry_after_s(headers), failures.is_lasting(status) or _is_unresolved(error)
+        return ModelFailed(f"{self.model_name}: {kind}: {said}", cause, after_s, is_lasting=is_lasting)
+
+
+def _is_unresolved(error: BaseException | None) -> bool:
+    """Whether the cause of an error is the name of a host that does not resolve."""
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _require_installed(model_name: str) -> None:

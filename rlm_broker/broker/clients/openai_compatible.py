@@ -204,7 +204,10 @@ class OpenAICompatibleClient(BaseClient):
         except aiohttp.ClientConnectorError as error:
             number = error.os_error.errno or 0  # `strerror` does not know the negative ones of name resolution
             why = os.strerror(number) if number > 0 else str(error.os_error)
-            raise self._failed(f"cannot connect to {self._base_url}: {why}", "transient") from None
+            is_lasting = isinstance(error, aiohttp.ClientConnectorDNSError)
+            raise self._failed(
+                f"cannot connect to {self._base_url}: {why}", "transient", is_lasting=is_lasting
+            ) from None
         except aiohttp.ClientConnectionError as error:
             raise self._failed(f"the connection to {self._base_url} broke: {words_of(error)}", "transient") from None
         except aiohttp.ClientPayloadError:
@@ -269,7 +272,11 @@ class OpenAICompatibleClient(BaseClient):
         message = choice.message or _Message()
         content = _text_of(message.content)
         refusal = _text(message.refusal)
-        return self._lm_reply(refusal if not content and refusal else content, _text(choice.finish_reason), body.usage)
+        reply = self._lm_reply(refusal if not content and refusal else content, _text(choice.finish_reason), body.usage)
+        prompt = choice.prompt_token_ids or body.prompt_token_ids
+        given = {"token_ids": choice.token_ids, "prompt_token_ids": prompt, "logprobs": choice.logprobs}
+        extra = {name: value for name, value in given.items() if value is not None}
+        return msgspec.structs.replace(reply, extra=extra) if extra else reply
 
     def _decoded(self, answer: bytes) -> "_Body":
         try:
@@ -301,11 +308,15 @@ class OpenAICompatibleClient(BaseClient):
         said = _error_in(answer) or answer[:2000].decode(errors="replace")
         if status == 401 and "authorization" not in self._headers:
             said += " (no key was sent: if the server wants one, give it as api_key)"
-        after_s = failures.retry_after_s(response.headers)
-        return self._failed(f"HTTP status {status}: {said}", failures.cause_of(status), after_s)
+        after_s, is_lasting = failures.retry_after_s(response.headers), failures.is_lasting(status)
+        why = f"HTTP status {status}: {said}"
+        return self._failed(why, failures.cause_of(status), after_s, is_lasting=is_lasting)
 
-    def _failed(self, why: str, cause: FailureCause, after_s: float | None = None) -> ModelFailed:
-        return ModelFailed(f"{self.model_name}: {failures.one_line(why, self._secrets)}", cause, after_s)
+    def _failed(
+        self, why: str, cause: FailureCause, after_s: float | None = None, *, is_lasting: bool = False
+    ) -> ModelFailed:
+        told = f"{self.model_name}: {failures.one_line(why, self._secrets)}"
+        return ModelFailed(told, cause, after_s, is_lasting=is_lasting)
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -333,6 +344,9 @@ class _Choice(msgspec.Struct):
     message: _Message | None = None
     delta: _Message | None = None
     finish_reason: Any = None
+    logprobs: Any = None
+    token_ids: Any = None
+    prompt_token_ids: Any = None
 
 
 class _Body(msgspec.Struct):
@@ -341,6 +355,7 @@ class _Body(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
+    prompt_token_ids: Any = None
 
 
 def _text(value: Any) -> str | None:

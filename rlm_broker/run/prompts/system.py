@@ -1,10 +1,12 @@
 """The system prompt, from the facts of a run: what its REPL has, how to work with it, and the limits."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlm_broker.limits import Limits
 from rlm_broker.run.prompts.instructions import Profile
+from rlm_broker.run.prompts.messages import SUMMARISE, Messages
 from rlm_broker.run.prompts.observation import most_shown
 from sandbox_worker.wire.names import CONTEXT
 
@@ -95,6 +97,14 @@ def ending(profile: Profile) -> str:
     )
     told = {"final": final, "answer": f"{answer} Do this in a repl block."}.get(profile, f"{final} {answer}")
     return f"{told} Submit only what you have seen in an output, not what you expect to see."
+
+
+def prompts_digest(profile: Profile) -> str:
+    """Return a digest of what models are told. It changes with the words of a release, not with the settings."""
+    says = Messages("", profile)
+    told = [says.reminder(1), says.last_request(), says.unseen(""), says.not_looked(), SUMMARISE]
+    told += [system_prompt(Facts(Limits(max_depth=2), depth), profile) for depth in (0, 1)]
+    return hashlib.blake2b("\0".join(told).encode(), digest_size=8).hexdigest()
 
 
 def _role(facts: Facts) -> str:

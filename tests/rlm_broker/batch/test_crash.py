@@ -1,22 +1,20 @@
 """Batches that are killed: real processes, ended by SIGKILL, go on and pay no answer again that a run has had."""
 
 import os
-import signal
-import traceback
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlm_broker.batch.items import BatchResult
+from rlm_broker.batch.status import read_status
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.journal import disk
-from rlm_broker.journal.journal import folder_of
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.batches import CountingModel, comparable, items, lines_of
 from tests.support.forked_child import in_child
-from tests.support.journals import DyingDisk, kill_this_process
+from tests.support.journals import DyingDisk, kill_this_process, was_killed
 
 pytestmark = pytest.mark.filterwarnings("ignore:isolation level 'process'")
 
@@ -62,23 +60,8 @@ def place_of(text: str) -> str:
 
 
 def batch_of(out: Path, log: Path, dies_at: int = 0, **more: Any) -> list[BatchResult]:
-    rlm = RLM(Provider(log, dies_at), sandbox="process")
+    rlm = RLM(Provider(log, dies_at), sandbox=Sandbox(isolation="process", seed=7))  # so that all batches ask the same
     return list(rlm.batch(items(ITEMS), out=out, **more))
-
-
-def ended_by(work: Callable[[], object]) -> int:
-    """Run work in a forked child, and return the signal that has ended it, or 0."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        except BaseException:  # noqa: BLE001 - told by the status
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    status = os.waitpid(pid, 0)[1]
-    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
-    return max(0, -os.waitstatus_to_exitcode(status))
 
 
 def test_batch_that_is_killed_again_and_again_ends_the_same(tmp_path: Path) -> None:
@@ -89,21 +72,14 @@ def test_batch_that_is_killed_again_and_again_ends_the_same(tmp_path: Path) -> N
     """
     whole, out, log = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", tmp_path / "asked"
     in_child(lambda: len(batch_of(whole, tmp_path / "whole.log", max_concurrent=1)))
-    header = folder_of(whole) / "header.json"
-    folder_of(out).mkdir(mode=0o700)
-    (folder_of(out) / "header.json").write_bytes(header.read_bytes())  # with its seed, so that both ask the same
+
+    def work(attempt: int) -> None:
+        if attempt % 3 < 2:
+            DyingDisk(40 + 5 * attempt, tears=attempt % 4 < 2).patch()
+        batch_of(out, log, 2 + attempt % 2 if attempt % 3 == 2 else 0, max_concurrent=1)
 
     kills = 0
-    for attempt in range(40):
-
-        def work(attempt: int = attempt) -> None:
-            dying = DyingDisk(11 + 2 * attempt, tears=attempt % 4 < 2, end=kill_this_process)
-            if attempt % 3 < 2:
-                dying.patch(lambda name, function: setattr(disk, name, function))
-            batch_of(out, log, 2 + attempt % 2 if attempt % 3 == 2 else 0, max_concurrent=1)
-
-        if not ended_by(work):
-            break
+    while was_killed(partial(work, kills)):
         kills += 1
     assert kills > 3
     assert comparable(lines_of(out)) == comparable(lines_of(whole))
@@ -113,7 +89,7 @@ def test_batch_that_is_killed_again_and_again_ends_the_same(tmp_path: Path) -> N
         assert places == sorted(places)
         assert set(places) == set(range(ASKS))
     assert len(asked) - ITEMS * ASKS <= kills
-    assert list(folder_of(out).glob("calls-*")) == []
+    assert read_status(out).unfinished == 0
     assert any("replayed" in line for line in lines_of(out))
 
 
@@ -123,7 +99,7 @@ def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None
 
     def first() -> None:
         os.close(ended[1])
-        with RLM(Provider(log), sandbox="process").batch(items(ITEMS), out=out):
+        with RLM(Provider(log), sandbox=Sandbox(isolation="process", seed=7)).batch(items(ITEMS), out=out):
             os.write(held[1], b"x")
             os.read(ended[0], 1)
 
@@ -139,25 +115,3 @@ def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None
     for descriptor in (*held, ended[0]):
         os.close(descriptor)
     assert len(batch_of(out, log)) == ITEMS
-
-
-def test_full_disk_ends_the_batch_and_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, log = tmp_path / "out.jsonl", tmp_path / "asked"
-    real, written = disk.append, []
-
-    def append(descriptor: int, data: bytes, end: int) -> int:
-        written.append(data)
-        if len(written) == 12:
-            with open("/dev/full", "wb", buffering=0) as full:
-                full.write(data)
-        return real(descriptor, data, end)
-
-    monkeypatch.setattr(disk, "append", append)
-    with pytest.raises(ConfigurationError) as refused:
-        batch_of(out, log, max_concurrent=1)
-    assert str(refused.value) == f"cannot write to {out}: No space left on device; {disk.GO_ON}"
-    assert all(line.endswith(b"\n") for path in [out, *folder_of(out).glob("calls-*")] for line in [path.read_bytes()])
-    batch_of(out, log)
-    assert sorted(lines_of(out), key=lambda line: line["id"])[0]["status"] == "answered"
-    assert len(lines_of(out)) == ITEMS
-    assert len(log.read_text().splitlines()) <= ITEMS * ASKS + 1

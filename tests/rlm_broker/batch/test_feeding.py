@@ -10,8 +10,8 @@ import pytest
 
 from rlm_broker.batch.feed import MOST_AHEAD, Feeding, digest_of, require_items, total_of
 from rlm_broker.batch.items import BatchItem
+from rlm_broker.batch.journal import key_of
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.journal.lines import digest
 from tests.support.waiting import turns, until
 
 
@@ -71,19 +71,19 @@ async def test_generator_that_blocks_does_not_hold_the_loop() -> None:
 
 
 async def test_finished_items_are_left_out() -> None:
-    known = {digest(f"{number}"): digest_of(BatchItem(f"{number}", "c")) for number in range(0, 200, 2)}
+    known = {key_of(f"{number}"): digest_of(BatchItem(f"{number}", "c")) for number in range(0, 200, 2)}
     ids, skipped = await fed_ids([item(number) for number in range(200)], known)
     assert ids == [f"{number}" for number in range(1, 200, 2)]
     assert skipped == 100
 
 
 async def test_other_question_under_a_finished_id_is_refused() -> None:
-    known = {digest("1"): digest_of(BatchItem("1", "other"))}
+    known = {key_of("1"): digest_of(BatchItem("1", "other"))}
     with pytest.raises(ConfigurationError, match=r"item 2 with the id '1' has another question or context"):
         await fed_ids([item(0), item(1)], known)
 
 
-@pytest.mark.parametrize("known", [{}, {digest("0"): digest_of(BatchItem("0", "c"))}])
+@pytest.mark.parametrize("known", [{}, {key_of("0"): digest_of(BatchItem("0", "c"))}])
 async def test_id_that_comes_twice_is_refused(known: dict[bytes, bytes]) -> None:
     with pytest.raises(ConfigurationError, match="item 3 has the id '0', which an item before it has, too"):
         await fed_ids([item(0), item(1), item(0)], known)

@@ -1,119 +1,142 @@
-import contextlib
-import fcntl
+"""State of a batch and of its shards, read from their files."""
+
 import json
 import os
+import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from rlm_broker.batch.journal import journal_of
+from rlm_broker.batch.shards import Shard, merge, shard_of, shards_of
 from rlm_broker.batch.status import locked_by, read_status
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.usage import Usage
-from tests.support.journals import Crash, dying, open_journal, paid_call, write
+from tests.support.journals import answered_call, line_of, open_journal, write
 
-USED = {"total_calls": 2, "total_input_tokens": 30, "total_output_tokens": 4, "total_cost": 0.5}
-RESULTS: list[dict[str, Any]] = [
-    {"id": "a", "status": "answered", "usage": {"m": USED}, "replayed": {"total_calls": 1, "total_cost": 0.25}},
-    {"id": "b", "status": "failed", "error": {"kind": "provider", "message": "busy"}, "usage": {"s": USED}},
-    {"id": "c", "status": "failed", "error": {"kind": "sandbox", "message": "gone"}},
-    {"id": "d", "status": "failed", "error": {"kind": "provider", "message": "busy"}},
-    {"id": "e", "status": "limited", "limit": "max_iterations", "usage": {"m": USED}},
-]
-CALLS: list[dict[str, Any]] = [
-    {"item": "a", "n": 1, "key": "00", "depth": 0, "model": "m", "used": USED},
-    {"item": "x", "n": 2, "key": "00", "depth": 0, "model": "m", "used": USED},
-    {"item": "x", "n": 3, "key": "01", "depth": 1, "model": "s", "used": USED},
-    {"item": "y", "n": 4, "key": "00", "depth": 0, "model": "m", "used": USED},
-    {"item": "y", "n": 5, "again": True},
-]
+WORK = (
+    ("a", answered_call("1")),
+    ("a", "answered"),
+    ("b", answered_call("2")),
+    ("b", "failed:provider"),
+    ("c", "failed:sandbox"),
+    ("d", "failed:provider"),
+    ("e", "limited:max_iterations"),
+    ("x", answered_call("3", tokens=30)),
+    ("x", answered_call("4")),
+)
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """A file of results with its journal. The last line of each file is torn."""
-    out, folder = tmp_path / "out.jsonl", tmp_path / "out.jsonl.journal"
-    folder.mkdir()
-    (folder / "header.json").write_text('{"rlm_broker_journal": 1, "seed": 7, "settings": {}}')
-    for file, lines in (
-        (out, RESULTS),
-        (folder / "calls-000001.jsonl", CALLS),
-        (folder / "calls-000002.jsonl", CALLS[1:3]),
-        (folder / "spent.jsonl", [{"seconds": 5.0}, {"seconds": 9.5}, {"removed": "ff", "usage": {"s": USED}}]),
-    ):
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"id": "torn", "item"')
+async def out(tmp_path: Path) -> Path:
+    """A file of results with its journal, on which no process works."""
+    out = tmp_path / "out.jsonl"
+    journal = open_journal(out)
+    journal.begin(print)
+    journal.tell_seconds(9.5)
+    await write(journal, *WORK)
     return out
 
 
-def test_items_and_usage_are_counted_from_the_files(out: Path) -> None:
-    """Calls of a finished item are in its result. A line that was moved may be in two segments."""
+def test_items_and_usage_are_counted(out: Path) -> None:
+    """Calls of a finished item count once, also where they stay since it may be asked again."""
     status = read_status(out)
     assert (status.done, status.answered, status.failed) == (5, 1, {"provider": 2, "sandbox": 1})
     assert status.limited == {"max_iterations": 1}
-    assert (status.unfinished, status.unfinished_usage) == (1, Usage(4, 60, 8, 1.0))
-    assert status.usage.model_usage_summaries == {"m": Usage(6, 90, 12, 1.5), "s": Usage(6, 90, 12, 1.5)}
-    assert (status.replayed, status.seconds) == (Usage(1, 0, 0, 0.25), 9.5)
-    assert status.process is None
+    assert (status.unfinished, status.unfinished_usage) == (1, Usage(2, 31, 2, 1.0))
+    assert status.usage.model_usage_summaries == {"m": Usage(4, 33, 4, 2.0)}
+    assert (status.replayed, status.seconds, status.process) == (Usage(), 9.5, None)
     shown = json.loads(json.dumps(status.to_dict()))
-    assert shown["unfinished"] == {
-        "items": 1,
-        "usage": {**USED, "total_calls": 4, "total_input_tokens": 60, "total_output_tokens": 8, "total_cost": 1.0},
-    }
+    assert shown["unfinished"]["items"] == 1
+    assert "shards" not in shown
 
 
-def test_process_that_has_the_lock_is_named(out: Path) -> None:
-    with out.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert read_status(out).process == os.getpid()
+async def test_batch_that_goes_on_is_read_as_it_is_now(out: Path, tmp_path: Path) -> None:
+    journal = open_journal(out)
+    journal.begin(print)
+    await journal.keep(b"y", answered_call("5"))
+    (tmp_path / "link.jsonl").symlink_to(out)
+    for path in (out, tmp_path / "link.jsonl"):
+        status = read_status(path)
+        assert (status.out, status.process, status.unfinished) == (path, os.getpid(), 2)
+    await journal.aclose()
     assert locked_by(out.stat()) is None
 
 
 def test_files_are_not_changed(out: Path) -> None:
-    files = [out, *out.with_name("out.jsonl.journal").iterdir()]
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.parent.iterdir()}
     read_status(out)
-    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files} == before
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.parent.iterdir()} == before
 
 
-async def test_usage_counts_once_after_a_killed_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill at any operation of `retry_failed` leaves the usage in one file or in two."""
-    kept = set()
-    for number in range(1, 30):
-        out = tmp_path / f"{number}" / "out.jsonl"
-        out.parent.mkdir()
-        await write(open_journal(out), ("a", "answered"), ("b", paid_call("1")), ("b", "failed"))
-        ended = False
-        with monkeypatch.context() as patched, contextlib.suppress(Crash):
-            dying(patched, number)
-            open_journal(out, retry_failed=True).close()
-            ended = True
-        status = read_status(out)
-        assert status.usage.total_input_tokens == 20
-        kept.add(status.done)
-        if ended:
-            break
-    assert ended
-    assert kept == {1, 2}
-
-
-def test_link_to_the_results_is_followed(out: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(out)
-    assert (read_status(link).done, read_status(link).out) == (5, link)
-
-
-@pytest.mark.parametrize("name", ["header.json", "spent.jsonl", "calls-000009.jsonl"])
-def test_pipe_is_refused_and_never_waited_for(out: Path, name: str) -> None:
-    path = out.with_name("out.jsonl.journal") / name
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    with pytest.raises(ConfigurationError, match=f"{name} is not a regular file: remove it"):
-        read_status(out)
-
-
-def test_file_without_journal_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot read .*/nowhere.jsonl: No such file"):
+def test_files_that_are_of_no_batch_are_refused(out: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read .*/nowhere\.jsonl: No such file"):
         read_status(tmp_path / "nowhere.jsonl")
     (tmp_path / "plain.jsonl").write_text("{}\n")
     with pytest.raises(ConfigurationError, match=r"has no journal .*: it is not the file of a batch"):
         read_status(tmp_path / "plain.jsonl")
+    journal_of(out).unlink()
+    with sqlite3.connect(journal_of(out)) as database:
+        database.execute("CREATE TABLE notes (a)")
+    with pytest.raises(
+        ConfigurationError, match=r"is not a file that this user alone|is a database of another program"
+    ):
+        read_status(out)
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "shard"),
+    [
+        ("3/100", {}, Shard(3, 100)),
+        ("100/100", {}, Shard(0, 100)),
+        ("0/100", {}, Shard(0, 100)),
+        ("auto/4", {"SLURM_ARRAY_TASK_ID": "4", "JOB_COMPLETION_INDEX": "3"}, Shard(0, 4)),
+        ("auto/4", {"JOB_COMPLETION_INDEX": "3"}, Shard(3, 4)),
+        ("auto/4", {}, "none of SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX has a number: give 3/4"),
+        ("5/4", {}, "there is no shard 5 of 4"),
+        ("3", {}, "give a number and the number of all shards, such as 3/100"),
+        ("1/0", {}, "give a number and the number of all shards"),
+        ("-1/4", {}, "give a number and the number of all shards"),
+    ],
+)
+def test_shard_is_named_by_its_number(text: str, variables: dict[str, str], shard: Shard | str) -> None:
+    if isinstance(shard, Shard):
+        assert shard_of(text, variables) == shard
+        return
+    with pytest.raises(ConfigurationError, match=shard):
+        shard_of(text, variables)
+
+
+def test_shards_share_all_items_and_no_file() -> None:
+    shards = [shard_of(f"{number}/7") for number in range(1, 8)]
+    assert [sum(shard.has(number) for shard in shards) for number in range(1, 50)] == [1] * 49
+    names = {shard.file(Path("a.b.jsonl")).name for shard in shards}
+    assert {"a.b.1-of-7.jsonl", "a.b.7-of-7.jsonl"} <= names
+    assert len(names) == 7
+
+
+async def test_shards_are_counted_and_merged(tmp_path: Path) -> None:
+    """Only whole lines are taken, and no file that belongs to another batch."""
+    out = tmp_path / "all.jsonl"
+    (tmp_path / "all.x.1-of-2.jsonl").write_text("another's")
+    with pytest.raises(ConfigurationError, match=r"there is no shard of .* beside it, such as all\.1-of-100\.jsonl"):
+        merge(out)
+    for number, ids in ((10, "ab"), (2, "c")):
+        await write(open_journal(Shard(number % 10, 10).file(out)), *[(id, "answered") for id in ids])
+    status = read_status(out)
+    assert (status.done, status.shards) == (3, (2, 10))
+    assert status.to_dict()["shards"] == {"there": 2, "of": 10}
+    assert list(shards_of(out)) == [Shard(2, 10), Shard(0, 10)]
+    with Shard(2, 10).file(out).open("ab") as file:
+        file.write(b'{"id":"torn')
+    assert merge(out) == 2
+    assert out.read_bytes() == line_of("c") + line_of("a") + line_of("b")
+    assert read_status(out, of_shards=True).done == 3
+    with pytest.raises(ConfigurationError, match=r"all\.jsonl exists: remove it, or name another file for all results"):
+        merge(out)
+    Shard(1, 9).file(out).touch()
+    with pytest.raises(ConfigurationError, match="are of several batches"):
+        shards_of(out)

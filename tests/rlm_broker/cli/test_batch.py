@@ -5,8 +5,10 @@ import json
 import re
 import signal
 import subprocess
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from rlm_broker.batch.status import read_status
+from rlm_broker.cli.batch import STOPPING
 from rlm_broker.cli.main import cli
 from tests.support.command import ENVIRONMENT, WAIT_S, run, sentence
 from tests.support.command import started as started_command
-from tests.support.fake_openai import Answer, FakeOpenAI, completion
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
 from tests.support.forked_python import Python
 from tests.support.terminals import lines_shown, on_a_terminal
 from tests.support.waiting import until_now
@@ -32,6 +35,8 @@ class Provider:
 
     Attributes:
         held: Names whose prompts get no answer for now.
+        late: Names whose prompts get an answer after two seconds.
+        ends: Names whose prompts get one when as many requests wait as there are names, and one more.
         asked: Prompts of code that were answered, with their number.
         roots: Calls of roots.
         waiting: Prompts that got no answer.
@@ -40,6 +45,8 @@ class Provider:
 
     def __init__(self) -> None:
         self.held: set[str] = set()
+        self.ends: set[str] = set()
+        self.late: set[str] = set()
         self.asked: Counter[str] = Counter()
         self.roots = self.waiting = 0
         self.refuses = True
@@ -47,6 +54,8 @@ class Provider:
     def __call__(self, request: dict[str, Any]) -> Answer:
         """Answer one request."""
         last = str(request["messages"][-1]["content"])
+        if last == "go":
+            return replace(completion("gone"), together=len(self.ends) + 1)
         if "Refuse this" in json.dumps(request["messages"]) and self.refuses:
             return Answer(status=400)
         if not last.startswith("Which name is in: "):
@@ -57,7 +66,8 @@ class Provider:
             self.waiting += 1
             return Answer(never=True)
         self.asked[name] += 1
-        return completion(name, 20, 2)
+        answer = completion(name, 20, 2, delay_s=2 if name in self.late else 0)
+        return replace(answer, together=len(self.ends) + 1 if name in self.ends else 1)
 
 
 @pytest.fixture
@@ -233,11 +243,12 @@ def test_items_of_stdin_are_asked_as_they_come(server: FakeOpenAI, items: Path, 
 # -- ends from outside -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("numbers", [[signal.SIGKILL], [signal.SIGINT] * 2, [signal.SIGTERM] * 2])
 def test_ended_batch_goes_on_without_paying_twice(
-    server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path, number: signal.Signals
+    server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path, numbers: list[signal.Signals]
 ) -> None:
-    """Two items end, two wait for their second call. Then the process is ended, and the same command goes on."""
+    """Two items end, two wait for their second call. A second signal ends the process at once. The same command goes
+    on."""
     out = tmp_path / "out.jsonl"
     provider.held = {"Cy", "Di"}
     with started(*of(server, items, out)) as process:
@@ -248,7 +259,11 @@ def test_ended_batch_goes_on_without_paying_twice(
         assert (shown["done"], shown["answered"], shown["failed"]) == (2, 2, {})
         refused = batch(*of(server, items, out))
         below = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(number)
+        for number in numbers:
+            process.send_signal(number)
+            if len(numbers) > 1:
+                assert process.stderr is not None
+                assert process.stderr.readline() == f"{STOPPING}\n"
         _, err = process.communicate(timeout=WAIT_S)
     assert refused.returncode == 2
     assert "another process writes to" in sentence(refused)
@@ -272,6 +287,84 @@ def test_ended_batch_goes_on_without_paying_twice(
     assert lines_of(out)["i-Cy"]["usage"]["m"]["total_calls"] == 2
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_lets_calls_under_way_end(
+    server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Their answers are paid, and are not asked for again."""
+    out = tmp_path / "out.jsonl"
+    provider.ends = {"Cy", "Di"}
+    with started(*of(server, items, out)) as process:
+        until_now(lambda: sum(provider.asked.values()) == len(NAMES) and out.read_bytes().count(b"\n") == 2)
+        process.send_signal(number)
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"{STOPPING}\n"
+        ask = json.dumps({"messages": [{"role": "user", "content": "go"}]}).encode()
+        urllib.request.urlopen(f"{server.base_url}/chat/completions", ask).close()
+        _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + number
+    assert err.splitlines()[-1] == "rlm-broker batch: stopped; the same command goes on"
+    provider.ends.clear()
+    assert json.loads(batch(*of(server, items, out, "--json")).stdout)["replayed"]["total_calls"] == 4
+    assert provider.asked == Counter(NAMES)
+    assert provider.roots == len(NAMES)
+    assert lines_of(out).keys() == {f"i-{name}" for name in NAMES}
+
+
+def test_wrong_key_ends_the_batch_with_one_sentence(tmp_path: Path, items: Path) -> None:
+    """No item is failed for it, and the same command goes on once that is put right."""
+    out = tmp_path / "out.jsonl"
+    with FakeOpenAI(failure(403, "this key may not"), models=["m"]) as server:
+        done = batch(*of(server, items, out, "-q"))
+    assert done.returncode == 5
+    assert sentence(done) == (
+        "rlm-broker batch: every call would fail: m: HTTP status 403: this key may not; the same command goes on once "
+        "that is put right"
+    )
+    assert lines_of(out) == {}
+    with FakeOpenAI(Provider(), models=["m"]) as server:
+        assert batch(*of(server, items, out, "-q")).returncode == 0
+    assert len(lines_of(out)) == len(NAMES)
+
+
+def test_shards_of_tasks_are_looked_at_and_merged(
+    server: FakeOpenAI, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks of three run. Each knows only its items, and ends alone."""
+    out, files = tmp_path / "out.jsonl", set()
+    for task in ("1", "3"):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        assert json.loads(batch(*of(server, items, out, "--shard", "auto/3", "--json")).stdout)["failed"] == {}
+        files.add(f"out.{task}-of-3.jsonl")
+    assert {path.name for path in tmp_path.glob("out*.jsonl")} == files
+    assert status_of(out)["shards"] == {"there": 2, "of": 3}
+    done = batch("batch", "--merge", out)
+    assert done.returncode == 1
+    assert "shards      2 of 3\ndone        3 items\n" in done.stdout
+    assert {line["answer"] for line in lines_of(out).values()} == {"Ada", "Cy", "Di"}
+
+
+def test_samples_and_other_limits_are_in_the_lines(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    first = items.read_text().splitlines(keepends=True)[0]
+    whole = items.read_text()
+    items.write_text(first)
+    assert batch(*of(server, items, out, "-q", "--samples", "2")).returncode == 0
+    items.write_text(whole)
+    other = of(server, items, out, "-q", "--samples", "2", "--limit", "max_iterations=9")
+    refused = batch(*other)
+    assert refused.returncode == 2
+    assert "limits.max_iterations was 30 and is 9; " in refused.stderr
+    assert "or take them for the items that are left: --settings-changed" in refused.stderr
+    assert batch(*other, "--settings-changed").returncode == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert Counter((line["id"], line["sample"]) for line in lines) == Counter(
+        (f"i-{name}", sample) for name in NAMES for sample in (0, 1)
+    )
+    changed = [line.get("settings_changed", {}).get("limits.max_iterations") for line in lines]
+    assert changed == [None] * 2 + [9] * 6
+
+
 def test_batch_is_listed_and_stopped(
     server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +376,7 @@ def test_batch_is_listed_and_stopped(
         until_now(lambda: provider.waiting == 2)
         (listed,) = json.loads(batch("ps", "--json").stdout)["processes"]
         assert (listed["pid"], listed["command"], len(listed["runs"])) == (process.pid, "batch", 2)
-        assert batch("stop", str(process.pid)).returncode == 0
+        assert batch("stop", str(process.pid), "--now").returncode == 0
         _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 3
     assert err == "rlm-broker batch: stopped; the same command goes on\n"
@@ -294,12 +387,12 @@ def test_terminal_shows_one_line_with_a_bar(
     server: FakeOpenAI, provider: Provider, items: Path, tmp_path: Path
 ) -> None:
     """Failures are told above the line, with no character that steers the terminal. Ctrl+C ends the batch."""
-    provider.held = {"Di"}
+    provider.late = {"Di"}
     items.write_text(items.read_text().replace("Which name?", "Refuse this", 1).replace("i-Ada", r"i-\u001b[2JAda"))
     arguments = of(server, items, tmp_path / "out.jsonl", "--max-concurrent", "1")
 
     def has_waited(seen: bytes) -> bool:
-        return b"3 of 4 done" in seen and provider.waiting == 1
+        return b"3 of 4 done" in seen and provider.asked["Di"] == 1
 
     lines = lines_shown(on_a_terminal(*arguments, keys=b"\x03", after=has_waited, COLUMNS="120"))
     assert any(re.search(r"━+ 3 of 4 done, .* left, 1 running, .* runs/s, 1 failed, 5 calls, ", line) for line in lines)

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from rlm_broker.errors import ModelFailed
-from rlm_broker.journal.lines import CallAnswer, CallLine
 from rlm_broker.journal.paid import PaidCall, PaidCalls
 from rlm_broker.usage import Usage
-from sandbox_worker.wire.text_json import decode_escaped
 from tests.support.paying import CLIENT, Provider, request
 from tests.support.waiting import turns, until
 
@@ -142,22 +140,3 @@ async def test_answer_waits_until_it_is_written_down(provider: Provider) -> None
     disk.set()
     assert (await waiting).response == "a 1"
     assert written[0].depth == 2
-
-
-async def test_line_of_a_call_has_its_answer_and_no_secret(provider: Provider) -> None:
-    """The answer is kept word for word, because the run needs it; the request is found by its digest."""
-    secret = "ghp_" + "a1" * 18
-    kept: list[PaidCall] = []
-
-    async def keep(paid: PaidCall) -> None:
-        kept.append(paid)
-
-    provider.answers.set()
-    asking = request(f"{secret} \ud800")
-    before = await PaidCalls(keep=keep).attempt(provider).complete(CLIENT, asking)
-    line = CallLine.of("id", 7, kept[0]).encoded()
-    assert line.count(secret.encode()) == 1
-    earlier = decode_escaped(line, CallAnswer).paid()
-    after = await PaidCalls([earlier]).attempt(provider).complete(CLIENT, asking)
-    assert (after.response, after.usage, after.root_model) == (before.response, before.usage, before.root_model)
-    assert len(provider.asked) == 1

@@ -1,0 +1,184 @@
+"""The calls of one item: an answer that was paid once is not paid again by a further process.
+
+Theory of operation. Code in a REPL is seeded, so a run that begins again asks what the one before has asked, up to the
+place where that ended. `ItemCalls` stands between the run and the broker. The first call with some request gets the
+first answer to that request, the second call the second answer, and so on: equal requests are told apart by their order
+alone, as in a recording. All other calls go to the broker, and the journal has the answer before the run gets it. A
+failed call is not kept: a further process may have better luck.
+
+A request is found by its digest, so no prompt is written down. An answer from the journal has the usage that it had
+when it was paid, so the limits of a run hold over all processes. `replayed` says how much of that was paid before.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from rlm_broker.batch.journal import DIGEST_BYTES, AnsweredCall
+from rlm_broker.broker.client_queue import OnRetry
+from rlm_broker.broker.clients.base import Client, LMRequest
+from rlm_broker.broker.clients.recording import recorded_request
+from rlm_broker.broker.completing import Completing
+from rlm_broker.concurrency.deadline import to_its_end
+from rlm_broker.results import Call, ChatMessage
+from rlm_broker.usage import Usage, UsageSummary
+from sandbox_worker.wire.text_json import encode_escaped
+
+LARGE_CHARS = 1 << 20
+"""Characters of a request beyond which its digest is made in a thread: 60 million take a second."""
+SAMPLE_STEP = 1 << 20
+"""Distance of the numbers of an item's samples in `LMRequest.sample`, so that a cache answers each of them anew."""
+
+
+class Turns:
+    """The turns of one run: its conversation, and the answer to each turn."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.answers: list[Call] = []
+        self._before: list[ChatMessage] = []
+        self._last: tuple[ChatMessage, ...] = ()
+
+    def add(self, request: LMRequest, answer: Call) -> None:
+        """Take a turn. A request with fewer messages than the one before begins after a summary."""
+        if len(request.messages) < len(self._last):
+            self._before += self.messages[len(self._before) :]
+        self._last = request.messages
+        self.answers.append(answer)
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The conversation, with the last answer."""
+        return [*self._before, *self._last, ChatMessage("assistant", self.answers[-1].response)]
+
+
+class ItemCalls:
+    """Completes the calls of one item: from the journal, else by the broker. Lives on one event loop.
+
+    Args:
+        earlier: Calls that an earlier process has paid, in the order in which they ended.
+        keep: Writes down each further call that was answered; awaited before the run gets the answer. None keeps none.
+        sample: Number of the sample of the item, from 0.
+        turns: Keeps the turns of each run, by its name; None keeps none.
+
+    Attributes:
+        replayed: Usage of the calls that came from the journal.
+    """
+
+    def __init__(
+        self,
+        earlier: Iterable[AnsweredCall] = (),
+        keep: Callable[[AnsweredCall], Awaitable[None]] | None = None,
+        sample: int = 0,
+        turns: dict[str, Turns] | None = None,
+    ) -> None:
+        self.replayed = Usage()
+        self._keep = keep
+        self._sample = sample
+        self._turns = turns
+        self._is_abandoned = False
+        self._under_way: set[asyncio.Task[Call]] = set()
+        self._paid = defaultdict[tuple[str, int], Usage](Usage)
+        self._answers = defaultdict[bytes, list[Call]](list)
+        self._asked = Counter[bytes]()
+        for each in earlier:
+            self._add(each)
+
+    def before(self, broker: Completing) -> "ItemCalls":
+        """Stand before a broker, for a run that begins."""
+        self._broker = broker
+        self.routing = broker.routing
+        self._asked.clear()
+        return self
+
+    @property
+    def summary(self) -> UsageSummary:
+        """Usage of all calls that were paid, by this process and by earlier ones, by model."""
+        sums = defaultdict[str, Usage](Usage)
+        for (model, _), usage in self._paid.items():
+            sums[model] += usage
+        return UsageSummary(dict(sums))
+
+    @property
+    def by_depth(self) -> Mapping[int, Usage]:
+        """The same usage by depth."""
+        sums = defaultdict[int, Usage](Usage)
+        for (_, depth), usage in sorted(self._paid.items(), key=lambda each: each[0][1]):
+            sums[depth] += usage
+        return dict(sums)
+
+    def abandon(self) -> None:
+        """Let calls that are under way go on when they are cancelled: they are paid, and the journal keeps them."""
+        self._is_abandoned = True
+
+    async def aclose(self) -> None:
+        """End the calls that are under way still."""
+        for call in self._under_way:
+            call.cancel()
+        if self._under_way:
+            await to_its_end(lambda: asyncio.wait(set(self._under_way)))
+
+    async def complete(
+        self,
+        client: Client,
+        request: LMRequest,
+        timeout_s: float | None = None,
+        *,
+        session: Hashable = None,
+        on_retry: OnRetry | None = None,
+    ) -> Call:
+        """Make one call, as `Broker.complete` does, unless it was paid before."""
+        if self._sample:
+            request = msgspec.structs.replace(request, sample=request.sample + self._sample * SAMPLE_STEP)
+        key = _key(request) if request.chars <= LARGE_CHARS else await asyncio.to_thread(_key, request)
+        number = self._asked[key]
+        self._asked[key] += 1
+        if number < len(self._answers[key]):
+            call = self._answers[key][number]
+            self.replayed += call.usage
+        else:
+            more: dict[str, Any] = {"session": session, "on_retry": on_retry}
+            call = await self._ended(self._paid_call(key, client, request, timeout_s, more))
+        if self._turns is not None and request.id is not None and (request.is_loop or not request.id.block):
+            self._turns.setdefault(request.id.run, Turns(request.depth)).add(request, call)
+        return call
+
+    async def _paid_call(
+        self, key: bytes, client: Client, request: LMRequest, timeout_s: float | None, more: dict[str, Any]
+    ) -> Call:
+        call = await self._broker.complete(client, request, timeout_s, **more)
+        answered = AnsweredCall(key, request.depth, call)
+        self._add(answered)
+        if self._keep is not None:
+            await self._keep(answered)
+        return call
+
+    async def _ended(self, calling: Any) -> Call:
+        """Wait for the answer to a call. If the wait is cancelled, the call ends too, unless it is abandoned."""
+        task: asyncio.Task[Call] = asyncio.get_running_loop().create_task(calling)
+        self._under_way.add(task)
+        task.add_done_callback(self._forget)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done() and not self._is_abandoned:
+                task.cancel()
+                await to_its_end(lambda: asyncio.wait({task}))
+            raise
+
+    def _forget(self, task: "asyncio.Task[Call]") -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # read, or asyncio would report it where no run waits for it any more
+
+    def _add(self, answered: AnsweredCall) -> None:
+        self._paid[answered.call.root_model, answered.depth] += answered.call.usage
+        self._answers[answered.key].append(answered.call)
+
+
+def _key(request: LMRequest) -> bytes:
+    return hashlib.blake2b(encode_escaped(recorded_request(request)), digest_size=DIGEST_BYTES).digest()

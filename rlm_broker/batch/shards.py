@@ -1,0 +1,108 @@
+"""Shards of a batch: every hundredth item of the input, with results and a journal of its own, and all results in one.
+
+Shards know nothing of each other. So any number of machines works on one input without a connection between them, as
+Slurm arrays and Indexed Jobs of Kubernetes want it.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from rlm_broker.errors import ConfigurationError
+
+INDEX_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
+"""Variables that have the number of this task, in the order in which they are looked for."""
+MOST_SHARDS = 1_000_000
+_GIVEN = re.compile(r"(auto|\d{1,7})/(\d{1,7})")
+_NAME = re.compile(r"\.(\d+)-of-(\d+)\Z")
+PIECE_BYTES = 1 << 20
+
+
+class Shard(NamedTuple):
+    """The items whose number has a certain remainder.
+
+    Attributes:
+        remainder: Remainder of the numbers, which begin at 1.
+        of: Number of shards.
+    """
+
+    remainder: int
+    of: int
+
+    def has(self, number: int) -> bool:
+        """Whether an item belongs to the shard, by its number from 1."""
+        return number % self.of == self.remainder
+
+    def file(self, out: Path) -> Path:
+        """Return the file of results of the shard: `answers.3-of-100.jsonl` for `answers.jsonl`."""
+        return out.with_name(f"{out.stem}.{self.remainder or self.of}-of-{self.of}{out.suffix}")
+
+
+def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
+    """Return the shard that `3/100` names, or `auto/100` by the number of this task.
+
+    The numbers of tasks may begin at 0 or at 1, and some of them may run again: it is the remainder that counts.
+
+    Raises:
+        ConfigurationError: It names none, or no variable has the number of a task.
+    """
+    given = _GIVEN.fullmatch(text)
+    if given is None or not 1 <= int(given[2]) <= MOST_SHARDS:
+        raise ConfigurationError(
+            f"--shard {text}: give a number and the number of all shards, such as 3/100 or auto/100"
+        )
+    number, of = given[1], int(given[2])
+    if number == "auto":
+        found = [variables[name] for name in INDEX_VARIABLES if variables.get(name)]
+        if not found or not found[0].isdecimal():
+            raise ConfigurationError(f"--shard {text}: none of {', '.join(INDEX_VARIABLES)} has a number: give 3/{of}")
+        return Shard(int(found[0]) % of, of)
+    if int(number) > of:
+        raise ConfigurationError(f"--shard {text}: there is no shard {number} of {of}")
+    return Shard(int(number) % of, of)
+
+
+def shards_of(out: Path) -> dict[Shard, Path]:
+    """Return the files of results of all shards that are beside a file of results.
+
+    Raises:
+        ConfigurationError: They are of batches with other numbers of shards.
+    """
+    found = {}
+    for path in out.parent.glob(f"*{out.suffix}"):
+        name = _NAME.search(path.stem)
+        if name is not None and path.stem[: name.start()] == out.stem:
+            number, of = int(name[1]), int(name[2])
+            found[Shard(number % of, of)] = path
+    if len({shard.of for shard in found}) > 1:
+        raise ConfigurationError(f"the shards beside {out} are of several batches: move those of one of them elsewhere")
+    return dict(sorted(found.items(), key=lambda each: each[0].remainder or each[0].of))
+
+
+def merge(out: Path) -> int:
+    """Put the results of all shards into one file, and return the number of shards. A kill leaves no half of it.
+
+    Raises:
+        ConfigurationError: There are no shards, the file exists, or one of them cannot be read or written.
+    """
+    shards = shards_of(out)
+    if not shards:
+        raise ConfigurationError(f"there is no shard of {out} beside it, such as {Shard(1, 100).file(out).name}")
+    written = out.with_name(f"{out.name}.merged")
+    try:
+        if out.exists():
+            raise ConfigurationError(f"{out} exists: remove it, or name another file for all results")
+        with ExitStack() as stack:
+            into = stack.enter_context(open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"))
+            for path in shards.values():
+                with path.open("rb") as file:
+                    into.writelines(line for line in file if line.endswith(b"\n"))
+            into.flush()
+            os.fsync(into.fileno())
+        written.rename(out)
+    except OSError as error:
+        raise ConfigurationError(f"cannot merge into {out}: {error.strerror or error}") from None
+    return len(shards)
