@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.context import archives, document_text, documents
+from rlm_broker.context import archives, document_text, file_content
 from rlm_broker.context.store import Encoded, store
 from rlm_broker.errors import ContextRefused
 from tests.support.contexts import loaded, value_of, written
@@ -147,7 +147,7 @@ def test_reader_without_end_is_killed(tmp_path: Path, monkeypatch: pytest.Monkey
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", recorded)
-    monkeypatch.setattr(documents, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(file_content, "TIMEOUT_S", 0.5)
     with pytest.raises(ContextRefused, match=r"a\.pdf cannot be read: it took more than"):
         store(path)
     assert started[0].returncode == -9
@@ -207,14 +207,14 @@ def test_document_and_its_text_are_bounded(tmp_path: Path, monkeypatch: pytest.M
         book.active.append(["y" * 30_000])  # kept once in the file
     path = written(tmp_path / "a.xlsx", saved(book))
     assert path.stat().st_size < 20_000
-    monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 1_000_000)
+    monkeypatch.setattr(file_content, "MAX_TEXT_BYTES", 1_000_000)
     with pytest.raises(ContextRefused, match=r"a\.xlsx has more than 1,000,000 bytes of text: hand in what"):
         store(path)
     written(tmp_path / "good", "text")
     with store(tmp_path) as stored:
         assert loaded(stored) == {"good": "text"}
         assert stored.info.skipped == {"a document that is too large": 1}
-    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr(file_content, "MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(ContextRefused, match=r"a\.pdf is a document of more than 100 bytes: hand in its text"):
         store(written(tmp_path / "a.pdf", pdf("text")))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker import ContextRefused
-from rlm_broker.context.roots import Root
+from rlm_broker.context.files import Root
 
 
 @pytest.fixture

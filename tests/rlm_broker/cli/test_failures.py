@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from rlm_broker.cli.failing import failures
+from rlm_broker.cli.failures import failures
 from rlm_broker.errors import LimitReached, ModelFailed, RunCancelled
 
 
