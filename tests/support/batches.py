@@ -18,6 +18,7 @@ class CountingModel(BaseClient):
         calls: Calls that were answered.
         open: Calls that are under way, by the text of their last message.
         gate: Calls wait until it is set.
+        reply: Makes the reply to the text of a last message.
     """
 
     model_name = "counting"
@@ -27,7 +28,7 @@ class CountingModel(BaseClient):
         self.calls: list[str] = []
         self.open: set[str] = set()
         self.gate: asyncio.Event | None = None
-        self._reply = reply
+        self.reply = reply
         self._cost = cost
 
     async def complete(self, request: LMRequest) -> LMReply:
@@ -39,7 +40,7 @@ class CountingModel(BaseClient):
             if self.gate is not None:
                 await self.gate.wait()
             try:
-                said = self._reply(text)
+                said = self.reply(text)
             except ValueError as error:
                 raise ModelFailed(str(error)) from None
         finally:

@@ -1,7 +1,6 @@
 """Batches by the library: results as they are done, limits, ends, and going on."""
 
 import asyncio
-import json
 import os
 import signal
 import threading
@@ -9,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -16,6 +16,8 @@ from rlm_broker.batch import batch as batches
 from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchItem, BatchResult
 from rlm_broker.batch.journal import Journal
+from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.models.models import Models
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, RunCancelled
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
@@ -115,23 +117,70 @@ def test_failures_are_results_and_do_not_end_it(sandbox: Sandbox, tmp_path: Path
     assert (batch.progress.failed, batch.progress.done) == (2, 4)
 
 
-def test_failed_items_run_again_if_wanted(sandbox: Sandbox, tmp_path: Path) -> None:
-    out, is_up = tmp_path / "out.jsonl", threading.Event()
+def test_outage_is_not_paid_twice(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The provider fails at the second turn. The item that is asked again has the answer to the first one."""
+    is_up = threading.Event()
+    model = CountingModel()
+
+    def reply(_: str) -> str:
+        if model.calls and not is_up.is_set():
+            raise ValueError("down")
+        return "```repl\nprint(1)\n```" if not model.calls else "FINAL(done)"
+
+    model.reply = reply
+    rlm, out = RLM(model, sandbox=sandbox), tmp_path / "out.jsonl"
+    (failed,) = rlm.batch(items(1), out=out)
+    assert (failed.status, failed.error_kind, failed.usage.total_calls) == ("failed", "provider", 1)
+    is_up.set()
+    (result,) = rlm.batch(items(1), out=out, retry_failed=True)
+    assert (result.answer, result.replayed.total_calls, result.usage.total_calls) == ("done", 1, 2)
+    assert len(model.calls) == 2
+
+
+class Trained(CountingModel):
+    """A model whose replies have token ids."""
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        reply = await super().complete(request)
+        return msgspec.structs.replace(reply, extra={"token_ids": [len(reply.text)]})
+
+
+def test_trajectories_have_children_and_token_ids(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Those of replayed calls, too."""
 
     def reply(text: str) -> str:
-        if "1" in text and not is_up.is_set():
-            raise ValueError("no")
-        return "yes"
+        if "the task" in text:
+            return "FINAL(of the child)"
+        return "```repl\nprint(rlm_query('the task', context='a part'))\n```" if "1" not in text else "FINAL(end)"
 
-    rlm = RLM(CountingModel(reply), sandbox=sandbox, limits=PLAIN)
-    list(rlm.batch(items(3), out=out))
-    assert list(rlm.batch(items(3), out=out)) == []
-    is_up.set()
-    assert [(result.id, result.status) for result in rlm.batch(items(3), out=out, retry_failed=True)] == [
-        ("item 1", "answered")
+    out, model = tmp_path / "out.jsonl", Trained(reply)
+    rlm = RLM(model, sandbox=sandbox, limits=Limits(max_depth=2))
+    (result,) = rlm.batch([{"id": "a", "context": "a text"}], out=out, trajectories=True)
+    assert result.answer == "end"
+    (line,) = lines_of(out)
+    replies = [message for message in line["messages"] if message["role"] == "assistant"]
+    assert [message["token_ids"] for message in replies] == [[len(message["content"])] for message in replies]
+    (child,) = line["children"]
+    assert (child["run"], child["depth"]) == ("1.1", 1)
+    assert [message["role"] for message in child["messages"]] == ["system", "user", "assistant"]
+    assert child["messages"][-1] == {"role": "assistant", "content": "FINAL(of the child)", "token_ids": [19]}
+
+
+def test_samples_of_an_item_are_each_asked(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Also where a cache has the answer to the first. Further samples are added to what is there."""
+    out, model = tmp_path / "out.jsonl", CountingModel()
+    model.fingerprint = "counting"
+    rlm = RLM(model, sandbox=sandbox, models=Models(cache=tmp_path / "cache"), limits=PLAIN)
+    batch = rlm.batch(list(items(2)), out=out, samples=3)
+    assert batch.progress.total == 6
+    assert sorted((result.id, result.sample) for result in batch) == [
+        (f"item {number}", sample) for number in range(2) for sample in range(3)
     ]
-    assert {line["status"] for line in lines_of(out)} == {"answered"}
-    assert len(lines_of(out)) == 3
+    assert len(model.calls) == 6
+    more = rlm.batch(items(3), out=out, samples=4)
+    assert len(list(more)) == 6
+    assert more.progress.skipped == 6
+    assert len({(line["id"], line["sample"]) for line in lines_of(out)}) == 12
 
 
 def test_link_to_a_file_of_results_stays_a_link(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -158,24 +207,6 @@ def test_results_that_had_no_room_come_before_the_end(rlm: RLM, model: CountingM
     assert len(model.calls) == 4
 
 
-def test_first_failure_ends_it_if_wanted(sandbox: Sandbox, tmp_path: Path) -> None:
-    """The failed item is a result; items that were under way stay unfinished."""
-
-    def reply(text: str) -> str:
-        if "3" in text:
-            raise ValueError("no")
-        return "yes"
-
-    out = tmp_path / "out.jsonl"
-    rlm = RLM(CountingModel(reply), sandbox=sandbox, limits=PLAIN)
-    seen: list[BatchResult] = []
-    with pytest.raises(ModelFailed, match="no"):  # noqa: PT012
-        for result in rlm.batch(items(500), out=out, fail_fast=True, max_concurrent=1):
-            seen.append(result)
-    assert [result.id for result in seen] == [f"item {number}" for number in range(4)]
-    assert [line["status"] for line in lines_of(out)] == ["answered"] * 3 + ["failed"]
-
-
 def test_budget_holds_over_all_processes(rlm: RLM, model: CountingModel, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     with pytest.raises(LimitReached, match=r"max_budget_usd = 1 was reached, 1 used"):
@@ -192,7 +223,8 @@ def test_budget_holds_over_all_processes(rlm: RLM, model: CountingModel, tmp_pat
     assert len(model.calls) == len(lines_of(out)) == 40
 
 
-def test_answers_under_way_at_a_limit_are_kept(sandbox: Sandbox, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_limit", [True, False])
+def test_answers_under_way_at_a_soft_end_are_kept(sandbox: Sandbox, tmp_path: Path, is_limit: bool) -> None:
     """Their runs are cancelled, and the answers come from the journal when the batch goes on."""
     out, model = tmp_path / "out.jsonl", CountingModel(lambda _: "yes")
     rlm = RLM(model, sandbox=sandbox, limits=PLAIN)
@@ -202,10 +234,13 @@ def test_answers_under_way_at_a_limit_are_kept(sandbox: Sandbox, tmp_path: Path)
         loop = batch.event_loop
         assert loop is not None
         until_now(lambda: len(model.open) == 3)
-        loop.call_soon(lambda: batch._end(LimitReached("timeout_s", 1, 1)))
+        if is_limit:
+            loop.call_soon(lambda: batch._end(LimitReached("timeout_s", 1, 1)))
+        else:
+            batch.stop()
         until_now(lambda: batch._error is not None)
         loop.call_soon(model.gate.set)
-        with pytest.raises(LimitReached):
+        with pytest.raises(LimitReached if is_limit else RunCancelled):
             list(batch)
     assert lines_of(out) == []
     assert len(model.calls) == 3
@@ -343,37 +378,12 @@ def test_iterable_that_raises_ends_it_after_its_items(rlm: RLM, tmp_path: Path) 
     assert len(lines_of(tmp_path / "out.jsonl")) == 3
 
 
-def test_scores_and_conversations_are_in_the_lines(sandbox: Sandbox, model: CountingModel, tmp_path: Path) -> None:
-    def score(item: BatchItem, result: BatchResult) -> float:
-        if item.id == "item 1":
-            raise ValueError("no score for this one")
-        return len(result.answer or "") / 2
-
-    rlm = RLM(model, sandbox=sandbox, limits=PLAIN)
-    out = tmp_path / "out.jsonl"
-    given = [{**item, "metadata": {"n": number}} for number, item in enumerate(items(2))]
-    list(rlm.batch(given, out=out, score=score, trajectories=True))
-    lines = {line["id"]: line for line in lines_of(out)}
-    assert lines["item 0"]["score"] == 4.5
-    assert lines["item 1"]["score_error"] == "ValueError: no score for this one"
-    assert lines["item 1"]["metadata"] == {"n": 1}
-    messages = lines["item 0"]["messages"]
-    assert [message["role"] for message in messages][-1] == "assistant"
-    assert "context 0" in json.dumps(messages)
-
-
-def test_answers_of_a_type_are_values(sandbox: Sandbox, tmp_path: Path) -> None:
-    rlm = RLM(CountingModel(lambda _: "[1, 2]"), sandbox=sandbox, limits=PLAIN)
-    out = tmp_path / "out.jsonl"
-    (result,) = rlm.batch(items(1), out=out, output_type=list[int])
-    assert result.parsed == [1, 2]
-    assert lines_of(out)[0]["parsed"] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("given", "why"),
     [
         ({"max_concurrent": 0}, "max_concurrent must be at least 1, not 0"),
+        ({"samples": 0}, "samples must be at least 1, not 0"),
+        ({"settings_changed": True}, "settings_changed needs the file of results: give out"),
         ({"max_concurrent": "4"}, "max_concurrent must be an int, not str"),
         ({"limits": Limits()}, "limits of a batch must be a BatchLimits, not Limits"),
         ({"out": 5}, "out must be a str or PathLike, not int"),

@@ -1,6 +1,5 @@
 """Batches that are killed: real processes, ended by SIGKILL, go on and pay no answer again that a run has had."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 
 from rlm_broker.batch.items import BatchResult
 from rlm_broker.batch.status import read_status
-from rlm_broker.errors import ConfigurationError
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.batches import CountingModel, comparable, items, lines_of
@@ -91,27 +89,3 @@ def test_batch_that_is_killed_again_and_again_ends_the_same(tmp_path: Path) -> N
     assert len(asked) - ITEMS * ASKS <= kills
     assert read_status(out).unfinished == 0
     assert any("replayed" in line for line in lines_of(out))
-
-
-def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    out, log = tmp_path / "out.jsonl", tmp_path / "asked"
-    held, ended = os.pipe(), os.pipe()
-
-    def first() -> None:
-        os.close(ended[1])
-        with RLM(Provider(log), sandbox=Sandbox(isolation="process", seed=7)).batch(items(ITEMS), out=out):
-            os.write(held[1], b"x")
-            os.read(ended[0], 1)
-
-    pid = os.fork()
-    if pid == 0:
-        first()
-        os._exit(0)
-    os.read(held[0], 1)
-    with pytest.raises(ConfigurationError, match=f"another process writes to {out}: wait for its end"):
-        batch_of(out, log)
-    os.close(ended[1])
-    assert os.waitpid(pid, 0)[1] == 0
-    for descriptor in (*held, ended[0]):
-        os.close(descriptor)
-    assert len(batch_of(out, log)) == ITEMS

@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,37 @@ def test_digest_tells_questions_and_contexts_apart(tmp_path: Path) -> None:
     digests = [digest_of(item) for item in items]
     assert len(set(digests)) == len(items)
     assert digests == [digest_of(dataclasses.replace(item, id="b", metadata={"m": 1})) for item in items]
-    file.write_text("three")
-    assert digest_of(items[3]) != digests[3]
     assert digest_of(BatchItem("a", tmp_path / "missing")) != digest_of(BatchItem("a", tmp_path / "gone"))
+
+
+def test_digest_of_a_path_has_names_sizes_and_times(tmp_path: Path) -> None:
+    """An input that is moved with its files is the same; one of them that was changed makes it another."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    files = [folder / "a.txt", folder / "b.txt"]
+
+    def digests(root: Path) -> list[bytes]:
+        contexts = (root / "a.txt", root, root / "*.txt", Paths([root]), Encoded(root / "a.txt"))
+        return [digest_of(BatchItem("a", context), root) for context in contexts]
+
+    def written() -> None:
+        for file in files:
+            file.write_text("one")
+            os.utime(file, (1, 1))
+
+    written()
+    before = digests(folder)
+    assert len(set(before)) == 4  # a folder is the same as `Paths` of it
+    moved = Path(shutil.copytree(folder, tmp_path / "moved"))
+    assert digests(moved) == before
+    assert digest_of(BatchItem("a", moved)) != digest_of(BatchItem("a", folder))
+    for size, seconds, name in ((5, 1, "a.txt"), (3, 2, "a.txt"), (3, 1, "c.txt")):
+        files[0].write_text("x" * size)
+        os.utime(files[0], (seconds, seconds))
+        files[0].rename(folder / name)
+        assert not set(digests(folder)) & set(before)
+        (folder / name).unlink()
+        written()
+    assert digests(folder) == before
+    files[1].unlink()
+    assert [now == then for now, then in zip(digests(folder), before, strict=True)] == [True, False, False, False, True]

@@ -1,11 +1,12 @@
 """The means of a batch: calls are held against them before they are sent."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from rlm_broker.batch.budget import BatchLimits, Metered, Spending
-from rlm_broker.errors import ConfigurationError, LimitReached
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
 from rlm_broker.results import Call
 from rlm_broker.usage import Usage
 from tests.support.paying import CLIENT, Provider, request
@@ -64,6 +65,34 @@ async def test_call_beyond_a_limit_waits_and_never_fails() -> None:
     await asyncio.wait(calls)
 
 
+@pytest.mark.parametrize(
+    ("answers", "cause", "asked_for", "ends_at"),
+    [(0, True, None, 1), (1, True, None, 10), (1, False, None, 0), (0, False, None, 0), (0, True, "named by code", 0)],
+)
+async def test_failures_that_every_call_would_meet_end_it(
+    answers: int, cause: bool, asked_for: str | None, ends_at: int
+) -> None:
+    """At once before any answer, else after ten in a row. The call that shows it waits, so its item does not fail."""
+    ends: list[BaseException] = []
+    provider = Provider()
+    provider.answers.set()
+    metered = Metered(Spending(BatchLimits(), {}, ends.append), provider)
+    failed = 0
+    for is_answered in [*[True] * answers, *[False] * 3, *[True] * answers, *[False] * 12]:
+        provider.error = None if is_answered else ModelFailed("wrong key", is_lasting=cause)
+        call = asyncio.ensure_future(metered.complete(CLIENT, request("a", model=asked_for)))
+        await until(lambda call=call: call.done() or ends)  # type: ignore[misc]
+        failed = 0 if is_answered else failed + 1
+        if ends:
+            break
+    assert bool(ends) == (not call.done()) == bool(ends_at)
+    if ends_at:
+        assert failed == ends_at
+        assert str(ends[0]) == "every call would fail: wrong key"
+        call.cancel()
+    await asyncio.wait({call})
+
+
 async def test_calls_under_way_are_waited_for_and_no_other_is_sent() -> None:
     provider = Provider()
     spending = Spending(BatchLimits(), {}, print)
@@ -97,3 +126,26 @@ async def test_wait_for_calls_ends(hurries: bool) -> None:
     assert not call.done()
     call.cancel()
     await asyncio.wait({call})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"max_budget_usd": -1},
+        {"max_budget_usd": float("nan")},
+        {"timeout_s": float("inf")},
+        {"timeout_s": "1h"},
+        {"max_tokens": True},
+    ],
+)
+def test_wrong_limit_is_refused(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigurationError, match=f"the limit {name} of a batch must be"):
+        BatchLimits(**wrong)
+
+
+def test_limits_may_be_left_out() -> None:
+    assert BatchLimits() == BatchLimits(None, None, None)
+    assert BatchLimits(max_budget_usd=2).max_budget_usd == 2

@@ -344,6 +344,19 @@ def test_shards_of_tasks_are_looked_at_and_merged(
     assert {line["answer"] for line in lines_of(out).values()} == {"Ada", "Cy", "Di"}
 
 
+def test_input_that_was_moved_with_its_files_goes_on(server: FakeOpenAI, tmp_path: Path) -> None:
+    (tmp_path / "before" / "logs").mkdir(parents=True)
+    (tmp_path / "before" / "logs" / "a.log").write_text("It is Ada")
+    (tmp_path / "before" / "in.jsonl").write_text('{"id": "a", "path": "logs/a.log"}\n{"id": "b", "path": "logs"}\n')
+    asked = []
+    for folder, moved in (("before", "after"), ("after", "end")):
+        batch(*of(server, tmp_path / folder / "in.jsonl", tmp_path / folder / "out.jsonl", "-q"))
+        assert len(lines_of(tmp_path / folder / "out.jsonl")) == 2
+        asked.append(len(server.requests))
+        (tmp_path / folder).rename(tmp_path / moved)
+    assert asked[0] == asked[1] > 0
+
+
 def test_samples_and_other_limits_are_in_the_lines(server: FakeOpenAI, items: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     first = items.read_text().splitlines(keepends=True)[0]

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import socket
 import subprocess
 import sys
 import traceback
@@ -343,6 +344,34 @@ async def test_odd_counts_do_not_discard_the_text(extra: dict[str, Any]) -> None
     with FakeOpenAI(Answer(body={"choices": [choice], **extra})) as server:
         reply = await client(server, usd_per_million_tokens=(1, 1)).complete(REQUEST)
     assert (reply.text, reply.usage) == ("good", Usage(1, 0, 0, None))
+
+
+async def test_token_ids_and_log_probabilities_are_told_as_they_came() -> None:
+    choice = {"message": {"content": "good"}, "logprobs": {"content": []}, "token_ids": [7, 8]}
+    body = {"choices": [choice], "prompt_token_ids": [1, 2, 3]}
+    with FakeOpenAI(Answer(body=body), completion("plain")) as server:
+        named = client(server)
+        first, second = await named.complete(REQUEST), await named.complete(REQUEST)
+    assert first.extra == {"token_ids": [7, 8], "prompt_token_ids": [1, 2, 3], "logprobs": {"content": []}}
+    assert second.extra is None
+
+
+async def test_failures_that_every_call_would_meet_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for status in (400, 401, 403, 404, 429, 500):
+        with FakeOpenAI(failure(status, "no")) as server, pytest.raises(ModelFailed) as failed:
+            await client(server).complete(REQUEST)
+        found[status] = failed.value.is_lasting
+    assert [status for status, is_lasting in found.items() if is_lasting] == [401, 403, 404]
+
+    def unresolved(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unresolved)
+    for address, is_lasting in (("http://no-such-host.test/v1", True), (server.base_url, False)):
+        with pytest.raises(ModelFailed, match="cannot connect to") as failed:
+            await OpenAICompatibleClient(address, "m").complete(REQUEST)
+        assert failed.value.is_lasting is is_lasting
 
 
 async def test_the_smaller_of_two_limits_of_tokens_is_sent() -> None:
