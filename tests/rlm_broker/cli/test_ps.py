@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,7 @@ HOSTILE = "\x1b[31mred\x07 \u202e\nsecond line [bold]markup[/]"
 ESCAPED = "\\x1b[31mred\\x07 \\u202e second line [bold]markup[/]"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_sockets")
 
 
 def a_run(**more: object) -> RunStatus:

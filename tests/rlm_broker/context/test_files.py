@@ -227,16 +227,8 @@ GITIGNORES = {
 }
 TREE = [
     *("a.log", "keep.log", "build/x", "sub/build/x.py", "node_modules/m/i.js", "sub/node_modules/m.py", "doc/a.txt"),
-    *(
-        "doc/deep/a.txt",
-        "#odd",
-        "sub/local.log",
-        "sub/only_here",
-        "sub/code.py",
-        "sub/x/code.py",
-        "sub/x/data.bin",
-        "plain",
-    ),
+    *("doc/deep/a.txt", "#odd", "sub/local.log", "sub/only_here", "sub/code.py", "sub/x/code.py", "sub/x/data.bin"),
+    "plain",
 ]
 
 

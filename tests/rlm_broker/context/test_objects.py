@@ -46,12 +46,7 @@ class Point:
 
 
 INVOICE = Invoice(at=datetime.date(2026, 1, 2), lines=[Line(text="lens", price=decimal.Decimal("1.10"))])
-PLAIN_INVOICE = {
-    "at": "2026-01-02",
-    "lines": [{"text": "lens", "price": "1.10"}],
-    "color": "red",
-    "key": "**********",
-}
+PLAIN_INVOICE = {"at": "2026-01-02", "lines": [{"text": "lens", "price": "1.10"}], "color": "red", "key": "**********"}
 
 
 OBJECTS: list[tuple[Any, Any, str, str]] = [
