@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rlm_broker.concurrency.forking import FORKING
+from rlm_broker.concurrency.forks import FORKING
 from rlm_broker.context import document_text
 from rlm_broker.context.archives import ByteReader
 from rlm_broker.context.found_files import PIECE_BYTES, FileUnfit

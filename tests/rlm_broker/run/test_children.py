@@ -1,9 +1,7 @@
 """Children, with task and context apart: what each is told, how large its requests are, and which need no run."""
 
-import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,23 +11,18 @@ from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.broker.transport.connection import QueryHandler
-from rlm_broker.concurrency.turns import FairSemaphore
-from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ModelFailed
 from rlm_broker.events.event import PREVIEW_CHARS, Event, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.run.children import MAX_PROMPT_BYTES, OWN_TASK, Children
+from rlm_broker.run.children import OWN_TASK
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.prompts.messages import BEGINNING_CHARS, REMINDER_CHARS
-from rlm_broker.run.tree import ChildPlaces
-from rlm_broker.sandbox.blocks.query_contexts import GivenContext
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
-from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS, ChildContext
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS
 from tests.support.waiting import WAIT_S
 
 TWO = Limits(max_depth=2)
@@ -214,9 +207,9 @@ def test_child_below_the_last_depth_is_a_completion(sandbox: Sandbox) -> None:
 
 def test_oversized_part_is_refused_as_a_completion(sandbox: Sandbox) -> None:
     """A part that no prompt can hold is refused as a completion."""
-    code = "FINAL(rlm_query('Task?', context='x' * 9_000_000, repl=False))"
+    code = "FINAL(rlm_query('Task?', context='x' * 5_000_000, repl=False))"
     assert (ran(sandbox, Tree(code)).response or "").startswith(
-        "Error: a context is not available: it has 9,000,000 bytes, more than 8,388,608: give a smaller part"
+        "Error: a context is not available: it has 5,000,000 bytes, more than 4,194,304: give a smaller part"
     )
 
 
@@ -452,27 +445,3 @@ def test_users_handler_may_ask_for_children(sandbox: Sandbox) -> None:
 def test_long_prompts_are_read_in_sequence(sandbox: Sandbox) -> None:
     code = "FINAL(str(rlm_query_batched([str(n % 2) * 3_990 for n in range(300)])))"
     assert ran(sandbox, Tree(code)).response == str(["str 3990"] * 300)  # more than 1 MiB
-
-
-async def test_completion_contexts_are_read_in_sequence() -> None:
-    """Contexts of completions are read in sequence, even if there are many."""
-    open_now, most_open = 0, 0
-
-    @contextlib.asynccontextmanager
-    async def opener(most_bytes: int | None) -> AsyncIterator[StoredContext]:
-        nonlocal open_now, most_open
-        assert most_bytes == MAX_PROMPT_BYTES
-        open_now += 1
-        most_open = max(most_open, open_now)
-        await asyncio.sleep(0)  # another call that may open a context opens it now
-        with store_as_it_is("the part") as stored:
-            yield stored
-        open_now -= 1
-
-    given = GivenContext(opener, ChildContext(file="part"))
-    room = ChildPlaces(FairSemaphore(4))
-    children = Children.__new__(Children)
-    async with contextlib.AsyncExitStack() as held:
-        asked = [children._with_context("What?", given, room, held) for _ in range(5)]
-        assert await asyncio.gather(*asked) == ["the part\n\nWhat?"] * 5
-    assert (most_open, open_now) == (1, 0)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlm_broker.run.recursion import INSTRUCTION_CHARS, LOOKED_AT_CHARS, divided, looks_like_data, needs_repl
+from rlm_broker.run.children import INSTRUCTION_CHARS, LOOKED_AT_CHARS, divided, looks_like_data, needs_repl
 
 # ruff: noqa: RUF001 - punctuation of Chinese is meant
 

@@ -11,7 +11,6 @@ from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.parsing.finals import FinalText
 from rlm_broker.results import Block, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run import reply
@@ -19,6 +18,7 @@ from rlm_broker.run.prompts.messages import NOT_LOOKED_AT
 from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.parsing.finals import FinalText
 
 LONG = "a long context. " * 1_000
 NO_EVENTS = TreeEvents("tree", []).of("1", 0)

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rlm_broker.broker.transport.connection import Connection
-from rlm_broker.broker.transport.dialing import dial
-from rlm_broker.broker.transport.listener import Listener
+from rlm_broker.broker.transport.listener import Listener, dial
 from rlm_broker.broker.transport.session import Session
 from rlm_broker.errors import SandboxFailed
 from sandbox_worker import RELEASE

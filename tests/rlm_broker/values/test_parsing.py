@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlm_broker.parsing import ParsedReply, parse_reply
-from rlm_broker.parsing.finals import FinalText, FinalVar
-from rlm_broker.parsing.source import Inspector, StringScanner
+from rlm_broker.values.parsing import ParsedReply, parse_reply
+from rlm_broker.values.parsing.finals import FinalText, FinalVar
+from rlm_broker.values.parsing.source import Inspector, StringScanner
 
 ANY_TEXT = st.text(st.characters(codec=None))
 """Lone surrogates and NULs included."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from rlm_broker.parsing.source import Inspector, StringScanner
+from rlm_broker.values.parsing.source import Inspector, StringScanner
 
 RUNNABLE_TAGS = frozenset({"repl", "python", "py", "python3"})
 """Tags of fences whose code is run."""
