@@ -191,6 +191,7 @@ def test_none_is_an_empty_reply_and_not_the_end(sandbox: Sandbox) -> None:
         done = rlm.completion("short", "?")
     assert done.response == "at last"
     assert "There was no code to run and no answer in your reply." in str(done.messages[3].content)
+    assert all(str(message.content).strip() for message in done.messages)  # no provider takes an empty one
 
 
 # -- alone -----------------------------------------------------------------------------------------------------------
