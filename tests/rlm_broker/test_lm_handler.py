@@ -125,9 +125,8 @@ async def test_depth_decides_which_model_answers(open_sandbox: Sandbox) -> None:
             assert list(answers.usage_by_depth) == [depth]
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
+async def test_bad_argument_of_answers_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"limits": 5}, "limits must be a Limits, not int"),
         ({"depth": 0}, "depth must be an integer of 1 or more"),
         ({"depth": True}, "not True"),
@@ -136,20 +135,13 @@ async def test_depth_decides_which_model_answers(open_sandbox: Sandbox) -> None:
         ({"on_event": asyncio.sleep}, "on_event is a plain function"),
         ({"limits": Limits(run_timeout_s=1)}, "run_timeout_s has no effect on a loop of your own"),
         ({"limits": Limits(max_depth=3)}, "max_depth = 3 needs sandbox="),
-    ],
-)
-async def test_bad_argument_of_answers_is_refused(given: dict[str, Any], why: str) -> None:
+    ]
     async with LMHandler(counted()) as handler:
-        with pytest.raises(ConfigurationError, match=why):
-            handler.answers(**given)
-
-
-def test_closed_handler_answers_nothing() -> None:
+        for given, why in cases:
+            with pytest.raises(ConfigurationError, match=why):
+                handler.answers(**given)
     with pytest.raises(SandboxFailed, match="the handler is not open: use it as"):
         LMHandler(counted()).answers()
-
-
-def test_budget_is_made_of_limits() -> None:
     with pytest.raises(ConfigurationError, match="limits must be a Limits, not int"):
         Budget(5)  # type: ignore[arg-type]
 
