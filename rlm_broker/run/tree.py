@@ -52,7 +52,7 @@ class Tree:
 
     def __post_init__(self) -> None:
         runs, completions = self.limits.max_concurrent_children, self.limits.max_concurrent_calls
-        places = defaultdict(lambda: ChildPlaces(FairSemaphore(runs), FairSemaphore(completions)))
+        places = defaultdict[int, ChildPlaces](lambda: ChildPlaces(FairSemaphore(runs), FairSemaphore(completions)))
         object.__setattr__(self, "child_places", places)
 
     @property

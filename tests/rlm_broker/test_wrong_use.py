@@ -134,11 +134,6 @@ def test_a_question_is_text() -> None:
         RLM(ScriptedClient([])).completion("text", 5)  # type: ignore[arg-type]
 
 
-def test_limits_of_a_sandbox_are_limits() -> None:
-    with pytest.raises(ConfigurationError, match="limits must be a ReplLimits or a Limits, not int"):
-        Sandbox(5)  # type: ignore[arg-type]
-
-
 def test_invalid_block_is_refused_and_keeps_the_variables(open_sandbox: Sandbox) -> None:
     with open_sandbox.repl() as repl:
         repl.execute("v = 1")
@@ -174,16 +169,6 @@ def test_rlm_on_an_ended_loop_can_be_closed() -> None:
     with pytest.raises(ConfigurationError, match="on an event loop that has ended"):
         rlm.completion("text", "?")
     rlm.close()
-
-
-def test_completion_names_the_limit_that_ended_its_turns(open_sandbox: Sandbox) -> None:
-    """An answer that was asked for at a limit says so."""
-    looks = "I am looking.\n```repl\nprint(1)\n```"
-    done = RLM(ScriptedClient([looks, looks]), limits=Limits(max_iterations=1), sandbox=open_sandbox).completion(
-        "text", "?"
-    )
-    assert (done.response, done.limit) == ("I am looking.", "max_iterations")
-    assert RLM(ScriptedClient([ANSWERS]), sandbox=open_sandbox).completion("text", "?").limit is None
 
 
 def test_repl_and_sandbox_refuse_unusable_arguments(open_sandbox: Sandbox) -> None:

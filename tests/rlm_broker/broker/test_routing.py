@@ -21,9 +21,22 @@ def routing(**options: Any) -> Routing:
 
 
 def test_a_known_name_wins_and_else_the_depth_decides() -> None:
-    by_depth = {(None, -1): ROOT, (None, 0): ROOT, (None, 1): SUB, (None, 2): SUB, (None, 7): SUB, ("", 1): SUB}
-    by_name = {("root", 1): ROOT, ("sub", 0): SUB, ("extra", 0): EXTRA, ("extra", 3): EXTRA, ("alias", 1): EXTRA}
-    client_of: dict[tuple[str | None, int], Client] = {**by_depth, **by_name}
+    by_depth: dict[tuple[str | None, int], Client] = {
+        (None, -1): ROOT,
+        (None, 0): ROOT,
+        (None, 1): SUB,
+        (None, 2): SUB,
+        (None, 7): SUB,
+        ("", 1): SUB,
+    }
+    by_name: dict[tuple[str | None, int], Client] = {
+        ("root", 1): ROOT,
+        ("sub", 0): SUB,
+        ("extra", 0): EXTRA,
+        ("extra", 3): EXTRA,
+        ("alias", 1): EXTRA,
+    }
+    client_of = by_depth | by_name
     assert {call: routing().pick(*call) for call in client_of} == client_of
     for depth in (0, 1, 2):  # without a sub client
         assert Routing(ROOT).pick(None, depth) is ROOT

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from rlm_broker.concurrency.turns import IN_A_ROW, SPAN_S, FairSemaphore, RateWindow, bounded_map
+from rlm_broker.concurrency.turns import SPAN_S, FairSemaphore, RateWindow, bounded_map
 from tests.support.clock import Clock
 from tests.support.waiting import WAIT_S, for_ever, turns
 
@@ -133,11 +133,6 @@ async def test_cancelling_a_turn_takes_constant_time() -> None:
     pytest.fail(f"growth: {growth}")
 
 
-async def test_without_a_bound_no_session_waits() -> None:
-    slots = FairSemaphore(None)
-    await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), WAIT_S)
-
-
 async def test_place_is_immediate_only_without_waiters() -> None:
     """A place is taken at once only if no turn waits for it."""
     places = FairSemaphore(1)
@@ -188,24 +183,6 @@ async def test_results_keep_order_under_the_bound() -> None:
     assert most == 3
     assert await bounded_map([1], work, 99) == ["1"]
     assert await bounded_map([], work, 3) == []
-
-
-@pytest.mark.parametrize("at_once", [1, 3, 16, 100, 1000])
-async def test_work_that_never_waits_lets_others_in_between(at_once: int) -> None:
-    done = 0
-
-    async def work(_: int) -> None:
-        nonlocal done
-        done += 1
-
-    crew = asyncio.create_task(bounded_map(range(1000), work, at_once))
-    seen = [0]
-    while not crew.done():
-        await asyncio.sleep(0)
-        seen.append(done)
-    longest = max(later - before for before, later in itertools.pairwise(seen))
-    assert done == 1000
-    assert longest <= max(IN_A_ROW, at_once)
 
 
 async def test_late_pieces_are_cancelled_or_never_begin(leaping_clock: Clock) -> None:

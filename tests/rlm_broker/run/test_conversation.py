@@ -82,25 +82,6 @@ def test_uncuttable_messages_are_summarised_repeatedly(open_sandbox: Sandbox) ->
     assert all(len(notes) < 50 for notes in notes)
 
 
-def test_provider_refusal_is_retried_with_less(open_sandbox: Sandbox) -> None:
-    """A provider that refuses once is asked again with less."""
-
-    class Unknown(ScriptedClient):
-        """Client that does not state its window, and reads 40,000 characters at most."""
-
-        async def complete(self, request: LMRequest) -> Any:
-            self.sizes = [*getattr(self, "sizes", []), chars(request)]
-            if chars(request) > 40_000:
-                raise ModelFailed(f"scripted: BadRequestError: {TOO_LONG}", "request")
-            return await super().complete(request)
-
-    client = Unknown([*[MUCH] * 4, "FINAL(done)"])
-    assert RLM(client, sandbox=open_sandbox).completion("x" * 100_000, "What?").response == "done"
-    refused = [size for size in client.sizes if size > 40_000]
-    assert refused
-    assert len(client.sizes) == 5 + len(refused)
-
-
 def test_http_refusal_is_recovered_from_alone(open_sandbox: Sandbox) -> None:
     """The run recovers over HTTP from the refusal of a long request, and from no other failure."""
     short, refusal = completion(MUCH), failure(400, TOO_LONG)

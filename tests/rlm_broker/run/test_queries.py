@@ -303,16 +303,23 @@ def test_run_without_repl_is_a_plain_completion(open_sandbox: Sandbox) -> None:
     assert [message.role for message in second.messages] == ["system", "user"]
 
 
-def test_child_may_have_its_own_model_by_policy() -> None:
-    """A child may have a model of its own if the policy allows."""
-    root = ScriptedClient(
-        ["```repl\nFINAL(rlm_query('child', model='small') + '|' + rlm_query('child', model='root'))\n```"], "root"
+def test_child_may_have_its_own_model_by_policy(open_sandbox: Sandbox) -> None:
+    """A child may have a model of its own if the policy allows; its event names the model that serves."""
+    asks = ("rlm_query('a', model='small')", "rlm_query('b', model='root')", "rlm_query('c')")
+    root = ScriptedClient([f"```repl\nFINAL('|'.join([{', '.join(asks)}]))\n```"], "root")
+    small, sub = (ScriptedClient([f"FINAL({name} speaks)"], name) for name in ("small", "sub"))
+    events: list[Event] = []
+    rlm = RLM(
+        root,
+        sub,
+        models={"small": small},
+        limits=Limits(max_depth=2),
+        on_event=events.append,
+        sandbox=open_sandbox,
     )
-    small = ScriptedClient(["FINAL(small speaks)"], "small")
-    sub = ScriptedClient([], "sub")
-    rlm = RLM(root, sub, models={"small": small}, limits=Limits(max_depth=2))
     response = rlm.completion("", "?").response
-    assert response == "small speaks|Error: code may not call model 'root'; allowed: sub, small"
+    assert response == "small speaks|Error: code may not call model 'root'; allowed: sub, small|sub speaks"
+    assert [event.model for event in events if isinstance(event, RunStarted)] == ["root", "small", "sub"]
 
 
 def test_the_recursion_can_be_replaced(open_sandbox: Sandbox) -> None:
@@ -362,15 +369,6 @@ def test_profile_and_prologue_reach_the_model(open_sandbox: Sandbox) -> None:
     assert "answer['ready']" in system
     assert "`FINAL" not in system
     assert opening.startswith("Be {brief}.\n\n")
-
-
-def test_code_can_ask_for_a_value_of_a_schema(open_sandbox: Sandbox) -> None:
-    """A reply that is not of the type is asked for again, with what is wrong."""
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    replies = ["forty-one", '{"n": "x"}', '```json\n{"n": 41}\n```']
-    client = ScriptedClient([f"```repl\nFINAL(str(llm_query('x', output_type={schema})['n'] + 1))\n```", *replies])
-    assert RLM(client, sandbox=open_sandbox).completion("", "?").response == "42"
-    assert "That is wrong: " in str(client.requests[2].messages[-1].content)
 
 
 async def test_query_of_hostile_code_is_refused_in_each_slot() -> None:

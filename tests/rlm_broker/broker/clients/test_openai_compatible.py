@@ -277,7 +277,12 @@ def test_client_needs_no_litellm_and_no_closing() -> None:
 async def test_odd_counts_do_not_discard_the_text() -> None:
     """A good text is not discarded because its token counts are odd."""
     choice = {"message": {"role": "assistant", "content": "good", "refusal": {}}, "finish_reason": 5}
-    odd = ({"prompt_tokens": "3", "completion_tokens": True}, {"prompt_tokens": -5, "completion_tokens": -0.5}, [], 7)
+    odd: tuple[Any, ...] = (
+        {"prompt_tokens": "3", "completion_tokens": True},
+        {"prompt_tokens": -5, "completion_tokens": -0.5},
+        [],
+        7,
+    )
     for usage in odd:
         with FakeOpenAI(Answer(body={"choices": [choice], "usage": usage})) as server:
             reply = await client(server, usd_per_million_tokens=(1, 1)).complete(REQUEST)

@@ -116,44 +116,6 @@ async def test_connections_of_a_port_share_query_weight(listener: Listener, monk
         await until(lambda: len(asked) == 3)
 
 
-@pytest.mark.parametrize("said", [b"", b"\x00\x00\x00\x20half a fr"], ids=["silent", "half_a_frame"])
-async def test_slow_first_frame_is_disconnected(said: bytes) -> None:
-    """A caller without a complete first frame in time is disconnected."""
-    listener = Listener(first_frame_timeout_s=0.05)
-    await listener.start()
-    async with await Peer.to(port_of(listener)) as peer:
-        peer.writer.write(said)
-        assert await peer.is_hung_up_on()
-    await listener.stop()
-
-
-async def test_first_frame_timeout_ends_with_the_frame(clock: Clock) -> None:
-    asked, answer = asyncio.Event(), asyncio.Event()
-
-    async def serve(_payload: bytes) -> bytes:
-        asked.set()
-        await answer.wait()
-        return b"answered"
-
-    listener = Listener(first_frame_timeout_s=10, one_shot=serve)
-    port = (await listener.start())[1]
-    connection = fresh_connection()
-    async with await Peer.to(port) as worker, await Peer.to(port) as caller:
-        worker.send(hello(listener.expect(connection, WAIT_S)))
-        await worker.receive()
-        caller.send(b"{}")
-        await asyncio.wait_for(asked.wait(), WAIT_S)
-        async with await Peer.to(port) as silent:
-            await turns(20)  # the connection is accepted here
-            clock.forward(11)
-            assert await silent.is_hung_up_on()
-        worker.send(encode(Ready(RELEASE)))
-        await asyncio.wait_for(connection.ready(), WAIT_S)
-        answer.set()
-        assert await caller.receive() == b"answered"
-    await listener.stop()
-
-
 async def test_oversized_first_frame_is_refused_at_its_prefix(listener: Listener) -> None:
     """An oversized first frame is refused before its content arrives."""
     async with await Peer.to(port_of(listener)) as peer:
