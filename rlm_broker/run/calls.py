@@ -24,7 +24,7 @@ from rlm_broker.concurrency.turns import FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.event import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.run.ledger import NOTHING, Hold, Ledger
+from rlm_broker.run.ledger import NOTHING, Hold, Ledger, smaller
 from rlm_broker.run.tokens import SMALL_CHARS, count_tokens, require_fit
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.errors import MessageInvalid
@@ -217,7 +217,7 @@ class TreeCalls:
             done = await bounded_map(
                 batch.todo,
                 lambda call: self._kept(caller, batch, self._answered(caller, query, *call, batch)),
-                _smaller(query.max_concurrent, self._ledger.limits.max_concurrent_calls) or len(done),
+                smaller(query.max_concurrent, self._ledger.limits.max_concurrent_calls) or len(done),
                 query.timeout_s,
                 places=self._places,
                 session=caller.run,
@@ -270,7 +270,7 @@ class TreeCalls:
         return LMRequest(
             conversation(prompt, query.system),
             query.model,
-            _smaller(query.max_completion_tokens, self._ledger.limits.max_completion_tokens),
+            smaller(query.max_completion_tokens, self._ledger.limits.max_completion_tokens),
             caller.depth,
             caller.question,
             sample=sample,
@@ -376,12 +376,6 @@ def _counted(batch: _Batch | None) -> tuple[int, ...]:
         return ()
     batch.done += 1
     return batch.number, batch.done, len(batch.todo)
-
-
-def _smaller(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
 
 
 def block_of(query: Query) -> int:
