@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rlm_broker.concurrency.forking import FORKING
+from rlm_broker.concurrency.forks import FORKING
 from rlm_broker.context import document_text
 from rlm_broker.context.archives import (
     BEGIN_BYTES,
