@@ -5,10 +5,11 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 import rlm_broker
@@ -118,6 +119,13 @@ def open_sandbox() -> Iterator[rlm_broker.Sandbox]:
     It keeps no workers ready, so that the processes below the tests are the same before and after each of them.
     """
     with rlm_broker.Sandbox(warm=0) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def loop_sandbox() -> AsyncIterator[rlm_broker.Sandbox]:
+    """The same on the loop of tests that all run on one, as `pytest.mark.asyncio(loop_scope="module")` says."""
+    async with rlm_broker.Sandbox(warm=0) as opened:
         yield opened
 
 

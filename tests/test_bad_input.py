@@ -30,6 +30,7 @@ from rlm_broker import (
     ValueTooLarge,
     store,
 )
+from tests.support.tables import table
 
 BAD: list[Any] = [
     *(object(), 5, -1, float("nan"), 10**30, True, "", "\ud800", "\0", "no/such", b"x"),
@@ -88,7 +89,7 @@ def require_ours(call: Callable[..., Any], base: dict[str, Any], names: list[str
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("constructor", "base", "names"), CONSTRUCTORS)
+@table("constructor, base, names", CONSTRUCTORS)
 def test_constructor_raises_only_documented_errors(
     constructor: Callable[..., Any], base: dict[str, Any], names: list[str]
 ) -> None:

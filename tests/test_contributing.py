@@ -14,6 +14,7 @@ import rlm_broker
 import sandbox_worker
 from scripts.lint import shapes
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 TEXT = (PROJECT / "CONTRIBUTING.md").read_text()
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())
@@ -48,7 +49,7 @@ def test_hooks_are_of_the_form_that_pre_commit_takes() -> None:
             assert hook["language"] == "system"
 
 
-@pytest.mark.parametrize("name", ["bug.yml", "feature.yml"])
+@table("name", ["bug.yml", "feature.yml"])
 def test_issue_form_has_what_github_wants(name: str) -> None:
     yaml: Any = pytest.importorskip("yaml", reason="needs PyYAML")
     form = yaml.safe_load((TEMPLATES / name).read_text())

@@ -25,9 +25,7 @@ def _has_code(path: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in PAGES if _has_code(path)], ids=lambda path: str(path.relative_to(PROJECT))
-)
+@pytest.mark.parametrize("path", [path for path in PAGES if _has_code(path)])
 def test_page_code_runs(path: Path, tmp_path: Path) -> None:
     found = faults(path, tmp_path)
     assert not found, "\n".join(found)

@@ -10,6 +10,7 @@ from scripts.mutation import table, trials
 from scripts.mutation.mutants import mutants_of, sampled
 from scripts.mutation.table import MODULES, Survivor
 from scripts.mutation.trials import FailsAnyway, Tried, try_all
+from tests.support import tables
 from tests.support.places import PROJECT
 
 SMALL = """
@@ -114,7 +115,7 @@ MUTATED = [
 ]
 
 
-@pytest.mark.parametrize(("source", "expected"), MUTATED)
+@tables.table("source, expected", MUTATED)
 def test_each_kind_of_fault(source: str, expected: list[str]) -> None:
     mutated = [each.source for each in mutants_of(source)]
     assert mutated[: len(expected)] == expected

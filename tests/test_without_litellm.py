@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 HIDES_IT = """\
 import sys
@@ -60,8 +59,8 @@ def test_providers_name_is_answered_by_how_to_install() -> None:
     assert done.stdout.splitlines() == [SENTENCE.format("openai/gpt-5-mini")] * 3, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "said"),
+@table(
+    "arguments, exit_code, said",
     [
         (["--help"], 0, "Usage"),
         (["doctor"], 0, "strict"),

@@ -10,6 +10,7 @@ from rlm_broker.errors import ValueUnavailable
 from rlm_broker.limits import Limits
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 FORGES = """
@@ -51,7 +52,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield opened
 
 
-@pytest.mark.parametrize("name", CRAFTED)
+@table("name", CRAFTED)
 def test_crafted_value_is_one_sentence(sandbox: Sandbox, name: str) -> None:
     crafted, why = CRAFTED[name]
     half = len(crafted) // 2
@@ -102,7 +103,7 @@ n = [Meta('Forges', (), {})()]
 """
 
 
-@pytest.mark.parametrize("sent", [b"5", b"[1,2]", b'{"$tuple":[1]}', b'{"$x":1}', b"null"])
+@table("sent", [b"5", b"[1,2]", b'{"$tuple":[1]}', b'{"$x":1}', b"null"])
 def test_unrequested_get_value_is_an_error(sandbox: Sandbox, sent: bytes) -> None:
     with sandbox.repl() as repl:
         repl.execute(f"SENT = {sent!r}\n{FORGES}\n{ANSWERS_GET}")

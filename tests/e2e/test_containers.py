@@ -18,6 +18,7 @@ import pytest
 from sandbox_worker.isolation.zygote_layers import _others_can_read
 from tests.support.places import PROJECT
 from tests.support.skips import NEEDS_CRUN, NEEDS_ROOT
+from tests.support.tables import table
 
 WAIT_S = 90
 CAPABILITIES = [
@@ -98,10 +99,9 @@ def run_in_container(folder: Path, profile: dict[str, Any] | None, command: list
 SHIPPED = json.loads((PROJECT / "rlm_broker" / "profiles" / "seccomp.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("profile", "level"),
+@table(
+    "profile, level",
     [(PROFILE, "standard"), (SHIPPED, "strict"), (None, "strict")],
-    ids=["docker", "shipped", "unconfined"],
 )
 def test_auto_level_follows_the_container_profile(tmp_path: Path, profile: dict[str, Any] | None, level: str) -> None:
     """Inside a container, `auto` is the level that its profile allows."""

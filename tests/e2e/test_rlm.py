@@ -191,7 +191,7 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
         RLM("nonsense")
 
 
-async def test_stream_yields_events_then_the_completion() -> None:
+async def test_stream_yields_events_then_the_completion(open_sandbox: Sandbox) -> None:
     """A run can be followed event by event to its completion."""
     code = "print('first', flush=True)\nllm_query('wait')\nprint('second')\nFINAL('done')"
     said = asyncio.Event()
@@ -203,7 +203,7 @@ async def test_stream_yields_events_then_the_completion() -> None:
         return f"```repl\n{code}\n```"
 
     seen: list[object] = []
-    async for event in RLM(FunctionClient(reply)).stream("c", "q"):
+    async for event in RLM(FunctionClient(reply), sandbox=open_sandbox).stream("c", "q"):
         seen.append(event)
         if isinstance(event, BlockPrinted) and "first" in event.text:
             said.set()  # the block goes on only when its first line was seen here
@@ -214,18 +214,20 @@ async def test_stream_yields_events_then_the_completion() -> None:
     assert seen[-1].response == "done"
 
 
-async def test_stream_stopped_ends_its_run() -> None:
+async def test_stream_stopped_ends_its_run(open_sandbox: Sandbox) -> None:
     before = living_below()
-    async with contextlib.aclosing(RLM(ScriptedClient(["```repl\nwhile True: pass\n```"])).stream("c", "q")) as events:
+    async with contextlib.aclosing(
+        RLM(ScriptedClient(["```repl\nwhile True: pass\n```"]), sandbox=open_sandbox).stream("c", "q")
+    ) as events:
         async for event in events:
             if isinstance(event, BlockStarted):
                 break
     assert not living_below() - before
 
 
-async def test_stream_raises_the_error_at_its_end() -> None:
+async def test_stream_raises_the_error_at_its_end(open_sandbox: Sandbox) -> None:
     """The error of a run that is followed is raised at the end of its events."""
-    events = RLM(ScriptedClient([ModelFailed("the provider is down")])).stream("c", "q")
+    events = RLM(ScriptedClient([ModelFailed("the provider is down")]), sandbox=open_sandbox).stream("c", "q")
     assert isinstance(await anext(events), RunStarted)
     with pytest.raises(ModelFailed, match="down"):
         [event async for event in events]

@@ -16,6 +16,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, Out
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, for_ever, until
 
 CATCHES = "try: result = t()\nexcept Exception as error: result = str(error)\nFINAL(str(result))"
@@ -25,38 +26,38 @@ def block(code: str) -> str:
     return f"```repl\n{code}\n```"
 
 
-def still_works() -> None:
-    assert RLM(ScriptedClient(["FINAL(fine)"])).completion("c", "q").response == "fine"
+def still_works(sandbox: Sandbox) -> None:
+    assert RLM(ScriptedClient(["FINAL(fine)"]), sandbox=sandbox).completion("c", "q").response == "fine"
 
 
-def test_async_tool_that_exits_ends_its_call() -> None:
+def test_async_tool_that_exits_ends_its_call(open_sandbox: Sandbox) -> None:
     async def t() -> None:
         sys.exit(3)
 
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}).completion("c", "q")
+    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
     assert "SystemExit: 3" in (done.response or "")
-    still_works()
+    still_works(open_sandbox)
 
 
-def test_async_model_that_exits_fails_its_call() -> None:
+def test_async_model_that_exits_fails_its_call(open_sandbox: Sandbox) -> None:
     async def model(_messages: list[dict[str, Any]]) -> str:
         sys.exit(3)
 
     with pytest.raises(ModelFailed, match="SystemExit"):
-        RLM(model).completion("c", "q")
-    still_works()
+        RLM(model, sandbox=open_sandbox).completion("c", "q")
+    still_works(open_sandbox)
 
 
-def test_callback_that_exits_stops_nothing() -> None:
-    done = RLM(ScriptedClient(["FINAL(1)"]), on_event=lambda _: sys.exit(1)).completion("c", "q")
+def test_callback_that_exits_stops_nothing(open_sandbox: Sandbox) -> None:
+    done = RLM(ScriptedClient(["FINAL(1)"]), on_event=lambda _: sys.exit(1), sandbox=open_sandbox).completion("c", "q")
     assert done.response == "1"
 
 
-def test_prompt_function_that_exits_ends_its_run() -> None:
+def test_prompt_function_that_exits_ends_its_run(open_sandbox: Sandbox) -> None:
     """A prompt function that exits ends its run, and not the loop that all runs share."""
     with pytest.raises(SystemExit):
-        RLM(ScriptedClient([]), instructions=lambda _: sys.exit(3)).completion("c", "q")
-    still_works()
+        RLM(ScriptedClient([]), instructions=lambda _: sys.exit(3), sandbox=open_sandbox).completion("c", "q")
+    still_works(open_sandbox)
 
 
 def test_generator_is_refused_as_tool_result(open_sandbox: Sandbox) -> None:
@@ -163,8 +164,8 @@ def test_unsent_calls_are_not_counted(open_sandbox: Sandbox) -> None:
     assert RLM(model, limits=limits, sandbox=open_sandbox).completion("c", "q").response == "17"
 
 
-@pytest.mark.parametrize("replies", [["hm", " ", " ", " "], ["I think it is 5.", "perhaps", "who knows", "no"]])
-@pytest.mark.parametrize("max_depth", [0, 1])
+@table("replies", [["hm", " ", " ", " "], ["I think it is 5.", "perhaps", "who knows", "no"]])
+@table("max_depth", [0, 1])
 def test_answer_of_wrong_type_is_never_taken(replies: list[str], max_depth: int, open_sandbox: Sandbox) -> None:
     """An answer that is not of the wanted type is never taken for one."""
     limits = Limits(max_iterations=1, max_depth=max_depth)

@@ -34,6 +34,7 @@ from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
 from tests.support.skips import NEEDS_ROOT
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, until
 
 pytestmark = [needs_strict, pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")]
@@ -182,8 +183,8 @@ def test_program_that_cannot_be_started_is_an_error(repl: SandboxedRepl) -> None
         repl.run(["ls"], env={"PATH": "/nowhere"})
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
+@table(
+    "given, why",
     [
         ({"argv": []}, "argv names no program"),
         ({"argv": [""]}, "argv names no program"),
@@ -220,9 +221,7 @@ def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> 
     assert repl.run(["cat", os.fsdecode(b"\xff")]).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("level", "why"), [("standard", "'standard'.*use 'strict'"), ("process", "'process'.*use 'strict'")]
-)
+@table("level, why", [("standard", "'standard'.*use 'strict'"), ("process", "'process'.*use 'strict'")])
 def test_programs_need_a_level_that_ends_them(level: str, why: str) -> None:
     """Levels that would not end all processes of a program refuse it."""
     with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl, pytest.raises(ConfigurationError, match=why):

@@ -21,6 +21,7 @@ from tests.support.fds import memfds
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
+from tests.support.tables import table
 from tests.support.waiting import turns, until, until_now
 
 
@@ -116,7 +117,7 @@ async def test_repl_closed_on_arrival_of_its_worker_may_be_opened_again(monkeypa
                 assert (await repl.aexecute("context")).stdout == "context\n"
 
 
-@pytest.mark.parametrize("use", ["block", "file", "program"])
+@table("use", ["block", "file", "program"])
 async def test_repl_that_is_used_while_it_opens_has_one_worker(use: str) -> None:
     async with Sandbox(warm=0) as sandbox:
         repl = sandbox.repl("context")
@@ -193,7 +194,7 @@ def test_bad_settings_of_a_shared_sandbox_are_refused() -> None:
         Sandbox.shared(isolation="x")
 
 
-@pytest.mark.parametrize("isolation", ["auto", "standard", "process"])
+@table("isolation", ["auto", "standard", "process"])
 def test_shared_sandbox_is_cleaned_up_at_exit_and_fork(isolation: str, tmp_path: Path) -> None:
     """A shared sandbox leaves no process or folder at exit or in a fork."""
     program = (

@@ -16,6 +16,7 @@ from rlm_broker.sandbox.workers.python_paths import python_paths
 from tests.support.needs import require_cpp_library
 from tests.support.processes import living_below
 from tests.support.sources import pool_of
+from tests.support.tables import table
 from tests.support.waiting import until
 
 
@@ -25,7 +26,7 @@ async def run(repl: Any, code: str) -> Block:
         return block
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
+@table("level", ["strict", "standard"])
 async def test_repl_has_the_templates_state_copied(level: str) -> None:
     """A REPL finds context, modules and variables of the template and shares none of its changes."""
     setup = "import json\nby_name = {each['name']: each for each in context}\ndef find(name): return by_name[name]"
@@ -108,8 +109,8 @@ async def test_template_without_context_takes_one_per_repl(open_sandbox: Sandbox
                 fixed.repl(context="another")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+@table(
+    "given, said",
     [
         (
             {"setup": "1/0"},
@@ -185,8 +186,8 @@ async def test_set_up_code_is_isolated_too(tmp_path: Path) -> None:
     assert "refused" not in seen
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+@table(
+    "given, said",
     [
         ({"setup": 5}, "imports must be a list"),
         ({"imports": "numpy"}, "imports must be a list"),
@@ -263,7 +264,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("level", ["strict", "standard"])
+@table("level", ["strict", "standard"])
 async def test_template_imports_a_module_that_writes_a_cache(level: str) -> None:
     code = "import os, sys\nprint('writes_a_cache' in sys.modules, os.listdir(os.environ['HOME']))"
     async with (

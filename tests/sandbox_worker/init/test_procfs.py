@@ -13,6 +13,7 @@ import pytest
 
 from sandbox_worker.init.procfs import Proc, Status, Times
 from tests.support.places import PROJECT
+from tests.support.tables import table
 from tests.support.waiting import until_now
 
 MIB = 1 << 20
@@ -65,14 +66,13 @@ def test_mapped_bytes_grow_with_what_is_mapped() -> None:
     assert Proc().mapped_bytes()[0] - before >= len(buffer)
 
 
-@pytest.mark.parametrize(
+@table(
     "keeps",
     [
         "file = open('a', 'wb'); file.write(bytes(8 << 20)); file.flush(); os.unlink('a')",
         "fd = os.open('a', os.O_RDWR | os.O_CREAT); os.write(fd, bytes(8 << 20)); m = mmap.mmap(fd, 8 << 20); os.close(fd); os.unlink('a')",
         "fd = os.open('a', os.O_RDWR | os.O_CREAT); os.write(fd, bytes(8 << 20)); m = mmap.mmap(fd, 8 << 20); os.unlink('a')",
     ],
-    ids=["open", "mapped", "both"],
 )
 def test_unlinked_files_are_seen_once(tmp_path: Path, keeps: str) -> None:
     with running(f"import mmap\n{keeps}", tmp_path) as pid:

@@ -24,6 +24,7 @@ from sandbox_worker.init.usage_watch import (
 )
 from tests.support.clock import Clock
 from tests.support.places import PROJECT
+from tests.support.tables import table
 from tests.support.waiting import until_now
 
 MIB = 1 << 20
@@ -173,7 +174,7 @@ def test_sleeping_process_is_sampled_about_twice_a_second() -> None:
     assert min(waits) < 0.45
 
 
-@pytest.mark.parametrize("are_several", [False, True])
+@table("are_several", [False, True])
 def test_process_that_may_grow_unseen_is_sampled_often(are_several: bool) -> None:
     """The watch alone bounds a single process without RLIMIT_AS, and several processes with it."""
     with child("x = 1") as one, child("x = 1") as other:

@@ -11,6 +11,7 @@ import pytest
 from sandbox_worker.isolation import landlock, syscalls
 from sandbox_worker.isolation.landlock import CHANGE, EXECUTE, READ, READ_FILE, TRUNCATE, WRITE_FILE, Grant
 from tests.support.forked_child import in_child
+from tests.support.tables import table
 
 
 def _abi() -> int:
@@ -39,8 +40,8 @@ def refused(path: Path, flags: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    ("abi", "attributes"),
+@table(
+    "abi, attributes",
     [
         (1, [0x1FFF]),
         (2, [0x3FFF]),

@@ -17,6 +17,7 @@ from sandbox_worker.isolation import namespaces, syscalls
 from sandbox_worker.isolation.namespaces import WorkerIds
 from tests.support.forked_child import in_child
 from tests.support.skips import NEEDS_ROOT
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason=NEEDS_ROOT)
@@ -155,7 +156,7 @@ def test_failed_fork_leaves_no_pid_namespace(monkeypatch: pytest.MonkeyPatch) ->
     assert as_zygote(serve) == "1 "
 
 
-@pytest.mark.parametrize(("ending", "expected"), [("exits_with_7", 7), ("is_killed", 128 + signal.SIGKILL)])
+@table("ending, expected", [("exits_with_7", 7), ("is_killed", 128 + signal.SIGKILL)])
 def test_monitor_ends_with_pid_1(ending: str, expected: int) -> None:
     monitor = os.fork()
     if monitor == 0:
@@ -194,7 +195,7 @@ def ended(pipe: int) -> bool:
     return bool(select.select([pipe], [], [], WAIT_S)[0]) and os.read(pipe, 1) == b""
 
 
-@pytest.mark.parametrize("victim", ["the_child", "the_monitor", "the_orchestrator"])
+@table("victim", ["the_child", "the_monitor", "the_orchestrator"])
 def test_monitor_and_child_end_together(victim: str) -> None:
     """If the monitor, its child or the orchestrator is killed, the first two are gone, and no descriptor is held."""
     read_end, write_end = os.pipe()

@@ -12,6 +12,7 @@ from sandbox_worker.isolation import landlock
 from sandbox_worker.isolation.zygote_layers import _others_can_read
 from tests.support.launcher import BOUNDS, ROOT_WITH_PUBLIC_PYTHON, SCRATCH_BYTES, USERS, Launcher, launcher_of
 from tests.support.needs import require_time_zones
+from tests.support.tables import table
 
 
 def _why_not() -> str:
@@ -101,13 +102,13 @@ def standard(launcher: Launcher) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@table("name", ATTACKS)
 def test_attack_is_refused_at_standard(standard: dict[str, Any], name: str) -> None:
     found, expected = standard["of repl"][name], ATTACKS[name][1]
     assert found in expected if isinstance(expected, tuple) else found == expected
 
 
-@pytest.mark.parametrize("name", ORDINARY)
+@table("name", ORDINARY)
 def test_ordinary_python_works_at_standard(standard: dict[str, Any], name: str) -> None:
     if name == "time_zones":
         require_time_zones()

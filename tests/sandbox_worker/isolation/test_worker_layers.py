@@ -10,6 +10,7 @@ from sandbox_worker.isolation import landlock
 from tests.support.launcher import BOUNDS, SCRATCH_BYTES, USERS, WHY_NOT_STRICT, Launcher, launcher_of, needs_strict
 from tests.support.needs import require_time_zones
 from tests.support.skips import NEEDS_ROOT
+from tests.support.tables import table
 
 
 @pytest.fixture(scope="module", params=USERS)
@@ -122,21 +123,21 @@ def holds(found: Any, expected: Any) -> bool:
 
 
 @needs_strict
-@pytest.mark.parametrize("name", ATTACKS)
+@table("name", ATTACKS)
 def test_attack_is_refused(strict: dict[str, Any], name: str) -> None:
     found, expected = strict["of repl"][name], ATTACKS[name][1]
     assert holds(found, expected), found
 
 
 @needs_strict
-@pytest.mark.parametrize("name", FACTS)
+@table("name", FACTS)
 def test_repl_in_isolation_is_as_expected(strict: dict[str, Any], name: str) -> None:
     found, expected = strict["of repl"][name], FACTS[name][1]
     assert holds(found, expected), found
 
 
 @needs_strict
-@pytest.mark.parametrize("name", ORDINARY)
+@table("name", ORDINARY)
 def test_ordinary_python_works_in_isolation(strict: dict[str, Any], name: str) -> None:
     if name == "time_zones":
         require_time_zones()
@@ -144,7 +145,7 @@ def test_ordinary_python_works_in_isolation(strict: dict[str, Any], name: str) -
 
 
 @needs_strict
-@pytest.mark.parametrize("name", OF_INIT)
+@table("name", OF_INIT)
 def test_init_can_do_its_work_and_not_much_more(strict: dict[str, Any], name: str) -> None:
     assert strict["of init"][name] == OF_INIT[name][1]
 

@@ -6,6 +6,7 @@ import pytest
 
 from sandbox_worker.wire.variables import MAX_VARIABLES
 from tests.support.bare_repl import BareRepl, bare_repl
+from tests.support.tables import table
 
 Told = list[tuple[str, str, object]]
 BEGIN = """
@@ -62,8 +63,8 @@ def test_sizes_are_those_of_built_in_containers(repl: BareRepl) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("code", "names"),
+@table(
+    "code, names",
     [
         ("print(n, text, rows)", []),
         ("n = n", []),

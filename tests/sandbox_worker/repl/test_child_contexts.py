@@ -21,6 +21,7 @@ from sandbox_worker.wire.prompts import (
     ChildContext,
     beginning_and_end,
 )
+from tests.support.tables import table
 
 LONG = MAX_INLINE_BYTES + 1
 
@@ -76,8 +77,8 @@ def repl(folder: Path, then: Callable[[], object] = lambda: None, **own: Any) ->
     return Queries(cast("Channel", asked), lambda: None, lambda: own), asked
 
 
-@pytest.mark.parametrize(
-    ("part", "arrives"),
+@table(
+    "part, arrives",
     [
         ("a slice", "a slice"),
         ("", ""),
@@ -103,7 +104,7 @@ def test_small_value_goes_in_the_message(folder: Path, part: Any, arrives: Any) 
     assert asked.files == {}
 
 
-@pytest.mark.parametrize(
+@table(
     "part",
     ["x" * LONG, "é中𝄞" * LONG, "lone \ud800", "lone \udfff and long " * LONG, "y" * 3_000_000, Text("z" * LONG)],
 )
@@ -212,7 +213,7 @@ def test_unsendable_context_is_refused_in_words(folder: Path, part: Any, why: st
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("contexts", [["one"], ["one"] * 3, []])
+@table("contexts", [["one"], ["one"] * 3, []])
 def test_tasks_and_contexts_must_match_in_number(folder: Path, contexts: list[str]) -> None:
     ask, asked = repl(folder)
     with pytest.raises(ValueError, match=rf"2 tasks and {len(contexts)} contexts: give one for each"):
@@ -220,7 +221,7 @@ def test_tasks_and_contexts_must_match_in_number(folder: Path, contexts: list[st
     assert asked.queries == []
 
 
-@pytest.mark.parametrize("contexts", ["text", b"bytes", {"a": "b"}, 5])
+@table("contexts", ["text", b"bytes", {"a": "b"}, 5])
 def test_contexts_are_a_list(folder: Path, contexts: Any) -> None:
     ask, _ = repl(folder)
     with pytest.raises(TypeError, match="takes a list of contexts"):

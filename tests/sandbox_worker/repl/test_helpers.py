@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox_worker.repl.helpers import STEP_CHARS, chunks, lines, search
+from tests.support.tables import table
 
 TEXT = "first line\nsecond: Error 12\nthird\n\nerror 345 at the end"
 
@@ -32,8 +33,8 @@ def test_printed_matches_take_a_line_each() -> None:
     assert str(search("b" * 400, "a" + "b" * 400)) == f"1 match\nline 1 [1:401] '{'a' + 'b' * 299}'..."
 
 
-@pytest.mark.parametrize("pattern", ["ab", "a[b]", re.compile("AB", re.IGNORECASE)])
-@pytest.mark.parametrize("limit", [0, 3, 1000])
+@table("pattern", ["ab", "a[b]", re.compile("AB", re.IGNORECASE)])
+@table("limit", [0, 3, 1000])
 def test_matches_are_counted_past_those_returned(pattern: Any, limit: int) -> None:
     found = search(pattern, ["ab" * 10, "", "xab\nab"], limit=limit)
     assert (found.total, len(found)) == (12, min(limit, 12))
@@ -58,8 +59,8 @@ LINES: Any = lines
 BYTES: Any = b"x"
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
+@table(
+    "call, error, said",
     [
         (lambda: SEARCH("(", "x"), ValueError, r"'\(' is not a regular expression: .*; plain=True looks for"),
         (lambda: SEARCH("", "x"), ValueError, "'pattern' must not be empty"),

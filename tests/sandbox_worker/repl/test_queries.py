@@ -10,6 +10,7 @@ from sandbox_worker.repl.queries import Queries
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Reply, Slot
 from sandbox_worker.wire.prompts import MessagePart, TextPart
+from tests.support.tables import table
 
 
 class Answering:
@@ -82,8 +83,8 @@ def test_large_batch_is_asked_in_parts() -> None:
     assert contexts == [["1", "2", "3", "4"], ["1", "2"], ["3", "4"]]
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
+@table(
+    "call, said",
     [
         (lambda asking: asking.llm_query(5), r"llm_query\(\) needs text: prompt is a int"),
         (lambda asking: asking.llm_query_batched("abc"), "takes a list of prompts, not one string"),
@@ -156,8 +157,8 @@ def test_prompt_may_be_chat_messages() -> None:
     assert [query.prompts for query in channel.asked] == [[sent], ["a", sent[1:]]]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "said"),
+@table(
+    "prompt, options, said",
     [
         (MESSAGES, {"system": "s"}, "takes either system= or a system message, not both: prompt has one"),
         ([{"role": "user", "content": "a"}, {"type": "text", "text": "b"}], {}, "not both"),

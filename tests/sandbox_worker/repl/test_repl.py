@@ -9,6 +9,7 @@ from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, HISTORY, RESERVED, numbered
 from tests.support.bare_repl import OUTPUT, BareRepl, bare_repl
+from tests.support.tables import table
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_variables_live_on_and_reserved_names_return(repl: BareRepl) -> None:
     assert repl.run("print(x, context, llm_query('loud'))").stdout == "1 the text LOUD\n"
 
 
-@pytest.mark.parametrize(
+@table(
     "breaks",
     [
         "sys.stdout.close()",
@@ -119,7 +120,7 @@ def test_query_function_in_process_pool_is_refused(repl: BareRepl) -> None:
     assert "call llm_query_batched, or use threads" in (ran.result.error or "")
 
 
-@pytest.mark.parametrize("code", ["exit()", "quit(0)", "import sys; sys.exit()"])
+@table("code", ["exit()", "quit(0)", "import sys; sys.exit()"])
 def test_exit_ends_only_the_block(repl: BareRepl, code: str) -> None:
     assert repl.run(code).result.status == "exited"
     assert repl.run("'alive'").stdout == "'alive'\n"
@@ -134,7 +135,7 @@ def test_alarm_does_not_outlive_its_block(repl: BareRepl) -> None:
     assert repl.run("signal.getitimer(signal.ITIMER_REAL)").stdout == "(0.0, 0.0)\n"
 
 
-@pytest.mark.parametrize(
+@table(
     "fills",
     [
         "answer['content'] = 'done'; answer['ready'] = True",
@@ -193,8 +194,8 @@ def test_interrupt_while_printing_loses_no_frame(repl: BareRepl) -> None:
     assert repl.run("'whole'").stdout == "'whole'\n"
 
 
-@pytest.mark.parametrize(
-    ("prompts", "error"),
+@table(
+    "prompts, error",
     [
         ("'one'", "takes a list of prompts, not one string"),
         ("{'a': 1}", "takes a list of prompts, not a dict"),
@@ -264,8 +265,8 @@ def test_show_vars_names_the_models_variables(repl: BareRepl) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
+@table(
+    "code, error",
     [
         ("eval('-' * 100_000 + '1')", "MemoryError"),
         ("x = " + "(" * 1000, "SyntaxError: too many nested parentheses"),
@@ -277,7 +278,7 @@ def test_code_too_deep_to_compile_is_an_error(repl: BareRepl, code: str, error: 
     assert (repl.run(code).result.error or "").startswith(error)
 
 
-@pytest.mark.parametrize("timer", ["ITIMER_PROF", "ITIMER_VIRTUAL"])
+@table("timer", ["ITIMER_PROF", "ITIMER_VIRTUAL"])
 def test_cpu_timer_does_not_hit_later_blocks(repl: BareRepl, timer: str) -> None:
     """A timer of CPU time does not hit a later block."""
     assert repl.run(f"import signal\nsignal.setitimer(signal.{timer}, 1000)").result.status == "ok"

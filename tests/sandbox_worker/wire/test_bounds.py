@@ -4,12 +4,12 @@ import random
 import re
 import time
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandbox_worker.init.usage_watch import NOTHING
 from sandbox_worker.wire.bounds import PIECE, WATCHED, HeadTail, OutputBounds, ReplBounds
+from tests.support.tables import table
 
 PIECES = st.lists(st.text("ab\N{GREEK SMALL LETTER ALPHA}\n", max_size=30), max_size=30)
 LIMITS = st.integers(0, 40)
@@ -91,8 +91,8 @@ def within_lines(pieces: list[str], limit: int, lines: int) -> str:
     return head + kept.finish()
 
 
-@pytest.mark.parametrize(
-    ("text", "lines", "kept"),
+@table(
+    "text, lines, kept",
     [
         (NUMBERS, 10, NUMBERS),
         (NUMBERS + "end", 11, NUMBERS + "end"),
@@ -208,8 +208,8 @@ def test_pieces_are_put_together_when_they_have_8192_characters() -> None:
 # -- lines -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
+@table(
+    "text, kept",
     [
         ("a\n01234567", "a\n01234567"),
         ("a\n012345678", "a\n\n... [1 more cut] ...\n12345678"),

@@ -11,12 +11,13 @@ from rlm_broker.errors import ProtocolViolation
 from sandbox_worker.wire.errors import FrameTooLarge, FrameTruncated, MessageInvalid
 from sandbox_worker.wire.frames import BEGINNING_BYTES, PREFIX, Beginning, FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import Output, decode_from_worker, encode
+from tests.support.tables import table
 
 PAYLOADS = [b"", b"a", b"xyz" * 100, b"{}"]
 STREAM = b"".join(encode_frame(payload, 1000) for payload in PAYLOADS)
 
 
-@pytest.mark.parametrize("step_bytes", [1, 2, 3, 4, 5, 7, len(STREAM)])
+@table("step_bytes", [1, 2, 3, 4, 5, 7, len(STREAM)])
 def test_frames_survive_any_cut_of_the_stream(step_bytes: int) -> None:
     decoder = FrameDecoder(max_frame_bytes=1000)
     cuts = [STREAM[i : i + step_bytes] for i in range(0, len(STREAM), step_bytes)]
@@ -71,7 +72,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("payload", BAD.values(), ids=BAD)
+@table("payload", BAD.values())
 def test_invalid_message_is_one_named_error(payload: bytes) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(payload)
@@ -92,7 +93,7 @@ def test_lone_surrogate_is_written_out() -> None:
     assert decode_from_worker(encode(message)) == Output(block=1, stream="stdout", text='a\\ud800"\\udfff')
 
 
-@pytest.mark.parametrize("step_bytes", [1000, 1 << 16, (1 << 16) + 5, 1 << 20])
+@table("step_bytes", [1000, 1 << 16, (1 << 16) + 5, 1 << 20])
 def test_large_payloads_between_small_ones_come_out_whole(step_bytes: int) -> None:
     payloads = [b"a", b"x" * 300_000, b"", b"yz" * 100_000, b"b" * (1 << 16), b"c"]
     stream = b"".join(encode_frame(payload, 1 << 20) for payload in payloads)
@@ -127,7 +128,7 @@ def test_partial_payload_is_no_frame() -> None:
     assert FrameDecoder(1000).feed(PREFIX.pack(104) + b"x" * 96) == []
 
 
-@pytest.mark.parametrize(("payload_bytes", "kind"), [((1 << 16) - 4, bytes), ((1 << 16) - 3, bytearray)])
+@table("payload_bytes, kind", [((1 << 16) - 4, bytes), ((1 << 16) - 3, bytearray)])
 def test_large_payload_is_not_copied(payload_bytes: int, kind: type) -> None:
     """A large payload is handed over in the buffer that collected it."""
     decoder = FrameDecoder(1 << 20)
@@ -147,7 +148,7 @@ def test_frame_too_large_is_told_and_dropped() -> None:
     assert decoder.buffered_bytes == 0
 
 
-@pytest.mark.parametrize("step_bytes", [1000, 1 << 16, (1 << 16) + 5])
+@table("step_bytes", [1000, 1 << 16, (1 << 16) + 5])
 def test_payload_that_is_too_long_is_dropped_as_it_comes(step_bytes: int) -> None:
     """The beginning and the length of a payload that is too long come out; its neighbours are whole."""
     payloads = [b"a", b"long" * 200_000, b"b" * 300_000, b"long" + b"x" * 99_996, b"c"]

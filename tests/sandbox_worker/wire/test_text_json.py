@@ -15,6 +15,7 @@ from sandbox_worker.wire.text_json import (
     encode_written_out,
     written_out,
 )
+from tests.support.tables import table
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))
 
@@ -30,7 +31,7 @@ class Name(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize("encode", [encode_escaped, encode_written_out, encode_raw])
+@table("encode", [encode_escaped, encode_written_out, encode_raw])
 @given(text=st.text())
 def test_text_without_surrogates_is_encoded_as_msgspec_does(encode: Any, text: str) -> None:
     assert encode({"text": text}) == msgspec.json.encode({"text": text})
@@ -49,15 +50,14 @@ def test_escaped_bytes_are_ascii_escapes() -> None:
     assert encode_escaped(["a\ud800"]) == b'["a\\ud800"]'
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
+@table(
+    "data, error",
     [
         (b'{"text": 1}', msgspec.ValidationError),
         (b'{"text": "\\ud800", "more": 1}', msgspec.ValidationError),
         (b"{", ValueError),
         (b'{"unknown": ' + b"[" * 200_000, RecursionError),
     ],
-    ids=["type", "type_beside_a_surrogate", "cut", "nested"],
 )
 def test_decode_escaped_refuses_other_json(data: bytes, error: type[Exception]) -> None:
     """`decode_escaped` refuses bytes that are not JSON of the type."""

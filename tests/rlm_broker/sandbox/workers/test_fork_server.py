@@ -22,6 +22,7 @@ from sandbox_worker.wire.level import LEVELS, PROCESS, STRICT, Level
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
 from tests.support.processes import kill_below, living_below
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, until, until_now
 
 LIMITS = Limits()
@@ -59,7 +60,7 @@ async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
         await worker.kill()
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+@table("level", LEVELS)
 async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
     async with opened(level) as fork_server:
         workers = await asyncio.gather(*(prepared(fork_server) for _ in range(30)))

@@ -20,6 +20,7 @@ from rlm_broker.sandbox.workers.source import REFILL_AFTER_S, SMALL_BYTES, Start
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below
 from tests.support.sources import pool_of
+from tests.support.tables import table
 from tests.support.waiting import turns, until
 
 LIMITS = ReplLimits()
@@ -42,7 +43,7 @@ CONTEXTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("context", CONTEXTS, ids=range(len(CONTEXTS)))
+@table("context", CONTEXTS)
 async def test_warm_worker_has_the_context_of_its_repl(context: Any) -> None:
     """A ready worker has the context like a worker that was made for the REPL."""
     code = "context == context_0, context is context_0, type(context).__name__, ascii(context)[:99], len(repr(context))"
@@ -151,7 +152,7 @@ async def test_layers_and_limits_are_those_of_any_other() -> None:
     assert "seccomp" in layers[1].layers
 
 
-@pytest.mark.parametrize("warm", [-1, True, "2", 1.5])
+@table("warm", [-1, True, "2", 1.5])
 def test_a_number_that_is_none_is_refused(warm: Any) -> None:
     with pytest.raises(ConfigurationError, match="warm must be a number of REPLs"):
         Sandbox(warm=warm)
@@ -199,7 +200,7 @@ async def test_repl_of_a_left_template_gets_no_other_context() -> None:
     assert living_below() == set()
 
 
-@pytest.mark.parametrize("after_s", [0, 0.001, 0.003, 0.006, 0.01])
+@table("after_s", [0, 0.001, 0.003, 0.006, 0.01])
 async def test_leaving_completes_even_if_cancelled(after_s: float) -> None:
     sandbox = Sandbox(warm=6)
     await sandbox.__aenter__()
@@ -284,7 +285,6 @@ async def test_worker_ended_twice_tells_its_source_once() -> None:
         (SandboxFailed("no more processes"), "no more processes"),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files"),
     ],
-    ids=["processes", "descriptors"],
 )
 async def test_pool_that_cannot_be_filled_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, told: str
