@@ -144,13 +144,13 @@ def test_lines_keep_the_shape_of_the_texts() -> None:
 
 
 def test_large_text_is_not_copied() -> None:
-    text = "some words and a line\n" * 2_000_000
+    text = "some words and a line\n" * 400_000
     tracemalloc.start()
     found = search(r"w[o]rds", text)
     cut = chunks(text, 20_000)
-    assert (found.total, len(cut)) == (2_000_000, 2201)
-    assert cut[1000].start > 1000
-    assert lines(text, 1_999_999, 1_999_999) == "some words and a line\n"
+    assert (found.total, len(cut)) == (400_000, 441)
+    assert cut[400].start > 1000
+    assert lines(text, 399_999, 399_999) == "some words and a line\n"
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < len(text) // 10
