@@ -127,7 +127,6 @@ def test_sandbox_raises_only_documented_errors(rlm: RLM, repl: SandboxedRepl) ->
 
 
 def test_oversized_value_is_refused_by_name() -> None:
-    """A value that no message can hold is refused by its name."""
     with Sandbox(Limits(max_frame_bytes=1 << 16)) as sandbox, sandbox.repl() as repl:
         with pytest.raises(ValueTooLarge, match="the value big is too large for a message to a REPL: frame of"):
             repl.provide({"small": 1, "big": "x" * (1 << 17)})

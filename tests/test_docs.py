@@ -25,7 +25,6 @@ def test_documents_name_existing_limits() -> None:
 
 
 def test_differences_name_the_default_limits() -> None:
-    """The defaults in the list of differences are those of `Limits`."""
     text = (PROJECT / "docs" / "differences.md").read_text().partition("## Other defaults")[2].partition("\n## ")[0]
     rows = re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)
     assert len(rows) == 7
@@ -34,7 +33,6 @@ def test_differences_name_the_default_limits() -> None:
 
 
 def test_walkthrough_of_first_fork_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way to the first fork is as the walkthrough says."""
     text = (PROJECT / "docs/walkthrough.md").read_text().partition("## From a question to the first fork")[2]
     steps = re.findall(r"`[\w/]+\.py:([\w.]+)`", text.partition("\n## ")[0])
     ways: list[set[str]] = []

@@ -60,7 +60,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def told() -> Any:
-    """What one process without litellm said: to start one takes most of the time."""
+    """Return what one process without litellm said: to start one takes most of the time."""
     environment = {**os.environ, "OPENAI_API_KEY": "sk-x", "PYTHONPATH": str(PROJECT)}
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=PROJECT, check=False)

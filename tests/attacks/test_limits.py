@@ -237,7 +237,6 @@ def test_memory_of_the_machine_is_refused(repl: SandboxedRepl) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one id for all workers")
 def test_repl_forks_choose_no_process_id(sandbox: Sandbox) -> None:
-    """Forks of one REPL do not choose the process id of the next."""
     ask = "import os\nprint(os.getuid())"
     with sandbox.repl() as one:
         first = int(one.execute(ask).stdout)

@@ -84,7 +84,6 @@ OF_INIT = {
 @pytest.mark.parametrize("arena", PROTECTED, indirect=True)
 @table("name", BREAKS)
 def test_ruined_repl_is_replaced_with_its_context(arena: Arena, name: str) -> None:
-    """A ruined REPL is replaced with its context, and no other REPL is disturbed."""
     before = psutil.Process().memory_info().rss
     with arena.sandbox.repl("its context") as ruined:
         ruined.execute(BREAKS[name], timeout_s=1)

@@ -121,7 +121,6 @@ def test_half_a_frame_ends_at_the_timeout(sandbox: Sandbox) -> None:
 
 
 def test_forged_result_costs_only_its_block(sandbox: Sandbox) -> None:
-    """Code may forge the result of its own block; the forgery costs only this block."""
     code = "say(type='result', block=N, status='ok', final_answer='mine')\ntime.sleep(0.2)"
     mine = Answers()
     with sandbox.repl("mine", mine) as victim:
@@ -208,7 +207,6 @@ def test_expensive_model_cannot_be_named(sandbox: Sandbox, model: str) -> None:
 
 
 def test_query_below_last_depth_starts_no_child(sandbox: Sandbox) -> None:
-    """A query for a child below the last depth starts no child."""
     code = (
         RAW
         + f"send({json.dumps(dict(type='query', id='1:1', want='rlm', prompts=['x'])).encode()!r})\nreplies(1)\nFINAL('x')"

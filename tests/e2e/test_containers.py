@@ -104,7 +104,6 @@ SHIPPED = json.loads((PROJECT / "rlm_broker" / "profiles" / "seccomp.json").read
     [(PROFILE, "standard"), (SHIPPED, "strict"), (None, "strict")],
 )
 def test_auto_level_follows_the_container_profile(tmp_path: Path, profile: dict[str, Any] | None, level: str) -> None:
-    """Inside a container, `auto` is the level that its profile allows."""
     if not all(_others_can_read(path) for path in (sys.prefix, sys.base_prefix)):
         level = "standard"  # where root may not build a root of its own, it becomes another user first
     report = json.loads(run_in_container(tmp_path, profile, [sys.executable, "-m", "rlm_broker", "doctor", "--json"]))
@@ -139,7 +138,6 @@ with Sandbox(Limits(memory_bytes=160 << 20), "strict") as sandbox, sandbox.repl(
 
 
 def test_masked_proc_keeps_the_memory_watch(tmp_path: Path) -> None:
-    """If /proc is masked, workers have none, and their memory is watched all the same."""
     if not all(_others_can_read(path) for path in (sys.prefix, sys.base_prefix)):
         pytest.skip("root of this container becomes another user, who cannot read this Python")
     proc, status, error, processes, after = json.loads(run_in_container(tmp_path, None, [sys.executable, "-c", HOG]))

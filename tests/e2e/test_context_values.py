@@ -22,7 +22,6 @@ def frame(rows: int) -> Any:
 
 @table("rows", [3, 50_000])
 def test_context_table_survives_a_kill(rows: int) -> None:
-    """A table is a table in a REPL, also after a kill."""
     table = frame(rows)
     expected = f"DataFrame ({rows}, 2) {table['n'].sum()} True\n"
     with Sandbox(warm=1) as sandbox, sandbox.repl(table) as repl:

@@ -59,7 +59,6 @@ def png(display: Display) -> bytes:
 @MATPLOTLIB
 @table("level", LEVELS)
 def test_first_figure_is_shown_without_text(level: str) -> None:
-    """The first figure of a REPL is shown without any text beside it."""
     code = (
         "import matplotlib.pyplot as plt\nimport sys\nplt.plot([1, 2])\nplt.show()\nassert 'tkinter' not in sys.modules"
     )
@@ -97,7 +96,6 @@ def test_figure_is_shown_once(drawing: SandboxedRepl, way: str) -> None:
 @MATPLOTLIB
 @PIL
 def test_figure_is_shown_again_when_changed(drawing: SandboxedRepl) -> None:
-    """A figure that changes, or comes in another block, is shown again."""
     block = drawing.execute("fig, ax = plt.subplots(); fig.show(); ax.set_title('x'); plt.show()")
     assert types(block) == [["image/png"]] * 2
     assert png(block.displays[0]) != png(block.displays[1])
@@ -152,7 +150,6 @@ def test_figures_of_a_block_that_raises_are_shown(drawing: SandboxedRepl) -> Non
 @MATPLOTLIB
 @PIL
 def test_font_list_note_is_left_out(drawing: SandboxedRepl) -> None:
-    """The note on the list of fonts is left out, and no other note is."""
     note = "Matplotlib is building the font cache; this may take a moment."
     block = drawing.execute(
         f"import logging\nfor said in ({note!r}, 'other'): matplotlib.font_manager._log.warning(said)"
@@ -182,7 +179,6 @@ def test_template_with_matplotlib_shows_figures(level: str) -> None:
 @MATPLOTLIB
 @PIL
 def test_figures_past_the_bound_are_counted(drawing: SandboxedRepl) -> None:
-    """Figures past the bound are counted and not drawn."""
     more = "Image.new('L', (9, 9)).show(); figs = [plt.figure() for _ in range(3)]; display(figs[0]); figs[1].show()"
     block = drawing.execute(f"for _ in range({MAX_DISPLAYS}): Image.new('L', (9, 9)).show()\n{more}\nNone")
     assert (len(block.displays), block.displays_omitted) == (MAX_DISPLAYS, 4)
@@ -209,7 +205,6 @@ def test_large_pil_image_is_sent_as_jpeg(drawing: SandboxedRepl) -> None:
 
 
 def test_pandas_table_has_html_and_text(repl: SandboxedRepl) -> None:
-    """A table of pandas has HTML, and its text is printed as before."""
     block = repl.execute("import pandas\ntable = pandas.DataFrame({'a': [1, 2]})\ntable")
     assert types(block) == [["text/html", "text/plain"]]
     assert block.stdout == "   a\n0  1\n1  2\n"
@@ -217,7 +212,6 @@ def test_pandas_table_has_html_and_text(repl: SandboxedRepl) -> None:
 
 
 def test_display_prints_like_the_last_expression(repl: SandboxedRepl) -> None:
-    """`display` prints and shows each object as the last expression is shown."""
     repl.execute(f"{RICH}def _repr_html_(self): return '<b>'")
     last = repl.execute("Rich()")
     block = repl.execute("display(Rich(), 'text', 5)")

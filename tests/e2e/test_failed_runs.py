@@ -61,7 +61,6 @@ def test_failed_run_carries_its_conversation_turns_and_usage(
 
 
 def test_cut_turn_keeps_its_ended_blocks(open_sandbox: Sandbox) -> None:
-    """A turn that is cut short keeps the blocks that ended."""
     error = failed(open_sandbox, LimitReached, [LOOKS, HANGS], Limits(run_timeout_s=1.5))
     assert error.partial_answer == "more to come"
     assert [len(turn.blocks) for turn in error.trajectory] == [1, 1]

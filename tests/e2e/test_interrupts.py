@@ -62,7 +62,6 @@ async def test_interrupt_keeps_variables(level: str) -> None:
 
 
 async def test_block_ignoring_the_interrupt_is_killed(loop_sandbox: Sandbox) -> None:
-    """A block that ignores the interrupt is killed with the reason."""
     async with loop_sandbox.repl(limits=QUICK) as repl:
         task = await begun(repl, DEAF)
         await repl.ainterrupt()
@@ -155,7 +154,6 @@ async def test_cancelled_deaf_block_is_replaced(loop_sandbox: Sandbox) -> None:
 
 
 async def test_close_does_not_wait_for_grace() -> None:
-    """A sandbox that is closed during an interrupt does not wait for the grace."""
     async with Sandbox(PATIENT, warm=0) as sandbox:
         repl = await sandbox.repl().__aenter__()
         idle = living_below()

@@ -168,7 +168,6 @@ os.close(r); time.sleep(2.5); os.close(w); time.sleep(1000)
 
 
 def test_copied_context_counts_as_memory(open_sandbox: Sandbox) -> None:
-    """Copies of an inherited context are counted, and the context itself is not."""
     context = {str(number): "x" * 100 for number in range(200_000)}
     limits = LIMITS.model_copy(update={"memory_bytes": 100 << 20})
     reads = (
@@ -211,7 +210,6 @@ time.sleep(1000)
 
 
 def test_descriptor_output_is_whole_after_any_block(open_sandbox: Sandbox) -> None:
-    """Descriptor output is whole, block after block, also after a flood."""
     with open_sandbox.repl(limits=Limits(max_output_bytes=1 << 16)) as repl:
         flood = repl.execute("import os\nfor _ in range(200): os.write(1, b'x' * 4096)")
         assert flood.stdout.startswith("x" * (1 << 15))

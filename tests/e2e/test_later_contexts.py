@@ -145,7 +145,6 @@ def test_context_socket_misuse_harms_only_itself(repl: SandboxedRepl, steals: st
 
 
 def test_stolen_context_fails_its_block(repl: SandboxedRepl) -> None:
-    """A stolen context is an error of the block that needs it."""
     assert repl.execute("import os; os.close(7)").status == "ok"
     repl.add_context("lost")
     block = repl.execute("context_1")

@@ -279,7 +279,6 @@ def test_cpu_time_limit_is_named(open_sandbox: Sandbox) -> None:
 
 
 def test_file_size_is_bounded_by_scratch_folder(repl: SandboxedRepl) -> None:
-    """A file may not be larger than the scratch folder."""
     assert "File too large" in (repl.execute("open('big', 'wb').truncate(9 << 20)").error or "")
 
 

@@ -68,7 +68,6 @@ def written_bytes(processes: set[psutil.Process]) -> int:
 
 
 def test_folder_past_memory_limit_is_read_whole(sandbox: Sandbox, large: StoredContext) -> None:
-    """A folder larger than the memory limit is read whole."""
     count = "sum(text.count('9') for text in context.values()), sum(map(len, context.values())), len(context)"
     with sandbox.repl(large) as repl:
         block = repl.execute(count)
@@ -196,7 +195,6 @@ def test_small_folder_reaches_a_ready_repl(tmp_path: Path, level: str) -> None:
 @table("level", ["strict", "standard"])
 @table("warm", [0, 1])
 async def test_stored_contexts_are_one_dict_for_repls(level: str, warm: int) -> None:
-    """Stored contexts are one dict, for any number of REPLs."""
     with store("x" * 1_000_000) as log, store([{"n": 1}]) as rows:
         both = {"log": log, "rows": rows, "note": "plain"}
         async with Sandbox(LIMITS, level, warm=warm) as sandbox:

@@ -201,7 +201,6 @@ def test_replay_divergence_shows_the_difference(tmp_path: Path, open_sandbox: Sa
 
 @pytest.mark.parametrize("stopped_in", ["the root's call", "a call of its code"])
 async def test_replay_of_stopped_run_ends_there(tmp_path: Path, stopped_in: str, open_sandbox: Sandbox) -> None:
-    """A replay of a stopped run ends at the call where that run was stopped."""
     file = tmp_path / "run.jsonl"
     root_answers = stopped_in == "a call of its code"
     replies = [completion("```repl\nprint(llm_query('x'))\n```")] if root_answers else []
@@ -270,7 +269,6 @@ def test_retry_is_an_event(open_sandbox: Sandbox) -> None:
 
 
 def test_pictures_of_code_are_sent_as_data(open_sandbox: Sandbox) -> None:
-    """Pictures of code are sent as data; addresses of pictures are refused."""
     code = (
         "picture = lambda url: [{'type': 'text', 'text': 'what?'}, {'type': 'image_url', 'image_url': {'url': url}}]\n"
         "print(llm_query(picture('data:image/png;base64,AAAA')))\n"

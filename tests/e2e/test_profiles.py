@@ -72,7 +72,6 @@ def test_apparmor_profile_is_accepted_by_the_parser() -> None:
 
 
 def test_documents_name_profiles_and_strict_calls() -> None:
-    """The documents name the profiles and exactly the calls that `strict` needs."""
     text = (PROFILES.parents[1] / "SECURITY.md").read_text()
     assert "rlm_broker/profiles/seccomp.json" in text
     assert "rlm_broker/profiles/apparmor" in text

@@ -188,7 +188,6 @@ with Sandbox(Limits(), sys.argv[1]) as sandbox, sandbox.repl() as repl:
     ],
 )
 def test_orchestrator_end_ends_all_processes(level: str, end: str) -> None:
-    """An orchestrator that ends in any way takes all its processes with it."""
     with (
         Python(["-c", ORCHESTRATOR, level, end], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
         contextlib.ExitStack() as stack,
@@ -220,8 +219,6 @@ def test_init_that_died_is_replaced_with_context(level: str) -> None:
 
 
 def test_repl_before_first_block_costs_no_cpu() -> None:
-    """Until its first block a REPL costs no CPU time."""
-
     def switches() -> list[int]:
         return [process.num_ctx_switches().voluntary for process in started]
 
@@ -247,7 +244,6 @@ def test_level_process_runs_code_and_warns() -> None:
 
 
 def test_answers_and_prompts_keep_their_limits(sandbox: Sandbox) -> None:
-    """Answers and prompts are as large as their limits and no larger."""
     seen: list[int] = []
 
     async def answer(query: Query) -> list[Slot]:

@@ -79,14 +79,12 @@ def test_submit_fields_have_types(repl: SandboxedRepl, submit: dict[str, Any], c
     ],
 )
 def test_submit_error_lets_code_go_on(repl: SandboxedRepl, submit: dict[str, Any], code: str, problem: str) -> None:
-    """Code is told the fault of its submission and can go on."""
     block = repl.execute(f"try:\n    {code}\nexcept TypeError as error:\n    print(error)", submit=submit)
     assert problem in block.stdout
     assert (block.status, block.final_answer, block.final_value) == ("ok", None, None)
 
 
 def test_submission_without_check_is_refused(repl: SandboxedRepl) -> None:
-    """A submission that a REPL claims without a check is no submission."""
     forge = (
         "import gc\n"
         "own = next(each for each in gc.get_objects() if type(each).__name__ == 'Submission')\n"

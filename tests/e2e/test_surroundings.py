@@ -90,7 +90,6 @@ def test_root_without_capabilities_gets_standard(names: str) -> None:
 
 @table("names", ["cap-four", "cap-five"])
 def test_standard_scratch_folder_is_always_removed(names: str) -> None:
-    """The scratch folder of `standard` is removed, whichever capabilities root has."""
     code = "import os\nos.mkdir('a', 0o700)\nos.mkdir('a/b', 0)\nopen('a/c', 'w').close()\nprint(os.getuid() > 0)"
     done = run(f"public-python,{names}", *BROKER, "exec", "--isolation", "standard", "-", code=code)
     assert (done.returncode, done.stderr) == (0, "")

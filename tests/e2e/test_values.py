@@ -84,7 +84,6 @@ def test_values_cross_both_ways_unchanged(sandbox: Sandbox) -> None:
 
 @table("code, why", REFUSED)
 def test_value_that_does_not_cross_is_refused(sandbox: Sandbox, code: str, why: str) -> None:
-    """A value that does not cross is refused with its place."""
     value = {"a": [eval(code)]}
     with pytest.raises(ConfigurationError) as refused:
         sandbox.repl(values={"X": value})
@@ -130,8 +129,6 @@ def test_tool_arguments_and_results_cross_unchanged(run_with_tools: RunWithTools
 
 
 def test_array_is_a_typed_tool_argument(run_with_tools: RunWithTools) -> None:
-    """An array may be an annotated argument of a tool."""
-
     def mean(values: numpy.ndarray) -> float:
         return float(values.mean())
 
@@ -141,14 +138,12 @@ def test_array_is_a_typed_tool_argument(run_with_tools: RunWithTools) -> None:
 
 @table("code, why", REFUSED)
 def test_tool_result_that_does_not_cross_fails(run_with_tools: RunWithTools, code: str, why: str) -> None:
-    """A result that does not cross is an error with its place."""
     told = run_with_tools("try: bad()\nexcept RuntimeError as error: FINAL(error)", bad=lambda: {"a": [eval(code)]})
     assert told.startswith(f"bad(): its result['a'][0] {why}")
 
 
 @table("code, why", REFUSED)
 def test_tool_argument_that_does_not_cross_fails(run_with_tools: RunWithTools, code: str, why: str) -> None:
-    """An argument that does not cross is a `TypeError` with its place."""
     for argument, place in ((f"[1, {code}]", "args[0][1]"), (f"x={{'a': {code}}}", "kwargs['x']['a']")):
         told = run_with_tools(f"try: echo({argument})\nexcept TypeError as error: FINAL(error)", echo=lambda x: x)
         assert told == f"echo(): {place} {why}"
@@ -160,7 +155,6 @@ def test_recursive_tool_argument_is_a_type_error(run_with_tools: RunWithTools) -
 
 
 def test_models_and_dataclasses_become_dicts(run_with_tools: RunWithTools) -> None:
-    """Models and dataclasses become dicts, and their fields are checked."""
     code = "FINAL(repr([ONE, one(), many()]))"
     given = {"ONE": Point(1.5, ["a"]), "one": lambda: Person(name="Ada", born=None), "many": lambda: [Point(0, [])]}
     assert run_with_tools(code, **given) == repr(
@@ -219,7 +213,6 @@ def test_failed_block_has_no_value(repl: SandboxedRepl) -> None:
     ],
 )
 def test_value_that_cannot_come_says_why(repl: SandboxedRepl, code: str, why: str) -> None:
-    """A value that cannot come says why, and the rest of the block is there."""
     block = repl.execute(f"print('before')\nFINAL('final')\n{code}", value=True)
     assert (block.status, block.value, block.final_answer) == ("ok", None, "final")
     assert block.stdout.startswith("before\n")
@@ -277,7 +270,6 @@ def test_get_fails_with_one_error(
 
 
 def test_get_after_a_kill_names_the_variable(repl: SandboxedRepl) -> None:
-    """`get` after a kill says that the variable is gone."""
     repl.execute("n = 1")
     repl.execute("import os; os._exit(1)")
     with pytest.raises(ValueUnavailable, match="there is no variable 'n'"):
@@ -304,7 +296,6 @@ def test_submission_has_text_and_value(repl: SandboxedRepl, code: str, text: str
 
 
 def test_submission_that_does_not_cross_keeps_text(repl: SandboxedRepl) -> None:
-    """A submitted value that does not cross says why, and its text is there."""
     block = repl.execute("FINAL({'a': print})")
     assert (block.final_answer, block.final_value) == ("{'a': <built-in function print>}", None)
     assert block.final_value_problem == "the final answer['a'] is a builtin_function_or_method, which does not cross"

@@ -76,14 +76,12 @@ def test_variables_are_there_at_once_and_after_a_kill(level: str, warm: int) -> 
 
 
 def test_time_zone_holds_for_the_repls_clock(open_sandbox: Sandbox) -> None:
-    """The time zone variable holds for the clock of the REPL."""
     with open_sandbox.repl(env={"TZ": "XYZ+5"}) as repl:
         assert repl.execute("import time; print(time.localtime(0).tm_hour, time.tzname[0])").stdout == "19 XYZ\n"
 
 
 @LEVELS
 def test_seed_fixes_random_numbers_after_a_kill_too(level: str) -> None:
-    """The seed of a REPL fixes the numbers that it draws, also after a kill."""
     with Sandbox(isolation=level) as sandbox:
         drawn = []
         for seed in (7, 7, 8, None):

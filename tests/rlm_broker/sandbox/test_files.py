@@ -155,7 +155,6 @@ def test_scratch_bounds_hold_for_written_files(sandbox: Sandbox) -> None:
 
 
 def test_file_above_the_asked_size_is_refused(sandbox: Sandbox, tmp_path: Path) -> None:
-    """A file larger than asked for is refused, also a sparse file."""
     with sandbox.repl(limits=SMALL) as repl:
         repl.execute("f = open('sparse', 'wb'); f.truncate(1 << 20); f.close()")
         with pytest.raises(

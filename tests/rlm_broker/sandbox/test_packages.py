@@ -145,7 +145,6 @@ for python in (sys.executable, "python", "python3"):
 
 
 async def test_foreign_venv_gives_packages_and_no_programs(tmp_path: Path) -> None:
-    """A venv of another build of Python gives its packages and not its programs."""
     own = a_venv(tmp_path / "own")  # it has no interpreter, so that none is shown
     (read_venv(own).site_packages[0] / "lenses.py").write_text("COUNT = 40\n")
     code = (
@@ -574,7 +573,6 @@ async def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeyp
 @pytest.mark.installer
 @pytest.mark.usefixtures("cache")
 async def test_installer_runs_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installer runs in a folder of its own and not in a project."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "pip.py").write_text("raise SystemExit('the code of a project')")
@@ -590,7 +588,6 @@ async def test_installer_runs_in_its_own_folder(tmp_path: Path, monkeypatch: pyt
     "code", ["sys.exit(3)", "os.kill(os.getpid(), 9)", INSTALLS + COMPILES + "sys.exit('install' in sys.argv)"]
 )
 def test_installer_failure_is_seen_despite_ignored_children(code: str, tmp_path: Path, cache: Path) -> None:
-    """A failure is seen also where a supervisor ignores ended children."""
     stand_in_for_uv(tmp_path / "programs", code)
     environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
     program = f"import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n{OPENS}"
@@ -611,7 +608,6 @@ async def test_loop_goes_on_while_packages_are_installed() -> None:
 
 
 async def test_cache_in_a_changeable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache in a folder that others can change is refused."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

@@ -313,7 +313,6 @@ async def test_programs_end_with_a_killed_repl_and_say_so(sandbox: Sandbox) -> N
 
 
 async def test_program_is_watched_while_the_repl_is_dead(sandbox: Sandbox) -> None:
-    """A program runs and is watched while the REPL is dead."""
     async with sandbox.repl(limits=ReplLimits(cpu_s=0.5)) as repl:
         (pid,) = [each.pid for each in living_below() if not each.children()]
         os.kill(pid, signal.SIGKILL)
@@ -361,7 +360,6 @@ async def test_program_above_the_process_limit_is_not_started(sandbox: Sandbox) 
 
 
 async def test_memory_above_the_limit_ends_repl_and_programs(sandbox: Sandbox) -> None:
-    """Memory above the limit of all ends the REPL and each program."""
     async with sandbox.repl(limits=ReplLimits(memory_bytes=200 << 20)) as repl:
         await repl.aexecute("x = 1")
         other = asyncio.create_task(repl.arun(["sleep", "1000"]))

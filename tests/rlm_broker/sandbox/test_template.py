@@ -100,7 +100,6 @@ async def test_forks_draw_different_random_numbers(open_sandbox: Sandbox) -> Non
 
 
 async def test_template_without_context_takes_one_per_repl(open_sandbox: Sandbox) -> None:
-    """A template without a context takes one for each REPL."""
     async with open_sandbox.template(setup="n = 1") as template:
         assert (await run(template.repl(context="text"), "print(context, n)")).stdout == "text 1\n"
         async with open_sandbox.template("fixed") as fixed:
@@ -138,7 +137,6 @@ async def test_template_without_context_takes_one_per_repl(open_sandbox: Sandbox
 async def test_template_error_is_one_sentence_without_a_leak(
     given: dict[str, Any], said: str, open_sandbox: Sandbox
 ) -> None:
-    """An error in a template is one sentence, and no process is left."""
     before = living_below()
     with pytest.raises((ConfigurationError, SandboxFailed), match=said) as refused:
         async with open_sandbox.template(**given):

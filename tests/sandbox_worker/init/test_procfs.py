@@ -95,7 +95,6 @@ EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
 
 def test_process_without_first_thread_is_seen(tmp_path: Path) -> None:
-    """A process without its first thread is seen as any other process is."""
     keeps = "held = bytearray(b'x') * (32 << 20)\nfile = open('a', 'wb', buffering=0); file.write(bytes(8 << 20)); os.unlink('a')"
     with running(WITHOUT_ITS_FIRST_THREAD.format(keeps=keeps, exit=EXIT), tmp_path) as pid:
         proc = Proc()

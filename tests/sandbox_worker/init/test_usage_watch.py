@@ -47,7 +47,6 @@ def child(code: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_watch_counts_written_memory_not_reserved() -> None:
-    """The watch counts memory that a REPL wrote to, and none that it only reserved."""
     with child("import mmap\nwritten = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
         looking._repl_pid = repl.pid
@@ -97,7 +96,6 @@ os.kill(pid, signal.SIGKILL)
 
 
 def test_watch_counts_cpu_time_from_block_start() -> None:
-    """CPU time counts from the start of the block, over all threads."""
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with child(burn) as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
@@ -284,7 +282,6 @@ def seen(pid: int, cpu_s: float = 0.0, childrens_s: float = 0.0, *, runs: bool =
 
 
 def test_cpu_time_of_the_living_is_the_kernels(counted: CpuTime) -> None:
-    """The CPU time of living processes is what the kernel says."""
     for look in range(1, 101):
         counted.look([seen(REPL, look * LOOK_S, runs=True)], LOOK_S)
     assert counted.block_s == pytest.approx(1.0)
@@ -306,14 +303,12 @@ def test_samples_are_at_most_one_per_cpu(counted: CpuTime) -> None:
 
 
 def test_waited_children_count_by_the_kernel(counted: CpuTime) -> None:
-    """Children that were waited for count by the kernel's figure."""
     for look in range(100):  # seen running all the time, since they wait for a CPU
         counted.look([seen(REPL, childrens_s=look * LOOK_S / 3), seen(100 + look, runs=True)], LOOK_S)
     assert counted.block_s == pytest.approx(0.33, abs=0.02)
 
 
 def test_waited_child_hides_no_unwaited_ones(counted: CpuTime) -> None:
-    """A child that was waited for hides no time of children that were not."""
     for look in range(100):
         counted.look([seen(REPL, childrens_s=look * LOOK_S / 10), seen(100 + look, runs=True)], LOOK_S)
     assert counted.block_s == pytest.approx(1.0, abs=0.02)
@@ -327,7 +322,6 @@ def test_child_that_lives_on_counts_once(counted: CpuTime) -> None:
 
 
 def test_young_process_with_threads_counts_as_running(counted: CpuTime) -> None:
-    """A young process with threads counts as running, in every state of its first thread."""
     for look in range(100):
         counted.look([seen(REPL), seen(100 + look, threads=2)], LOOK_S)
     assert counted.block_s == pytest.approx(2.0, abs=0.05)
@@ -337,7 +331,6 @@ PROGRAM = 50
 
 
 def test_program_time_counts_apart_from_block() -> None:
-    """Processes of a program count apart from those of the block."""
     times = CpuTimes(lambda pid: PROGRAM if pid >= PROGRAM else REPL)
     times.block.started(REPL)
     times.program_started(PROGRAM)

@@ -80,8 +80,6 @@ def test_ungranted_paths_cannot_be_opened(tmp_path: Path) -> None:
 
 @needs_landlock
 def test_file_rule_omits_folder_rights() -> None:
-    """A rule about a file leaves out the rights of folders."""
-
     def attempts() -> list[str]:
         restrict(Grant("/dev/null", READ_FILE | WRITE_FILE | TRUNCATE | READ | CHANGE))
         return [refused(Path("/dev/null"), os.O_RDWR), refused(Path("/dev/zero"), os.O_RDONLY)]

@@ -135,7 +135,6 @@ def test_link_is_shown_with_its_target(tmp_path: Path, folder: Path) -> None:
 
 
 def test_hidden_folder_is_empty_by_every_name(tmp_path: Path, folder: Path) -> None:
-    """A hidden folder is empty under every name of the folder that holds it."""
     link = tmp_path / "link"
     link.symlink_to(folder)
 
@@ -149,8 +148,6 @@ def test_hidden_folder_is_empty_by_every_name(tmp_path: Path, folder: Path) -> N
 
 
 def test_hidden_parent_does_not_hide_readable_folder(tmp_path: Path, folder: Path) -> None:
-    """A hidden folder does not hide a readable folder inside it."""
-
     def report() -> str:
         return (folder / "file").read_text()
 
@@ -158,7 +155,6 @@ def test_hidden_parent_does_not_hide_readable_folder(tmp_path: Path, folder: Pat
 
 
 def test_readable_path_covers_its_hidden_folder(tmp_path: Path, folder: Path) -> None:
-    """A readable path in a hidden folder is shown on top of the folder's cover."""
     secret = folder / "secret"
     for name in ("deep/package/inner", "other"):
         (secret / name).mkdir(parents=True)
@@ -177,7 +173,6 @@ def test_readable_path_covers_its_hidden_folder(tmp_path: Path, folder: Path) ->
 
 
 def test_link_to_a_file_stays_a_link(tmp_path: Path, folder: Path) -> None:
-    """A link to a file stays a link, and the file is shown."""
     link = tmp_path / "beside" / "python"
     link.parent.mkdir()
     link.symlink_to(folder / "file")

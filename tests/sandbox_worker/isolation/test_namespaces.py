@@ -31,8 +31,6 @@ def enter(flags: int) -> None:
 
 
 def test_second_thread_is_refused_by_count() -> None:
-    """A second thread is refused with the number of threads."""
-
     def with_thread() -> str:
         release = threading.Event()
         thread = threading.Thread(target=release.wait)
@@ -130,8 +128,6 @@ def say_pid(fork: Callable[[], int], pipe: int) -> None:
 
 
 def test_workers_are_pid_1_of_own_namespaces() -> None:
-    """Every worker is pid 1 of its own namespace, and other forks are not."""
-
     def serve(own_pidfd: int, pipe: int) -> None:
         for _ in range(3):
             say_pid(lambda: namespaces.fork_into_new_pid_namespace(own_pidfd), pipe)

@@ -138,7 +138,6 @@ def test_user_file_is_unchanged(launcher: Launcher) -> None:
 
 
 def test_root_worker_has_own_uid_and_thread_bound(launcher: Launcher, request: pytest.FixtureRequest) -> None:
-    """A worker of root has a uid of its own, and so a bound on its threads."""
     start = "__import__('threading').Thread(target=__import__('time').sleep, args=(5,), daemon=True).start()"
     code = f"[{start} for _ in range({2 * BOUNDS['max_processes']})]"
     report = launcher.run(level="standard", probes={"threads": code, "id": "os.getuid()"})

@@ -47,7 +47,6 @@ def test_header_names_have_their_numbers(machine: str) -> None:
 
 
 def test_table_numbers_are_in_the_header(machine: str) -> None:
-    """Every number of the table that the header could know is in the header."""
     expected = numbers_in(HEADERS[machine])
     ours = {name: number for name, number in NUMBERS[machine].items() if number <= max(expected.values())}
     newer_than_most_headers = {"uretprobe": 335, "uprobe": 336}

@@ -152,7 +152,6 @@ def test_init_can_do_its_work_and_not_much_more(strict: dict[str, Any], name: st
 
 @needs_strict
 def test_layers_are_reported_in_order(launcher: Launcher, strict: dict[str, Any]) -> None:
-    """The layers are reported in the order in which they were applied."""
     as_root = ["private root", "other uid", "namespaces", "pid 1", "own proc", "host name"]
     as_user = ["namespaces", "pid 1", "private root", "own proc", "host name"]
     root = os.getuid() == 0 and launcher.uid is None
@@ -165,7 +164,6 @@ def test_layers_are_reported_in_order(launcher: Launcher, strict: dict[str, Any]
 
 @needs_strict
 def test_init_outlives_attacks_and_monitor_ends(strict: dict[str, Any]) -> None:
-    """Init outlives all of it, and the monitor ends as the fork server does."""
     assert strict["init ended with"] == 5
     assert strict["exit code"] == 0
     assert strict["stderr"] == ""
@@ -197,7 +195,6 @@ def test_fork_bomb_is_bounded_and_killable(launcher: Launcher) -> None:
 
 @needs_strict
 def test_exec_allows_programs_of_scratch_folder(launcher: Launcher) -> None:
-    """With `exec`, programs run, also those of the scratch folder."""
     run = "__import__('subprocess').run({}, capture_output=True, text=True).{}"
     probes = {
         "a_program": run.format("['/bin/sh', '-c', 'echo $((6 * 7)) | cat']", "stdout"),

@@ -238,7 +238,6 @@ def test_impossible_form_is_refused_by_the_wire(change: dict[str, Any]) -> None:
 
 
 def test_text_without_address_space_is_refused(tmp_path: Path) -> None:
-    """A text that finds no address space is refused with one sentence."""
     script = tmp_path / "script.py"
     script.write_text(
         """

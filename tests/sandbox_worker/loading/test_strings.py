@@ -139,7 +139,6 @@ USES: list[Callable[[str], object]] = [
 
 @table("sample", ["a", "\xe9", "\u017c", "\U0001f600"])
 def test_mapped_text_behaves_as_ordinary(sample: str) -> None:
-    """Each use of a mapped text gives the result of an ordinary text."""
     texts = [(sample + " 0123456789\n" * 200)[:length] for length in (1, 7, 12, 2000)]
     for text, same in zip(texts, loaded(texts), strict=True):
         assert type(same) is str
@@ -159,7 +158,6 @@ def test_mapped_text_behaves_as_ordinary(sample: str) -> None:
 
 
 def test_empty_text_is_shared_and_names_are_free() -> None:
-    """An empty text is the ordinary one, and names may have any characters."""
     names = ["", "lone \ud83d", "\ud83d\ude00", "\U0001f600", 'quote " and \\ and \0', "\x7f\xe9"]
     texts = ["x", "", "y", "", "", "z"]
     index = json.dumps(names, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -224,7 +222,6 @@ LENGTHS, KINDS, NAMES = [3, 5, 0, 21], [0, 1, 0, 4], b'["a","b","c","d"]'
     ],
 )
 def test_false_lengths_and_kinds_are_refused(maps: bool, lengths: list[int], kinds: list[int], sentence: str) -> None:
-    """Lengths and kinds that are not those of the texts are refused."""
     with pytest.raises(ContextBroken, match=sentence):
         load(*texts_with(b"null", TEXTS, lengths, kinds), maps)
 
@@ -310,7 +307,6 @@ def test_texts_announced_elsewhere_are_refused(maps: bool) -> None:
 
 @table("line", ["0123456789abcde\n", "za\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n"])
 def test_texts_take_only_headers_and_names(tmp_path: Path, line: str) -> None:
-    """4,000 texts take the memory of their headers and names."""
     script = tmp_path / "script.py"
     script.write_text(
         """

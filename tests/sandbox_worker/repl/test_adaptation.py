@@ -26,7 +26,6 @@ def test_multiprocessing_forks_and_may_be_told_otherwise() -> None:
 
 
 def test_popen_keeps_signature_source_and_group() -> None:
-    """`Popen` keeps its signature, its source and a group that was asked for."""
     code = (
         "import inspect, subprocess\n"
         "p = subprocess.Popen(['sleep', '60'], start_new_session=True, process_group=os.getpgrp())\n"

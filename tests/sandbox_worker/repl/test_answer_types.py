@@ -89,7 +89,6 @@ def test_typed_batch_without_prompts_sends_no_query() -> None:
     ],
 )
 def test_invalid_type_is_refused_before_asking(output_type: Any, error: type[Exception], said: str) -> None:
-    """An invalid type or argument is refused before any query is sent."""
     asking, channel = queries()
     with pytest.raises(error, match=said):
         asking.llm_query_batched(["a"], output_type=output_type)

@@ -105,7 +105,6 @@ def test_await_works_at_top_level(prompt: Prompt, capsys: pytest.CaptureFixture[
 
 
 def test_interrupted_asyncio_import_is_repaired() -> None:
-    """An import of asyncio that was interrupted is made good."""
     code = """if True:
         import sys
         from sandbox_worker.repl.execution import Executor
@@ -131,7 +130,6 @@ def test_interrupted_asyncio_import_is_repaired() -> None:
 
 
 def test_task_goes_on_in_next_awaiting_block(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
-    """A task goes on in the next block that awaits."""
     prompt.run("import asyncio\ntask = asyncio.create_task(asyncio.sleep(0, 'done'))\nawait asyncio.sleep(0)")
     prompt.run("asyncio.run(asyncio.sleep(0))")
     assert prompt.run("await task").status == "ok"
@@ -222,7 +220,6 @@ def test_raised_object_is_an_outcome_of_one_line(prompt: Prompt, code: str, erro
 
 @table("method", ["__str__", "__repr__"])
 def test_exception_that_cannot_be_shown_is_an_outcome(prompt: Prompt, method: str) -> None:
-    """An exception that cannot be shown is still an outcome."""
     code = f"class Bites(Exception):\n    def {method}(self): raise self\nBites.__str__ = Bites.{method}\nraise Bites"
     assert prompt.run(code).error == "Bites: <exception str() failed>"
     assert "raise Bites" in "".join(prompt.complaints)
@@ -285,7 +282,6 @@ def test_keyboard_interrupt_is_no_error(prompt: Prompt) -> None:
 
 
 def test_interrupted_await_names_its_line(prompt: Prompt) -> None:
-    """An interrupted await names the line that waited and cleans up."""
     code = (
         "import asyncio\n"
         "async def raises(): raise KeyboardInterrupt\n"

@@ -138,7 +138,6 @@ def test_lines_far_into_a_text() -> None:
 
 
 def test_lines_keep_the_shape_of_the_texts() -> None:
-    """Lines of several texts come in the shape of the texts."""
     assert lines({"a": "1\n2\n3", "b": "x"}, 1, 2) == {"a": "1\n2\n", "b": "x"}
     assert lines(["1\n2", "x"], 2, 2) == ["2", ""]
 

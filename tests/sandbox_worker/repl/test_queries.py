@@ -54,8 +54,6 @@ def test_batch_without_prompts_sends_no_query() -> None:
 
 
 def test_unsendable_prompt_is_an_error_in_place() -> None:
-    """A prompt that cannot be sent is an error in its place."""
-
     def refuse(_: Query) -> list[Slot]:
         raise FrameTooLarge(100, 10)
 
@@ -66,8 +64,6 @@ def test_unsendable_prompt_is_an_error_in_place() -> None:
 
 
 def test_large_batch_is_asked_in_parts() -> None:
-    """A batch that no message can hold is asked in parts."""
-
     def few(query: Query) -> list[Slot]:
         if len(query.prompts) > 3:
             raise FrameTooLarge(100, 10)
@@ -94,7 +90,6 @@ def test_large_batch_is_asked_in_parts() -> None:
     ],
 )
 def test_wrong_argument_is_a_named_type_error(call: Callable[[Queries], Any], said: str) -> None:
-    """A wrong argument is a `TypeError` that names the argument."""
     asking, channel = queries()
     with pytest.raises(TypeError, match=said):
         call(asking)

@@ -46,7 +46,6 @@ def test_submit_runs_finally_clauses(repl: BareRepl) -> None:
 
 
 def test_submit_in_thread_ends_the_thread(repl: BareRepl) -> None:
-    """A thread that submits ends without a message."""
     code = "import threading\nt = threading.Thread(target=SUBMIT, args=(1,)); t.start(); t.join()\nprint('after')"
     ran = repl.run(code, submit=[])
     assert (ran.result.final_answer, ran.stdout, ran.stderr) == ("1", "after\n", "")
@@ -119,7 +118,6 @@ def test_draft_is_the_content_of_answer(repl: BareRepl) -> None:
 
 
 def test_unreadable_draft_is_a_block_error(repl: BareRepl) -> None:
-    """A draft that cannot be read is an error of the block."""
     code = "class Bad:\n    def __str__(self): raise ValueError\nanswer['content'] = Bad()"
     assert repl.run(code).result.error == "the answer cannot be read: ValueError"
     assert repl.run("1").result.status == "ok"

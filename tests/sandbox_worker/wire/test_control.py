@@ -145,7 +145,6 @@ def test_fork_server_memory_is_not_negative() -> None:
 
 @table("bound", sorted({*ReplBounds.__struct_fields__} - {"cpu_s", "later_context_bytes"}))
 def test_tmpfs_bound_of_0_is_refused(bound: str) -> None:
-    """A bound of 0 is refused, since a tmpfs takes 0 for no bound."""
     spawn = control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
     with pytest.raises(MessageInvalid, match=bound):
         control.unpack_to_zygote(control.pack(spawn))

@@ -88,7 +88,6 @@ def test_garbage_raises_only_protocol_violations() -> None:
 
 
 def test_lone_surrogate_is_written_out() -> None:
-    """A lone surrogate in a message that is read is written out as an escape."""
     message = Output(block=1, stream="stdout", text='a\ud800"\udfff')
     assert decode_from_worker(encode(message)) == Output(block=1, stream="stdout", text='a\\ud800"\\udfff')
 
@@ -112,7 +111,6 @@ def test_frames_before_an_oversized_prefix_come_out_first() -> None:
 
 
 def test_incomplete_frame_tells_its_sizes() -> None:
-    """An incomplete frame tells the bytes that came."""
     decoder = FrameDecoder(max_frame_bytes=1000)
     assert (decoder.buffered_bytes, decoder.pending) == (0, b"")
     assert decoder.feed(b"\0\0") == []
@@ -139,7 +137,6 @@ def test_large_payload_is_not_copied(payload_bytes: int, kind: type) -> None:
 
 
 def test_frame_too_large_is_told_and_dropped() -> None:
-    """A frame that is too large is told with its size and the limit, and is not kept."""
     with pytest.raises(FrameTooLarge, match="frame of 1,001 bytes, the limit is 1,000"):
         encode_frame(b"x" * 1001, 1000)
     decoder = FrameDecoder(1000)

@@ -53,7 +53,6 @@ def test_boundary_allows_processes_only_with_pid_namespace() -> None:
 
 @table("name", ["paranoid", "auto", "Strict", "", 0, None])
 def test_fork_server_without_level_refuses_the_message(name: object) -> None:
-    """A fork server that is told of no level refuses the message."""
     configure = control.Configure(level="strict", new_root="/n", readable=[], hidden=[])
     fields = msgspec.to_builtins(configure) | {"level": name}
     with pytest.raises(MessageInvalid, match="level"):
@@ -78,7 +77,6 @@ def named_where_raised() -> Iterator[str]:
 
 
 def test_layers_of_the_sandbox_are_the_set() -> None:
-    """Each layer that the sandbox names is in the set, and the set has no other."""
     named = {*named_where_raised(), *(name for rows in _INIT_LAYERS.values() for name, _ in rows)}
     assert named == LAYERS - {"system calls"}  # which the orchestrator names for a process that was killed
 

@@ -151,7 +151,6 @@ def test_display_of_unknown_type_is_invalid(field: str, forms: object) -> None:
 
 @table("status", ["killed", "OK", None])
 def test_worker_cannot_claim_the_orchestrators_outcomes(status: str | None) -> None:
-    """A worker cannot claim an outcome that only the orchestrator sees."""
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps({"type": "result", "block": 1, "status": status}).encode())
 
@@ -172,7 +171,6 @@ def test_deep_nesting_is_invalid(decode: Any, opening: bytes) -> None:
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_text_is_read_with_surrogates_written_out(text: str) -> None:
-    """Any text is read unchanged, or with its lone surrogates written out."""
     expected = text.encode("utf-8", "backslashreplace").decode()
     for message in (Output(block=1, stream="stdout", text=text), Result(block=1, status="error", error=text)):
         arrived = decode_from_worker(encode(message))
@@ -181,7 +179,6 @@ def test_text_is_read_with_surrogates_written_out(text: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_text_for_code_arrives_or_is_not_sent(text: str) -> None:
-    """Text that code works with arrives unchanged or is not sent."""
     is_whole = not any("\ud800" <= character <= "\udfff" for character in text)
     for message in (
         Query(id="1:1", want="llm", prompts=["whole", text]),

@@ -83,7 +83,6 @@ def test_long_task_shows_its_ends(chars: int) -> None:
 
 
 def test_shown_task_can_always_be_sent() -> None:
-    """The shown form of any task can be sent."""
     told = beginning_and_end("\ud800" + "x" * LONG_TASK_CHARS + "\udfff")
     assert told.encode().startswith(b"?x")
     assert told.endswith("x?")

@@ -93,7 +93,6 @@ def test_odd_data_frame_comes_out_unchanged(frame: Any) -> None:
     ],
 )
 def test_table_that_does_not_cross_is_refused(value: Any, why: str) -> None:
-    """A table with content that does not cross is refused with the place."""
     with pytest.raises(ValueRefused) as refused:
         encode(value, "it")
     assert str(refused.value).startswith(why)

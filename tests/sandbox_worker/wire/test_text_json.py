@@ -39,7 +39,6 @@ def test_text_without_surrogates_is_encoded_as_msgspec_does(encode: Any, text: s
 
 @given(ANY_TEXT, ANY_TEXT)
 def test_escaped_text_decodes_to_an_equal_value(one: str, other: str) -> None:
-    """Escaped text is decoded to an equal value by `json` and from structs."""
     joined = json.loads(json.dumps(one))  # a pair of escapes is one character
     assert json.loads(encode_escaped([one])) == [joined]
     said = Said(joined, [json.loads(json.dumps(other))])
@@ -60,7 +59,6 @@ def test_escaped_bytes_are_ascii_escapes() -> None:
     ],
 )
 def test_decode_escaped_refuses_other_json(data: bytes, error: type[Exception]) -> None:
-    """`decode_escaped` refuses bytes that are not JSON of the type."""
     with pytest.raises(error):
         decode_escaped(data, Said)
 
@@ -84,6 +82,5 @@ def test_raw_text_is_the_same_characters(text: str) -> None:
 
 
 def test_raw_adjacent_surrogates_stay_two_characters() -> None:
-    """Raw surrogates that stand side by side stay two characters."""
     assert encode_raw("\ud83d\ude00") == b'"\xed\xa0\xbd\xed\xb8\x80"'
     assert encode_raw({"a": "\ud800"}) == b'{"a":"\xed\xa0\x80"}'

@@ -146,7 +146,6 @@ CONTENTS = st.recursive(
 
 @given(st.dictionaries(TAGS, CONTENTS, min_size=1, max_size=1))
 def test_tag_with_any_content_is_value_or_error(node: dict[str, Any]) -> None:
-    """A tag of any content is a value or one error."""
     with contextlib.suppress(ValueInvalid):
         decode(json.dumps(node, separators=(",", ":")).encode(), MOST)
 

@@ -84,7 +84,6 @@ def test_undecodable_output_is_shown_in_part(data: bytes) -> None:
 
 @given(st.lists(st.text("a\n", max_size=50), max_size=40), st.integers(1, 10))
 def test_forged_lines_are_kept_within_the_honest_bound(pieces: list[str], lines: int) -> None:
-    """A forged flood of lines is kept only as far as an honest REPL sends lines."""
     bounds = OutputBounds(max_output_bytes=10_000, max_output_lines=lines)
     output = BlockOutput(bounds, None)
     for piece in pieces:

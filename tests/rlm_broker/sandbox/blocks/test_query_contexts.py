@@ -91,7 +91,6 @@ def error(slots: list[dict[str, Any]]) -> str:
 
 
 def test_context_comes_from_value_file_or_repl(handler: LMHandler, sandbox: Sandbox) -> None:
-    """A context is a value in the query, a file, or a context of the REPL."""
     code = (
         "open('text', 'w').write('é' * 20_000); open('json', 'w').write('[1, 2]')\n"
         "ask([{'value': '{\"a\": 1}'}, {'file': 'text'}, {'file': 'json', 'is_json': True}, {'own': 'context'}, None], "
@@ -207,7 +206,6 @@ def test_value_above_the_message_bound_is_refused(handler: LMHandler, sandbox: S
 
 
 def test_contexts_at_their_maximum_leak_no_descriptor(handler: LMHandler, sandbox: Sandbox) -> None:
-    """As many contexts as a query may have leak no descriptor."""
     limits = LIMITS.model_copy(update={"max_children_total": 2})
     slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {MAX_PROMPTS}, ['t'] * {MAX_PROMPTS})", limits)
     assert [slot["text"] for slot in slots] == ["int of 1"] * MAX_PROMPTS  # equal contexts are one child
@@ -294,7 +292,6 @@ async def test_opened_context_is_closed_on_exit() -> None:
 
 
 async def test_children_share_the_stored_file_until_the_end() -> None:
-    """Children of a query share the stored form of a file until the last child has ended."""
     async with Sandbox(LIMITS, warm=0) as sandbox, sandbox.repl() as repl:
         await repl.files.awrite("part", b"p" * 50_000)
         asked = Query(id="1:1", want="rlm", prompts=["a", "b", "c"], contexts=[ChildContext(file="part")] * 3)

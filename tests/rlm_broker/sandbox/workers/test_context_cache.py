@@ -151,7 +151,6 @@ async def test_cancelled_starts_leave_the_cache_intact() -> None:
 
 
 def test_least_recently_used_fork_server_is_ended_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server that was used least recently ends when memory is short."""
     with room_for_one(monkeypatch), Sandbox(warm=0) as sandbox:
         before = fork_servers()
         places(sandbox, OBJECTS)
@@ -297,7 +296,6 @@ def test_outside_of_isolation_nothing_is_decoded(level: str) -> None:
 
 
 def test_runs_share_a_contexts_fork_server() -> None:
-    """Runs that are asked about one context share its fork server."""
     with RLM(ScriptedClient(["```repl\nFINAL(id(context))\n```"] * 3)) as rlm:
         first, second, third = [rlm.completion(OBJECTS, "where is it?").response for _ in range(3)]
     assert first != second

@@ -60,7 +60,6 @@ def test_programs_are_refused_at_standard() -> None:
 
 
 def test_unavailable_level_names_reason_and_remedy() -> None:
-    """An unavailable level names the reason and what would give it."""
     error = unavailable(STRICT, "landlock", "landlock: Operation not supported")
     assert str(error).startswith("isolation level 'strict' is not available here: landlock: Operation not supported. ")
     assert error.remedy is not None
@@ -107,7 +106,6 @@ def machine(folder: Path, **files: str) -> Path:
     ],
 )
 def test_denied_namespaces_name_cause_and_command(tmp_path: Path, files: dict[str, str], command: str) -> None:
-    """Denied namespaces name their cause and one command."""
     sentence = remedy("namespaces", "unshare: Operation not permitted", errno.EPERM, machine(tmp_path, **files), {})
     assert command in sentence
     assert sentence.count("`") == 2
@@ -117,7 +115,6 @@ def test_denied_namespaces_name_cause_and_command(tmp_path: Path, files: dict[st
 def test_denied_namespaces_without_cause_suggest_other_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, words: str
 ) -> None:
-    """Denied namespaces without a visible cause suggest other rights."""
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert words in remedy("namespaces", "unshare: x", errno.EPERM, machine(tmp_path, **LOGIN), {})
 
@@ -181,7 +178,6 @@ def test_layer_has_one_remedy_or_a_reason() -> None:
 
 @table("layer", get_args(Layer))
 def test_layer_without_remedy_asks_for_a_report(tmp_path: Path, layer: Layer) -> None:
-    """A layer without a remedy of its own asks for a report, and no other layer does."""
     sentence = remedy(layer, "call: Operation not permitted", errno.EPERM, machine(tmp_path, **LOGIN), {})
     assert ("Please report" in sentence) == (layer in WITHOUT_REMEDY)
 

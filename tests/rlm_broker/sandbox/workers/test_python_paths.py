@@ -49,7 +49,6 @@ def test_lib64_that_is_no_link_is_searched_too(written: Path) -> None:
 
 
 def test_missing_venv_file_or_folder_is_refused(tmp_path: Path) -> None:
-    """A path that is missing, a file or no venv is refused."""
     (tmp_path / "file").touch()
     for path, why in (("nowhere", "there is no"), ("file", "is a file"), ("", "not a virtual environment")):
         with pytest.raises(ConfigurationError, match=f"python: .*{why}") as refused:

@@ -45,7 +45,6 @@ CONTEXTS: list[Any] = [
 
 @table("context", CONTEXTS)
 async def test_warm_worker_has_the_context_of_its_repl(context: Any) -> None:
-    """A ready worker has the context like a worker that was made for the REPL."""
     code = "context == context_0, context is context_0, type(context).__name__, ascii(context)[:99], len(repr(context))"
     seen = []
     for warm in (0, 1):
@@ -117,7 +116,6 @@ async def test_dead_warm_worker_is_not_given_out() -> None:
 
 
 async def test_repls_come_from_the_next_fork_server() -> None:
-    """REPLs come from the next fork server after the first one died."""
     async with Sandbox(warm=2) as sandbox:
         await until(lambda: ready(sandbox) == 2)
         for process in living_below():
@@ -215,7 +213,6 @@ async def test_leaving_completes_even_if_cancelled(after_s: float) -> None:
 
 
 async def test_value_provided_during_start_is_in_the_first_block() -> None:
-    """A value that is provided while the REPL starts is there in its first block."""
     async with Sandbox(warm=0) as sandbox:
         repl = sandbox.repl("text", values={"early": 1})
         opening = asyncio.create_task(repl.__aenter__())

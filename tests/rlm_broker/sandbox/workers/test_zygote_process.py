@@ -125,7 +125,6 @@ def test_level_is_unavailable_if_fork_server_is_filtered(status: int) -> None:
     ],
 )
 def test_fork_server_end_tells_last_words_or_signal(status: int, words: str, said: str) -> None:
-    """The end of a fork server is told by its last words or its signal."""
     error = zygote_process._ended_early(STANDARD, fork_server(status, words))
     assert type(error) is SandboxFailed
     assert str(error) == f"the sandbox's fork server cannot start: {said}"
