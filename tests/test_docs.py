@@ -17,13 +17,6 @@ from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.places import PROJECT
 
 
-def test_documents_name_existing_limits() -> None:
-    text = "".join(path.read_text() for path in (PROJECT / "docs").rglob("*.md"))
-    for call in re.findall(r"\bLimits\(([^()]*)\)", text):
-        names = [part.partition("=")[0].strip() for part in call.split(",") if part.strip()]
-        assert set(names) - set(Limits.model_fields) == set()
-
-
 def test_differences_name_the_default_limits() -> None:
     text = (PROJECT / "docs" / "differences.md").read_text().partition("## Other defaults")[2].partition("\n## ")[0]
     rows = re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)

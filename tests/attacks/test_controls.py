@@ -8,7 +8,7 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.support.needs import require_cpp_library, require_time_zones
+from tests.support.skips import require_cpp_library, require_time_zones
 from tests.support.tables import table
 
 PROGRAMS = {

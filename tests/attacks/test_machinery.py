@@ -1,6 +1,7 @@
 """The REPL's own machinery and its init: model code may ruin only its own REPL."""
 
 import os
+import threading
 from pathlib import Path
 
 import psutil
@@ -57,6 +58,7 @@ BREAKS = {
     "corrupts_none": "import ctypes; ctypes.memset(id(None), 0xFF, 16); x = [None] * 10",
     "frees_the_context": "import ctypes; ctypes.memset(id(context), 0, 8); del context",
 }
+ONE_AT_A_TIME = threading.Lock()
 WAITS_FOR_ALL = "import os\ntry:\n    while True: os.wait()\nexcept OSError: pass"
 OF_INIT = {
     "kills_it": "import os, signal\nfor n in range(1, 65):\n    try: os.kill(os.getppid(), n)\n    except OSError: pass",
@@ -82,7 +84,7 @@ OF_INIT = {
 
 
 @pytest.mark.parametrize("arena", PROTECTED, indirect=True)
-@table("name", BREAKS)
+@table("name", BREAKS, at_once=4)
 def test_ruined_repl_is_replaced_with_its_context(arena: Arena, name: str) -> None:
     before = psutil.Process().memory_info().rss
     with arena.sandbox.repl("its context") as ruined:
@@ -93,7 +95,8 @@ def test_ruined_repl_is_replaced_with_its_context(arena: Arena, name: str) -> No
             if later.stdout == "its context\n":
                 break
     assert later.stdout == "its context\n"
-    arena.goes_on()
+    with ONE_AT_A_TIME:
+        arena.goes_on()
     assert psutil.Process().memory_info().rss - before < 300 << 20
 
 

@@ -2,12 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+Test = Callable[..., Any]
 FAILURES = (Exception, pytest.fail.Exception, pytest.skip.Exception)
 
 
@@ -26,8 +28,11 @@ class Rows:
         try:
             yield
         except FAILURES as error:
-            error.add_note(f"row: {row!r:.500}")
-            (self._skipped if isinstance(error, pytest.skip.Exception) else self._failed).append(error)
+            if isinstance(error, pytest.skip.Exception):
+                self._skipped.append(error)
+            else:
+                error.add_note(f"row: {row!r:.500}")
+                self._failed.append(error)
 
     def end(self) -> None:
         """Raise what the rows raised. If all were skipped, the test is."""
@@ -37,17 +42,13 @@ class Rows:
             raise self._skipped[0]
 
 
-def table(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a test that is called once for each row, within one item.
+def table(names: str, rows: Iterable[Any], *, at_once: int = 1) -> Callable[[Test], Test]:
+    """Decorate a test that is called once for each row, within one item; else it means what `parametrize` does.
 
-    Fixtures are made once for all rows, but a `tmp_path` is a folder for each row. `pytest.mark.parametrize` makes an
-    item for each row: that is for rows that need fresh fixtures, or seconds.
-
-    Args:
-        names: Parameters of the test that a row gives, as in `pytest.mark.parametrize`.
-        rows: A tuple for several names, or the value for one.
+    Fixtures are made once for all rows, but a `tmp_path` is a folder for each row. `pytest.mark.parametrize` is for rows
+    that need fresh fixtures, or seconds. `at_once` rows are tried at the same time, in threads, if most of it is waiting.
     """
-    fields = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    fields = names.replace(",", " ").split()
     all_rows = list(rows)
     assert all_rows, "an empty table tests nothing"
 
@@ -58,16 +59,20 @@ def table(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Callable
             own["tmp_path"].mkdir()
         return fixtures | own | ({fields[0]: row} if len(fields) == 1 else dict(zip(fields, row, strict=True)))
 
-    def decorated(test: Callable[..., Any]) -> Callable[..., Any]:
+    def decorated(test: Test) -> Test:
         signature = inspect.signature(test)
         given = [each for each in signature.parameters.values() if each.name not in fields]
 
         @functools.wraps(test)
         def whole(**fixtures: Any) -> None:
             tried = Rows()
-            for number, row in enumerate(all_rows):
-                with tried.trying(row):
-                    test(**values(fixtures, number, row))
+
+            def try_one(number: int) -> None:
+                with tried.trying(all_rows[number]):
+                    test(**values(fixtures, number, all_rows[number]))
+
+            with ThreadPoolExecutor(at_once) as threads:
+                list((threads.map if at_once > 1 else map)(try_one, range(len(all_rows))))
             tried.end()
 
         @functools.wraps(test)
@@ -80,7 +85,6 @@ def table(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Callable
 
         made: Any = whole_async if inspect.iscoroutinefunction(test) else whole
         made.__signature__ = signature.replace(parameters=given)
-        decorated_test: Callable[..., Any] = made
-        return decorated_test
+        return cast("Test", made)
 
     return decorated

@@ -25,9 +25,9 @@ from rlm_broker.sandbox.sandbox import close_all
 from rlm_broker.sandbox.workers import context_cache
 from rlm_broker.sandbox.workers.python_paths import python_paths, read_venv, shown
 from tests.support.forked_python import Python, python
-from tests.support.needs import require_cpp_library
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
+from tests.support.skips import require_cpp_library
 from tests.support.tables import table
 from tests.support.venvs import a_venv
 from tests.support.waiting import WAIT_S, until, until_now

@@ -13,8 +13,8 @@ from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import zygote_process
 from rlm_broker.sandbox.workers.python_paths import python_paths
-from tests.support.needs import require_cpp_library
 from tests.support.processes import living_below
+from tests.support.skips import require_cpp_library
 from tests.support.sources import pool_of
 from tests.support.tables import table
 from tests.support.waiting import until

@@ -11,7 +11,7 @@ import pytest
 from sandbox_worker.isolation import landlock
 from sandbox_worker.isolation.zygote_layers import _others_can_read
 from tests.support.launcher import BOUNDS, ROOT_WITH_PUBLIC_PYTHON, SCRATCH_BYTES, USERS, Launcher, launcher_of
-from tests.support.needs import require_time_zones
+from tests.support.skips import require_time_zones
 from tests.support.tables import table
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from sandbox_worker.isolation import landlock
 from tests.support.launcher import BOUNDS, SCRATCH_BYTES, USERS, WHY_NOT_STRICT, Launcher, launcher_of, needs_strict
-from tests.support.needs import require_time_zones
-from tests.support.skips import NEEDS_ROOT
+from tests.support.skips import NEEDS_ROOT, require_time_zones
 from tests.support.tables import table
 
 
