@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
 
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
-from rlm_broker.broker.completing import Completing
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, require_kind
 from rlm_broker.limits import Limits
 from rlm_broker.results import Call

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from rlm_broker.batch.journal import DIGEST_BYTES, AnsweredCall
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
 from rlm_broker.broker.clients.recording import recorded_request
-from rlm_broker.broker.completing import Completing
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Usage, UsageSummary

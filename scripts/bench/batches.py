@@ -1,18 +1,21 @@
 """Batches: many items with flat memory, and a further call of a batch whose items are finished."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlm_broker.batch.items import BatchItem
+from rlm_broker.batch.journal import journal_of, key_of
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
-from scripts.bench.measure import Effort, seconds
+from scripts.bench.measure import Effort, Model, many, seconds
 from scripts.bench.row import OURS, Row, Side, side
-from scripts.bench.runs import AT_ONCE, Turns, held_bytes
+from scripts.bench.runs import AT_ONCE, held_bytes, next_turn, run_of_three_turns
 
 ITEMS, MANY = 5_000, 100_000
 SAMPLES = 10
@@ -36,8 +39,8 @@ async def _through(count: int) -> list[Row]:
     """Compare a batch with the same runs without one, and sample what the process holds."""
     held, step = list[float](), max(1, count // SAMPLES)
     with tempfile.TemporaryDirectory() as folder:
-        async with RLM(Turns()) as rlm:
-            bare = await _bare(rlm, step)
+        async with RLM(Model(next_turn)) as rlm:
+            bare = await many(step, AT_ONCE, lambda: run_of_three_turns(rlm))
             out = Path(folder) / "out.jsonl"
             started, done = time.perf_counter(), 0
             async for result in rlm.batch(_made(count), max_concurrent=AT_ONCE, out=out):
@@ -60,18 +63,6 @@ async def _through(count: int) -> list[Row]:
     ]
 
 
-async def _bare(rlm: RLM, count: int) -> float:
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def run() -> None:
-        async with places:
-            await rlm.acompletion("some context", "how long is it twice?")
-
-    started = time.perf_counter()
-    await asyncio.gather(*(run() for _ in range(count)))
-    return count / (time.perf_counter() - started)
-
-
 def _made(count: int) -> Iterator[BatchItem]:
     for number in range(count):
         yield BatchItem(str(number), "some context", "how long is it twice?")
@@ -82,16 +73,26 @@ def resumed(effort: Effort) -> list[Row]:
     return asyncio.run(_resumed(effort.size(MANY)))
 
 
+def _finish(out: Path, count: int) -> None:
+    """Write down results of further items, as those of the first."""
+    line = out.read_text()
+    with out.open("a") as file:
+        file.writelines(line.replace('"id":"0"', f'"id":"{number}"', 1) for number in range(1, count))
+    with contextlib.closing(sqlite3.connect(journal_of(out))) as database, database:
+        ((made_of, status),) = database.execute("SELECT made_of, status FROM items")
+        rows = ((key_of(str(number)), made_of, status, None) for number in range(1, count))
+        database.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows)
+        database.execute("UPDATE header SET value = ? WHERE name = 'synced'", (str(out.stat().st_size).encode(),))
+
+
 async def _resumed(count: int) -> list[Row]:
     """Finish a few items, write down as many results as if all were finished, and time the next call."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.jsonl"
-        async with RLM(Turns(), sandbox=Sandbox(seed=7)) as rlm:
+        async with RLM(Model(next_turn), sandbox=Sandbox(seed=7)) as rlm:
             async for _ in rlm.batch(_made(1), out=out):
                 pass
-            line = out.read_text()
-            with out.open("a") as file:
-                file.writelines(line.replace('"id":"0"', f'"id":"{number}"', 1) for number in range(1, count))
+            _finish(out, count)
             started = time.perf_counter()
             batch = rlm.batch(_made(count), max_concurrent=AT_ONCE, out=out)
             async for result in batch:
