@@ -269,19 +269,24 @@ class Feeding:
         self._number += 1
         item = item_of(given, f"item {self._number:,}")
         made_of = digest_of(item, self._root)
-        fed = [Fed(item, made_of, sample, key_of(item.id, sample)) for sample in range(self._samples)]
-        done = [self._known.get(each.key) for each in fed]
-        self._known.update((each.key, PULLED) for each in fed)
-        if done[0] is PULLED:
-            raise ConfigurationError(f"item {self._number:,} has the id {item.id!r}, which an item before it has, too")
-        if any(each not in (None, made_of) for each in done):
-            raise ConfigurationError(
-                f"item {self._number:,} with the id {item.id!r} has another question or context than the one that is "
-                "finished: give it another id, or name another file for the results"
-            )
-        left = [each for each, digest in zip(fed, done, strict=True) if digest is None]
-        if len(left) < len(fed):
-            self._on_skipped(len(fed) - len(left))
+        left = []
+        for sample in range(self._samples):
+            key = key_of(item.id, sample)
+            done = self._known.get(key)
+            self._known[key] = PULLED
+            if done is None:
+                left.append(Fed(item, made_of, sample, key))
+            elif done is PULLED:
+                raise ConfigurationError(
+                    f"item {self._number:,} has the id {item.id!r}, which an item before it has, too"
+                )
+            elif done != made_of:
+                raise ConfigurationError(
+                    f"item {self._number:,} with the id {item.id!r} has another question or context than the one that "
+                    "is finished: give it another id, or name another file for the results"
+                )
+        if len(left) < self._samples:
+            self._on_skipped(self._samples - len(left))
         return left
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import subprocess
+import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from tests.support.waiting import until_now
 
 CODE = "```repl\nFINAL(llm_query('Which name is in: ' + context))\n```"
 NAMES = ("Ada", "Bob", "Cy", "Di")
+MORE = len(NAMES) + 1
+"""More requests than a batch makes at the same time."""
 
 
 class Provider:
@@ -36,7 +39,7 @@ class Provider:
     Attributes:
         held: Names whose prompts get no answer for now.
         late: Names whose prompts get an answer after two seconds.
-        ends: Names whose prompts get one when as many requests wait as there are names, and one more.
+        ends: Names whose prompts get one when `MORE` requests wait.
         asked: Prompts of code that were answered, with their number.
         roots: Calls of roots.
         waiting: Prompts that got no answer.
@@ -55,7 +58,7 @@ class Provider:
         """Answer one request."""
         last = str(request["messages"][-1]["content"])
         if last == "go":
-            return replace(completion("gone"), together=len(self.ends) + 1)
+            return replace(completion("gone"), together=MORE)
         if "Refuse this" in json.dumps(request["messages"]) and self.refuses:
             return Answer(status=400)
         if not last.startswith("Which name is in: "):
@@ -67,7 +70,7 @@ class Provider:
             return Answer(never=True)
         self.asked[name] += 1
         answer = completion(name, 20, 2, delay_s=2 if name in self.late else 0)
-        return replace(answer, together=len(self.ends) + 1 if name in self.ends else 1)
+        return replace(answer, together=MORE if name in self.ends else 1)
 
 
 @pytest.fixture
@@ -300,7 +303,8 @@ def test_signal_lets_calls_under_way_end(
         assert process.stderr is not None
         assert process.stderr.readline() == f"{STOPPING}\n"
         ask = json.dumps({"messages": [{"role": "user", "content": "go"}]}).encode()
-        urllib.request.urlopen(f"{server.base_url}/chat/completions", ask).close()
+        for _ in range(MORE - 2):
+            threading.Thread(target=urllib.request.urlopen, args=(f"{server.base_url}/chat/completions", ask)).start()
         _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 128 + number
     assert err.splitlines()[-1] == "rlm-broker batch: stopped; the same command goes on"
