@@ -15,10 +15,8 @@ from rlm_broker.errors import ConfigurationError
 
 INDEX_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
 """Variables that have the number of this task, in the order in which they are looked for."""
-MOST_SHARDS = 1_000_000
 _GIVEN = re.compile(r"(auto|\d{1,7})/(\d{1,7})")
 _NAME = re.compile(r"\.(\d+)-of-(\d+)\Z")
-PIECE_BYTES = 1 << 20
 
 
 class Shard(NamedTuple):
@@ -50,7 +48,7 @@ def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
         ConfigurationError: It names none, or no variable has the number of a task.
     """
     given = _GIVEN.fullmatch(text)
-    if given is None or not 1 <= int(given[2]) <= MOST_SHARDS:
+    if given is None or not int(given[2]):
         raise ConfigurationError(
             f"--shard {text}: give a number and the number of all shards, such as 3/100 or auto/100"
         )
@@ -83,7 +81,7 @@ def shards_of(out: Path) -> dict[Shard, Path]:
 
 
 def merge(out: Path) -> int:
-    """Put the results of all shards into one file, and return the number of shards. A kill leaves no half of it.
+    """Put the results of all shards into one file, and return their number. A kill leaves no half of it.
 
     Raises:
         ConfigurationError: There are no shards, the file exists, or one of them cannot be read or written.
@@ -91,7 +89,7 @@ def merge(out: Path) -> int:
     shards = shards_of(out)
     if not shards:
         raise ConfigurationError(f"there is no shard of {out} beside it, such as {Shard(1, 100).file(out).name}")
-    written = out.with_name(f"{out.name}.merged")
+    written, number = out.with_name(f"{out.name}.merged"), 0
     try:
         if out.exists():
             raise ConfigurationError(f"{out} exists: remove it, or name another file for all results")
@@ -99,10 +97,11 @@ def merge(out: Path) -> int:
             into = stack.enter_context(open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"))
             for path in shards.values():
                 with path.open("rb") as file:
-                    into.writelines(line for line in file if line.endswith(b"\n"))
-            into.flush()
-            os.fsync(into.fileno())
+                    for line in file:
+                        if line.endswith(b"\n"):
+                            into.write(line)
+                            number += 1
         written.rename(out)
     except OSError as error:
         raise ConfigurationError(f"cannot merge into {out}: {error.strerror or error}") from None
-    return len(shards)
+    return number

@@ -70,10 +70,13 @@ def run(
     """
     if (looked_at := status or merge) is not None:
         _require_alone(input, "status" if status else "merge")
-        if merge is not None:
-            merge_shards(merge)
+        merged = 0 if merge is None else merge_shards(merge)
         shown = show_status(looked_at, as_json=as_json, of_shards=merge is not None)
-        return int(merge is not None and shown.shards is not None and shown.shards[0] < shown.shards[1])
+        if merge is None:
+            return 0
+        if left := shown.done - merged:
+            say(f"rlm-broker batch: {counted(left, 'result')} of killed shards left out: go on with these", err=True)
+        return int(bool(left) or shown.shards is None or shown.shards[0] < shown.shards[1])
     if input is None:
         raise click.UsageError("Missing argument 'INPUT': name a file of JSON lines, or - for stdin.")
     if out is None:

@@ -24,7 +24,10 @@ async def test_earlier_usage_does_not_slow_calls_down() -> None:
     spending = Spending(BatchLimits(max_tokens=10_000), {"m": Usage(500, 5_000, 2_000, 1.0)}, ends.append)
     metered = Metered(spending, provider)
     provider.answers.set()
-    await asyncio.gather(*begun(metered, "first"))
+    assert metered.routing is provider.routing
+    (call,) = await asyncio.gather(*begun(metered, "first"))
+    assert call.response == "first 1"
+    await spending.drained(3_600)  # no call is under way
     provider.answers.clear()
     calls = begun(metered, *"abcd")
     await until(lambda: len(provider.asked) == 5)
@@ -76,7 +79,7 @@ async def test_failures_that_every_call_would_meet_end_it(
     ends: list[BaseException] = []
     provider = Provider()
     provider.answers.set()
-    metered = Metered(Spending(BatchLimits(), {}, ends.append), provider)
+    metered = Metered(Spending(BatchLimits(max_tokens=100_000), {}, ends.append), provider)
     failed = 0
     for is_answered in [*[True] * answers, *[False] * 3, *[True] * answers, *[False] * 12]:
         provider.error = None if is_answered else ModelFailed("wrong key", is_lasting=cause)
@@ -89,6 +92,7 @@ async def test_failures_that_every_call_would_meet_end_it(
     if ends_at:
         assert failed == ends_at
         assert str(ends[0]) == "every call would fail: wrong key"
+        assert getattr(ends[0], "is_lasting", False)
         call.cancel()
     await asyncio.wait({call})
 

@@ -95,6 +95,8 @@ def test_files_that_are_of_no_batch_are_refused(out: Path, tmp_path: Path) -> No
         ("0/100", {}, Shard(0, 100)),
         ("auto/4", {"SLURM_ARRAY_TASK_ID": "4", "JOB_COMPLETION_INDEX": "3"}, Shard(0, 4)),
         ("auto/4", {"JOB_COMPLETION_INDEX": "3"}, Shard(3, 4)),
+        ("1/1", {}, Shard(0, 1)),
+        ("auto/4", {"SLURM_ARRAY_TASK_ID": "x", "JOB_COMPLETION_INDEX": "3"}, "none of SLURM"),
         ("auto/4", {}, "none of SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX has a number: give 3/4"),
         ("5/4", {}, "there is no shard 5 of 4"),
         ("3", {}, "give a number and the number of all shards, such as 3/100"),
@@ -132,7 +134,12 @@ async def test_shards_are_counted_and_merged(tmp_path: Path) -> None:
     assert list(shards_of(out)) == [Shard(2, 10), Shard(0, 10)]
     with Shard(2, 10).file(out).open("ab") as file:
         file.write(b'{"id":"torn')
-    assert merge(out) == 2
+    out.with_name("all.jsonl.merged").mkdir()
+    with pytest.raises(ConfigurationError, match=r"cannot merge into .*all\.jsonl: Is a directory"):
+        merge(out)
+    out.with_name("all.jsonl.merged").rmdir()
+    assert merge(out) == 3
+    assert out.stat().st_mode & 0o777 == 0o600
     assert out.read_bytes() == line_of("c") + line_of("a") + line_of("b")
     assert read_status(out, of_shards=True).done == 3
     with pytest.raises(ConfigurationError, match=r"all\.jsonl exists: remove it, or name another file for all results"):
