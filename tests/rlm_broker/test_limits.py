@@ -1,5 +1,7 @@
 """Limits: their defaults, their ranges, and the words that refuse a wrong value."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -113,9 +115,8 @@ def test_repl_limits_equal_the_limits_by_name() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("base", "limits", "blocks"),
-    [
+def test_limits_that_are_not_set_change_none() -> None:
+    cases: list[tuple[Any, RunLimits, int | None]] = [
         (Limits(max_blocks=7), RunLimits(run_timeout_s=5), 7),
         (Limits(max_blocks=7), Limits(max_iterations=50), 7),
         (Limits(max_iterations=2), RunLimits(max_depth=2), 10),
@@ -123,12 +124,11 @@ def test_repl_limits_equal_the_limits_by_name() -> None:
         (Limits(max_iterations=2), RunLimits(max_blocks=1), 1),
         (Limits(max_blocks=7), RunLimits(max_blocks=None), None),
         (ReplLimits(max_processes=9), RunLimits(max_iterations=3), 15),
-    ],
-)
-def test_limits_that_are_not_set_change_none(base: Limits, limits: RunLimits, blocks: int | None) -> None:
-    changed = with_set(with_set(base, limits), ReplLimits(memory_bytes=1 << 28))
-    assert (changed.max_blocks, changed.memory_bytes) == (blocks, 1 << 28)
-    assert changed.max_processes == base.max_processes
+    ]
+    for base, limits, blocks in cases:
+        changed = with_set(with_set(base, limits), ReplLimits(memory_bytes=1 << 28))
+        assert (changed.max_blocks, changed.memory_bytes) == (blocks, 1 << 28)
+        assert changed.max_processes == base.max_processes
 
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

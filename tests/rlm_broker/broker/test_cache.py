@@ -57,19 +57,16 @@ async def test_cache_key_holds_all_that_shapes_a_reply(tmp_path: Path) -> None:
     assert cache.key(ScriptedClient(["x"]), request("a")) is None
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
+async def test_only_what_that_very_model_said_is_kept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    for reply in (
         LMReply("", Usage(1)),
         LMReply("", Usage(1), problem="no text"),
         LMReply("text", Usage(1), model="a fallback"),
         LMReply("a lone surrogate \ud800", Usage(1)),  # sqlite could not store it as it is
-    ],
-)
-async def test_only_what_that_very_model_said_is_kept(tmp_path: Path, reply: LMReply) -> None:
-    cache = Cache(tmp_path / "cache")
-    await cache.put(b"key", reply)
-    assert await cache.get(b"key") is None
+    ):
+        await cache.put(b"key", reply)
+        assert await cache.get(b"key") is None
 
 
 async def test_least_recently_used_replies_are_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,16 +208,17 @@ async def test_use_is_written_down_once_a_minute(tmp_path: Path, monkeypatch: py
     assert used == pytest.approx([0, 60.5, 60.5, 121])
 
 
-@pytest.mark.parametrize("path", [5, None, b"cache"])
-def test_path_of_another_type_is_refused(path: Any) -> None:
-    with pytest.raises(ConfigurationError, match="path"):
-        Cache(path)
+def test_path_of_another_type_is_refused() -> None:
+    paths: tuple[Any, ...] = (5, None, b"cache")
+    for path in paths:
+        with pytest.raises(ConfigurationError, match="path"):
+            Cache(path)
 
 
-@pytest.mark.parametrize(("mode", "is_taken"), [(0o600, True), (0o655, True), (0o620, False), (0o602, False)])
-def test_file_is_refused_if_others_may_write_to_it(tmp_path: Path, mode: int, is_taken: bool) -> None:
-    path = tmp_path / "cache"
-    path.touch()
-    path.chmod(mode)
-    with contextlib.nullcontext() if is_taken else pytest.raises(ConfigurationError, match="other users may write"):
-        Cache(path).close()
+def test_file_is_refused_if_others_may_write_to_it(tmp_path: Path) -> None:
+    for mode, is_taken in ((0o600, True), (0o655, True), (0o620, False), (0o602, False)):
+        path = tmp_path / f"{mode:o}"
+        path.touch()
+        path.chmod(mode)
+        with contextlib.nullcontext() if is_taken else pytest.raises(ConfigurationError, match="other users may write"):
+            Cache(path).close()

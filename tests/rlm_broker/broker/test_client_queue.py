@@ -228,65 +228,41 @@ async def test_waiting_for_a_provider_counts_as_the_calls_time() -> None:
     assert any(isinstance(each, ModelFailed) for each in done)
 
 
-@pytest.mark.parametrize(
-    "usage",
-    [
+async def test_counts_that_cannot_be_are_unknown() -> None:
+    impossible = [
         Usage(1, -1000, 5, 0.1),
         Usage(1, 10, 5, -3.0),
         Usage(1, 10, 5, float("nan")),
         Usage(1, 10, 5, float("inf")),
         Usage(1, 10, 5, 0.1, cached_input_tokens=-1),
         Usage(1, 2.5, 5, 0.1),  # type: ignore[arg-type]
-    ],
-)
-async def test_counts_that_cannot_be_are_unknown(usage: Usage) -> None:
-    class Odd(Failing):
-        async def complete(self, request: LMRequest) -> LMReply:
-            return LMReply((await super().complete(request)).text, usage)
-
-    client = Odd()
-    counted = (await LMHandler(client).complete(client, REQUEST)).usage
-    assert counted.total_cost is None
-    assert counted.total_input_tokens in (0, 10)
-    assert counted.total_output_tokens == 5
+    ]
+    for usage in impossible:
+        client = Answering(LMReply("x", usage))
+        counted = (await LMHandler(client).complete(client, REQUEST)).usage
+        assert counted.total_cost is None
+        assert counted.total_input_tokens in (0, 10)
+        assert counted.total_output_tokens == 5
+    for usage in (Usage(1, 0, 0, 0.0), Usage(1, 1, 1, None), Usage(1, 9, 9, 0.5, cached_input_tokens=9)):
+        client = Answering(LMReply("x", usage))
+        assert (await LMHandler(client).complete(client, REQUEST)).usage == usage
 
 
-@pytest.mark.parametrize(
-    "usage", [Usage(1, 0, 0, 0.0), Usage(1, 1, 1, None), Usage(1, 9, 9, 0.5, cached_input_tokens=9)]
-)
-async def test_counts_that_can_be_are_kept(usage: Usage) -> None:
-    client = Answering(LMReply("x", usage))
-    assert (await LMHandler(client).complete(client, REQUEST)).usage == usage
-
-
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
+async def test_whatever_a_client_does_is_a_reply_or_a_failure() -> None:
+    cases: list[tuple[object, str]] = [
         ("text", "the client returned str, not LMReply"),
         (LMReply(5, Usage(1)), "the text of the client's reply is int, not str"),  # type: ignore[arg-type]
         (LMReply("x", None), "the usage of the client's reply is NoneType, not Usage"),  # type: ignore[arg-type]
-    ],
-)
-async def test_reply_of_another_type_is_a_failure(reply: object, said: str) -> None:
-    client = Answering(reply)
-    with pytest.raises(ModelFailed, match=f"^answering: {said}$"):
-        await LMHandler(client).complete(client, REQUEST)
-    assert len(client.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
         (asyncio.CancelledError(), "the client cancelled its own call"),
         (ZeroDivisionError("of theirs"), "ZeroDivisionError: of theirs"),
         (SystemExit(3), "SystemExit: 3"),
         (GeneratorExit("now"), "GeneratorExit: now"),
-    ],
-)
-async def test_error_of_a_client_is_a_failure(error: BaseException, said: str) -> None:
-    client = Answering(error)
-    with pytest.raises(ModelFailed, match=f"^answering: {said}$"):
-        await LMHandler(client).complete(client, REQUEST)
+    ]
+    for answer, said in cases:
+        client = Answering(answer)
+        with pytest.raises(ModelFailed, match=f"^answering: {said}$"):
+            await LMHandler(client).complete(client, REQUEST)
+        assert len(client.asked) == 1
 
 
 async def test_call_that_is_cancelled_is_no_failure() -> None:
@@ -368,9 +344,9 @@ async def test_time_of_an_attempt_goes_before_a_share() -> None:
     assert spare.asked[0] - before == pytest.approx(5, abs=0.01)
 
 
-@pytest.mark.parametrize(("spent_s", "left_s"), [(0, 5), (4, 1), (5, 0), (7, 0)])
-def test_time_that_is_spent_is_not_left(spent_s: float, left_s: float) -> None:
-    assert PendingCall(REQUEST, 5, spent_s=spent_s).left_s == left_s
+def test_time_that_is_spent_is_not_left() -> None:
+    left_s = {0: 5, 4: 1, 5: 0, 7: 0}
+    assert {spent_s: PendingCall(REQUEST, 5, spent_s=spent_s).left_s for spent_s in left_s} == left_s
 
 
 async def test_announced_tokens_count_before_the_call() -> None:

@@ -110,18 +110,16 @@ def test_object_keeps_one_wrapper_while_in_use() -> None:
     assert original(adapted(theirs)) is theirs
 
 
-@pytest.mark.parametrize(
-    "client",
-    [
+def test_clients_of_this_package_are_not_wrapped() -> None:
+    own: list[BaseClient] = [
         ScriptedClient([]),
         OfflineClient(),
         FunctionClient(lambda _: ""),
         LiteLLMClient("openai/x"),
         OpenAICompatibleClient("http://localhost:1/v1", "m"),
-    ],
-)
-def test_clients_of_this_package_are_not_wrapped(client: BaseClient) -> None:
-    assert adapted(client) is client_of(client) is original(client) is client
+    ]
+    for client in own:
+        assert adapted(client) is client_of(client) is original(client) is client
 
 
 def test_client_kind_follows_from_the_given_model() -> None:
