@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.bodies import WholeBodies
-from rlm_broker.serve.http_server import BoundedServer, ConnectionRoom, configured
+from rlm_broker.serve.http_server import BoundedServer, configured
 from rlm_broker.watch import client
 from rlm_broker.watch.messages import RunStatus
 from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
@@ -84,10 +84,6 @@ class _Server(BoundedServer):
 
     capture_signals = uvicorn.Server.capture_signals
 
-    def _cut(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-
 
 class Viewer:
     """Listens at an address of this machine. `link` is for the reader alone: it has the key.
@@ -120,8 +116,7 @@ class Viewer:
         self.link = f"http://{host}:{port}/#key={key}"
         app = live_app(with_key(source or MachineSource(), key), hosts=[f"{each}:{port}" for each in HOSTS])
         bounded = WholeBodies(app, MOST_BODY_BYTES, STALL_S, MOST_BODY_VALUES)
-        config = configured(bounded, None, None, behind_proxy=False)
-        self._server = _Server(config, ConnectionRoom(MOST_CONNECTIONS), close_s=LEAVE_S)
+        self._server = _Server(configured(bounded), MOST_CONNECTIONS, close_s=LEAVE_S, says_cut=False)
 
     async def serve(self) -> None:
         """Answer requests until a signal comes."""
