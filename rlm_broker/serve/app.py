@@ -21,11 +21,10 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.rlm import RLM
-from rlm_broker.serve import mcp_route, metrics, viewer_route
+from rlm_broker.serve import mcp_route, metrics
 from rlm_broker.serve.chat.routes import routes as chat_routes
 from rlm_broker.serve.errors import ApiError, api_error_of
 from rlm_broker.serve.guard import LEFT, Guard, Keys, key_of
-from rlm_broker.serve.health import Health
 from rlm_broker.serve.hosting.files import Files
 from rlm_broker.serve.hosting.owner import Places
 from rlm_broker.serve.hosting.repls import HeldRepls
@@ -37,6 +36,7 @@ from rlm_broker.serve.questions.runs import Asking
 from rlm_broker.serve.responses.routes import ResponseRoutes
 from rlm_broker.serve.sandboxes import blocks, containers, run_code
 from rlm_broker.serve.settings import ServeSettings
+from rlm_broker.serve.status import Health, viewer_routes
 from rlm_broker.serve.uploads import routes as file_routes
 from rlm_broker.values.validation import suggestion
 
@@ -172,7 +172,7 @@ class Service:
             *blocks.routes(parts),
             *containers.routes(parts),
             *run_code.routes(parts),
-            *viewer_route.routes(parts),
+            *viewer_routes(parts),
         ]
 
     def _take(self, event: Event) -> None:

@@ -172,6 +172,7 @@ class Guard:
         app: Application behind it.
         keys: Keys of the server.
         hosts: Names under which clients may reach it, besides loopback and addresses in numbers.
+        open_paths: Paths that need no key.
         on_response: Called with the route, the status and the seconds of each request that has ended.
     """
 
@@ -181,11 +182,13 @@ class Guard:
         keys: Keys,
         hosts: Iterable[str] = (),
         *,
+        open_paths: frozenset[str] = OPEN_PATHS,
         on_response: Callable[[str, int, float], None] | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
         self._hosts = LOCAL_NAMES | {host.lower() for host in hosts}
+        self._open_paths = open_paths
         self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -232,7 +235,7 @@ class Guard:
         if is_other or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise ApiError(403, "requests of web pages of other origins are refused", code="origin")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path not in OPEN_PATHS:
+        if path not in self._open_paths:
             scope[KEY] = self._keys.authenticated(request.headers.get("authorization"))
 
 
