@@ -1,6 +1,7 @@
 """`Service`: an ASGI application that serves an `RLM` and its sandbox to OpenAI's clients."""
 
 import contextlib
+import importlib.util
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.rlm import RLM
-from rlm_broker.serve import mcp_route, metrics
+from rlm_broker.serve import metrics
 from rlm_broker.serve.chat.routes import routes as chat_routes
 from rlm_broker.serve.errors import ApiError, api_error_of
 from rlm_broker.serve.guard import LEFT, Guard, Keys, key_of
@@ -184,8 +185,12 @@ class Service:
 
     async def _routes_with_state(self, opening: contextlib.AsyncExitStack, parts: Parts) -> Sequence[BaseRoute]:
         """Return the routes of parts that have to be opened."""
-        responses = await opening.enter_async_context(ResponseRoutes(parts))
-        return [*responses.routes(), *await opening.enter_async_context(mcp_route.running(parts))]
+        routes: list[BaseRoute] = [*(await opening.enter_async_context(ResponseRoutes(parts))).routes()]
+        if importlib.util.find_spec("mcp") is not None:
+            from rlm_broker.serve.mcp.http import mcp_routes  # the SDK takes 0.3 s to import, and is an extra
+
+            routes += await opening.enter_async_context(mcp_routes(parts))
+        return routes
 
     def _require_models(self, served: ServedModels) -> None:
         """Refuse a key with a model that the server does not have.

@@ -1,4 +1,4 @@
-"""What a server shows of itself: to load balancers whether it can take requests, and to the viewer its runs.
+"""State of a server: for load balancers whether it can take requests, and for the viewer its runs.
 
 In the viewer a key sees its own runs, and with the right `watch` those of all keys.
 """

@@ -128,7 +128,7 @@ def test_client_that_does_not_read_is_cut(impatient: HttpServer) -> None:
 
 
 def test_late_reader_gets_its_whole_answer(impatient: HttpServer) -> None:
-    """What the client owes a header for begins after an answer that it has not read yet."""
+    """The time for the next header ends, and the answer that the client has not read yet is still sent."""
     with peer(impatient, REQUEST) as client:
         until_now(lambda: impatient.connections() == 0)
         assert read_to_end(client).endswith(b"ok")
