@@ -123,6 +123,7 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.template import Template as Template
     from rlm_broker.sandbox.workers.levels import IsolationWarning as IsolationWarning
     from rlm_broker.serve.app import Service as Service
+    from rlm_broker.serve.metrics import Metrics as Metrics
     from rlm_broker.serve.settings import KeySettings as KeySettings
     from rlm_broker.serve.settings import Right as Right
     from rlm_broker.serve.settings import ServeSettings as ServeSettings
@@ -199,6 +200,7 @@ _MODULES = {
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
     "serve.app": "Service",
+    "serve.metrics": "Metrics",
     "serve.settings": "KeySettings Right ServeSettings",
     "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
     "watch.telemetry": "OpenTelemetry",
@@ -228,7 +230,7 @@ _PUBLIC |= {
     "TextPart": "sandbox_worker.wire.prompts",
 }
 
-_EXTRAS = {"OpenTelemetry": "otel", "Service": "serve"}
+_EXTRAS = {"Metrics": "serve", "OpenTelemetry": "otel", "Service": "serve"}
 """Maps a public name that needs further packages to the extra that has them."""
 
 __all__ = sorted(_PUBLIC)

@@ -30,7 +30,7 @@ from rlm_broker.serve.hosting.files import Files
 from rlm_broker.serve.hosting.owner import Places
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.metrics import Metrics, gauges_of
+from rlm_broker.serve.metrics import Metrics, metrics_of
 from rlm_broker.serve.models import ServedModels
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.questions.runs import Asking
@@ -112,7 +112,7 @@ class Service:
             self._parts = await self._parts_of(opening, contexts)
             self._require_models(self._parts.models)
             self._health = Health(self._rlm.sandbox)
-            self._metrics = Metrics(self._rlm.handler.routing.by_name, gauges_of(self._parts))
+            self._metrics = metrics_of(self._parts)
             routes = [*self._routes(self._parts), *await self._routes_with_state(opening, self._parts)]
             app = Starlette(routes=routes, exception_handlers=HANDLERS)
             self._app = Guard(app, self._keys, self._hosts(), on_response=self._metrics.request)

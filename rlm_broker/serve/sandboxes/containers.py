@@ -12,7 +12,7 @@ import base64
 import contextlib
 import os
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -248,17 +248,10 @@ class FileById(BaseModel):
     file_id: str
 
 
-class _File:
-    """A file in a container.
-
-    Attributes:
-        path: Its path below the scratch folder; bytes that are not UTF-8 are lone surrogates.
-        size_bytes: Its bytes.
-    """
-
-    def __init__(self, path: str, size_bytes: int) -> None:
-        self.path = path
-        self.size_bytes = size_bytes
+class _File(NamedTuple):
+    path: str
+    """Path below the scratch folder; bytes that are not UTF-8 are lone surrogates."""
+    size_bytes: int
 
 
 class _ContainerFiles:
