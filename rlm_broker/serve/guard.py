@@ -39,24 +39,16 @@ class ServerKey:
     owner: Owner
     rights: frozenset[Right]
 
-    def require(self, right: Right) -> None:
-        """Refuse a request that the key may not make.
-
-        Raises:
-            ApiError: 403.
-        """
-        if right not in self.rights:
-            raise ApiError(403, f"this key lacks the right {right!r}", code="not_allowed")
-
-    def require_one_of(self, *rights: Right) -> None:
+    def require(self, *rights: Right) -> None:
         """Refuse a request that needs one of these rights, if the key has none of them.
 
         Raises:
             ApiError: 403.
         """
         if not self.rights.intersection(rights):
-            said = " and ".join(repr(right) for right in rights)
-            raise ApiError(403, f"this key lacks the rights {said}: one of them is needed", code="not_allowed")
+            said = "rights " if len(rights) > 1 else "right "
+            said += " and ".join(map(repr, rights)) + (": one of them is needed" if len(rights) > 1 else "")
+            raise ApiError(403, f"this key lacks the {said}", code="not_allowed")
 
 
 class Keys:

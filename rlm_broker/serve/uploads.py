@@ -220,7 +220,7 @@ class _Files:
 
 def _user(request: Request) -> ServerKey:
     key = key_of(request)
-    key.require_one_of("run", "execute")
+    key.require("run", "execute")
     return key
 
 
