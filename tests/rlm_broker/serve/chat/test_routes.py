@@ -99,7 +99,7 @@ def test_answer_of_a_type_is_json(client: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": f"DO: {code}"}]
     answer = client.chat.completions.parse(model="obedient", messages=messages, response_format=City)
     assert answer.choices[0].message.parsed == City(name="Bern", people=134_000)
-    form = {"response_format": {"type": "json_object"}}
+    form: Any = {"response_format": {"type": "json_object"}}
     assert json.loads(said(asked(client, "DO: FINAL({'a': [1, None]})", **form))) == {"a": [1, None]}
     with pytest.raises(openai.UnprocessableEntityError) as error:
         asked(client, "DO: FINAL('no')", **form)
