@@ -20,8 +20,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from rlm_broker import RlmBrokerError
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.errors import RlmBrokerError
 from rlm_broker.serve.errors import ApiError, api_error_of
 
 SSE_HEADERS: Mapping[str, str] = {

@@ -9,9 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from rlm_broker.concurrency.turns import FairSemaphore
-from rlm_broker.errors import ConfigurationError, RlmBrokerError
-from rlm_broker.limits import RunLimits
+from rlm_broker import ConfigurationError, FairSemaphore, RlmBrokerError, RunLimits
 
 DAY_S: Final = 86_400
 """Seconds of a day. Days begin at midnight UTC."""

@@ -32,15 +32,15 @@ from rlm_broker import (
     ConfigurationError,
     Emit,
     Event,
+    FairSemaphore,
     Instructions,
     PersistentRepl,
     Run,
     RunLimits,
+    RunProgress,
     Tools,
     Usage,
 )
-from rlm_broker.concurrency.turns import FairSemaphore
-from rlm_broker.events.progress import RunProgress
 from rlm_broker.serve.hosting.owner import Busy, EndedThings, Owner, Purse, UnknownHandle
 from rlm_broker.watch.board import BOARD
 

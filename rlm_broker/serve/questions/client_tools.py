@@ -16,11 +16,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from rlm_broker import ConfigurationError
+from rlm_broker import CheckedSchema, ConfigurationError
 from rlm_broker.concurrency.threads import aside, waiting
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Busy, Owner
-from rlm_broker.values.json_schemas import CheckedSchema
 from sandbox_worker.wire.names import RESERVED
 
 ID_BYTES: Final = 16

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlm_broker import Instructions, PersistentRepl, RunLimits, StoredContext
-from rlm_broker.context.store import store_as_it_is
+from rlm_broker import Instructions, PersistentRepl, RunLimits, StoredContext, store_as_it_is
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.materials import Material, Text, stored_of
 from rlm_broker.serve.models import AT, ServedModel
@@ -146,28 +145,10 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
     return {"role": role, "content": "\n".join(filter(None, said))}
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """Context and question of a run.
+async def about(wanted: QuestionRequest) -> tuple[StoredContext, str | None]:
+    """Return the context of a request, which the caller closes, and its question; None: the task is in the context.
 
-    Attributes:
-        context: The context.
-        question: Question; None: the task is in the context.
-        is_lent: Whether the context is the server's, which the run must not close.
-    """
-
-    context: StoredContext
-    question: str | None
-    is_lent: bool = False
-
-    def close(self) -> None:
-        """Close the context, unless it is the server's."""
-        if not self.is_lent:
-            self.context.close()
-
-
-async def about(wanted: QuestionRequest) -> About:
-    """Store the context of a request. A question without any context is the context itself, with its task in it.
+    A question without any context is the context itself, with its task in it.
 
     Raises:
         ContextRefused: A file has no text, or there is no memory for it.
@@ -175,19 +156,13 @@ async def about(wanted: QuestionRequest) -> About:
     """
     question, served = wanted.question, wanted.model.context
     if wanted.value is not None:
-        return About(await asyncio.to_thread(store_as_it_is, wanted.value), question)
-    if served is not None and not wanted.materials:
-        return About(served, question, is_lent=True)
-    if served is not None:
-        return About(await _beside(served, wanted), question)
-    if wanted.materials:
-        return About(await stored_of(wanted.materials), question)
-    return About(await stored_of([Text("question", question or "")]), None)
-
-
-async def _beside(served: StoredContext, wanted: QuestionRequest) -> StoredContext:
-    """Return the server's context together with what the request brings, as a dict."""
-    brought = await stored_of(wanted.materials)
-    with brought:
+        return await asyncio.to_thread(store_as_it_is, wanted.value), question
+    if served is None:
+        return await stored_of(
+            wanted.materials or [Text("question", question or "")]
+        ), question if wanted.materials else None
+    if not wanted.materials:
+        return served.another(), question
+    with await stored_of(wanted.materials) as brought:
         name = wanted.model.name.rpartition(AT)[2]
-        return await asyncio.to_thread(store_as_it_is, {name: served, "attached": brought})
+        return await asyncio.to_thread(store_as_it_is, {name: served, "attached": brought}), question

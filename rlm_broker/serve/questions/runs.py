@@ -186,12 +186,12 @@ class Asking:
             every = await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
         except ConfigurationError as error:
             raise ApiError(400, str(error), param="tools") from None
-        is_about = await about(wanted)
+        context, question = await about(wanted)
         try:
             hosted = self._runs.begin(
                 owner,
-                is_about.context,
-                is_about.question,
+                context,
+                question,
                 model=wanted.model.model,
                 limits=wanted.limits,
                 instructions=wanted.instructions(self._rlm.instructions),
@@ -201,13 +201,13 @@ class Asking:
                 task=wanted.task,
                 key=key,
                 fingerprint=fingerprint,
-                on_end=is_about.close,
+                on_end=context.close,
             )
         except BaseException:
-            is_about.close()
+            context.close()
             raise
         if isinstance(hosted.about, Asked):
-            is_about.close()
+            context.close()
             return hosted.about
         asked = hosted.about = Asked(hosted, wanted, tools, self._offered)
         tools.away = lambda: self._runs.away(hosted)

@@ -145,19 +145,11 @@ class Teller:
 
     def _think(self, text: str) -> None:
         if self._thought is None:
-            text = text.lstrip()
-            if not text:
+            if not (text := text.lstrip()):
                 return
-            id = self._id("rs")
-            at = self._add(items.reasoning(id, None, "in_progress"))
-            self._thought = ""
-            self._tell(
-                "response.reasoning_summary_part.added",
-                item_id=id,
-                output_index=at,
-                summary_index=0,
-                part=items.summary_part(""),
-            )
+            item, self._thought = items.reasoning(self._id("rs"), None, "in_progress"), ""
+            added = {"summary_index": 0, "part": items.summary_part("")}
+            self._begin_item(item, ("reasoning_summary_part.added", added))
         if text:
             self._thought += text
             self._tell("response.reasoning_summary_text.delta", **self._summary_place(), delta=text)
@@ -181,12 +173,13 @@ class Teller:
             return
         id = self._id("ci")
         self._block = items.code_call(id, self._container, code, "in_progress")
-        at = self._add(items.code_call(id, self._container, "", "in_progress"))
-        place = {"item_id": id, "output_index": at}
-        self._tell("response.code_interpreter_call.in_progress", **place)
-        self._tell("response.code_interpreter_call_code.delta", **place, delta=code)
-        self._tell("response.code_interpreter_call_code.done", **place, code=code)
-        self._tell("response.code_interpreter_call.interpreting", **place)
+        self._begin_item(
+            items.code_call(id, self._container, "", "in_progress"),
+            ("code_interpreter_call.in_progress", {}),
+            ("code_interpreter_call_code.delta", {"delta": code}),
+            ("code_interpreter_call_code.done", {"code": code}),
+            ("code_interpreter_call.interpreting", {}),
+        )
 
     def _end_block(self, outcome: Block) -> None:
         block, self._block = self._block, None
@@ -206,15 +199,15 @@ class Teller:
     def _answer(self, text: str, status: str) -> None:
         self._end_thought()
         self._interrupt_block()
-        id = self._id("msg")
-        at = self._add({**items.message(id, "", "in_progress"), "content": []})
-        place = {"item_id": id, "output_index": at, "content_index": 0}
-        self._tell("response.content_part.added", **place, part=text_part(""))
-        for start in range(0, len(text), PIECE_CHARS):
-            piece = text[start : start + PIECE_CHARS]
-            self._tell("response.output_text.delta", **place, delta=piece, logprobs=[])
-        self._tell("response.output_text.done", **place, text=text, logprobs=[])
-        self._tell("response.content_part.done", **place, part=text_part(text))
+        id, at = self._id("msg"), {"content_index": 0}
+        pieces = [text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS)]
+        self._begin_item(
+            {**items.message(id, "", "in_progress"), "content": []},
+            ("content_part.added", {**at, "part": text_part("")}),
+            *(("output_text.delta", {**at, "delta": piece, "logprobs": []}) for piece in pieces),
+            ("output_text.done", {**at, "text": text, "logprobs": []}),
+            ("content_part.done", {**at, "part": text_part(text)}),
+        )
         self._done(items.message(id, text, status))
 
     def _call_functions(self, calls: Iterable[ClientCall]) -> None:
@@ -222,10 +215,11 @@ class Teller:
         self._interrupt_block()
         for call in calls:
             id = self._id("fc")
-            at = self._add(items.function_call(id, call, "", "in_progress"))
-            place = {"item_id": id, "output_index": at}
-            self._tell("response.function_call_arguments.delta", **place, delta=call.arguments)
-            self._tell("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+            self._begin_item(
+                items.function_call(id, call, "", "in_progress"),
+                ("function_call_arguments.delta", {"delta": call.arguments}),
+                ("function_call_arguments.done", {"name": call.name, "arguments": call.arguments}),
+            )
             self._done(items.function_call(id, call, call.arguments, "completed"))
 
     def _end(self, status: Status, usage: Usage) -> None:
@@ -237,10 +231,12 @@ class Teller:
         self._tell_whole(_ENDS.get(status, "incomplete"))
         self._journal.close()
 
-    def _add(self, item: Item) -> int:
+    def _begin_item(self, item: Item, *events: tuple[str, dict[str, Any]]) -> None:
+        """Tell that an item begins, and the events in it, each as its kind and its fields."""
         at = len(self.resource.output)
         self._tell("response.output_item.added", output_index=at, item=item)
-        return at
+        for kind, fields in events:
+            self._tell(f"response.{kind}", item_id=item["id"], output_index=at, **fields)
 
     def _done(self, item: Item) -> None:
         self._tell("response.output_item.done", output_index=len(self.resource.output), item=item)
