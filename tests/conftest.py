@@ -39,7 +39,6 @@ FAST = (
     "rlm_broker/evaluation/test_scoring.py",
     "rlm_broker/evaluation/test_tasks.py",
     "rlm_broker/events/test_redaction.py",
-    "rlm_broker/parsing",
     "rlm_broker/run/prompts",
     "rlm_broker/run/test_calls.py",
     "rlm_broker/run/test_ledger.py",

@@ -24,7 +24,7 @@ INSTALL_TIMEOUT_S = 900
 READING_TESTS = (
     "tests/test_lint.py",
     "tests/rlm_broker/test_redaction.py",
-    "tests/rlm_broker/parsing",
+    "tests/rlm_broker/values/test_parsing.py",
     "tests/rlm_broker/sandbox/test_packages.py",
 )
 """Tests of what differs between patches of Python and releases of pip: regular expressions, and lists of packages."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rlm_broker.context.store import store
 from rlm_broker.context.stored import StoredContext
 from sandbox_worker.loading.context import load_into
 from sandbox_worker.loading.form import ContextForm
@@ -16,6 +17,12 @@ def loaded(stored: StoredContext, maps: bool = True) -> Any:
     for fd, piece in stored.pieces():
         load_into(into, CONTEXT, fd, piece, maps, decode_context)
     return into[CONTEXT]
+
+
+def value_of(given: object) -> Any:
+    """Store what a caller gives, and return the value that a worker would have."""
+    with store(given) as stored:
+        return loaded(stored)
 
 
 def fd_of(stored: StoredContext) -> int:

@@ -19,12 +19,6 @@ def test_every_setting_is_shown_with_its_source() -> None:
     assert line.split(maxsplit=3) == ["max_open_files", "256", "default", shown["max_open_files"]["about"]]
 
 
-def test_a_typo_suggests_the_right_name() -> None:
-    done = run("config", "show", "--limit", "max_dpth=3")
-    assert done.returncode == 2
-    assert sentence(done) == "rlm-broker config: --limit max_dpth: there is no such limit; did you mean max_depth?"
-
-
 def test_trusting_a_project_says_what_was_trusted(tmp_path: Path) -> None:
     (tmp_path / "rlm-broker.toml").write_text("cache = 'mine.sqlite'\nisolation = 'process'\n")
     env = {**ENVIRONMENT, "XDG_STATE_HOME": str(tmp_path / "state")}

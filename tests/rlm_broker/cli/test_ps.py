@@ -28,20 +28,9 @@ def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def a_run(**more: object) -> RunStatus:
-    fields = {
-        "id": "0123456789abcdef",
-        "pid": 7,
-        "question": "How long?",
-        "model": "m",
-        "state": "running",
-        "turn": 2,
-        "doing": "calls m (2 of 8)",
-        "doing_since": time.time() - 65,
-        "started": 1.0,
-        "tokens": 12345,
-        "cost_usd": 0.5,
-    }
-    return RunStatus(**{**fields, **more})  # type: ignore[arg-type]
+    fields = {"id": "0123456789abcdef", "pid": 7, "question": "How long?", "model": "m", "state": "running", "turn": 2}
+    fields |= {"doing": "calls m (2 of 8)", "doing_since": time.time() - 65, "started": 1.0, "tokens": 12345}
+    return RunStatus(**{**fields, "cost_usd": 0.5, **more})  # type: ignore[arg-type]
 
 
 def a_repl(run: str | None) -> ReplStatus:

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.values.text import printable
 from tests.support.command import run
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 from tests.support.terminals import COLUMNS, lines_shown, on_a_terminal
@@ -27,11 +26,6 @@ def test_a_pipe_gets_everything_as_it_is(tmp_path: Path) -> None:
     assert done.stderr == "\x1b[2J"
 
 
-def test_what_is_printable_stays() -> None:
-    assert printable("straße 日本 🙂\n", keep="\n") == "straße 日本 🙂\n"
-    assert printable("a\nb\x9b\u202e") == "a\\nb\\x9b\\u202e"
-
-
 def asked(server: FakeOpenAI, folder: Path, *options: str, **terminal: Any) -> bytes:
     (folder / "text.txt").write_text("The disk failed at 03:14.\n")
     base = ["--model", "m", "--base-url", server.base_url]
@@ -39,16 +33,14 @@ def asked(server: FakeOpenAI, folder: Path, *options: str, **terminal: Any) -> b
 
 
 def test_retries_and_failures_are_shown_above_the_live_line(tmp_path: Path) -> None:
-    replies = iter(
-        [
-            completion("```repl\nprint(undefined)\n```", 900, 20),
-            Answer(status=429, headers={"Retry-After": "0.2"}),
-            completion("```repl\nprint(llm_query('a part'))\n```", 900, 20),
-            Answer(status=400),
-            completion("FINAL(at 03:14)", 900, 20),
-        ]
+    replies = (
+        completion("```repl\nprint(undefined)\n```", 900, 20),
+        Answer(status=429, headers={"Retry-After": "0.2"}),
+        completion("```repl\nprint(llm_query('a part'))\n```", 900, 20),
+        Answer(status=400),
+        completion("FINAL(at 03:14)", 900, 20),
     )
-    with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
+    with FakeOpenAI(*replies, models=["m"]) as server:
         lines = lines_shown(asked(server, tmp_path))
     assert any("block 1: error after" in line and "NameError: name 'undefined'" in line for line in lines)
     assert any(re.search(r"call 2 failed, attempt 2 in .* s: m: HTTP status 429", line) for line in lines)
@@ -69,14 +61,9 @@ def test_the_live_line_ticks_while_nothing_happens(tmp_path: Path) -> None:
 
 
 def test_verbose_shows_each_turn_in_panels_and_errors_in_red(tmp_path: Path) -> None:
-    replies = iter(
-        [
-            completion("I [bold]look[/bold]\x1b[2J.\n```repl\nprint(llm_query('a part'))\n1 / 0\n```", 900, 20),
-            completion("sub-reply", 10, 2),
-            completion("FINAL(at 03:14)", 900, 20),
-        ]
-    )
-    with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
+    looks = "I [bold]look[/bold]\x1b[2J.\n```repl\nprint(llm_query('a part'))\n1 / 0\n```"
+    replies = completion(looks, 900, 20), completion("sub-reply", 10, 2), completion("FINAL(at 03:14)", 900, 20)
+    with FakeOpenAI(*replies, models=["m"]) as server:
         seen = asked(server, tmp_path, "-v")
     lines = lines_shown(seen)
 
@@ -146,6 +133,5 @@ def test_a_command_that_reads_the_terminal_says_so() -> None:
 
 def test_a_program_that_reads_the_terminal_is_told_that_it_cannot(tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text("input('name? ')")
-    assert b"a terminal is not read: give what the program reads by a pipe or a file" in on_a_terminal(
-        "exec", str(tmp_path / "asks.py")
-    )
+    seen = on_a_terminal("exec", str(tmp_path / "asks.py"))
+    assert b"a terminal is not read: give what the program reads by a pipe or a file" in seen

@@ -149,13 +149,6 @@ async def test_too_few_answers_fill_all_slots_with_errors(
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="1 answers to 2 prompts")] * 2)
 
 
-async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
-    await running(pair)
-    pair[1].say(query(1, "a", "b"))
-    no_model = "llm_query is not available: no model is connected to this sandbox"
-    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
-
-
 async def test_too_large_reply_says_so_in_its_place(pair: tuple[Connection, Worker]) -> None:
     async def answer(asked: Query) -> list[Slot]:
         del asked
@@ -354,31 +347,6 @@ async def test_closing_waits_for_the_end_of_answers(pair: tuple[Connection, Work
     assert await pair[1].is_hung_up_on()
 
 
-async def test_cleanup_after_a_lost_worker_completes(pair: tuple[Connection, Worker]) -> None:
-    asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
-
-    async def answer(_query: Query) -> list[Slot]:
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            tidying.set()
-            await may_end.wait()
-            ended.set()
-        return []
-
-    await running(pair, answer)
-    pair[1].say(query(1))
-    await asyncio.wait_for(asked.wait(), WAIT_S)
-    pair[1].writer.transport.abort()
-    await asyncio.wait_for(tidying.wait(), WAIT_S)
-    settled = asyncio.gather(pair[0].settle(), pair[0].close())
-    await asyncio.sleep(0)
-    may_end.set()
-    await asyncio.wait_for(settled, WAIT_S)
-    assert ended.is_set()
-
-
 async def test_worker_after_the_closing_is_disconnected() -> None:
     """A worker that comes after its connection was closed is disconnected."""
     ours, theirs = socket.socketpair()
@@ -387,13 +355,6 @@ async def test_worker_after_the_closing_is_disconnected() -> None:
     await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
     async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
         assert await worker.is_hung_up_on()
-
-
-async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]) -> None:
-    await pair[0].close()
-    await pair[0].close()
-    with pytest.raises(WorkerDied, match="the connection was closed"):
-        await pair[0].ready()
 
 
 async def test_queries_of_more_than_their_weight_wait_for_replies() -> None:
@@ -510,3 +471,35 @@ def test_connections_proceed_in_order_within_the_weight() -> None:
     load.forget("b")
     load.lighten(150)
     assert resumed == ["a", "c"]
+
+
+async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
+    await running(pair)
+    pair[1].say(query(1, "a", "b"))
+    no_model = "llm_query is not available: no model is connected to this sandbox"
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
+
+
+async def test_cleanup_after_a_lost_worker_completes(pair: tuple[Connection, Worker]) -> None:
+    asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
+
+    async def answer(_query: Query) -> list[Slot]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tidying.set()
+            await may_end.wait()
+            ended.set()
+        return []
+
+    await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(asked.wait(), WAIT_S)
+    pair[1].writer.transport.abort()
+    await asyncio.wait_for(tidying.wait(), WAIT_S)
+    settled = asyncio.gather(pair[0].settle(), pair[0].close())
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait_for(settled, WAIT_S)
+    assert ended.is_set()
