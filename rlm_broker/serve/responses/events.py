@@ -36,7 +36,7 @@ from rlm_broker.serve.responses import resource as items
 from rlm_broker.serve.responses.request import item_id, text_part
 from rlm_broker.serve.responses.resource import Resource, Status
 from rlm_broker.serve.responses.store import ResponseEvents
-from rlm_broker.values.fences import RUNNABLE_TAGS
+from rlm_broker.values.parsing.fences import RUNNABLE_TAGS
 from rlm_broker.values.text import shorten
 
 PIECE_CHARS: Final = 2_000

@@ -15,6 +15,7 @@ from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 from tests.support.socket_peer import WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging
+from tests.support.tables import table
 
 GOLDEN = Path(__file__).parent / "transport" / "golden_wire.json"
 FRAMES = {frame["name"]: frame for frame in json.loads(GOLDEN.read_text())["frames"]}
@@ -53,7 +54,7 @@ def expected(name: str) -> Any:
     return reply
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@table("name", FRAMES)
 async def test_a_recorded_request_gets_its_recorded_reply(handler: LMHandler, name: str) -> None:
     assert without_times(await ask(handler, **FRAMES[name]["request"])) == expected(name)
 

@@ -9,6 +9,7 @@ from rlm_broker.broker.clients.base import Client
 from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.broker.routing import Route, Routing
 from rlm_broker.errors import ConfigurationError, UnknownModel
+from tests.support.tables import table
 
 ROOT, SUB, EXTRA = (ScriptedClient([], name) for name in ("root", "sub", "extra"))
 
@@ -188,8 +189,8 @@ def test_first_matching_route_has_the_call() -> None:
     assert [routing.pick_for_code(*call) for call in (("x", 1), ("x", 2), ("y", 1))] == [ROOT, EXTRA, SUB]
 
 
-@pytest.mark.parametrize(
-    ("routes", "why"),
+@table(
+    "routes why",
     [
         ([Route("nowhere", "x")], "route x at depth 0- to nowhere leads to no client: choose one of fast, root, sub"),
         ([Route("root", "fast")], "is never taken: a client is registered under that very name"),

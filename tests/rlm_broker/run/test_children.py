@@ -23,6 +23,7 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 TWO = Limits(max_depth=2)
@@ -310,8 +311,8 @@ def test_deduplicated_children_count_once(sandbox: Sandbox) -> None:
     assert done.response == str(["fine", "fine", "fine", "fine", "Error: max_children_total exceeded", "fine"])
 
 
-@pytest.mark.parametrize(
-    ("given", "echo"),
+@table(
+    "given echo",
     [
         ("rlm_query('Count the words.')", "rlm_query('Count the words.')"),
         ("rlm_query('Count the words.')", "rlm_query(context)"),

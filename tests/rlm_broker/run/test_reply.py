@@ -19,6 +19,7 @@ from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, ReplyAction
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.parsing.finals import FinalText
+from tests.support.tables import table
 
 LONG = "a long context. " * 1_000
 NO_EVENTS = TreeEvents("tree", []).of("1", 0)
@@ -44,9 +45,7 @@ def ran(sandbox: Sandbox, *replies: str, context: Any = LONG, **limits: Any) -> 
     return done, [str(request.messages[-1].content) for request in client.requests]
 
 
-@pytest.mark.parametrize(
-    "beside", [PRINTS, RAISES, "```repl\nimport sys; print(2, file=sys.stderr)\n```", "```repl\nx = 5\nx\n```"]
-)
+@table("beside", [PRINTS, RAISES, "```repl\nimport sys; print(2, file=sys.stderr)\n```", "```repl\nx = 5\nx\n```"])
 def test_answer_beside_output_is_questioned_once(sandbox: Sandbox, beside: str) -> None:
     """An answer beside a block that printed something is questioned once."""
     for again in ("FINAL(a guess)", "It is as I said.\nFINAL(a guess)", "FINAL(corrected)"):

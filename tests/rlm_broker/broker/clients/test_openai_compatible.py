@@ -18,6 +18,7 @@ from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
+from tests.support.tables import table
 
 WAIT_S = 60
 REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
@@ -171,8 +172,8 @@ BEGUN = "the connection to ADDRESS broke: the server closed it in the middle of 
 WRONG = "the answer of ADDRESS is malformed: "
 
 
-@pytest.mark.parametrize(
-    ("sent", "said"),
+@table(
+    "sent said",
     [
         (b"", "the connection to ADDRESS broke: Server disconnected"),
         (b"HTTP", BEGUN),

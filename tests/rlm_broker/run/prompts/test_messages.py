@@ -13,6 +13,7 @@ from rlm_broker.run.prompts.messages import (
     Messages,
     without_repl,
 )
+from tests.support.tables import table
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"
 TEXT = ContextInfo("str", 1234567)
@@ -70,9 +71,7 @@ def test_long_task_is_whole_only_in_the_opening(is_context: bool, where: str) ->
         assert f"all of it is in {where}" in told
 
 
-@pytest.mark.parametrize(
-    ("profile", "way"), [("both", "FINAL("), ("final", "FINAL("), ("compact", "FINAL("), ("answer", "answer['ready']")]
-)
+@table("profile way", [("both", "FINAL("), ("final", "FINAL("), ("compact", "FINAL("), ("answer", "answer['ready']")])
 def test_the_profile_is_kept_to_in_every_message(profile: Profile, way: str) -> None:
     says = Messages("Who?", profile)
     messages = [says.opening(TEXT, START), says.reminder(2), says.last_request(), says.unseen("x"), says.not_looked()]

@@ -19,6 +19,7 @@ from rlm_broker.run.prompts.instructions import Profile
 from rlm_broker.run.prompts.system import SMALL_WINDOW_TOKENS, Facts, ending, fitting, rounded_down, system_prompt
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.repl.queries import Queries
+from tests.support.tables import table
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 FLAT, DEEP = Limits(max_depth=1), Limits(max_depth=3)
@@ -93,7 +94,7 @@ CHANGED = {
 COMPACT = {"max_observation_chars", "max_iterations"}
 
 
-@pytest.mark.parametrize("profile", get_args(Profile))
+@table("profile", get_args(Profile))
 def test_each_number_is_the_limit(profile: Profile) -> None:
     before = system_prompt(Facts(Limits(max_depth=2)), profile)
     told = COMPACT if profile == "compact" else CHANGED.keys()
