@@ -82,7 +82,6 @@ def test_limits_say_what_they_bound() -> None:
 
 
 def test_deeper_runs_have_fewer_turns() -> None:
-    """Deeper runs get fewer turns and never more than the root."""
     cases: list[tuple[dict[str, object], list[int]]] = [
         ({}, [30, 15, 10, 7]),
         ({"max_iterations": 2}, [2, 2, 2, 2]),
@@ -107,7 +106,6 @@ def test_blocks_are_five_for_each_turn_unless_said_otherwise() -> None:
 
 
 def test_repl_limits_equal_the_limits_by_name() -> None:
-    """A REPL is given each of its bounds as the limit of the same name."""
     limits = Limits(memory_bytes=1 << 30, max_processes=2, max_open_files=30, scratch_bytes=1 << 20, cpu_s=0.5)
     told = limits.repl_bounds()
     assert {name: getattr(told, name) for name in told.__struct_fields__} == {

@@ -44,7 +44,6 @@ class Said:
 
 
 def test_block_keeps_its_values_when_pickled() -> None:
-    """A block has values beside its fields and keeps them when it is pickled."""
     block = with_values(Block("1", "ok", final_answer="text"), Said(), None)
     assert (block.value, block.value_problem) == ((1, {2}), None)
     assert (block.final_value, block.final_value_problem) == ("text", None)

@@ -122,7 +122,6 @@ async def test_cache_is_shared_by_several_processes(tmp_path: Path) -> None:
 
 
 async def test_cache_file_is_private_and_holds_no_prompts(tmp_path: Path) -> None:
-    """The file holds no prompts, and only its user can read it."""
     with FakeOpenAI(completion("the reply")) as server:
         client = OpenAICompatibleClient(server.base_url, "m", api_key="sk-of-the-test")
         await LMHandler(client, cache=Cache(tmp_path / "cache")).complete(client, request("a private prompt"))
@@ -159,7 +158,6 @@ async def test_reply_of_a_model_with_fallbacks_is_cached(tmp_path: Path) -> None
 
 
 def test_cache_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    """A file that others made or could write to is refused as a cache."""
     with sqlite3.connect(tmp_path / "bookmarks") as other:
         other.execute("CREATE TABLE bookmarks (url)")
     (tmp_path / "open").touch(mode=0o666)

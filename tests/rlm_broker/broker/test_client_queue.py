@@ -102,7 +102,6 @@ async def test_waits_grow_and_differ() -> None:
 
 
 async def test_call_waits_for_the_providers_time() -> None:
-    """No call is made before the time that the provider names."""
     client = Failing(ModelFailed("slow down", "transient", retry_after_s=30))
     handler = LMHandler(client)
     first = asyncio.create_task(handler.complete(client, REQUEST))
@@ -115,7 +114,6 @@ async def test_call_waits_for_the_providers_time() -> None:
 
 
 async def test_wait_above_the_calls_time_fails_at_once() -> None:
-    """A wait longer than the time of the call is an error at once."""
     client = Failing(ModelFailed("come back tomorrow", "transient", retry_after_s=86_400))
     before = time.monotonic()
     with pytest.raises(ModelFailed, match="come back tomorrow"):
@@ -158,7 +156,6 @@ async def test_requests_over_their_rate_wait_and_are_not_refused() -> None:
 
 
 async def test_token_rate_counts_what_was_really_used() -> None:
-    """Calls over the rate of tokens wait by the tokens that were really used."""
     client = Failing(tokens=50)
     handler = handler_of(client, Serving(tokens_per_minute=100, max_concurrent=1))
     await asyncio.gather(*(handler.complete(client, REQUEST) for _ in range(6)))
@@ -168,7 +165,6 @@ async def test_token_rate_counts_what_was_really_used() -> None:
 
 
 async def test_fallback_answers_unless_the_request_is_faulty() -> None:
-    """A fallback answers and is named unless the request itself is the fault."""
     spare = Failing(name="spare")
     broken = Failing("provider", "provider", "request", name="broken")
     handler = handler_of(broken, Serving(fallbacks=(spare,)))
@@ -207,7 +203,6 @@ async def test_sessions_take_turns_at_a_client_that_is_busy() -> None:
 
 
 async def test_provider_that_asks_for_a_pause_is_skipped() -> None:
-    """A provider that asks for a pause is passed over at once."""
     spare = Failing(name="spare")
     busy = Failing(ModelFailed("later", "transient", retry_after_s=3600), name="busy")
     handler = handler_of(busy, Serving(fallbacks=(spare,)))

@@ -136,7 +136,6 @@ def test_twenty_thousand_characters_are_looked_at() -> None:
 
 
 def test_task_is_first_and_last_line() -> None:
-    """The task of a prompt is its first and its last line, of at most 300 characters."""
     a, b, c = "a" * 300, "b" * 600, "c" * 300
     assert divided("x" * 600) == ("x" * 600, "")
     assert divided(f"{a}b{c}") == (f"{a}\n{c}", "b")

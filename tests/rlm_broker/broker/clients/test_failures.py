@@ -4,7 +4,6 @@ from rlm_broker.broker.clients.failures import LONGEST_RETRY_AFTER_S, retry_afte
 
 
 def test_retry_after_is_taken_if_plausible() -> None:
-    """The retry-after time is taken if a provider can mean it."""
     longest = str(int(LONGEST_RETRY_AFTER_S))
     assert retry_after_s({"retry-after": "7"}) == 7.0
     assert retry_after_s({"retry-after-ms": "250", "retry-after": "7"}) == 0.25

@@ -46,7 +46,6 @@ def keyword_only(messages: list[dict[str, Any]], *, model: str | None) -> str:
 
 
 async def test_function_of_messages_is_a_client() -> None:
-    """Any function of messages, or of messages and a model, is a client."""
     functions: list[tuple[Any, str]] = [
         (lambda messages: messages[0]["content"], "hello"),
         (lambda messages, name: f"{messages[0]['role']} {name}", "user m"),
@@ -92,7 +91,6 @@ async def test_none_is_an_empty_text_and_no_other_type_is_one() -> None:
 
 
 async def test_sync_function_error_is_a_failed_call() -> None:
-    """The exception of a sync function is a failed call, and the function is called once."""
     for error in (TypeError("odd"), StopIteration("odd"), SystemExit("odd")):
         calls: list[str | None] = []
 
@@ -116,7 +114,6 @@ async def test_a_function_may_say_itself_that_the_model_failed() -> None:
 
 
 async def test_calls_share_at_most_64_threads() -> None:
-    """Calls share at most 64 threads, and a second call takes an idle thread."""
     names: list[str] = []
     full, release = threading.Event(), threading.Event()
 
@@ -147,7 +144,6 @@ async def test_calls_share_at_most_64_threads() -> None:
 
 
 async def test_closed_client_fails_waiting_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A closed client fails the calls that wait and serves later calls."""
     monkeypatch.setattr(function, "MAX_THREADS", 1)
     started, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()

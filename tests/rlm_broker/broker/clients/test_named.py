@@ -12,7 +12,6 @@ from rlm_broker.errors import UnknownModel
 
 @pytest.mark.parametrize("name", ["openai/gpt-5-mini", "gpt-5-mini"])
 def test_model_with_its_key_keeps_the_typed_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose key is set is a client under the name that was typed."""
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     client = client_for(name)
     assert isinstance(client, LiteLLMClient)

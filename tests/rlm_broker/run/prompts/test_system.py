@@ -71,7 +71,6 @@ def test_compact_prompt_is_used_for_a_small_window() -> None:
 
 
 def test_prompt_tells_one_way_to_end_by_default() -> None:
-    """A prompt tells one way to end unless both are wanted."""
     for profile in get_args(Profile):
         prompt = system_prompt(Facts(DEEP), profile)
         assert ("FINAL" in prompt) == (profile != "answer")
@@ -124,7 +123,6 @@ def test_children_without_a_bound_are_told_without_a_number() -> None:
 
 
 def test_call_size_is_told_and_used_in_examples() -> None:
-    """The size that a call reads is told and is the size of the parts in the example."""
     prompt = system_prompt(Facts(DEEP, reads_chars=380_000))
     assert "It can read 380,000 characters." in prompt
     assert "chunks(context, 200_000, overlap=500)" in prompt
