@@ -42,9 +42,12 @@ if TYPE_CHECKING:
     from rlm_broker.broker.transport.connection import QueryHandler as QueryHandler
     from rlm_broker.cluster.nodes import Nodes as Nodes
     from rlm_broker.cluster.on_ray.ray_cluster import RayCluster as RayCluster
+    from rlm_broker.concurrency.turns import FairSemaphore as FairSemaphore
     from rlm_broker.context.store import Encoded as Encoded
+    from rlm_broker.context.store import OpenFile as OpenFile
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import store as store
+    from rlm_broker.context.store import store_as_it_is as store_as_it_is
     from rlm_broker.context.stored import ContextInfo as ContextInfo
     from rlm_broker.context.stored import StoredContext as StoredContext
     from rlm_broker.errors import ClusterFailed as ClusterFailed
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
     from rlm_broker.events.event import RunStarted as RunStarted
     from rlm_broker.events.event import ToolEnded as ToolEnded
     from rlm_broker.events.event import ToolStarted as ToolStarted
+    from rlm_broker.events.progress import RunProgress as RunProgress
     from rlm_broker.events.trace import TraceWriter as TraceWriter
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
@@ -130,6 +134,7 @@ if TYPE_CHECKING:
     from rlm_broker.usage import Usage as Usage
     from rlm_broker.usage import UsageSummary as UsageSummary
     from rlm_broker.values.display import Display as Display
+    from rlm_broker.values.json_schemas import CheckedSchema as CheckedSchema
     from rlm_broker.values.stats import ClientStats as ClientStats
     from rlm_broker.values.stats import ClusterStats as ClusterStats
     from rlm_broker.values.stats import HandlerStats as HandlerStats
@@ -174,7 +179,8 @@ _MODULES = {
     "broker.transport.connection": "QueryHandler",
     "cluster.nodes": "Nodes",
     "cluster.on_ray.ray_cluster": "RayCluster",
-    "context.store": "Encoded Paths store",
+    "concurrency.turns": "FairSemaphore",
+    "context.store": "Encoded OpenFile Paths store store_as_it_is",
     "context.stored": "ContextInfo StoredContext",
     "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
@@ -182,6 +188,7 @@ _MODULES = {
     "ValueUnavailable WorkerDied",
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
+    "events.progress": "RunProgress",
     "events.trace": "TraceWriter",
     "limits": "Limits ReplLimits RunLimits",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
@@ -207,6 +214,7 @@ _MODULES = {
     "serve.settings": "KeySettings Right ServeSettings",
     "usage": "Usage UsageSummary",
     "values.display": "Display",
+    "values.json_schemas": "CheckedSchema",
     "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
     "watch.callbacks": "Callbacks",
     "watch.telemetry": "OpenTelemetry",
