@@ -238,5 +238,5 @@ def test_missing_right_is_named_and_one_of_several_is_enough() -> None:
         (("stop", "execute"), "this key lacks the rights 'stop' and 'execute': one of them is needed"),
     ):
         with pytest.raises(ApiError) as refused:
-            ANN.require(*rights)  # type: ignore[arg-type]
+            ANN.require(*rights)
         assert (refused.value.status, refused.value.code, refused.value.message) == (403, "not_allowed", why)
