@@ -6,7 +6,7 @@ In the viewer a key sees its own runs, and with the right `watch` those of all k
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from starlette.requests import Request
@@ -23,7 +23,7 @@ from rlm_broker.serve.hosting.runs import HostedRun
 from rlm_broker.serve.parts import Parts
 from rlm_broker.watch.board import QUESTION_CHARS
 from rlm_broker.watch.messages import RunStatus
-from rlm_broker.watch.viewer.live import LiveSource, SourceOf, live_app
+from rlm_broker.watch.viewer.live import LiveSource, live_app
 
 PROBE_TIMEOUT_S: Final = 10.0
 """Seconds that a probe has to start a REPL and run a block."""
@@ -139,7 +139,7 @@ def viewer_routes(parts: Parts) -> list[Mount]:
     return [Mount(PATH, viewer_app(lambda request: KeysRuns(parts, key_of(request)), parts.settings.stall_s))]
 
 
-def viewer_app(source: LiveSource | SourceOf, stall_s: float) -> ASGIApp:
+def viewer_app(source: LiveSource | Callable[[Request], LiveSource], stall_s: float) -> ASGIApp:
     """Return the viewer of these runs with bounds for bodies, to be put behind a `Guard`."""
     return WholeBodies(live_app(source), MOST_STOP_BYTES, stall_s, MOST_STOP_VALUES)
 

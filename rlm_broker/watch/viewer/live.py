@@ -58,11 +58,7 @@ class LiveSource(Protocol):
         ...
 
 
-SourceOf = Callable[[Request], LiveSource]
-"""Returns the source for the sender of a request."""
-
-
-def live_app(source: LiveSource | SourceOf) -> Starlette:
+def live_app(source: LiveSource | Callable[[Request], LiveSource]) -> Starlette:
     """Return an ASGI app, which can be mounted at any path, behind bounds for bodies, and checks of keys and origins.
 
     The page itself shows no run. It sends the key in the fragment of its own address (`#key=...`) with each request for

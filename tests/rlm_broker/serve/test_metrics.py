@@ -16,6 +16,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.serve import metrics as module
 from rlm_broker.serve.metrics import GAUGES, Metrics
 from rlm_broker.usage import Usage, UsageSummary
+from tests.support.tables import table
 
 OPEN = "application/openmetrics-text; version=1.0.0"
 
@@ -33,7 +34,7 @@ def samples(metrics: Metrics, accept: str = "") -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("accept", ["", OPEN])
+@table("accept", ["", OPEN])
 def test_runs_are_counted(accept: str) -> None:
     metrics = Metrics(["scripted"])
     code = "```repl\nprint(llm_query_batched(['one', 'two']), rlm_query('the child'))\n1 / 0\n```"
