@@ -17,9 +17,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlm_broker.errors import FileRefused
-from rlm_broker.limits import MOST, ReplLimits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
-from rlm_broker.sandbox.files import MAX_READ_BYTES
 from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.serve.bodies import parsed
@@ -30,9 +29,12 @@ from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.replies import SlowJson
 from rlm_broker.serve.sandboxes.blocks import Seconds
 
+MOST_FETCHED_BYTES: Final = 64 << 20
+"""Bytes of all files together that are returned."""
 LEAST_MB: Final = 4
 """Mebibytes with which a REPL can start and run a line."""
-MOST_MB: Final = MOST >> 20
+MOST_MB: Final = 1 << 30
+"""One pebibyte, which no machine has: the largest limit."""
 KILLED: Final = -9
 """Exit code of a program that was killed, as SandboxFusion tells it: minus the number of SIGKILL."""
 TIME_LIMITS: Final = frozenset({"block_timeout_s", "block_wall_timeout_s", "cpu_s"})
@@ -126,7 +128,7 @@ async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
         ApiError: 400: they have too many bytes together.
         ConfigurationError: A path cannot be one.
     """
-    fetched, left_bytes = {}, MAX_READ_BYTES
+    fetched, left_bytes = {}, MOST_FETCHED_BYTES
     for path in paths:
         try:
             opened = await repl.files.aopen(path)
@@ -136,7 +138,7 @@ async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
             size_bytes, fetched[path] = await asyncio.to_thread(_encoded, opened, left_bytes)
         left_bytes -= size_bytes
         if left_bytes < 0:
-            raise ApiError(400, f"the files have more than {MAX_READ_BYTES:,} bytes together", param="fetch_files")
+            raise ApiError(400, f"the files have more than {MOST_FETCHED_BYTES:,} bytes together", param="fetch_files")
     return fetched
 
 
