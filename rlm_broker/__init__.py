@@ -127,6 +127,7 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.template import Template as Template
     from rlm_broker.sandbox.workers.levels import IsolationWarning as IsolationWarning
     from rlm_broker.serve.app import Service as Service
+    from rlm_broker.serve.metrics import Metrics as Metrics
     from rlm_broker.serve.settings import KeySettings as KeySettings
     from rlm_broker.serve.settings import Right as Right
     from rlm_broker.serve.settings import ServeSettings as ServeSettings
@@ -164,64 +165,64 @@ _MODULES = {
     "batch.items": "BatchItem BatchResult ItemStatus",
     "batch.progress": "BatchProgress",
     "batch.score": "Score",
+    "broker.cache": "Cache",
+    "broker.client_queue": "OnRetry Serving",
     "broker.clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
     "broker.clients.base": "BaseClient CallId Client LMReply LMRequest",
     "broker.clients.function": "FunctionClient",
     "broker.clients.litellm": "LiteLLMClient",
     "broker.clients.openai_compatible": "OpenAICompatibleClient",
     "broker.clients.scripted": "ScriptedClient",
+    "broker.models.model": "Given Model",
+    "broker.models.models": "FilePath Models",
+    "broker.routing": "ModelPolicy Route",
+    "broker.transport.connection": "QueryHandler",
     "cluster.nodes": "Nodes",
     "cluster.on_ray.ray_cluster": "RayCluster",
     "concurrency.turns": "FairSemaphore",
     "context.store": "Encoded OpenFile Paths store store_as_it_is",
     "context.stored": "ContextInfo StoredContext",
-    "values.display": "Display",
-    "values.json_schemas": "CheckedSchema",
     "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
     "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
     "ValueUnavailable WorkerDied",
-    "broker.cache": "Cache",
-    "broker.client_queue": "OnRetry Serving",
-    "broker.routing": "ModelPolicy Route",
+    "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
+    "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
+    "events.progress": "RunProgress",
+    "events.trace": "TraceWriter",
     "limits": "Limits ReplLimits RunLimits",
-    "broker.models.model": "Given Model",
-    "broker.models.models": "FilePath Models",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
     "Role Variable",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
-    "run.prompts.instructions": "Instructions Profile",
     "run.lm_handler": "LMHandler",
     "run.persistent_repl": "PersistentRepl",
+    "run.prompts.instructions": "Instructions Profile",
     "run.run": "Run",
     "run.tools": "Tools",
     "run.tree": "QueryHandlerFactory",
-    "sandbox.files": "ReplFiles",
-    "sandbox.workers.levels": "IsolationWarning",
     "sandbox.blocks.block_result": "OnOutput",
     "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",
+    "sandbox.files": "ReplFiles",
     "sandbox.programs": "ProgramResult ProgramStatus",
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
+    "sandbox.workers.levels": "IsolationWarning",
     "serve.app": "Service",
+    "serve.metrics": "Metrics",
     "serve.settings": "KeySettings Right ServeSettings",
-    "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
-    "watch.telemetry": "OpenTelemetry",
-    "watch.callbacks": "Callbacks",
-    "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
-    "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
-    "watch.terminal": "print_events",
-    "events.progress": "RunProgress",
-    "events.trace": "TraceWriter",
-    "broker.transport.connection": "QueryHandler",
     "usage": "Usage UsageSummary",
+    "values.display": "Display",
+    "values.json_schemas": "CheckedSchema",
+    "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
+    "watch.callbacks": "Callbacks",
+    "watch.telemetry": "OpenTelemetry",
+    "watch.terminal": "print_events",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= {
     "LevelName": "sandbox_worker.wire.level",
-    "ChildContext": "sandbox_worker.wire.prompts",
     "Query": "sandbox_worker.wire.messages",
     "Slot": "sandbox_worker.wire.messages",
     "Stream": "sandbox_worker.wire.messages",
@@ -229,6 +230,7 @@ _PUBLIC |= {
     "MimeType": "sandbox_worker.wire.mime",
     "Audio": "sandbox_worker.wire.prompts",
     "AudioPart": "sandbox_worker.wire.prompts",
+    "ChildContext": "sandbox_worker.wire.prompts",
     "ImagePart": "sandbox_worker.wire.prompts",
     "ImageUrl": "sandbox_worker.wire.prompts",
     "MessagePart": "sandbox_worker.wire.prompts",
@@ -236,7 +238,7 @@ _PUBLIC |= {
     "TextPart": "sandbox_worker.wire.prompts",
 }
 
-_EXTRAS = {"OpenTelemetry": "otel", "Service": "serve"}
+_EXTRAS = {"Metrics": "serve", "OpenTelemetry": "otel", "Service": "serve"}
 """Maps a public name that needs further packages to the extra that has them."""
 
 __all__ = sorted(_PUBLIC)

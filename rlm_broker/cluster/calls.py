@@ -11,16 +11,16 @@ from typing import TypeVar, get_args
 
 import msgspec
 
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
-from rlm_broker.broker.completing import Completing
 from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.messages import Ask, Reply
 from rlm_broker.errors import LimitReached, ModelFailed, ProtocolViolation, RlmBrokerError, UnknownModel
 from rlm_broker.journal.paid import Attempt, PaidCalls
 from rlm_broker.limits import Limits
 from rlm_broker.results import Call, ChatMessage, Role
-from rlm_broker.run.asking import problem_with
+from rlm_broker.run.calls import problem_with
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.request import RunRequest
 from rlm_broker.usage import Tally, Usage, UsageSummary

@@ -7,7 +7,7 @@ import os
 import shlex
 import socket
 
-from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.admission import Admission, is_loopback
 from rlm_broker.cluster.contexts import Contexts

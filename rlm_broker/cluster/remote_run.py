@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import msgspec
 
-from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.routing import Routing
 from rlm_broker.cluster.attempt import NodeAttempt, NodeLost
 from rlm_broker.cluster.calls import RunCalls

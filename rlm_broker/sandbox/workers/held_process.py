@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from rlm_broker.concurrency.forking import left_to_parent
+from rlm_broker.concurrency.forks import left_to_parent
 from rlm_broker.errors import SandboxFailed
 
 KILL_TIMEOUT_S = 60.0

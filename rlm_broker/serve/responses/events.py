@@ -28,7 +28,6 @@ from rlm_broker import (
     RunCancelled,
     Usage,
 )
-from rlm_broker.parsing.fences import RUNNABLE_TAGS
 from rlm_broker.serve.errors import api_error_of
 from rlm_broker.serve.questions.client_tools import ClientCall
 from rlm_broker.serve.questions.conversation import Item
@@ -37,6 +36,7 @@ from rlm_broker.serve.responses import resource as items
 from rlm_broker.serve.responses.request import item_id, text_part
 from rlm_broker.serve.responses.resource import Resource, Status
 from rlm_broker.serve.responses.store import ResponseEvents
+from rlm_broker.values.parsing.fences import RUNNABLE_TAGS
 from rlm_broker.values.text import shorten
 
 PIECE_CHARS: Final = 2_000
