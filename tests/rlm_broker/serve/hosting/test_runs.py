@@ -34,7 +34,7 @@ async def hosting(sandbox: Sandbox, model: object, **settings: object) -> AsyncI
 
 
 async def test_run_is_answered_and_kept_for_its_owner(open_sandbox: Sandbox) -> None:
-    """It is known as paid from its first call."""
+    """The run is known as paid from its first call."""
     async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"])) as runs:
         hosted = runs.begin(ANN, "text", "Is it?")
         assert (state(hosted), hosted.is_paid) == ("queued", False)
@@ -152,20 +152,16 @@ async def test_last_follower_ends_the_run(open_sandbox: Sandbox) -> None:
 async def test_run_may_outlive_its_followers(open_sandbox: Sandbox) -> None:
     gate = Gate()
     async with hosting(open_sandbox, gate) as runs:
-        for seconds in (None, 0.01):
-            hosted = runs.begin(ANN, "text", "Is it?")
-            hosted.outlive(seconds)
-            asked = len(gate.asked)
-            async with hosted.joined():
-                await until(lambda before=asked: len(gate.asked) > before)
-            if seconds is None:
-                assert not hosted.run.is_done
-                gate.is_open.set()
-                assert (await hosted.completion()).response == "yes"
-                gate.is_open.clear()
-            else:
-                with pytest.raises(RunCancelled):
-                    await hosted.completion()
+        lasting, brief = (runs.begin(ANN, "text", "Is it?") for _ in range(2))
+        lasting.outlive(None)
+        brief.outlive(0.01)
+        async with lasting.joined(), brief.joined():
+            await until(lambda: len(gate.asked) == 2)
+        with pytest.raises(RunCancelled):
+            await brief.completion()
+        assert not lasting.run.is_done
+        gate.is_open.set()
+        assert (await lasting.completion()).response == "yes"
 
 
 async def test_same_key_joins_the_run_that_exists(open_sandbox: Sandbox) -> None:
