@@ -77,7 +77,7 @@ def test_page_says_what_it_has(tmp_path: Path) -> None:
 
 
 def test_trace_that_is_not_whole_is_shown_with_a_note(tmp_path: Path) -> None:
-    """What can be read is shown: of a cut trace, of one with another line in it, and of one of a later release."""
+    """A page shows as much as can be read: of a cut trace, of one with another line in it, and of one of a later release."""
     trace = small().to(tmp_path / "run.jsonl")
     trace.write_bytes(trace.read_bytes()[:-40])
     assert write_page(trace, tmp_path / "run.html").rows == len(small().lines) - 1
