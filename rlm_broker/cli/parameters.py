@@ -74,13 +74,7 @@ class Option(click.Option):
         required: bool = False,
     ) -> None:
         super().__init__(
-            names.split(),
-            metavar=metavar,
-            help=help,
-            type=type,
-            default=default,
-            multiple=multiple,
-            required=required,
+            names.split(), metavar=metavar, help=help, type=type, default=default, multiple=multiple, required=required
         )
 
 

@@ -32,15 +32,7 @@ from rlm_broker.context.archives import (
     zip_members,
 )
 from rlm_broker.context.files import SECRET, leads_to_secret
-from rlm_broker.context.found_files import (
-    PIECE_BYTES,
-    FileUnfit,
-    FoundFile,
-    LeftOut,
-    bytes_of,
-    open_regular,
-    printable,
-)
+from rlm_broker.context.found_files import PIECE_BYTES, FileUnfit, FoundFile, LeftOut, bytes_of, open_regular, printable
 from rlm_broker.context.memfd import new_memfd
 from rlm_broker.context.text import DecodedText, TextDecoding
 

@@ -13,9 +13,9 @@ from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
-from scripts.bench.measure import Effort
+from scripts.bench.measure import Effort, Model, many
 from scripts.bench.row import OURS, Check, Row, Side, side
-from scripts.bench.runs import AT_ONCE, Turns
+from scripts.bench.runs import AT_ONCE, next_turn, run_of_three_turns
 from scripts.cluster.simulation import NoOp, simulated
 
 RUNS = 200
@@ -51,9 +51,11 @@ async def _node_runs(effort: Effort) -> list[Row]:
         for count in (0, 1, 2):
             async with AsyncExitStack() as own:
                 nodes = await own.enter_async_context(agents(count)) if count else None
-                rlm = await own.enter_async_context(RLM(Turns()) if nodes is None else RLM(Turns(), sandbox=nodes))
-                await _rate(rlm, AT_ONCE)
-                rates.setdefault(str(count), []).append(await _rate(rlm, runs))
+                model = Model(next_turn)
+                rlm = await own.enter_async_context(RLM(model) if nodes is None else RLM(model, sandbox=nodes))
+                await many(AT_ONCE, AT_ONCE, lambda: run_of_three_turns(rlm))  # noqa: B023 - awaited here
+                rate = await many(runs, AT_ONCE, lambda: run_of_three_turns(rlm))  # noqa: B023
+                rates.setdefault(str(count), []).append(rate)
     without, one, two = (
         side(name, "/s", rates[count]) for name, count in (("without a cluster", "0"), (OURS, "1"), (OURS, "2"))
     )
@@ -91,19 +93,6 @@ async def _bare_calls(calls: int) -> list[float]:
             await broker.complete(broker.routing.pick(None, 0), request)
             taken.append(time.perf_counter() - started)
     return taken
-
-
-async def _rate(rlm: RLM, runs: int) -> float:
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def run() -> None:
-        async with places:
-            completion = await rlm.acompletion("some context", "how long is it twice?")
-            assert completion.response == "24", completion.response
-
-    started = time.perf_counter()
-    await asyncio.gather(*(run() for _ in range(runs)))
-    return runs / (time.perf_counter() - started)
 
 
 @asynccontextmanager

@@ -39,13 +39,16 @@ def test_the_answer_is_on_stdout_and_progress_on_stderr_as_plain_lines(log: Path
     assert advice not in done.stdout
 
 
-def test_json_is_one_object_and_quiet_is_quiet(log: Path) -> None:
-    done = run("ask", QUESTION, log, "--json", "-q")
+def test_json_is_one_object_quiet_is_quiet_and_a_trace_has_the_run(log: Path, tmp_path: Path) -> None:
+    done = run("ask", QUESTION, log, "--json", "-q", "--trace", tmp_path / "trace.jsonl")
     shown = json.loads(done.stdout)
     assert shown.keys() >= {"response", "iterations", "depth", "execution_time", "usage_summary", "isolation"}
     assert "Ada Quill" in shown["response"]
     assert shown["usage_summary"]["model_usage_summaries"]["offline"]["total_calls"] >= 1
     assert done.stderr == ""
+    first, *_, last = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert (first["event"], last["event"]) == ("run_started", "run_ended")
+    assert first["metadata"].keys() >= {"model", "limits", "isolation", "version", "context"}
 
 
 def test_stdin_a_pipe_a_folder_and_a_glob_are_contexts(log: Path) -> None:
@@ -74,17 +77,6 @@ def test_short_flags_name_the_models_the_type_of_the_answer_and_the_key(
     assert (done.stdout, done.stderr) == ('{"price": 40}\n', "")
     assert [request["model"] for request in server.requests] == ["m", "small"]
     assert {headers["authorization"] for headers in server.headers} == {"Bearer sk-of-the-test"}
-
-
-def test_a_trace_begins_with_the_metadata_and_ends_with_the_end(log: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    assert run("ask", QUESTION, log, "-q", "--trace", trace).returncode == 0
-    lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert [line["n"] for line in lines] == list(range(1, len(lines) + 1))
-    assert lines[0]["event"] == "run_started"
-    assert lines[0]["metadata"].keys() >= {"model", "limits", "isolation", "version", "context"}
-    assert {"iteration_started", "block_ended", "call_ended", "repl_ready"} <= {line["event"] for line in lines}
-    assert lines[-1]["event"] == "run_ended"
 
 
 def test_encoding_is_named_and_what_is_replaced_or_left_out_is_said(log: Path) -> None:
@@ -148,15 +140,10 @@ def test_tools_and_the_type_of_the_answer_come_from_files(log: Path, tmp_path: P
         done, shown = run(*asked), run(*asked, "--json")
     assert (done.stdout, done.stderr, done.returncode) == ('{"price": 40}\n', "", 0)
     assert json.loads(shown.stdout)["parsed"] == {"price": 40}
-
-
-def test_an_answer_that_is_not_of_its_type_is_a_failure(log: Path, tmp_path: Path) -> None:
-    (tmp_path / "schema.json").write_text(SCHEMA)
     with FakeOpenAI(completion("```repl\nlen(context)\nFINAL('cheap')\n```"), models=["m"]) as server:
         options = ["-m", "m", "--base-url", server.base_url, "--limit", "max_output_retries=0"]
-        done = run("ask", QUESTION, log, "-q", *options, "--output-type", tmp_path / "schema.json")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "rlm-broker ask: " in sentence(done)
+        failed = run("ask", QUESTION, log, "-q", *options, "--output-type", tmp_path / "schema.json")
+    assert (failed.returncode, failed.stdout, "rlm-broker ask: " in sentence(failed)) == (1, "", True)
 
 
 def test_how_models_are_told_and_asked_can_be_said(log: Path) -> None:

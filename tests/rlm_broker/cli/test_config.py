@@ -52,10 +52,12 @@ def test_a_setting_that_ask_refuses_is_not_shown() -> None:
     assert sentence(done).startswith("rlm-broker config: RLM_BROKER_ISOLATION: no isolation level 'nope'; choose one")
 
 
-def test_password_of_an_address_is_not_shown() -> None:
-    """Neither form of `config show` prints it."""
-    env = {**ENVIRONMENT, "RLM_BROKER_BASE_URL": "http://user:pass1234@gpu:8000/v1"}
+def test_secrets_of_the_environment_are_not_shown() -> None:
+    """Neither form of `config show` prints a key, or the password of an address."""
+    address = "http://user:pass1234@gpu:8000/v1"
+    env = {**ENVIRONMENT, "RLM_BROKER_BASE_URL": address, "RLM_BROKER_API_KEY": "sk-of-the-test"}
     for form in ([], ["--json"]):
         done = python("-m", "rlm_broker", "config", "show", *form, env=env)
         assert "gpu:8000" in done.stdout
-        assert "pass1234" not in done.stdout + done.stderr
+        assert "(set)" in done.stdout
+        assert not any(secret in done.stdout + done.stderr for secret in ("pass1234", "sk-of-the-test"))

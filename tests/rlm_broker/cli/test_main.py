@@ -65,10 +65,11 @@ def test_values_that_are_offered_are_those_of_the_settings() -> None:
 
 
 def test_a_wrong_command_line_under_json_is_an_object() -> None:
-    done = run("ask", "--json")
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["kind"] == "usage"
-    assert done.stderr == ""
+    for line, said in (("ask --json", "Missing argument"), ("ps --watch --json", "--watch shows a table")):
+        done = run(*line.split())
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, done.stderr, error["kind"]) == (2, "", "usage")
+        assert said in error["message"]
 
 
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ OTHERS = [
     ("trace export f --rlm", 2, "--rlm is no longer written: give --otlp, or read the trace, which is JSON lines"),
     ("trace export f --chrome", 2, "--chrome is no longer written: give --otlp, or read the trace"),
     ("stop 'nothing\x1b[31m'", 2, "see `rlm-broker ps`"),
+    ("trace show text.txt", 2, "rlm-broker trace: text.txt is not a trace: line 1 is not JSON"),
+    ("trace show empty.txt", 2, "rlm-broker trace: empty.txt is not a trace: it is empty"),
+    ("trace show /dev/zero", 2, "line 1 has"),
+    ("trace show nowhere", 2, "cannot read"),
+    ("trace view --no-open --out below/new nowhere", 2, "cannot read"),
+    ("trace view --no-open --out below/new below", 2, "cannot read"),
+    ("trace view --no-open --out below/new text.txt", 2, "text.txt is not a trace: line 1"),
     ("view --no-open --host 0.0.0.0", 2, "ssh -L"),
     ("view --no-open --host example.com", 2, "ssh -L"),
 ]

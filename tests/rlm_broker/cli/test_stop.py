@@ -2,7 +2,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -19,11 +18,7 @@ from tests.support.waiting import until_now
 GUESSES = f"I guess 3.\n{SPINS}"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_sockets")
 
 
 def a_process(pid: int, *runs: str, repls: tuple[str, ...] = ()) -> ProcessStatus:

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator
 
 import aiohttp
 import pytest
@@ -14,12 +13,7 @@ from tests.support.command import sentence, started
 from tests.support.controlled import SPINS, environment, library, seen
 from tests.support.waiting import WAIT_S
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_sockets")
 
 
 async def _stop_by_http(link: str, status: RunStatus) -> list[str]:

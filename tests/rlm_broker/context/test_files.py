@@ -16,8 +16,7 @@ import pytest
 from rlm_broker.context.files import SECRET, is_secret
 from rlm_broker.context.store import Encoded, Paths, store
 from rlm_broker.context.stored import MAX_NAME_CHARS
-from rlm_broker.errors import ContextRefused
-from tests.support.contexts import fd_of, form_of, loaded, value_of, written
+from tests.support.contexts import fd_of, form_of, found_in, loaded, refused, value_of, written
 
 MB = 1 << 20
 
@@ -68,9 +67,7 @@ def test_file_that_is_no_text_is_refused_with_the_place(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     for content, sentence in NO_TEXTS.items():
         written(Path("file"), content)
-        with pytest.raises(ContextRefused) as refused:
-            store(Encoded(Path("file"), errors="strict"))
-        assert str(refused.value) == f"file is {sentence}"
+        assert refused(Encoded(Path("file"), errors="strict")) == f"file is {sentence}"
 
 
 def test_irregular_file_is_refused_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +76,7 @@ def test_irregular_file_is_refused_without_waiting(tmp_path: Path, monkeypatch: 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("sock")
         for path, kind in (("pipe", "a named pipe"), ("sock", "a socket"), ("/dev/zero", "a device")):
-            with pytest.raises(ContextRefused) as refused:
-                store(Path(path))
-            assert str(refused.value) == f"{path} is {kind}, not a file: read it first, and hand in its text"
+            assert refused(Path(path)) == f"{path} is {kind}, not a file: read it first, and hand in its text"
 
 
 @pytest.mark.timeout(60)
@@ -95,8 +90,7 @@ def test_file_replaced_by_a_pipe_is_not_awaited(tmp_path: Path, monkeypatch: pyt
         return open_file(name, flags)
 
     monkeypatch.setattr(os, "open", replace_and_open)
-    with pytest.raises(ContextRefused, match="file is a named pipe, not a file"):
-        store(path)
+    refused(path, "file is a named pipe, not a file")
 
 
 def test_unreadable_path_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +108,11 @@ def test_unreadable_path_is_refused_with_the_reason(tmp_path: Path, monkeypatch:
         ("/proc/self/mem", "/proc/self/mem cannot be read: Input/output error"),
         (os.fsdecode(b"not-\xff-there"), "not-\\xff-there does not exist"),
     ):
-        with pytest.raises(ContextRefused) as refused:
-            store(Path(path))
-        assert str(refused.value) == sentence
+        assert refused(Path(path)) == sentence
     with ordinary_user_folder() as folder:
         secret = written(folder / "secret")
         secret.chmod(0)
-        with pytest.raises(ContextRefused, match="secret cannot be read: Permission denied"):
-            store(secret)
+        refused(secret, "secret cannot be read: Permission denied")
 
 
 def test_proc_file_without_size_is_read() -> None:
@@ -182,15 +173,16 @@ def test_skipped_files_are_counted_by_reason(tmp_path: Path) -> None:
     (root / "dangling").symlink_to("nowhere")
     (root / "loop").symlink_to("loop")
     os.mkfifo(root / "pipe")
-    with store(Encoded(root, errors="strict")) as stored:
-        assert loaded(stored) == {"good": "good", "zzz": "last"}
-        assert stored.info.skipped == {
+    assert found_in(Encoded(root, errors="strict")) == (
+        {"good": "good", "zzz": "last"},
+        {
             "binary": 1,
             "not UTF-8": 1,
             "link to outside the folder": 2,
             "unreadable": 2,
             "not a regular file": 1,
-        }
+        },
+    )
 
 
 def test_files_and_folders_without_permission_are_counted_as_unreadable() -> None:
@@ -199,9 +191,7 @@ def test_files_and_folders_without_permission_are_counted_as_unreadable() -> Non
         written(folder / "secret").chmod(0)
         written(folder / "closed" / "file").parent.chmod(0)
         try:
-            with store(folder) as stored:
-                assert loaded(stored) == {"good": "good"}
-                assert stored.info.skipped == {"unreadable": 2}
+            assert found_in(folder) == ({"good": "good"}, {"unreadable": 2})
         finally:
             (folder / "closed").chmod(0o700)
 
@@ -215,9 +205,7 @@ def test_links_in_a_folder_are_followed_safely(tmp_path: Path) -> None:
     links = {"self": ".", "a/up": "..", "a/again": "../a", "z": "a/file", "git": ".git/config", "env": ".env"}
     for name, target in links.items():
         (tmp_path / name).symlink_to(target)
-    with store(tmp_path) as stored:
-        assert loaded(stored) == {".gitignore": ".env\n", "a/file": "text"}
-        assert stored.info.skipped == {"ignored by .gitignore": 3}
+    assert found_in(tmp_path) == ({".gitignore": ".env\n", "a/file": "text"}, {"ignored by .gitignore": 3})
     assert value_of(tmp_path / "z*") == {"z": "text"}
 
 
@@ -227,16 +215,8 @@ GITIGNORES = {
 }
 TREE = [
     *("a.log", "keep.log", "build/x", "sub/build/x.py", "node_modules/m/i.js", "sub/node_modules/m.py", "doc/a.txt"),
-    *(
-        "doc/deep/a.txt",
-        "#odd",
-        "sub/local.log",
-        "sub/only_here",
-        "sub/code.py",
-        "sub/x/code.py",
-        "sub/x/data.bin",
-        "plain",
-    ),
+    *("doc/deep/a.txt", "#odd", "sub/local.log", "sub/only_here", "sub/code.py", "sub/x/code.py", "sub/x/data.bin"),
+    "plain",
 ]
 
 
@@ -265,9 +245,7 @@ def test_folder_obeys_the_surrounding_gitignore(tmp_path: Path) -> None:
     written(tmp_path / "src" / "a.py", "a")
     written(tmp_path / "src" / "a.pyc", "compiled")
     written(tmp_path / "build" / "out.pyc", "made")
-    with store(tmp_path / "src") as stored:
-        assert loaded(stored) == {"a.py": "a"}
-        assert stored.info.skipped == {"ignored by .gitignore": 1}
+    assert found_in(tmp_path / "src") == ({"a.py": "a"}, {"ignored by .gitignore": 1})
     assert value_of(tmp_path / "build") == {"out.pyc": "made"}
 
 
@@ -413,8 +391,7 @@ def test_secrets_below_a_folder_are_left_out_unless_named(tmp_path: Path) -> Non
 
 def test_glob_names_no_secret(tmp_path: Path) -> None:
     written(tmp_path / "a.pem")
-    with pytest.raises(ContextRefused, match=r"\*\.pem matches no file.*name the file itself"):
-        store(tmp_path / "*.pem")
+    refused(tmp_path / "*.pem", r"\*\.pem matches no file.*name the file itself")
 
 
 def test_secrets_in_an_archive_are_left_out(tmp_path: Path) -> None:
@@ -422,9 +399,7 @@ def test_secrets_in_an_archive_are_left_out(tmp_path: Path) -> None:
         written(tmp_path / "tree" / name, name)
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         tar.add(tmp_path / "tree", "")
-    with store(tmp_path / "a.tar") as stored:
-        assert loaded(stored) == {"app/main.py": "app/main.py"}
-        assert stored.info.skipped == {SECRET: 2}
+    assert found_in(tmp_path / "a.tar") == ({"app/main.py": "app/main.py"}, {SECRET: 2})
 
 
 def test_secrets_in_an_archive_of_windows_are_left_out(tmp_path: Path) -> None:
@@ -433,12 +408,8 @@ def test_secrets_in_an_archive_of_windows_are_left_out(tmp_path: Path) -> None:
         archive.writestr("src\\", "")
         for name in names:
             archive.writestr(name, "text")
-    with store(tmp_path / "a.zip") as stored:
-        assert loaded(stored) == {"src/main.py": "text"}
-        assert stored.info.skipped == {SECRET: 4}
+    assert found_in(tmp_path / "a.zip") == ({"src/main.py": "text"}, {SECRET: 4})
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in names:
             tar.addfile(tarfile.TarInfo(name))
-    with store(tmp_path / "a.tar") as stored:
-        assert loaded(stored) == {"src\\main.py": ""}
-        assert stored.info.skipped == {SECRET: 4}
+    assert found_in(tmp_path / "a.tar") == ({"src\\main.py": ""}, {SECRET: 4})

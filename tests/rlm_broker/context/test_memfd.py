@@ -15,10 +15,9 @@ from rlm_broker.context import found_files
 from rlm_broker.context import memfd as context_memfd
 from rlm_broker.context.memfd import Memfd
 from rlm_broker.context.store import store
-from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
-from tests.support.contexts import fd_of, form_of, loaded, value_of, written
+from tests.support.contexts import fd_of, form_of, loaded, refused, value_of, written
 from tests.support.places import PROJECT
 
 REPOSITORY = str(PROJECT)
@@ -157,8 +156,7 @@ def test_context_is_refused_without_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "write", no_space)
     for value in ("text", {"a": "text"}, ["text" * 5000, "\u20ac" * 5000]):
-        with pytest.raises(ContextRefused, match="the context cannot be stored in memory: No space left on device"):
-            store(value)
+        refused(value, "the context cannot be stored in memory: No space left on device")
 
 
 def test_kernel_without_the_newest_flag_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from rlm_broker.context.found_files import FileUnfit
 from rlm_broker.context.store import Encoded, Paths, store
 from rlm_broker.context.text import JUDGED_BYTES, DecodedText, TextDecoding
 from rlm_broker.errors import ConfigurationError, ContextRefused
-from tests.support.contexts import loaded, value_of, written
+from tests.support.contexts import loaded, refused, value_of, written
 
 TEXT = "caf\xe9 \u017c\u20ac\U0001f600\n"
 
@@ -163,16 +163,15 @@ BINARY = [
 
 def test_binary_data_is_refused_and_not_replaced() -> None:
     for data, sentence in BINARY:
-        with pytest.raises(ContextRefused) as refused:
-            store(io.BytesIO(data))
-        assert sentence in str(refused.value)
+        assert sentence in refused(io.BytesIO(data))
 
 
 def test_strict_text_is_refused_with_the_place() -> None:
-    with pytest.raises(ContextRefused, match="is not UTF-16-LE text: byte 0x3d at offset 4"):
-        store(Encoded(io.BytesIO(codecs.BOM_UTF16_LE + b"a\x00\x3d\xd8\x61\x00"), errors="strict"))
-    with pytest.raises(ContextRefused, match="is not ASCII text: byte 0xe9 at offset 3; convert it"):
-        store(Encoded(io.BytesIO(b"caf\xe9"), "ascii", "strict"))
+    refused(
+        Encoded(io.BytesIO(codecs.BOM_UTF16_LE + b"a\x00\x3d\xd8\x61\x00"), errors="strict"),
+        "is not UTF-16-LE text: byte 0x3d at offset 4",
+    )
+    refused(Encoded(io.BytesIO(b"caf\xe9"), "ascii", "strict"), "is not ASCII text: byte 0xe9 at offset 3; convert it")
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -187,5 +186,4 @@ def test_wrong_arguments_are_refused() -> None:
     for source in ("server.log", b"text", None, {"a": "b"}, Encoded(Path("x"))):
         with pytest.raises(ContextRefused, match="Encoded takes a path, Paths or a stream, not "):
             Encoded(source)
-    with pytest.raises(ContextRefused, match="a stream of text is decoded already"):
-        store(Encoded(io.StringIO("text"), "utf-8"))
+    refused(Encoded(io.StringIO("text"), "utf-8"), "a stream of text is decoded already")

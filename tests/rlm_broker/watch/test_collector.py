@@ -7,7 +7,7 @@ from tests.support.otlp_receiver import OtlpReceiver
 
 
 def _sent(endpoint: str, end_s: float = 60) -> list[str]:
-    """Send the spans of a run to a collector, and return what was told."""
+    """Lines that a user reads while the spans of a run go to a collector."""
     told: list[str] = []
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)

@@ -177,20 +177,20 @@ async def test_stopping_hangs_up_on_callers_without_a_session(listener: Listener
         await Peer.to(port)
 
 
-@pytest.mark.parametrize("before", range(6))
-async def test_caller_accepted_during_closing_is_disconnected(before: int) -> None:
-    listener = Listener(first_frame_timeout_s=WAIT_S * 10)
-    address = await listener.start()
-    with contextlib.ExitStack() as callers:
-        connected = [callers.enter_context(socket.create_connection(address)) for _ in range(3)]
-        await turns(before)
-        await listener.stop()
-        await turns(3)
-        # CPython may leave a socket that it accepted in the turn before a server is closed to the garbage collector.
-        gc.collect()
-        for caller in connected:
-            async with Peer(*await asyncio.open_connection(sock=caller)) as peer:
-                assert await peer.is_hung_up_on()
+async def test_caller_accepted_during_closing_is_disconnected() -> None:
+    for before in range(6):
+        listener = Listener(first_frame_timeout_s=WAIT_S * 10)
+        address = await listener.start()
+        with contextlib.ExitStack() as callers:
+            connected = [callers.enter_context(socket.create_connection(address)) for _ in range(3)]
+            await turns(before)
+            await listener.stop()
+            await turns(3)
+            # CPython may leave a socket that it accepted in the turn before a server is closed to the garbage collector.
+            gc.collect()
+            for caller in connected:
+                async with Peer(*await asyncio.open_connection(sock=caller)) as peer:
+                    assert await peer.is_hung_up_on()
 
 
 async def test_stop_ends_all_calls_at_once() -> None:

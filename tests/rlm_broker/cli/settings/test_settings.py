@@ -75,6 +75,16 @@ WRONG_FILES = [
     ("max_depth = " + "9" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
     ("model = 0x" + "f" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
     (f"[limits]\nmax_iterations = '{'9' * 5_000}'", "limit max_iterations = 999"),
+    ("[models.m]\nbase_ulr = 'x'", "models.m: there is no 'base_ulr'; did you mean base_url?"),
+    ("[models.m]\nbase_url = 5", "models.m: base_url: Input should be a valid string"),
+    ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' with the variable that holds it"),
+    ("[models.m]\noptions = {api_key = 'sk-plain'}", "options.api_key would be shown: give keys as api_key"),
+    ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' with the variable that holds it"),
+    ("models = 3", "models must be tables: write [models.NAME]"),
+    ("routes = 3", "routes must be a list of tables: write [[routes]]"),
+    ("[[routes]]\nmatch = 'x'", "route 1: `to` is missing"),
+    ("[[routes]]\nto = 'x'\ndepths = 1", "route 1: depths must be text, not 1"),
+    ("[[routes]]\nto = 'x'\ndepths = '2-1'", "route 1: route (no model named) at depth 2-1 to x: there is no depth"),
     ('[limits]\n"\\u001b[2J" = 1', r"limits.'\x1b[2J' is not a limit"),
     ('[models."\\u001b[2J"]\napi_key = "x"', r"models.'\x1b[2J'.api_key"),
     ('[models."\\u001b[2J"]\nname = "x"\nbase_url = "http://localhost"', r"sets 'models.\x1b[2J.base_url'"),
@@ -88,6 +98,7 @@ def test_invalid_file_is_named_with_its_error() -> None:
             Settings({})
         assert sentence in str(refused.value)
         assert len(str(refused.value)) < 1_000
+        assert "sk-plain" not in str(refused.value)
 
 
 def test_variable_that_is_no_setting_is_named_but_for_that_of_the_control_socket(
