@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from rlm_broker.errors import FileRefused
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
-from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
+from rlm_broker.sandbox.programs import blocks_of, with_its_end
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
@@ -109,13 +109,14 @@ async def _ran(
 
 
 async def _run(repl: SandboxedRepl, asked: RunCodeRequest) -> Block:
-    await repl.aexecute(AT_ITS_START.format(argv=["main.py"]))
+    before, code, after = blocks_of(asked.code, ["main.py"])
+    await repl.aexecute(before)
     seconds: dict[str, Any] = {"timeout_s": asked.run_timeout, "wall_timeout_s": asked.run_timeout}
-    block = await repl.aexecute(asked.code + NO_DISPLAY, stdin=asked.stdin, **seconds)
+    block = await repl.aexecute(code, stdin=asked.stdin, **seconds)
     if block.status in ("interrupted", "killed"):
         return block
     left_s = max(0.001, asked.run_timeout - block.execution_time)
-    return with_its_end(block, await repl.aexecute(AT_ITS_END, left_s, wall_timeout_s=left_s))
+    return with_its_end(block, await repl.aexecute(after, left_s, wall_timeout_s=left_s))
 
 
 async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
