@@ -21,6 +21,7 @@ from tests.support.fds import memfds
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
+from tests.support.tables import table
 from tests.support.waiting import turns, until, until_now
 
 
@@ -33,20 +34,22 @@ async def until_left(expected: tuple[int, int]) -> None:
     await until(lambda: left() == expected)  # the listener notices a moment later that a connection was closed
 
 
-async def test_cancelled_start_leaves_no_process_or_descriptor() -> None:
-    """A start that is cancelled at any moment leaves no process and no descriptor."""
+@table("how", ["cancelled", "closed"])
+async def test_start_that_is_given_up_leaves_no_process_or_descriptor(how: str) -> None:
     chance = random.Random(7)
     async with Sandbox(warm=0) as sandbox:
         async with sandbox.repl("context") as repl:
             await repl.aexecute("1")
         before = left()
-        for _ in range(40):
+        for _ in range(20):
             repl = sandbox.repl("context")
             opening = asyncio.create_task(repl.__aenter__())
             await asyncio.sleep(chance.random() * 0.015)
-            opening.cancel()
-            await asyncio.wait({opening})
+            if how == "cancelled":
+                opening.cancel()
+                await asyncio.wait({opening})
             await repl.aclose()
+            await asyncio.gather(opening, return_exceptions=True)
         await until_left(before)
         async with sandbox.repl("context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
@@ -68,29 +71,12 @@ async def test_failed_fork_leaves_no_connection(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_repl_not_entered_runs_no_code() -> None:
-    """A REPL that is not entered runs no code and leaves no process."""
     async with Sandbox(warm=0) as sandbox, sandbox.template() as template:
         before = left()
         for repl in (sandbox.repl(), template.repl()):
             with pytest.raises(SandboxFailed, match="the REPL is not open: use it as `with sandbox"):
                 await repl.aexecute("1")
         assert left() == before
-
-
-async def test_repl_closed_during_its_start_is_cleaned_up() -> None:
-    """A REPL that is closed at any moment of its start leaves no process."""
-    chance = random.Random(7)
-    async with Sandbox(warm=0) as sandbox:
-        async with sandbox.repl("context") as repl:
-            await repl.aexecute("1")
-        before = left()
-        for _ in range(20):
-            repl = sandbox.repl("context")
-            opening = asyncio.create_task(repl.__aenter__())
-            await asyncio.sleep(chance.random() * 0.015)
-            await repl.aclose()
-            await asyncio.gather(opening, return_exceptions=True)
-        await until_left(before)
 
 
 async def test_repl_closed_on_arrival_of_its_worker_may_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +102,7 @@ async def test_repl_closed_on_arrival_of_its_worker_may_be_opened_again(monkeypa
                 assert (await repl.aexecute("context")).stdout == "context\n"
 
 
-@pytest.mark.parametrize("use", ["block", "file", "program"])
+@table("use", ["block", "file", "program"])
 async def test_repl_that_is_used_while_it_opens_has_one_worker(use: str) -> None:
     async with Sandbox(warm=0) as sandbox:
         repl = sandbox.repl("context")
@@ -139,7 +125,6 @@ async def test_repl_that_is_used_while_it_opens_has_one_worker(use: str) -> None
 
 
 async def test_repl_entered_twice_has_one_worker() -> None:
-    """A REPL that is entered twice has one worker and is not entered again."""
     async with Sandbox(warm=0) as sandbox:
         before = left()
         repl = sandbox.repl()
@@ -193,9 +178,8 @@ def test_bad_settings_of_a_shared_sandbox_are_refused() -> None:
         Sandbox.shared(isolation="x")
 
 
-@pytest.mark.parametrize("isolation", ["auto", "standard", "process"])
+@table("isolation", ["auto", "standard", "process"])
 def test_shared_sandbox_is_cleaned_up_at_exit_and_fork(isolation: str, tmp_path: Path) -> None:
-    """A shared sandbox leaves no process or folder at exit or in a fork."""
     program = (
         "import os, warnings\n"
         "warnings.simplefilter('ignore')\n"

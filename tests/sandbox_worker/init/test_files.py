@@ -144,7 +144,6 @@ def test_path_that_changes_never_leads_outside(scratch: Path) -> None:
 
 
 def test_file_without_room_keeps_the_old_one(scratch: Path) -> None:
-    """A file without room is refused, and the old file stays."""
     (scratch / "file").write_bytes(b"old")
     with pytest.raises(FileNotOpened, match=r"needs 70,000 bytes, and scratch_bytes leaves room for 6\d,\d{3}"):
         open_to_write([b"file"], 70_000, BOUNDS)

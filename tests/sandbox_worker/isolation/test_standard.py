@@ -11,7 +11,8 @@ import pytest
 from sandbox_worker.isolation import landlock
 from sandbox_worker.isolation.zygote_layers import _others_can_read
 from tests.support.launcher import BOUNDS, ROOT_WITH_PUBLIC_PYTHON, SCRATCH_BYTES, USERS, Launcher, launcher_of
-from tests.support.needs import require_time_zones
+from tests.support.skips import require_time_zones
+from tests.support.tables import table
 
 
 def _why_not() -> str:
@@ -101,17 +102,13 @@ def standard(launcher: Launcher) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_attack_is_refused_at_standard(standard: dict[str, Any], name: str) -> None:
-    found, expected = standard["of repl"][name], ATTACKS[name][1]
-    assert found in expected if isinstance(expected, tuple) else found == expected
-
-
-@pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_python_works_at_standard(standard: dict[str, Any], name: str) -> None:
+@table("name", [*ATTACKS, *ORDINARY])
+def test_repl_at_standard_is_as_expected(standard: dict[str, Any], name: str) -> None:
+    """Attacks are refused, and ordinary work works."""
     if name == "time_zones":
         require_time_zones()
-    assert standard["of repl"][name] == ORDINARY[name][1]
+    found, expected = standard["of repl"][name], {**ATTACKS, **ORDINARY}[name][1]
+    assert found in expected if isinstance(expected, tuple) else found == expected
 
 
 def test_standard_layers_are_reported(standard: dict[str, Any]) -> None:
@@ -120,11 +117,7 @@ def test_standard_layers_are_reported(standard: dict[str, Any]) -> None:
     assert [name for name in standard["init"] if name != "own uid"] == ["session", *layers]
     assert standard["repl"] == ["parent death signal", "rlimits", "landlock", "seccomp"]
     assert standard["stderr"] == ""
-
-
-def test_init_can_do_its_work_at_standard(standard: dict[str, Any]) -> None:
-    assert standard["of init"]["fork"] == 0
-    assert standard["of init"]["sees"] is True
+    assert (standard["of init"]["fork"], standard["of init"]["sees"]) == (0, True)
 
 
 def test_user_file_is_unchanged(launcher: Launcher) -> None:
@@ -137,7 +130,6 @@ def test_user_file_is_unchanged(launcher: Launcher) -> None:
 
 
 def test_root_worker_has_own_uid_and_thread_bound(launcher: Launcher, request: pytest.FixtureRequest) -> None:
-    """A worker of root has a uid of its own, and so a bound on its threads."""
     start = "__import__('threading').Thread(target=__import__('time').sleep, args=(5,), daemon=True).start()"
     code = f"[{start} for _ in range({2 * BOUNDS['max_processes']})]"
     report = launcher.run(level="standard", probes={"threads": code, "id": "os.getuid()"})
