@@ -40,14 +40,11 @@ if TYPE_CHECKING:
     from rlm_broker.broker.routing import ModelPolicy as ModelPolicy
     from rlm_broker.broker.routing import Route as Route
     from rlm_broker.broker.transport.connection import QueryHandler as QueryHandler
-    from rlm_broker.cluster.nodes import Nodes as Nodes
-    from rlm_broker.cluster.on_ray.ray_cluster import RayCluster as RayCluster
     from rlm_broker.context.store import Encoded as Encoded
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import store as store
     from rlm_broker.context.stored import ContextInfo as ContextInfo
     from rlm_broker.context.stored import StoredContext as StoredContext
-    from rlm_broker.errors import ClusterFailed as ClusterFailed
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
     from rlm_broker.errors import FailureCause as FailureCause
@@ -90,6 +87,7 @@ if TYPE_CHECKING:
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
+    from rlm_broker.nodes.ray_cluster import RayCluster as RayCluster
     from rlm_broker.results import Block as Block
     from rlm_broker.results import BlockStatus as BlockStatus
     from rlm_broker.results import Call as Call
@@ -130,7 +128,6 @@ if TYPE_CHECKING:
     from rlm_broker.usage import UsageSummary as UsageSummary
     from rlm_broker.values.display import Display as Display
     from rlm_broker.values.stats import ClientStats as ClientStats
-    from rlm_broker.values.stats import ClusterStats as ClusterStats
     from rlm_broker.values.stats import HandlerStats as HandlerStats
     from rlm_broker.values.stats import NodeStats as NodeStats
     from rlm_broker.values.stats import SandboxStats as SandboxStats
@@ -165,12 +162,11 @@ _MODULES = {
     "broker.clients.litellm": "LiteLLMClient",
     "broker.clients.openai_compatible": "OpenAICompatibleClient",
     "broker.clients.scripted": "ScriptedClient",
-    "cluster.nodes": "Nodes",
-    "cluster.on_ray.ray_cluster": "RayCluster",
+    "nodes.ray_cluster": "RayCluster",
     "context.store": "Encoded Paths store",
     "context.stored": "ContextInfo StoredContext",
     "values.display": "Display",
-    "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
+    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
     "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
     "ValueUnavailable WorkerDied",
@@ -200,7 +196,7 @@ _MODULES = {
     "sandbox.template": "Template",
     "serve.app": "Service",
     "serve.settings": "KeySettings Right ServeSettings",
-    "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
+    "values.stats": "ClientStats HandlerStats NodeStats SandboxStats",
     "watch.telemetry": "OpenTelemetry",
     "watch.callbacks": "Callbacks",
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "

@@ -10,13 +10,9 @@ from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
 from rlm_broker.run.prompts.system import Facts, rounded_down
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Tree
+from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
 from sandbox_worker.wire.names import CONTEXT
 
-WORTH_TELLING: Final = (
-    *("numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn", "statsmodels", "networkx", "sympy", "matplotlib"),
-    *("PIL", "bs4", "lxml", "yaml", "regex", "dateutil", "openpyxl", "pypdf", "docx", "pydantic", "nltk", "spacy"),
-)
-"""Packages that model code may want to import. The prompt names those that the sandbox can import."""
 MOST_MODELS: Final = 20
 """Most models that a prompt names; it leaves out further ones."""
 

@@ -20,7 +20,7 @@ ID_BYTES = 8
 
 
 class RunLoop(Protocol):
-    """The answering of a run's question: its loop on this machine, or on a node of a cluster."""
+    """The answering of a run's question."""
 
     async def run(self, context: StoredContext) -> Completion:
         """Answer the question about the context."""

@@ -1,4 +1,4 @@
-"""Functions and values for code, wherever the functions run: here, or in the orchestrator of a cluster."""
+"""Functions and values for code, without the way in which a function is called."""
 
 from dataclasses import dataclass
 from typing import Any

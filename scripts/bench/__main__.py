@@ -29,7 +29,6 @@ from scripts.bench import (
     batches,
     blocks,
     chatting,
-    clustering,
     contexts,
     handling,
     listing,
@@ -84,9 +83,6 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "viewing": viewing.viewing,
     "batch": batches.items,
     "batch_resume": batches.resumed,
-    "node_runs": clustering.node_runs,
-    "broker_calls": clustering.broker_calls,
-    "many_agents": clustering.many_agents,
     "throughput_curve": handling.crowds,
     "context_curve": contexts.sizes,
 }
