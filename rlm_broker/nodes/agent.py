@@ -23,46 +23,16 @@ from typing import Any
 import msgspec
 import psutil
 
+from rlm_broker import errors
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.memfd import new_memfd
 from rlm_broker.context.stored import ContextInfo, StoredContext
-from rlm_broker.errors import (
-    ConfigurationError,
-    ContextRefused,
-    FileRefused,
-    IsolationUnavailable,
-    ProtocolViolation,
-    RlmBrokerError,
-    SandboxFailed,
-)
+from rlm_broker.errors import ProtocolViolation, SandboxFailed
 from rlm_broker.limits import ReplLimits
+from rlm_broker.nodes import messages
 from rlm_broker.nodes.link import Link
-from rlm_broker.nodes.messages import (
-    MAX_JOIN_BYTES,
-    MAX_REASON_CHARS,
-    PROTOCOL,
-    Beat,
-    DropMemory,
-    EndServer,
-    Fork,
-    FromOrchestrator,
-    Gone,
-    Heard,
-    HoldMemory,
-    Join,
-    Kill,
-    NodeOpened,
-    OpenNode,
-    Prepare,
-    RefusalKind,
-    RequestDone,
-    RequestRefused,
-    Say,
-    encoded,
-    from_orchestrator,
-)
+from rlm_broker.nodes.port import client_context, require_pinned
 from rlm_broker.nodes.streams import DescriptorEnd, FileEnd, send_file
-from rlm_broker.nodes.tls import client_context, require_pinned
 from rlm_broker.sandbox.sandbox import Sandbox, forker_of
 from rlm_broker.sandbox.workers.cgroups import memory_bytes
 from rlm_broker.sandbox.workers.fork_server import Forker
@@ -70,42 +40,27 @@ from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from sandbox_worker import RELEASE
 from sandbox_worker.loading.form import SEALS
-from sandbox_worker.wire.control import (
-    Failed,
-    FromInit,
-    Hand,
-    Load,
-    Opened,
-    OpenToRead,
-    OpenToWrite,
-    RunProgram,
-    Start,
-    ToInit,
-    pack,
-    unpack_to_init,
-)
+from sandbox_worker.wire import control
 from sandbox_worker.wire.frames import encode_frame
 
 MODULE = "rlm_broker.nodes.agent"
 REPLS_PER_CPU = 16
 """REPLs at the same time for each CPU: most REPLs wait for a model."""
-RESERVE_SHARE = 0.05
-"""Share of the node's memory that stays free: with less, the node gives no further REPL."""
-LEAST_RESERVE_BYTES = 256 << 20
-"""Bytes that stay free on a small node: a REPL, its libraries and the output of its blocks need some room."""
+RESERVE_SHARE, LEAST_RESERVE_BYTES = 0.05, 256 << 20
+"""Share of the node's memory that stays free, and bytes of it at least. With less, the node gives no further REPL."""
 JOIN_S = 30.0
 """Seconds to reach the orchestrator."""
 END_S = 5.0
 """Seconds to end all workers. Beyond, the process exits, and they end with it."""
-KINDS: list[tuple[type[Exception], RefusalKind]] = [
-    (ConfigurationError, "configuration"),
-    (IsolationUnavailable, "isolation"),
-    (ContextRefused, "context"),
-    (FileRefused, "file"),
+KINDS: list[tuple[type[Exception], messages.RefusalKind]] = [
+    (errors.ConfigurationError, "configuration"),
+    (errors.IsolationUnavailable, "isolation"),
+    (errors.ContextRefused, "context"),
+    (errors.FileRefused, "file"),
+    (errors.RlmBrokerError, "sandbox"),
     (OSError, "memory"),
-    (MemoryError, "memory"),
 ]
-"""Error → kind of the refusal; any other one is "sandbox"."""
+"""Error → kind of the refusal."""
 
 
 class AgentOrder(msgspec.Struct, frozen=True):
@@ -132,21 +87,18 @@ class Agent:
         self._order = order
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
-        self.link = Link(from_orchestrator, self._take, lambda _: self._ended.set(), self._beat, is_patient=True)
+        decoder = messages.from_orchestrator
+        self.link = Link(decoder, self._take, lambda _: self._ended.set(), self._beat, is_patient=True)
         self._sandbox: Sandbox | None = None
         self._servers: dict[int, Forker] = {}
         self._relays: dict[int, Relay] = {}
         self._killed: set[int] = set()
-        """Workers that were to be ended before they were forked."""
+        """Workers that are to be ended as soon as they are forked."""
         self._memory: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._opening = asyncio.Lock()
 
     async def serve(self) -> str:
-        """Join, and serve until the link is lost. All that was started has ended then.
-
-        Returns:
-            Why it was lost.
+        """Join, and serve until the link is lost. All that was started has ended then. Return why it was lost.
 
         Raises:
             SandboxFailed: The orchestrator cannot be reached, or is another one.
@@ -160,16 +112,17 @@ class Agent:
             await to_its_end(self._end)
 
     async def _join(self) -> None:
-        order = self._order
-        tls = None if order.fingerprint is None else client_context()
+        host, port, pinned = self._order.host, self._order.port, self._order.fingerprint
+        tls = None if pinned is None else client_context()
         try:
             async with asyncio.timeout(JOIN_S):
-                transport, _ = await self._loop.create_connection(asyncio.Protocol, order.host, order.port, ssl=tls)
+                transport, _ = await self._loop.create_connection(asyncio.Protocol, host, port, ssl=tls)
         except OSError as error:
-            raise SandboxFailed(f"{order.host}:{order.port} cannot be reached: {error}") from None
-        if order.fingerprint is not None:
-            require_pinned(transport, order.fingerprint)
-        transport.write(encode_frame(encoded(Join(order.token, PROTOCOL, RELEASE)), MAX_JOIN_BYTES))
+            raise SandboxFailed(f"{host}:{port} cannot be reached: {error}") from None
+        if pinned is not None:
+            require_pinned(transport, pinned)
+        join = messages.encoded(messages.Join(self._order.token, messages.PROTOCOL, RELEASE))
+        transport.write(encode_frame(join, messages.MAX_JOIN_BYTES))
         transport.set_protocol(self.link)
         self.link.connection_made(transport)
 
@@ -181,119 +134,105 @@ class Agent:
             with contextlib.suppress(SandboxFailed):  # a folder could not be removed
                 await self._sandbox.aclose()
 
-    def _beat(self) -> Beat:
+    def _beat(self) -> messages.Beat:
         reserve = max(LEAST_RESERVE_BYTES, int(memory_bytes() * RESERVE_SHARE))
-        return Beat(psutil.virtual_memory().available > reserve)
+        return messages.Beat(psutil.virtual_memory().available > reserve)
 
     # -- what the orchestrator says ----------------------------------------------------------------------------------
 
-    def _take(self, message: FromOrchestrator) -> None:
+    def _take(self, message: messages.FromOrchestrator) -> None:
         match message:
-            case Say() if (relay := self._relays.get(message.worker)) is not None:
+            case messages.Say() if (relay := self._relays.get(message.worker)) is not None:
                 relay.say(message, self._memory)
-            case Fork():
-                self._answered(message.request, self._fork(message))
-            case Kill():
-                self._kill(message.worker)
-            case HoldMemory():
-                self._hold(message)
-            case DropMemory():
-                if (fd := self._memory.pop(message.key, -1)) >= 0:
-                    os.close(fd)
-            case OpenNode():
-                self._answered(message.request, self._open(message))
-            case Prepare():
-                self._answered(message.request, self._prepare(message))
-            case EndServer() if (server := self._servers.pop(message.server, None)) is not None:
+            case messages.Fork():
+                self._answer(message.request, self._fork(message))
+            case messages.Kill() if (relay := self._relays.pop(message.worker, None)) is not None:
+                self._begin(relay.end())
+            case messages.Kill():
+                self._killed.add(message.worker)
+            case messages.HoldMemory():
+                fd = new_memfd("context")
+                end = FileEnd(self.link, message.request, os.dup(fd), message.size_bytes)
+                self._answer(message.request, self._hold(message, fd, end))
+            case messages.DropMemory() if (fd := self._memory.pop(message.key, -1)) >= 0:
+                os.close(fd)
+            case messages.OpenNode():
+                self._answer(message.request, self._open(message))
+            case messages.Prepare():
+                self._answer(message.request, self._prepare(message))
+            case messages.EndServer() if (server := self._servers.pop(message.server, None)) is not None:
                 self._begin(server.close())
 
     def _begin(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # read: what a request met was its answer
-
-    def _answered(self, request: int, work: Any) -> None:
+    def _answer(self, request: int, work: Any) -> None:
         """Do what a request asks, and answer it."""
 
         async def answered() -> None:
             try:
                 answer = await work
-            except (RlmBrokerError, OSError, MemoryError) as error:
+            except (errors.RlmBrokerError, OSError) as error:
                 answer = refusal(request, error)
             self.link.post(answer)
 
         self._begin(answered())
 
-    async def _open(self, message: OpenNode) -> NodeOpened:
-        async with self._opening:
-            if self._sandbox is not None:
-                await self._sandbox.aclose()
-            self._sandbox = Sandbox(
-                isolation=message.isolation,
-                allow_exec=message.allow_exec,
-                warm=0,
-                seed=message.seed,
-                python=message.python,
-                packages=message.packages,
-            )
-            await self._sandbox.__aenter__()
+    async def _open(self, asked: messages.OpenNode) -> messages.NodeOpened:
+        if self._sandbox is not None:
+            await self._sandbox.aclose()
+        kind: dict[str, Any] = {"seed": asked.seed, "python": asked.python, "packages": asked.packages}
+        self._sandbox = Sandbox(isolation=asked.isolation, allow_exec=asked.allow_exec, warm=0, **kind)
+        await self._sandbox.__aenter__()
         server = self._servers[0] = forker_of(self._sandbox)
-        places = REPLS_PER_CPU * len(os.sched_getaffinity(0)) if self._order.places is None else self._order.places
-        names = list(server.importable(message.names))
+        places, cpus = self._order.places, len(os.sched_getaffinity(0))
         layers: Any = list(server.layers)
-        return NodeOpened(message.request, server.level.name, layers, server.allow_exec, places, memory_bytes(), names)
+        return messages.NodeOpened(
+            asked.request,
+            server.level.name,
+            layers,
+            server.allow_exec,
+            REPLS_PER_CPU * cpus if places is None else places,
+            memory_bytes(),
+            list(server.importable(asked.names)),
+        )
 
-    async def _prepare(self, message: Prepare) -> RequestDone:
+    async def _prepare(self, asked: messages.Prepare) -> messages.RequestDone:
         context = None
-        if message.pieces is not None:
-            held = [os.dup(self._memory[key]) for key in message.keys]
-            context = StoredContext(zip(held, message.pieces, strict=True), ContextInfo("", 0))
-        preparation = Preparation(message.imports, message.setup, context, message.timeout_s)
-        server = self._servers[message.server] = await self._servers[0].prepared(preparation)
-        return RequestDone(message.request, server.memory_bytes)
+        if asked.pieces is not None:
+            held = [os.dup(self._memory[key]) for key in asked.keys]
+            context = StoredContext(zip(held, asked.pieces, strict=True), ContextInfo("", 0))
+        preparation = Preparation(asked.imports, asked.setup, context, asked.timeout_s)
+        server = self._servers[asked.server] = await self._servers[0].prepared(preparation)
+        return messages.RequestDone(asked.request, server.memory_bytes)
 
-    async def _fork(self, message: Fork) -> RequestDone:
-        server = self._servers.get(message.server)
+    async def _fork(self, asked: messages.Fork) -> messages.RequestDone:
+        server = self._servers.get(asked.server)
         if server is None:
             raise SandboxFailed("its fork server has ended")
-        worker = await server.spawn(ReplLimits(**message.limits))
-        if message.worker in self._killed:
-            self._killed.discard(message.worker)
-            await server.end(worker)
-            raise SandboxFailed("it was ended as it began")
-        self._relays[message.worker] = Relay(self.link, message.worker, worker, server)
-        return RequestDone(message.request)
-
-    def _kill(self, number: int) -> None:
-        relay = self._relays.pop(number, None)
-        if relay is None:
-            self._killed.add(number)
+        worker = await server.spawn(ReplLimits(**asked.limits))
+        relay = Relay(self.link, asked.worker, worker, server)
+        if asked.worker in self._killed:
+            self._killed.discard(asked.worker)
+            await relay.end()
         else:
-            self._begin(relay.end())
+            self._relays[asked.worker] = relay
+        return messages.RequestDone(asked.request)
 
-    def _hold(self, message: HoldMemory) -> None:
-        fd = new_memfd("context")
-        end = FileEnd(self.link, message.request, os.dup(fd), message.size_bytes)
-
-        async def held() -> RequestDone:
-            try:
-                if (error := await end.filled) is not None:
-                    raise error
-                if os.fstat(fd).st_size != message.size_bytes:
-                    raise SandboxFailed("a context did not come whole")
-                fcntl(fd, F_ADD_SEALS, SEALS)
-            except BaseException:
-                os.close(fd)
-                raise
-            self._memory[message.key] = fd
-            return RequestDone(message.request)
-
-        self._answered(message.request, held())
+    async def _hold(self, asked: messages.HoldMemory, fd: int, end: FileEnd) -> messages.RequestDone:
+        try:
+            if (error := await end.filled) is not None:
+                raise error
+            if os.fstat(fd).st_size != asked.size_bytes:
+                raise SandboxFailed("a context did not come whole")
+            fcntl(fd, F_ADD_SEALS, SEALS)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._memory[asked.key] = fd
+        return messages.RequestDone(asked.request)
 
 
 class Relay:
@@ -311,121 +250,117 @@ class Relay:
         self._number = number
         self._worker = worker
         self._server = server
-        self._opening: tuple[int, ToInit] | None = None
-        self._loop = asyncio.get_running_loop()
+        self._opening: tuple[int, control.OpenToRead | control.OpenToWrite] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         worker.init.listener = self
 
-    def say(self, said: Say, memory: dict[str, int]) -> None:
+    def say(self, said: messages.Say, memory: dict[str, int]) -> None:
         """Pass a packet on to init, with what travels beside it.
 
         Raises:
             ProtocolViolation: Something that has to travel beside it does not.
         """
-        message = unpack_to_init(said.packet)
-        with contextlib.ExitStack() as ours:
+        message = control.unpack_to_init(said.packet)
+        with contextlib.ExitStack() as theirs:
             fds: list[int] = []
             match message:
-                case Load() | Hand() if said.key:
-                    if said.key not in memory:  # it was dropped since: init cannot go on
-                        self._fail("load", "the node does not hold its context any more")
+                case control.Load() | control.Hand() if said.key:
+                    if said.key not in memory:
+                        self._failed("load", "the node does not hold its context any more")
                         return
                     fds = [memory[said.key]]
-                case Start():
-                    one, other = socket.socketpair()
-                    ours.callback(other.close)
+                case control.Load() | control.Hand() if said.data:
+                    fds = [self._memfd(said.data, theirs)]
+                    fcntl(fds[0], F_ADD_SEALS, SEALS)
+                case control.Start() if said.streams:
+                    own, other = socket.socketpair()
+                    theirs.callback(other.close)
                     fds = [other.fileno()]
-                    DescriptorEnd(self._link, said.streams[0], one.detach())
-                case RunProgram():
-                    fds = self._pipes(said, ours)
-                case OpenToRead() | OpenToWrite():
+                    DescriptorEnd(self._link, said.streams[0], own.detach())
+                case control.RunProgram():
+                    fds = self._beside_a_program(said, theirs)
+                case control.OpenToRead() | control.OpenToWrite() if said.streams:
                     self._opening = (said.streams[0], message)
             self._worker.init.say(message, *fds)
 
-    def _pipes(self, said: Say, ours: contextlib.ExitStack) -> list[int]:
+    def _beside_a_program(self, said: messages.Say, theirs: contextlib.ExitStack) -> list[int]:
         """Return the memfd and the descriptors 0, 1 and 2 of a program. Our ends are those of streams."""
         if len(said.streams) != 3:
             raise ProtocolViolation("a program has three streams")
-        fds = [new_memfd("program")]
-        ours.callback(os.close, fds[0])
-        os.write(fds[0], said.data)
+        fds = [self._memfd(said.data, theirs)]
         for place, number in enumerate(said.streams):
             ends = os.pipe()
-            theirs, own = ends if place == 0 else ends[::-1]
-            ours.callback(os.close, theirs)
-            fds.append(theirs)
-            DescriptorEnd(self._link, number, own, reads=place > 0, writes=place == 0)
+            other, own = ends if place == 0 else ends[::-1]
+            theirs.callback(os.close, other)
+            fds.append(other)
+            DescriptorEnd(self._link, number, own)
         return fds
+
+    def _memfd(self, data: bytes, theirs: contextlib.ExitStack) -> int:
+        theirs.callback(os.close, fd := new_memfd("beside"))
+        os.write(fd, data)
+        return fd
 
     async def end(self) -> None:
         """End the worker."""
         try:
             await self._server.end(self._worker)
         finally:
-            self._link.post(Gone(self._number))
+            self._link.post(messages.Gone(self._number))
 
     # -- what init says ----------------------------------------------------------------------------------------------
 
-    def heard(self, message: FromInit, fds: list[int]) -> None:
+    def heard(self, message: control.FromInit, fds: list[int]) -> None:
         """Pass a message of init on. The content of a file that it has opened is a stream."""
-        size_bytes = 0
-        if isinstance(message, Opened) and fds:
-            message, size_bytes = Opened(), os.fstat(fds[0]).st_size
-        self._link.post(Heard(self._number, pack(message), size_bytes))
-        if isinstance(message, Opened) and fds:
-            self._opened(fds[0], size_bytes)
-
-    def _opened(self, fd: int, size_bytes: int) -> None:
-        if self._opening is None:
-            os.close(fd)
+        if not isinstance(message, control.Opened) or not fds or self._opening is None:
+            self._link.post(messages.Heard(self._number, control.pack(message)))
             return
         (number, request), self._opening = self._opening, None
-        if isinstance(request, OpenToWrite):
-            end = FileEnd(self._link, number, fd, request.size_bytes)
-            self._begin(self._stored(number, end))
+        size_bytes = os.fstat(fds[0]).st_size
+        self._link.post(messages.Heard(self._number, control.pack(control.Opened()), size_bytes))
+        if isinstance(request, control.OpenToRead):
+            work = send_file(self._link, number, fds[0], size_bytes)
         else:
-            self._begin(send_file(self._link, number, fd, size_bytes))
+            work = self._stored(number, FileEnd(self._link, number, fds[0], request.size_bytes))
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _stored(self, number: int, end: FileEnd) -> None:
         error = await end.filled
-        if error is None:
-            self._link.post(RequestDone(number))
-        else:
-            self._link.post(refusal(number, FileRefused(f"cannot be copied: {error.strerror}")))
-
-    def _begin(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        why = "" if error is None else f"cannot be copied: {error.strerror}"
+        self._link.post(refusal(number, errors.FileRefused(why)) if why else messages.RequestDone(number))
 
     def unheard(self, error: OSError | None) -> None:
         """Say that a descriptor from init was cut off. Its end has a message of its own."""
         if error is not None:
-            self._fail("speak", f"a descriptor cannot be taken: {error.strerror}")
+            self._failed("speak", f"a descriptor cannot be taken: {error.strerror}")
 
     def ended(self, why: str | None) -> None:  # noqa: ARG002 - of `InitListener`
         """Say that the worker has ended."""
-        self._link.post(Gone(self._number))
+        self._link.post(messages.Gone(self._number))
 
-    def _fail(self, step: Any, reason: str) -> None:
-        self._link.post(Heard(self._number, pack(Failed(step=step, reason=reason))))
+    def _failed(self, step: control.InitStep, reason: str) -> None:
+        self._link.post(messages.Heard(self._number, control.pack(control.Failed(step=step, reason=reason))))
 
 
-def refusal(request: int, error: Exception) -> RequestRefused:
+def refusal(request: int, error: Exception) -> messages.RequestRefused:
     """Return the answer to a request that met an error."""
-    kinds = [kind for cls, kind in KINDS if isinstance(error, cls)]
-    return RequestRefused(request, kinds[0] if kinds else "sandbox", str(error)[:MAX_REASON_CHARS])
+    kind = next(kind for cls, kind in KINDS if isinstance(error, cls))
+    return messages.RequestRefused(request, kind, str(error)[: messages.MAX_REASON_CHARS])
 
 
 async def serve_until_eof(order: AgentOrder, stdin: int) -> str:
-    """Be the agent of this node until the link is lost or standard input ends. Returns why."""
+    """Be the agent of this node until the link is lost or standard input ends. Return why."""
     loop = asyncio.get_running_loop()
     serving = loop.create_task(Agent(order).serve())
 
     def read() -> None:
         if not os.read(stdin, 1 << 12):
             loop.remove_reader(stdin)
-            exit_after(END_S)
+            exiting = threading.Timer(END_S, os._exit, (1,))  # whatever the event loop is doing
+            exiting.daemon = True
+            exiting.start()
             serving.cancel()
 
     loop.add_reader(stdin, read)
@@ -435,19 +370,12 @@ async def serve_until_eof(order: AgentOrder, stdin: int) -> str:
         return "its standard input has ended"
 
 
-def exit_after(seconds: float) -> None:
-    """End the process after a time, whatever its event loop is doing. What it started ends with it."""
-    timer = threading.Timer(seconds, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
-
-
 def main() -> None:
     """Take the order, and be the agent."""
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=AgentOrder)
     try:
         why = asyncio.run(serve_until_eof(order, sys.stdin.fileno()))
-    except RlmBrokerError as error:
+    except errors.RlmBrokerError as error:
         why = str(error)
     sys.exit(f"rlm-broker: {why}")
 

@@ -16,25 +16,20 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.nodes.messages import (
-    BEAT_S,
-    MAX_FRAME_BYTES,
-    PATIENCE_S,
-    SILENCE_S,
-    Beat,
-    Credit,
-    encoded,
-)
+from rlm_broker.nodes.messages import MAX_FRAME_BYTES, Beat, Credit, encoded
 from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import PREFIX, FrameDecoder, Payload
 
 HEAD = struct.Struct(">II")
 """Head of a frame: the length of all that follows it, and the number of the stream."""
+BEAT_S, SILENCE_S, PATIENCE_S = 0.5, 2.0, 30.0
+"""Seconds between two heartbeats; without a byte, after which the other side is lost; and for which an agent waits
+instead while the orchestrator's kernel acknowledges what it sends."""
 HIGH_BYTES = 1 << 18
 """Bytes that wait to be sent, beyond which all streams pause."""
 FRAMES_IN_A_ROW = 64
@@ -43,14 +38,16 @@ LAST_ACK = struct.Struct("56xI")
 """Place of `tcpi_last_ack_recv` in Linux's `struct tcp_info`: milliseconds since the last acknowledgement."""
 
 
-class StreamEnd(Protocol):
-    """Our end of a stream."""
+class StreamEnd:
+    """Our end of a stream: a base, of which an end that sends nothing needs no more."""
 
     def take(self, data: Payload) -> None:
         """Take bytes. Raises `ProtocolViolation` if they are more than was permitted."""
+        raise NotImplementedError
 
     def take_end(self) -> None:
         """Learn that no more bytes come."""
+        raise NotImplementedError
 
     def credit(self, size_bytes: int) -> None:
         """Learn that so many more bytes may be sent."""
@@ -59,7 +56,8 @@ class StreamEnd(Protocol):
         """Learn that the link takes bytes again."""
 
     def lost(self) -> None:
-        """Learn that the link is lost. The end closes what it has."""
+        """Close what this end has, since the link is lost."""
+        raise NotImplementedError
 
 
 class Link(asyncio.Protocol):

@@ -18,20 +18,14 @@ from sandbox_worker.wire.level import Layer, LevelName
 PROTOCOL = 1
 """Number of this protocol. An agent of another one is refused."""
 PIECE_BYTES = 1 << 18
-"""Bytes of a stream in one frame, at most."""
+"""Bytes of a file or a context in one frame."""
 MAX_FRAME_BYTES = MAX_PACKET_BYTES + MAX_PROGRAM_BYTES + (1 << 16)
 """Bytes of a frame at most: a packet to init, the arguments of a program beside it, and the message around both. One
 that is longer ends the link."""
 MAX_JOIN_BYTES = 512
 """Bytes of the first frame, which comes from a stranger."""
 MAX_REASON_CHARS = 2_000
-"""Characters of an agent's reason; longer ones are not accepted."""
-BEAT_S = 0.5
-"""Seconds between two heartbeats, in each direction."""
-SILENCE_S = 2.0
-"""Seconds without a byte, after which the other side is lost."""
-PATIENCE_S = 30.0
-"""Seconds for which an agent waits instead while the orchestrator's kernel acknowledges what it sends."""
+"""Characters of an agent's reason. A longer one ends the link."""
 
 Number = Annotated[int, msgspec.Meta(ge=1)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -41,22 +35,27 @@ RefusalKind = Literal["configuration", "isolation", "context", "memory", "file",
 """Kind of an agent's refusal, from which the orchestrator makes the error."""
 
 
+class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """First frame of an agent: the one-time token of its order."""
+
+    token: str
+    protocol: int
+    release: str
+
+
 class LinkMessage(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
     """Base of all messages on a link."""
 
 
-# -- both ways ---------------------------------------------------------------------------------------------------------
-
-
 class Credit(LinkMessage, frozen=True):
-    """Permission to send that many more bytes of a stream."""
+    """Permission, in either direction, to send so many more bytes of a stream."""
 
     stream: Number
     size_bytes: Bytes
 
 
 class Beat(LinkMessage, frozen=True):
-    """Sign of life. `has_room` says whether the sender has memory for another REPL."""
+    """Sign of life, in either direction. A node says whether it has memory for another REPL."""
 
     has_room: bool = True
 
@@ -65,11 +64,7 @@ class Beat(LinkMessage, frozen=True):
 
 
 class OpenNode(LinkMessage, frozen=True):
-    """Request to open a sandbox of this kind; see `Sandbox`. One that is open already is closed.
-
-    Attributes:
-        names: Modules of which the agent says whether code can import them.
-    """
+    """Request to open a sandbox of this kind, in place of one that is open. `names` are modules to look for."""
 
     request: Number
     isolation: str
@@ -81,7 +76,7 @@ class OpenNode(LinkMessage, frozen=True):
 
 
 class Prepare(LinkMessage, frozen=True):
-    """Request for a further fork server, with a preparation. The context is held already, under `keys`."""
+    """Request for a further fork server, with a preparation. The pieces of its context are held under `keys`."""
 
     request: Number
     server: Number
@@ -93,7 +88,7 @@ class Prepare(LinkMessage, frozen=True):
 
 
 class EndServer(LinkMessage, frozen=True):
-    """Command to end a fork server with all of its workers."""
+    """Command to end such a fork server with all of its workers."""
 
     server: Number
 
@@ -111,7 +106,6 @@ class Say(LinkMessage, frozen=True):
     """Packet for an init, and what travels beside it.
 
     Attributes:
-        worker: Worker of the init.
         packet: Message, see `sandbox_worker.wire.control`.
         key: Key of the memfd beside it; empty if there is none.
         data: Content of a memfd beside it, in place of a key.
@@ -140,7 +134,7 @@ class HoldMemory(LinkMessage, frozen=True):
 
 
 class DropMemory(LinkMessage, frozen=True):
-    """Command to hold a memfd no more. What has mapped it keeps it."""
+    """Command to hold a memfd no more. Who has mapped it keeps it."""
 
     key: str
 
@@ -148,25 +142,8 @@ class DropMemory(LinkMessage, frozen=True):
 # -- from the agent ----------------------------------------------------------------------------------------------------
 
 
-class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First frame of a link: the one-time token of the agent's order."""
-
-    token: str
-    protocol: int
-    release: str
-
-
 class NodeOpened(LinkMessage, frozen=True):
-    """Report of an open sandbox.
-
-    Attributes:
-        level: Level in force.
-        layers: Layers of its fork server.
-        allow_exec: Whether code may start programs.
-        places: REPLs that the node gives at the same time.
-        memory_bytes: Memory of the node.
-        importable: Those of the names that code can import.
-    """
+    """Report of an open sandbox: what is in force, and what the node has. `places` are REPLs at the same time."""
 
     request: Number
     level: LevelName

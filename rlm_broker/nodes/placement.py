@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from rlm_broker.errors import RlmBrokerError, SandboxFailed
+from rlm_broker.errors import RlmBrokerError
 from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes.node import Node
 from rlm_broker.sandbox.workers.fork_server import Forker
@@ -51,10 +51,8 @@ class Placement:
         self.look()
 
     def remove(self, node: Node) -> None:
-        """Give no more places of a node. Has no effect when repeated."""
-        if node in self.nodes:
-            self.nodes.remove(node)
-            self._full.discard(node.name)
+        """Give no more places of a node."""
+        self.nodes.remove(node)
         self.look()
 
     async def taken(self) -> Node:
@@ -69,7 +67,7 @@ class Placement:
         try:
             return await waiting
         except asyncio.CancelledError:
-            if waiting.done() and not waiting.cancelled():
+            if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
                 self.give_back(waiting.result())
             raise
 
@@ -104,14 +102,12 @@ class Placement:
 
     def _tell_full(self) -> None:
         """Say which node has no place although no REPL of ours is there: it counts as none."""
-        for node in self.nodes:
-            is_full = node.free <= 0 and not node.taken and node.link.why_lost is None
-            if is_full and node.name not in self._full:
-                why = "it is short of memory" if not node.has_room else "it has no CPU for REPLs"
+        full = [node for node in self.nodes if node.free <= 0 and not node.taken and node.link.why_lost is None]
+        for node in full:
+            if node.name not in self._full:
+                why = "it has no CPU for REPLs" if node.has_room else "it is short of memory"
                 _log.warning("the node %s gives no REPL: %s", node.name, why)
-                self._full.add(node.name)
-            elif not is_full:
-                self._full.discard(node.name)
+        self._full = {node.name for node in full}
 
     def _tell_waiting(self, *, again: bool = False) -> None:
         """Say that REPLs wait and that no node will have a place by itself, unless that changes soon."""
@@ -131,7 +127,7 @@ class NodeForks:
         placement: The nodes.
         first: A node that is open. All others have its level.
         server: Number of the fork server on each node; 0 is that of the node's sandbox.
-        preparation: What the fork servers have ready; None for those of the sandboxes.
+        preparation: Imports, set-up code and context that the fork servers have ready.
     """
 
     def __init__(
@@ -142,11 +138,10 @@ class NodeForks:
         self.layers: tuple[str, ...] = tuple(first.opened.layers)
         self.allow_exec = first.opened.allow_exec
         self.memory_bytes = 0
-        self._importable = first.opened.importable
         self._placement = placement
         self._first = first
         self._server = server
-        self._preparation = preparation
+        self._preparation = preparation or Preparation()
         self._workers: dict[Worker, Node] = {}
         self._forked = 0
         self._others: list[NodeForks] = []
@@ -160,9 +155,8 @@ class NodeForks:
 
     def importable(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return which of these modules code on every node can import, as the nodes said when they were opened."""
-        known = [set(node.opened.importable) for node in self._placement.nodes if node.opened is not None]
-        common = set[str].intersection(*known) if known else set(self._importable)
-        return tuple(name for name in names if name in common)
+        known = [set(node.opened.importable) for node in (self._first, *self._placement.nodes) if node.opened]
+        return tuple(name for name in names if all(name in each for each in known))
 
     async def prepared(self, preparation: Preparation) -> Forker:
         """Start fork servers with a preparation: on one node now, on each other one when a worker is forked there.
@@ -184,13 +178,11 @@ class NodeForks:
 
     async def spawn(self, limits: ReplLimits) -> Worker:
         """Fork a worker on the node with the most free places; wait while there is none."""
-        if self._is_closed:
-            raise SandboxFailed("the sandbox was closed")
         node = await self._placement.taken()
         try:
-            if self._preparation is not None:
+            if self._server:
                 await node.prepared(self._server, self._preparation)
-            worker = Worker(self.level, await node.fork(limits, self._server))
+            worker = await node.fork(limits, self._server)
         except BaseException:
             self._placement.give_back(node)
             raise
@@ -210,6 +202,5 @@ class NodeForks:
         self._is_closed = True
         await asyncio.gather(*(other.close() for other in self._others))
         await asyncio.gather(*(self.end(worker) for worker in list(self._workers)))
-        if self._server:
-            for node in self._placement.nodes:
-                node.end_server(self._server)
+        for node in self._placement.nodes:
+            node.end_server(self._server)

@@ -15,7 +15,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import ray
@@ -37,20 +37,12 @@ START_S = 10.0
 """Seconds until it is said that an actor does not start."""
 MOST_WORDS = 400
 """Characters of an agent's last words that are kept."""
-ID_DIGITS = 8
-"""Digits of the id of a Ray node that its name has."""
 
 _log = logging.getLogger("rlm_broker")
 
 
-class RayNode(msgspec.Struct, frozen=True):
-    """A node of a Ray cluster.
-
-    Attributes:
-        id: Ray's id of it.
-        name: Its host name, with the beginning of the id.
-        cpus: Its CPUs.
-    """
+class RayNode(NamedTuple):
+    """A node of a Ray cluster: Ray's id of it, its host name with the beginning of the id, and its CPUs."""
 
     id: str
     name: str
@@ -63,9 +55,8 @@ class AgentActor:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
 
-    def started(self) -> bool:
+    def started(self) -> None:
         """Return, which shows that Ray has started the actor."""
-        return True
 
     def run(self, order: bytes) -> str:
         """Start the agent, wait until it ends, and return its last words."""
@@ -85,48 +76,47 @@ class AgentActor:
     def end(self) -> None:
         """End the agent with all below it."""
         child = self._child
-        if child is None or child.stdin is None:
-            return
-        with contextlib.suppress(OSError, ValueError):  # `run` has closed it
-            child.stdin.close()
-        try:
-            child.wait(END_S + 1)
-        except subprocess.TimeoutExpired:
-            child.kill()
+        if child is not None and child.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # `run` has closed it
+                child.stdin.close()
+            try:
+                child.wait(END_S + 1)
+            except subprocess.TimeoutExpired:
+                child.kill()
 
 
 class RayAgents:
     """One agent on each node of a Ray cluster, as long as it is open. Lives on one event loop.
 
     Args:
-        resources: Resources that each agent reserves. A node without them gets none.
         order: Returns what an agent of that name needs to join.
-        lost: Called with the name of an agent that has ended, and why.
+        ended: Called with the name of an agent that has ended, and why.
         waiting: Returns how many REPLs wait for a place.
+        resources: Resources that each agent reserves. A node without them gets none.
         max_nodes: Nodes at most; None: all that there are.
         runtime_env: Ray's `runtime_env` of the actors.
     """
 
     def __init__(
         self,
-        resources: Mapping[str, float],
         order: Callable[[str], AgentOrder],
-        lost: Callable[[str, str], None],
+        ended: Callable[[str, str], None],
         waiting: Callable[[], int],
-        max_nodes: int | None = None,
-        runtime_env: Mapping[str, Any] | None = None,
+        resources: Mapping[str, float],
+        max_nodes: int | None,
+        runtime_env: Mapping[str, Any] | None,
     ) -> None:
-        self._resources = {"CPU": AGENT_CPUS, **resources}
         self._order = order
-        self._lost = lost
+        self._ended = ended
         self._waiting = waiting
-        self._max_nodes = max_nodes
+        self._resources = dict(resources)
+        self._max_nodes = math.inf if max_nodes is None else max_nodes
         self._runtime_env = runtime_env
         self._agents: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         """Agents of nodes that have left the Ray cluster, until they have ended."""
         self._looking: asyncio.Task[None] | None = None
-        self._wanted = 0
+        self._demand = 0
 
     async def open(self) -> None:
         """Start an agent on each node that is there now, and look for further nodes from now on."""
@@ -134,16 +124,14 @@ class RayAgents:
         self._looking = asyncio.create_task(self._keep_looking())
 
     async def close(self) -> None:
-        """End all agents, and want no more nodes."""
+        """End all agents, and ask for no more nodes."""
         tasks = [*self._agents.values(), *self._leaving, *([self._looking] if self._looking else [])]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._agents.clear()
-        self._looking = None
         with contextlib.suppress(RayError, ConnectionError, RuntimeError):
-            await self._want(0, 0)
+            await self._demand_nodes(0, 0)
 
     # -- one look ----------------------------------------------------------------------------------------------------
 
@@ -161,55 +149,46 @@ class RayAgents:
             leaving.add_done_callback(self._leaving.discard)
             leaving.cancel()
         for node in nodes:
-            if node.id not in self._agents and (self._max_nodes is None or len(self._agents) < self._max_nodes):
+            if node.id not in self._agents and len(self._agents) < self._max_nodes:
                 self._agents[node.id] = asyncio.create_task(self._keep_agent(node))
         cpus = max((node.cpus for node in nodes), default=1.0)
         more = math.ceil(self._waiting() / (REPLS_PER_CPU * cpus))
-        wanted = len(self._agents) + more if more else 0
-        await self._want(wanted if self._max_nodes is None else min(wanted, self._max_nodes), cpus)
+        await self._demand_nodes(int(min(len(self._agents) + more, self._max_nodes)) if more else 0, cpus)
 
-    async def _want(self, nodes: int, cpus: float) -> None:
-        """Have Ray's autoscaler bring nodes until there are so many; 0 takes the wish back."""
-        if nodes != self._wanted:
-            self._wanted = nodes
-            own = {name: amount for name, amount in self._resources.items() if name != "CPU"}
-            await asyncio.to_thread(request_resources, bundles=[own or {"CPU": cpus}] * nodes)
+    async def _demand_nodes(self, nodes: int, cpus: float) -> None:
+        """Have Ray's autoscaler bring nodes until there are so many; 0 takes the demand back."""
+        if nodes != self._demand:
+            self._demand = nodes
+            await asyncio.to_thread(request_resources, bundles=[self._resources or {"CPU": cpus}] * nodes)
 
     # -- one node ----------------------------------------------------------------------------------------------------
 
     async def _keep_agent(self, node: RayNode) -> None:
         """Keep an agent on a node until the task is cancelled."""
-        pause_s = LOOK_S
+        pause_s, loop = LOOK_S, asyncio.get_running_loop()
         while True:
-            began = asyncio.get_running_loop().time()
-            self._lost(node.name, await self._agent(node))
-            has_lasted = asyncio.get_running_loop().time() - began > MOST_PAUSE_S
-            pause_s = LOOK_S if has_lasted else min(MOST_PAUSE_S, 2 * pause_s)
+            began = loop.time()
+            self._ended(node.name, await self._agent(node))
+            pause_s = LOOK_S if loop.time() - began > MOST_PAUSE_S else min(MOST_PAUSE_S, 2 * pause_s)
             await asyncio.sleep(pause_s)
 
     async def _agent(self, node: RayNode) -> str:
         """Start an agent on a node, wait until it has ended, and return why."""
-        options: dict[str, Any] = {
-            "num_cpus": self._resources["CPU"],
-            "resources": {name: amount for name, amount in self._resources.items() if name != "CPU"},
-            "max_concurrency": 3,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
-        }
+        options: dict[str, Any] = {"num_cpus": AGENT_CPUS, "resources": self._resources, "max_concurrency": 3}
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=False)
         if self._runtime_env is not None:
             options["runtime_env"] = dict(self._runtime_env)
         actor = ray.remote(AgentActor).options(**options).remote()
         try:
             starting = asyncio.ensure_future(_awaited(actor.started.remote()))
             if not (await asyncio.wait({starting}, timeout=START_S))[0]:
-                _log.warning(
-                    "the node %s gives no REPL: Ray has no CPU for the agent there, or still prepares it", node.name
-                )
+                _log.warning("the node %s gives no REPL yet: Ray has no free CPU for an agent there", node.name)
             await starting
             return str(await actor.run.remote(msgspec.json.encode(self._order(node.name))))
         except asyncio.CancelledError:
             with contextlib.suppress(RayError, TimeoutError):
                 await asyncio.wait_for(_awaited(actor.end.remote()), END_S + 2)
-            self._lost(node.name, "its node has left the Ray cluster, or the cluster is closed")
+            self._ended(node.name, "its node has left the Ray cluster, or the cluster is closed")
             raise
         except RayError as error:
             return f"its Ray actor has ended: {_shortened(error)}"
@@ -219,13 +198,12 @@ class RayAgents:
 
 
 def nodes_of(resources: Mapping[str, float]) -> list[RayNode]:
-    """Return the living nodes of the Ray cluster that have these resources."""
+    """Return the living nodes of the Ray cluster that have CPUs and these resources."""
     found = []
     for node in ray.nodes():
-        has = node["Resources"]
-        if node["Alive"] and all(has.get(name, 0) >= amount for name, amount in resources.items()):
-            name = f"{node['NodeManagerHostname']}-{node['NodeID'][:ID_DIGITS]}"
-            found.append(RayNode(node["NodeID"], name, has["CPU"]))
+        has, id = node["Resources"], node["NodeID"]
+        if node["Alive"] and has.get("CPU") and all(has.get(name, 0) >= amount for name, amount in resources.items()):
+            found.append(RayNode(id, f"{node['NodeManagerHostname']}-{id[:8]}", has["CPU"]))
     return found
 
 

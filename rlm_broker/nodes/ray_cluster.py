@@ -1,19 +1,16 @@
 """A sandbox whose REPLs are on the nodes of a Ray cluster: the public `RayCluster`."""
 
 import asyncio
+import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.limits import ReplLimits
-from rlm_broker.nodes.agent import AgentOrder
 from rlm_broker.nodes.cluster import NodeSandbox
 from rlm_broker.values.extras import require_extra
-
-if TYPE_CHECKING:
-    from rlm_broker.nodes.ray_agents import RayAgents
 
 _log = logging.getLogger("rlm_broker")
 
@@ -62,55 +59,41 @@ class RayCluster(NodeSandbox):
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
         with require_extra("ray", "RayCluster"):
-            import ray  # noqa: F401 - some seconds, and an error before anything else is asked
-        require_kind("address", address, str)
-        require_kind("resources", resources, Mapping, type(None))
-        require_kind("runtime_env", runtime_env, Mapping, type(None))
+            self._ray: Any = importlib.import_module("rlm_broker.nodes.ray_agents")
         for name, number in (("max_nodes", max_nodes), ("places", places)):
             require_kind(name, number, int, type(None))
             if number is not None and number < 1:
                 raise ConfigurationError(f"{name} must be 1 or more, not {number}")
+        require_kind("address", address, str)
+        require_kind("resources", resources, Mapping, type(None))
+        require_kind("runtime_env", runtime_env, Mapping, type(None))
         super().__init__(
             limits=limits, isolation=isolation, allow_exec=allow_exec, seed=seed, python=python, packages=packages
         )
         self._ray_address = address
-        self._resources = dict(resources or {})
-        self._max_nodes = max_nodes
+        self._of_agents = (resources or {}, max_nodes, runtime_env)
         self._places = places
-        self._runtime_env = runtime_env
-        self._agents: RayAgents | None = None
+        self._agents: Any = None
         self._owns_ray = False
 
     async def _begin(self) -> None:
-        from rlm_broker.nodes.ray_agents import RayAgents, connect, own_address
-
-        self._owns_ray = await asyncio.to_thread(connect, self._ray_address)
-        await self._listen(await asyncio.to_thread(own_address))
-        self._agents = RayAgents(
-            self._resources,
-            self._ordered,
-            self._agent_ended,
-            lambda: self._placement.waiting,
-            self._max_nodes,
-            self._runtime_env,
+        self._owns_ray = await asyncio.to_thread(self._ray.connect, self._ray_address)
+        await self._listen(await asyncio.to_thread(self._ray.own_address))
+        self._agents = self._ray.RayAgents(
+            lambda name: self._order(name, self._places), self._ended, lambda: self._placement.waiting, *self._of_agents
         )
         await self._agents.open()
 
     async def _end(self) -> None:
-        from rlm_broker.nodes.ray_agents import disconnect
-
         agents, self._agents = self._agents, None
         if agents is not None:
             await agents.close()
         if self._owns_ray:
             self._owns_ray = False
-            await asyncio.to_thread(disconnect)
+            await asyncio.to_thread(self._ray.disconnect)
 
-    def _ordered(self, name: str) -> AgentOrder:
-        return self.order(name, self._places)
-
-    def _agent_ended(self, name: str, why: str) -> None:
+    def _ended(self, name: str, why: str) -> None:
         """Learn from Ray that an agent has ended. Its link may not have noticed yet."""
         if not self._is_closing:
             _log.warning("the agent of %s has ended: %s", name, why)
-        self.lose(name, why)
+        self._lose(name, why)

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from fcntl import F_GETFL, fcntl
 
 from rlm_broker.concurrency.forking import left_to_parent
 from rlm_broker.errors import ProtocolViolation
-from rlm_broker.nodes.link import Link
+from rlm_broker.nodes.link import Link, StreamEnd
 from rlm_broker.nodes.messages import PIECE_BYTES, Credit
 from sandbox_worker.wire.frames import Payload
 
@@ -21,7 +22,7 @@ READ_BYTES = 1 << 16
 """Bytes that are read at once."""
 
 
-class DescriptorEnd:
+class DescriptorEnd(StreamEnd):
     """A socket or a pipe at our end of a stream.
 
     The stream ends with its descriptor, and closes it when the other side ends it. Bytes for a descriptor that takes
@@ -30,27 +31,16 @@ class DescriptorEnd:
     Args:
         link: Link of the stream.
         number: Number of the stream.
-        fd: Descriptor, which this object owns.
-        reads, writes: Whether bytes are read from it, and written to it.
+        fd: Socket or end of a pipe, which this object owns.
         on_closed: Called once, when it is closed.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        number: int,
-        fd: int,
-        *,
-        reads: bool = True,
-        writes: bool = True,
-        on_closed: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, link: Link, number: int, fd: int, on_closed: Callable[[], None] | None = None) -> None:
         self._link = link
         self._number = number
         self._fd = fd
-        self._reads = reads
-        self._writes = writes
         self._on_closed = on_closed
+        self._reads = fcntl(fd, F_GETFL) & os.O_ACCMODE != os.O_WRONLY
         self._loop = asyncio.get_running_loop()
         self._may_send = WINDOW_BYTES
         self._may_come = WINDOW_BYTES
@@ -64,12 +54,12 @@ class DescriptorEnd:
         if link.why_lost is None:
             self.resume()
         else:
-            self.lost()
+            self.close()
 
     def take(self, data: Payload) -> None:
         """Write bytes to the descriptor."""
         self._may_come -= len(data)
-        if self._may_come < 0 or not self._writes or self._is_ending:
+        if self._may_come < 0 or self._is_ending:
             raise ProtocolViolation("bytes of a stream that were not permitted")
         self._unwritten += data
         if len(self._unwritten) == len(data):
@@ -160,7 +150,7 @@ class DescriptorEnd:
                 self.close()
 
 
-class FileEnd:
+class FileEnd(StreamEnd):
     """A file or memory that is filled from a stream.
 
     Args:
@@ -200,12 +190,6 @@ class FileEnd:
     def take_end(self) -> None:
         """Resolve `filled`."""
         self._end(self._error)
-
-    def credit(self, size_bytes: int) -> None:
-        """Do nothing: no bytes are sent from here."""
-
-    def resume(self) -> None:
-        """Do nothing, see `credit`."""
 
     def lost(self) -> None:
         """Resolve `filled` with an error."""

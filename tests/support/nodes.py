@@ -1,17 +1,22 @@
-"""Clusters of nodes on this machine: real agents, as subprocesses, without Ray."""
+"""Clusters of nodes on this machine, without Ray: real agents as subprocesses, and agents that a test plays."""
 
+import asyncio
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
 
-from rlm_broker.nodes.agent import MODULE
+from rlm_broker.nodes import messages
+from rlm_broker.nodes.agent import MODULE, AgentOrder
 from rlm_broker.nodes.cluster import NodeSandbox
+from rlm_broker.nodes.link import Link
+from sandbox_worker import RELEASE
+from sandbox_worker.wire.frames import encode_frame
 from tests.support.command import ENVIRONMENT
 
 
@@ -43,7 +48,7 @@ class LocalNodes(NodeSandbox):
             env=ENVIRONMENT,
         )
         assert agent.stdin is not None
-        agent.stdin.write(msgspec.json.encode(self.order(name, places)) + b"\n")
+        agent.stdin.write(msgspec.json.encode(self._order(name, places)) + b"\n")
         agent.stdin.flush()
         self.agents[name] = agent
         return agent
@@ -65,3 +70,62 @@ class LocalNodes(NodeSandbox):
             agent.stdin.close()
             agent.wait()
         self.agents.clear()
+
+
+class PlayedAgent:
+    """An agent that the test plays, message by message.
+
+    Attributes:
+        link: Link to the orchestrator.
+        got: Messages of the orchestrator, heartbeats left out.
+        ends_workers: Whether it ends a worker when it is told to.
+    """
+
+    def __init__(self) -> None:
+        self.ends_workers = True
+        self.got: list[Any] = []
+        self._came = asyncio.Event()
+        self.link = Link(messages.from_orchestrator, self._take, lambda _: self._came.set())
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def joined(order: AgentOrder, *, opens: bool = True) -> AsyncIterator["PlayedAgent"]:
+        """Join, and say that a sandbox with one place is open."""
+        played = PlayedAgent()
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, order.host, order.port)
+        join = messages.encoded(messages.Join(order.token, messages.PROTOCOL, RELEASE))
+        transport.write(encode_frame(join, len(join)))
+        transport.set_protocol(played.link)
+        played.link.connection_made(transport)
+        try:
+            if opens:
+                asked = await played.next(messages.OpenNode)
+                opened = messages.NodeOpened(asked.request, "strict", [], True, 1, 8 << 30, [])
+                played.link.post(opened)
+            yield played
+        finally:
+            played.link.close("the test is over")
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, messages.Kill) and self.ends_workers:
+            self.link.post(messages.Gone(message.worker))
+        if not isinstance(message, messages.Beat):
+            self.got.append(message)
+            self._came.set()
+
+    async def next(self, kind: type[Any]) -> Any:
+        """Return the first message of a class, also of those to come, and forget it."""
+        while True:
+            for message in self.got:
+                if isinstance(message, kind):
+                    self.got.remove(message)
+                    return message
+            assert self.link.why_lost is None, self.link.why_lost
+            self._came.clear()
+            await self._came.wait()
+
+    async def forked(self) -> int:
+        """Fork a worker that is asked for, and return its number."""
+        asked = await self.next(messages.Fork)
+        self.link.post(messages.RequestDone(asked.request))
+        return int(asked.worker)

@@ -113,11 +113,11 @@ async def test_files_cross(nodes: LocalNodes, tmp_path: Path) -> None:
         assert (tmp_path / "saved.bin").read_bytes() == data[::-1]
         assert [entry.name for entry in await repl.files.alist()] == ["in", "out.bin"]
         await repl.files.aremove("out.bin")
-        with pytest.raises(FileRefused, match="'out.bin' cannot be opened: No such file"):
+        with pytest.raises(FileRefused, match=r"'out.bin' cannot be opened: No such file"):
             await repl.files.aread("out.bin")
-        with pytest.raises(FileRefused, match="'in' cannot be opened: Is a directory"):
+        with pytest.raises(FileRefused, match="'in' is a folder"):
             await repl.files.awrite("in", b"x")
-        with pytest.raises(FileRefused, match="'large.bin' "):
+        with pytest.raises(FileRefused, match=r"'large.bin' "):
             await repl.files.awrite("large.bin", bytes(9 << 20))
         assert (await repl.aexecute("print(1)")).stdout == "1\n"
 
@@ -145,7 +145,7 @@ async def test_contexts_are_brought_once_and_mapped(nodes: LocalNodes) -> None:
                 assert block.stdout == "3000000 é 5000000\n"
             assert (await one.aadd_context([1] * 1000)) == "context_1"
             assert (await one.aexecute("print(sum(context_1))")).stdout == "1000\n"
-        assert [len(node._held) for node in nodes._placement.nodes].count(0) == 0
+        assert [len(node.held) for node in nodes._placement.nodes].count(0) == 0
 
 
 async def test_limits_and_interrupts_hold(nodes: LocalNodes) -> None:
@@ -156,7 +156,7 @@ async def test_limits_and_interrupts_hold(nodes: LocalNodes) -> None:
         assert (await repl.aexecute("print(x)")).stdout == "1\n"
         printed = await repl.aexecute("import os\nos.write(1, b'x' * 100_000)\nos.system('echo of a child')")
         assert "of a child" in printed.stdout
-        fat = await repl.aexecute("import os\npid = os.fork()\nb = bytearray(200 << 20)\nos.wait()")
+        fat = await repl.aexecute("import os, time\nos.fork()\nb = bytearray(200 << 20)\ntime.sleep(600)")
         assert fat.status == "killed"
         assert fat.limit == "memory_bytes"
         assert (await repl.aexecute("print(2)")).stdout == "2\n"
