@@ -5,6 +5,7 @@ public name is imported when it is first used: pydantic alone takes 0.1 s, which
 """
 
 import importlib
+import re
 from typing import TYPE_CHECKING, Any
 
 from rlm_broker.version import __version__ as __version__
@@ -149,80 +150,10 @@ if TYPE_CHECKING:
     from sandbox_worker.wire.prompts import Prompt as Prompt
     from sandbox_worker.wire.prompts import TextPart as TextPart
 
-_MODULES = {
-    "batch.batch": "Batch",
-    "batch.budget": "BatchLimits",
-    "batch.feed": "Items",
-    "batch.items": "BatchItem BatchResult ItemStatus",
-    "batch.progress": "BatchProgress",
-    "batch.score": "Score",
-    "broker.clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
-    "broker.clients.base": "BaseClient CallId Client LMReply LMRequest",
-    "broker.clients.function": "FunctionClient",
-    "broker.clients.litellm": "LiteLLMClient",
-    "broker.clients.openai_compatible": "OpenAICompatibleClient",
-    "broker.clients.scripted": "ScriptedClient",
-    "nodes.ray_cluster": "RayCluster",
-    "context.store": "Encoded Paths store",
-    "context.stored": "ContextInfo StoredContext",
-    "values.display": "Display",
-    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
-    "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
-    "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
-    "ValueUnavailable WorkerDied",
-    "broker.cache": "Cache",
-    "broker.client_queue": "OnRetry Serving",
-    "broker.routing": "ModelPolicy Route",
-    "limits": "Limits ReplLimits RunLimits",
-    "broker.models.model": "Given Model",
-    "broker.models.models": "FilePath Models",
-    "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
-    "Role Variable",
-    "rlm": "RLM",
-    "run.answers": "Budget ReplAnswers",
-    "run.prompts.instructions": "Instructions Profile",
-    "run.lm_handler": "LMHandler",
-    "run.persistent_repl": "PersistentRepl",
-    "run.run": "Run",
-    "run.tools": "Tools",
-    "run.tree": "QueryHandlerFactory",
-    "sandbox.files": "ReplFiles",
-    "sandbox.workers.levels": "IsolationWarning",
-    "sandbox.blocks.block_result": "OnOutput",
-    "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",
-    "sandbox.programs": "ProgramResult ProgramStatus",
-    "sandbox.repl": "SandboxedRepl",
-    "sandbox.sandbox": "Sandbox",
-    "sandbox.template": "Template",
-    "serve.app": "Service",
-    "serve.settings": "KeySettings Right ServeSettings",
-    "values.stats": "ClientStats HandlerStats NodeStats SandboxStats",
-    "watch.telemetry": "OpenTelemetry",
-    "watch.callbacks": "Callbacks",
-    "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
-    "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
-    "watch.terminal": "print_events",
-    "events.trace": "TraceWriter",
-    "broker.transport.connection": "QueryHandler",
-    "usage": "Usage UsageSummary",
-}
-_PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
-_PUBLIC |= {
-    "LevelName": "sandbox_worker.wire.level",
-    "ChildContext": "sandbox_worker.wire.prompts",
-    "Query": "sandbox_worker.wire.messages",
-    "Slot": "sandbox_worker.wire.messages",
-    "Stream": "sandbox_worker.wire.messages",
-    "Want": "sandbox_worker.wire.messages",
-    "MimeType": "sandbox_worker.wire.mime",
-    "Audio": "sandbox_worker.wire.prompts",
-    "AudioPart": "sandbox_worker.wire.prompts",
-    "ImagePart": "sandbox_worker.wire.prompts",
-    "ImageUrl": "sandbox_worker.wire.prompts",
-    "MessagePart": "sandbox_worker.wire.prompts",
-    "Prompt": "sandbox_worker.wire.prompts",
-    "TextPart": "sandbox_worker.wire.prompts",
-}
+_SHOWN = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
+with open(__file__) as _shown:
+    _PUBLIC = {name: module for module, name in _SHOWN.findall(_shown.read())}
+"""Maps a public name to its module. It is read from what type checkers are shown, so that no name is listed twice."""
 
 _EXTRAS = {"OpenTelemetry": "otel", "Service": "serve"}
 """Maps a public name that needs further packages to the extra that has them."""

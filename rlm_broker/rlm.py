@@ -13,7 +13,7 @@ from rlm_broker.batch.feed import Items
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.score import Score
 from rlm_broker.broker.models.model import Given
-from rlm_broker.broker.models.models import FilePath, Models
+from rlm_broker.broker.models.models import FilePath, Models, models_of
 from rlm_broker.broker.models.registry import Registry
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
@@ -134,7 +134,7 @@ class RLM(AsyncResource):
             require_kind(name, flag, bool)
         if recursion not in ("always", "auto") and not callable(recursion):
             raise ConfigurationError(f"recursion must be 'always', 'auto' or a function, not {recursion!r}")
-        every = _models_of(models)
+        every = models_of(models)
         _require_apart(model, sub_model, every, handler)
         source = Registry(model, sub_model, every, LMHandler) if handler is None else handler
         self._engine = Engine(source, every, sandbox, limits, keeps_repl=persistent)
@@ -409,10 +409,6 @@ def _shown_events() -> Emit:
     from rlm_broker.watch.notebook import notebook_progress
 
     return notebook_progress() or print_events
-
-
-def _models_of(given: Models | Mapping[str, Given] | None) -> Models:
-    return given if isinstance(given, Models) else Models() if given is None else Models(given)
 
 
 def _instructions_of(given: Instructions | str | Callable[[int], str] | None) -> Instructions:

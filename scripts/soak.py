@@ -34,6 +34,7 @@ from rlm_broker.errors import RlmBrokerError
 from rlm_broker.limits import Limits
 from rlm_broker.usage import Usage
 from scripts.faults.descriptors import FREE, limit_descriptors, with_free
+from scripts.faults.leftovers import lives
 
 SPARE_BYTES = 24 << 20
 """Growth of unique memory in bytes, from the first third of the samples to the last, that is still flat."""
@@ -59,7 +60,7 @@ class Sample:
 def sample(started: float) -> Sample:
     """Look at this process and what is below it."""
     process = psutil.Process()
-    living = [each for each in process.children(recursive=True) if _lives(each)]
+    living = [each for each in process.children(recursive=True) if lives(each)]
     return Sample(
         time.monotonic() - started,
         process.memory_full_info().uss,
@@ -81,13 +82,6 @@ def grown(samples: Sequence[Sample]) -> list[str]:
         if last > first + spare:
             problems.append(f"{name}: from {first:,} to {last:,}")
     return problems
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Model:
@@ -198,21 +192,21 @@ class Soak:
 
     async def cancelled(self) -> None:
         """Any other piece of work, cancelled at some moment."""
+        await self._cancelled(again=False)
+
+    async def _cancelled(self, again: bool) -> None:
         task = asyncio.create_task(self._to_cancel())
         await asyncio.wait({task}, timeout=self._chance.uniform(0, 0.2))
         task.cancel()
+        while again and not task.done():
+            task.cancel()
+            await asyncio.sleep(0)
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
     async def cancelled_at_each_await(self) -> None:
         """The same, cancelled again in each turn of the loop until it has ended."""
-        task = asyncio.create_task(self._to_cancel())
-        await asyncio.wait({task}, timeout=self._chance.uniform(0, 0.2))
-        while not task.done():
-            task.cancel()
-            await asyncio.sleep(0)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await self._cancelled(again=True)
 
     async def cancelled_by_anyio(self) -> None:
         """The same in a scope of anyio, which cancels at each await by itself."""
@@ -253,7 +247,7 @@ class Soak:
 
     async def killed_fork_server(self) -> None:
         """SIGKILL to one of the fork servers, with all that hangs below it."""
-        servers = [each for each in psutil.Process().children() if _lives(each)]
+        servers = [each for each in psutil.Process().children() if lives(each)]
         if servers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._chance.choice(servers).kill()

@@ -37,7 +37,6 @@ FAST = (
     "rlm_broker/context/test_text.py",
     "rlm_broker/evaluation/test_scoring.py",
     "rlm_broker/events/test_redaction.py",
-    "rlm_broker/parsing",
     "rlm_broker/run/prompts",
     "rlm_broker/run/test_calls.py",
     "rlm_broker/run/test_ledger.py",

@@ -49,7 +49,7 @@ def test_walkthrough_of_first_fork_is_true(monkeypatch: pytest.MonkeyPatch) -> N
         rlm.completion("text", "?")
     others = {"_keep_running", "Job.start", "Job.result", "ColdStart._connect"}  # what waits or goes on beside the way
     assert ways[0] - others == set(steps) - {"Zygote.spawn"}
-    assert len(steps) == 16  # `within` twice
+    assert len(steps) == 15  # `within` twice
 
 
 def _waits(found: object) -> bool:

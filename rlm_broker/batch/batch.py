@@ -28,7 +28,7 @@ from rlm_broker.batch.items import BatchItem, BatchResult, result_line, result_o
 from rlm_broker.batch.progress import BatchProgress, Counting
 from rlm_broker.batch.score import Score, Scoring
 from rlm_broker.batch.settings import settings_of
-from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.models.registry import require_priced
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.resource import AsyncResource

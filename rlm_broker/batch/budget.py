@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
 
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
-from rlm_broker.broker.completing import Completing
 from rlm_broker.broker.routing import Routing
 from rlm_broker.errors import ConfigurationError, LimitReached, require_kind
 from rlm_broker.limits import Limits

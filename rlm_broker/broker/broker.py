@@ -5,7 +5,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -32,6 +32,27 @@ CANCELLED_ITSELF = "the client cancelled its own call"
 """Error of a call in a batch whose client cancelled the task that it was made in."""
 STRANGERS = "strangers"
 """Session of all one-shot requests. Together they have the share of one run of each client's places."""
+
+
+class Completing(Protocol):
+    """Completes calls of runs. `Broker` does so, and what answers a call from a journal."""
+
+    @property
+    def routing(self) -> Routing:
+        """The routes from a model's name and a depth to a client."""
+        ...
+
+    async def complete(
+        self,
+        client: Client,
+        request: LMRequest,
+        timeout_s: float | None = None,
+        *,
+        session: Hashable = None,
+        on_retry: OnRetry | None = None,
+    ) -> Call:
+        """Make one call; see `Broker.complete`."""
+        ...
 
 
 class Broker(AsyncResource):

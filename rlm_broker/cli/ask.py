@@ -12,7 +12,7 @@ import click
 from rlm_broker.broker.clients.offline.client import NOTE, OfflineClient
 from rlm_broker.broker.models.models import Models
 from rlm_broker.cli.composition import models_of, rlm_of
-from rlm_broker.cli.failing import fail
+from rlm_broker.cli.failures import fail
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.progress import ProgressLine
 from rlm_broker.cli.settings.settings import Settings, assigned

@@ -19,8 +19,7 @@ from rlm_broker.batch.items import BatchItem
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.terminal import say_if_typed
 from rlm_broker.concurrency.threads import DaemonThreads
-from rlm_broker.context.files import is_glob
-from rlm_broker.context.roots import Root
+from rlm_broker.context.files import Root, is_glob
 from rlm_broker.context.store import Encoded
 from rlm_broker.context.text import Errors
 from rlm_broker.errors import ConfigurationError

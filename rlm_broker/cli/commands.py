@@ -422,9 +422,7 @@ TRACE = TraceGroup(
             (
                 TRACE_FILE,
                 Flag(
-                    "--otlp formats",
-                    "Spans as OTLP in JSON, for OpenTelemetry collectors (default).",
-                    value="--otlp",
+                    "--otlp formats", "Spans as OTLP in JSON, for OpenTelemetry collectors (default).", value="--otlp"
                 ),
                 Flag("--chrome formats", "", value="--chrome", hidden=True),
                 Flag("--rlm formats", "", value="--rlm", hidden=True),

@@ -10,7 +10,7 @@ from typing import Any
 from rlm_broker.batch.batch import Batch
 from rlm_broker.cli import signals
 from rlm_broker.cli.composition import rlm_of
-from rlm_broker.cli.failing import fail
+from rlm_broker.cli.failures import fail
 from rlm_broker.cli.parameters import is_folder
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.terminal import say

@@ -11,7 +11,7 @@ import click
 
 from rlm_broker.cli import signals
 from rlm_broker.cli.commands import COMMANDS
-from rlm_broker.cli.failing import fail
+from rlm_broker.cli.failures import fail
 from rlm_broker.cli.parameters import Group
 
 EXIT_CODES = """\b

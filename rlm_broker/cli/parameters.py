@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rlm_broker.cli.failing import failures
+from rlm_broker.cli.failures import failures
 from rlm_broker.values.extras import require_extra
 from sandbox_worker.wire.level import LEVELS
 
@@ -74,13 +74,7 @@ class Option(click.Option):
         required: bool = False,
     ) -> None:
         super().__init__(
-            names.split(),
-            metavar=metavar,
-            help=help,
-            type=type,
-            default=default,
-            multiple=multiple,
-            required=required,
+            names.split(), metavar=metavar, help=help, type=type, default=default, multiple=multiple, required=required
         )
 
 

@@ -1,5 +1,6 @@
 """Output of text from models and sandboxes. On a terminal control characters are shown, and have no effect."""
 
+import os
 import sys
 from typing import TextIO
 
@@ -19,3 +20,8 @@ def say_if_typed() -> None:
     """Tell the user that the command waits for input, if stdin is a terminal."""
     if sys.stdin.isatty():
         say("reading from the terminal; Ctrl+D at the start of a line ends the text", err=True)
+
+
+def has_display() -> bool:
+    """Whether a browser could show a page here."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

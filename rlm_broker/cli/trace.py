@@ -1,14 +1,13 @@
 """`rlm-broker trace`: a trace as a tree, as JSON, as a page in the browser, and as spans of OpenTelemetry."""
 
 import json
-import os
 import sys
 import webbrowser
 from pathlib import Path
 
 import click
 
-from rlm_broker.cli.terminal import say
+from rlm_broker.cli.terminal import has_display, say
 from rlm_broker.events.story import Story
 from rlm_broker.events.trace import events
 from rlm_broker.watch import otlp
@@ -50,8 +49,3 @@ def export(file: Path, *, formats: tuple[str, ...], out: Path | None) -> None:
             raise click.UsageError(f"{each} is no longer written: give --otlp, or read the trace, which is JSON lines")
     for part in otlp.export(file, out):
         say(part)
-
-
-def has_display() -> bool:
-    """Whether a browser could show a page here."""
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,11 +1,31 @@
-"""`rlm-broker view`: the runs of this machine in the browser, as they go on."""
+"""`rlm-broker view`: the runs of this user's processes in the browser, on loopback, for those who have the link."""
 
 import asyncio
+import hmac
+import secrets
+import socket
 import webbrowser
+from collections.abc import AsyncIterator, Sequence
 
-from rlm_broker.cli.terminal import say
-from rlm_broker.cli.trace import has_display
-from rlm_broker.cli.viewer import Viewer
+import uvicorn
+from starlette.requests import Request
+
+from rlm_broker.cli.terminal import has_display, say
+from rlm_broker.errors import ConfigurationError
+from rlm_broker.serve.bodies import WholeBodies
+from rlm_broker.serve.http_server import BoundedServer, ConnectionRoom, configured
+from rlm_broker.watch import client
+from rlm_broker.watch.messages import RunStatus
+from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
+
+HOSTS = ("127.0.0.1", "localhost")
+"""Addresses at which the viewer may listen. It has no TLS, so no other machine shall reach it."""
+MOST_CONNECTIONS = 200
+"""Connections at the same time. Any user of the machine can connect, so the server has the bounds of `serve`."""
+STALL_S = 30.0
+"""Seconds without a byte after which a body is given up."""
+LEAVE_S = 1.0
+"""Seconds that open connections have when the command ends."""
 
 
 def run(*, port: int, host: str, no_open: bool) -> None:
@@ -15,3 +35,110 @@ def run(*, port: int, host: str, no_open: bool) -> None:
     if not no_open and has_display():
         webbrowser.open(viewer.link)
     asyncio.run(viewer.serve())
+
+
+class MachineSource:
+    """The runs of this user's processes, by their control sockets."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, int] = {}
+
+    async def runs(self) -> Sequence[RunStatus]:
+        """Return the runs of all processes that answer."""
+        found = [run for process in await client.processes() for run in process.runs]
+        self._processes = {run.id: run.pid for run in found}
+        return found
+
+    async def lines(self, run: str, after: int) -> AsyncIterator[bytes]:
+        """Yield the events of a run as lines of a trace, until it ends.
+
+        Raises:
+            LookupError: There is no such run.
+            RlmBrokerError: Its process ended or hangs.
+        """
+        async for line in client.follow(await self._process(run), run, after):
+            yield line
+
+    async def stop(self, run: str, now: bool) -> bool:
+        """Stop a run, and return whether there was one.
+
+        Raises:
+            RlmBrokerError: Its process hangs.
+        """
+        try:
+            return bool(await client.stop(await self._process(run), run, now))
+        except (LookupError, ConfigurationError):
+            return False
+
+    async def _process(self, run: str) -> int:
+        if run not in self._processes:
+            await self.runs()
+        return self._processes[run]
+
+
+class _WithKey:
+    """A source for those requests that show the key."""
+
+    def __init__(self, source: LiveSource, key: str) -> None:
+        self._source = source
+        self._key = key.encode()
+
+    async def __call__(self, request: Request) -> LiveSource | None:
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        return self._source if hmac.compare_digest(shown, self._key) else None
+
+
+class _Server(BoundedServer):
+    """The server of `rlm-broker serve`, which takes the signals itself, and ends streams of events without a word."""
+
+    capture_signals = uvicorn.Server.capture_signals
+
+    def _cut(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class Viewer:
+    """Listens at an address of this machine. `link` is for the reader alone: it has the key.
+
+    Args:
+        port: Port; 0 takes a free one.
+
+    Raises:
+        ConfigurationError: The address is not of this machine alone, or the port cannot be had.
+    """
+
+    def __init__(self, host: str, port: int, source: LiveSource | None = None) -> None:
+        if host not in HOSTS:
+            raise ConfigurationError(
+                f"view listens on {' or '.join(HOSTS)} only, and not on {host!r:.100}: from another machine, forward "
+                "the port with ssh -L"
+            )
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(MOST_CONNECTIONS)  # the link may be opened before the server runs
+        except OSError as error:
+            self._socket.close()
+            raise ConfigurationError(
+                f"cannot listen on port {port} of {host}: {error.strerror}: give another --port, or none"
+            ) from None
+        port = self._socket.getsockname()[1]
+        key = secrets.token_urlsafe(24)
+        self.link = f"http://{host}:{port}/#key={key}"
+        app = live_app(_WithKey(source or MachineSource(), key), hosts=[f"{each}:{port}" for each in HOSTS])
+        bounded = WholeBodies(app, MOST_BODY_BYTES, STALL_S, MOST_BODY_VALUES)
+        config = configured(bounded, None, None, behind_proxy=False)
+        self._server = _Server(config, ConnectionRoom(MOST_CONNECTIONS), close_s=LEAVE_S)
+
+    async def serve(self) -> None:
+        """Answer requests until a signal comes."""
+        try:
+            await self._server.serve([self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End `serve`. It is called on the event loop of `serve`."""
+        self._server.should_exit = True

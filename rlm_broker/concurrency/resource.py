@@ -89,8 +89,7 @@ class AsyncResource:
     def __enter__(self) -> Self:
         loop, opener = self.bind_loop(), object()
         try:
-            loop.run(self._enter(opener))
-            return self
+            return loop.run(self.__aenter__(opener))
         except BaseException:
             loop.clean_up(partial(self._leave_if, opener))
             raise
@@ -100,14 +99,40 @@ class AsyncResource:
     ) -> None:
         self.close()
 
-    async def __aenter__(self) -> Self:
-        loop, opener = self._bind_here(), object()
-        try:
-            await (self._enter(opener) if loop.is_here else loop.arun(self._enter(opener)))
-            return self
-        except BaseException:
-            await loop.aclean_up(partial(self._leave_if, opener))
-            raise
+    async def __aenter__(self, opener: object = None, *, borrows: bool = False) -> Self:
+        """Open the object, unless it is open. If that fails in any way, close what is open of it by then.
+
+        Args:
+            opener: Stands for the caller, which may be cancelled later.
+            borrows: Whether the caller is a borrower. It is counted, unless the owner has opened the object.
+        """
+        loop, opener = self._bind_here(), opener or object()
+        if not loop.is_here:
+            try:
+                return await loop.arun(self.__aenter__(opener, borrows=borrows))
+            except BaseException:
+                await loop.aclean_up(partial(self._leave_if, opener))
+                raise
+        async with self._changing():
+            is_counted = borrows and (bool(self._borrowers) or not self._is_open)
+            if not self._is_open:
+                self._stop_opening = asyncio.get_running_loop().create_future()
+                try:
+                    await within(None, self._open(), self._stop_opening)
+                    self._is_open = True
+                except StopRequested:
+                    await to_its_end(self._close)
+                    raise SandboxFailed("this was closed while it was being opened: open it again") from None
+                except BaseException:
+                    await to_its_end(self._close)
+                    raise
+                finally:
+                    self._stop_opening = None
+            if is_counted:
+                self._borrowers |= {opener}
+            elif not borrows:
+                self._opener = self._opener or opener
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -129,7 +154,7 @@ class AsyncResource:
         """Use the object inside the block. If its owner has not opened it, it is open until its last borrower ends."""
         loop, borrower = self._bind_here(), object()
         try:
-            await loop.arun(self._enter(borrower, borrows=True))
+            await loop.arun(self.__aenter__(borrower, borrows=True))
             yield
         finally:
             await loop.aclean_up(partial(self._give_back, borrower))
@@ -155,33 +180,6 @@ class AsyncResource:
             if self._loop_is_callers and not self._changes and not self._is_open:
                 with _binding:
                     self._event_loop, self._loop_is_callers, self._turn = None, False, None
-
-    async def _enter(self, opener: object, *, borrows: bool = False) -> None:
-        """Open the object, unless it is open. If that fails in any way, close what is open of it by then.
-
-        Args:
-            opener: Stands for the caller, which may be cancelled later.
-            borrows: Whether the caller is a borrower. It is counted, unless the owner has opened the object.
-        """
-        async with self._changing():
-            is_counted = borrows and (bool(self._borrowers) or not self._is_open)
-            if not self._is_open:
-                self._stop_opening = asyncio.get_running_loop().create_future()
-                try:
-                    await within(None, self._open(), self._stop_opening)
-                    self._is_open = True
-                except StopRequested:
-                    await to_its_end(self._close)
-                    raise SandboxFailed("this was closed while it was being opened: open it again") from None
-                except BaseException:
-                    await to_its_end(self._close)
-                    raise
-                finally:
-                    self._stop_opening = None
-            if is_counted:
-                self._borrowers |= {opener}
-            elif not borrows:
-                self._opener = self._opener or opener
 
     async def _leave(self) -> None:
         if self._stop_opening is not None and not self._stop_opening.done():

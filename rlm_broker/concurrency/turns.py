@@ -1,10 +1,10 @@
-"""Turns: places that sessions take in turn, batches that wait as one, amounts that are shared, rates, and the loop."""
+"""Turns: places that sessions take in turn, batches that wait as one, and rates."""
 
 import asyncio
 import contextlib
 import math
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -208,59 +208,6 @@ class _MappedBatch(Generic[T, R]):
         self._worker_ended.set()
 
 
-class Allowance:
-    """At most `amount` held at the same time; holders wait in order of arrival.
-
-    A part larger than the whole amount is held alone. Meant for few waiting holders: a cancelled one is searched for
-    among all others.
-
-    Args:
-        amount: Amount in all, in any unit.
-    """
-
-    def __init__(self, amount: int) -> None:
-        self._amount = amount
-        self._left = amount
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @contextlib.asynccontextmanager
-    async def held(self, part: int) -> AsyncIterator[None]:
-        """Wait until `part` of the amount is free, and hold it until the block ends.
-
-        Smaller parts do not overtake a larger one that waits, which could otherwise wait without end.
-        """
-        part = min(part, self._amount)
-        await self._take(part)
-        try:
-            yield
-        finally:
-            self._left += part
-            self._serve()
-
-    async def _take(self, part: int) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((part, turn))
-        self._serve()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.remove((part, turn))
-            else:  # the part was given just before the cancellation arrived
-                self._left += part
-            self._serve()
-            raise
-
-    def _serve(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._left:
-            part, turn = self._waiting[0]
-            if turn.cancelled():  # its task removes the turn when it next runs, and then serves the rest
-                return
-            self._waiting.popleft()
-            self._left -= part
-            turn.set_result(None)
-
-
 SPAN_S = 60.0
 """Length of the window in seconds: providers state their rates per minute."""
 
@@ -326,27 +273,3 @@ class RateWindow:
         if not entry.has_left and self._most != math.inf:
             self._sum += amount - entry.amount
             entry.amount = amount
-
-
-class Apart:
-    """Does pieces of work that each take milliseconds, with turns of all other tasks between two of them.
-
-    Tasks that end in the same turn of the loop would otherwise hold it for the sum of their pieces. Lives on one event
-    loop.
-    """
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-
-    async def do(self, work: Callable[[], object]) -> None:
-        """Do one piece of work when those before it are done, also if the caller is cancelled meanwhile."""
-        try:
-            await self._turn.acquire()
-        except asyncio.CancelledError:
-            work()
-            raise
-        try:
-            work()
-            await asyncio.sleep(0)
-        finally:
-            self._turn.release()

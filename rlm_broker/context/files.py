@@ -1,17 +1,163 @@
-"""The files that a path, a folder or a glob stands for."""
+"""The files that a path, a folder or a glob stands for: the rules of .gitignore, of globs and of likely secrets.
+
+Theory of operation of globs. A stranger's .gitignore may have any number of wildcards in a line, so no pattern may go
+back and forth. A table over the parts finds what `**` stands for. Within a part, the first place behind a `*` at which
+the text up to the next `*` fits is as good as each later one, so an atomic group keeps to it, as in the expressions of
+`fnmatch`. Comparing a part with a name takes at most the product of their lengths.
+"""
 
 import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import translate
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from rlm_broker.context.found_files import FileUnfit, FoundFile, LeftOut, open_regular, printable
-from rlm_broker.context.globs import Glob, git_glob, matches, may_hold, shell_glob
 from rlm_broker.errors import ContextRefused
+
+Glob = Sequence["re.Pattern[str] | None"]
+"""One expression for each part. None stands for `**`, any number of parts, and never follows itself."""
+
+_IN_SET: Final = r"(?: \\. | \[:[^\]]{0,9}:\] | (?!\[:[^\]]{0,9}:\])[^\\\]] )"
+_GIT_TOKEN: Final = re.compile(
+    rf"""(?sx)
+      \\?(?P<slash>/)
+    | (?P<stars>\*+)
+    | (?P<any>\?)
+    | \[(?P<negated>[!^]?)(?P<set>(?:\] | {_IN_SET}){_IN_SET}*)\]
+    | \\(?P<escaped>.)
+    | (?P<plain>[^\\\[*?/]+)
+    """
+)
+_GIT_SET: Final = re.compile(r"(?s)\[:(?P<name>[^\]]{0,9}):\]|\\?(?P<first>.)(?:-\\?(?P<last>.))?")
+_CLASSES: Final = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "blank": " \\t",
+    "cntrl": "\\x00-\\x1f\\x7f",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": "!-/:-@\\[-`{-~",
+    "space": " \\t-\\r",
+    "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}
+
+
+def shell_glob(parts: Iterable[str]) -> Glob:
+    """Return a glob in which `*`, `?` and `[...]` stay within one part, and a part `**` is any number of parts."""
+    return _without_repeats([None if part == "**" else re.compile(translate(part)) for part in parts])
+
+
+def git_glob(pattern: str) -> Glob | None:
+    """Return the glob of a line of a .gitignore, or None for a line that git matches with no path.
+
+    Args:
+        pattern: The line without `!` in front and `/` at the end. See "PATTERN FORMAT" of gitignore(5). Unlike git
+            2.39, `?` is one character and not one byte, and `ab**/c` does not match `ab/x/c`, as that page says.
+    """
+    parts: list[re.Pattern[str] | None] = [] if "/" in pattern else [None]
+    try:
+        for stars_alone, pieces in _git_parts(pattern.removeprefix("/")):
+            parts.append(None if stars_alone and "/" in pattern else _expression(pieces))
+    except ValueError:
+        return None
+    # `a/**` is about all that is below `a`, and not about `a` itself.
+    return _without_repeats(parts if parts[-1] is not None else [*parts, _expression(["", ""])])
+
+
+def matches(parts: Sequence[str], glob: Glob) -> bool:
+    """Whether `glob` matches the path of `parts`, in at most `len(parts) * len(glob)` comparisons.
+
+    `ends` has the numbers of parts that the glob, as far as it was read, can match.
+    """
+    if len(glob) > 2 * len(parts) + 1 or (glob[-1] is not None and not glob[-1].fullmatch(parts[-1])):
+        return False
+    ends = {0}
+    for wanted in glob:
+        if wanted is None:
+            ends = set(range(min(ends), len(parts) + 1))
+        else:
+            ends = {end + 1 for end in ends if end < len(parts) and wanted.fullmatch(parts[end])}
+        if not ends:
+            return False
+    return len(parts) in ends
+
+
+def may_hold(folder: Sequence[str], glob: Glob) -> bool:
+    """Whether an entry below `folder` can match. Without this check `*.txt` would walk the whole tree."""
+    for part, wanted in zip(folder, glob, strict=False):
+        if wanted is None:
+            return True
+        if not wanted.fullmatch(part):
+            return False
+    return len(folder) < len(glob)
+
+
+def _without_repeats(parts: Sequence["re.Pattern[str] | None"]) -> Glob:
+    return [*parts[:1], *(part for before, part in pairwise(parts) if part is not None or before is not None)]
+
+
+def _expression(pieces: Sequence[str]) -> "re.Pattern[str]":
+    """Return the expression of a part.
+
+    Args:
+        pieces: Expressions of fixed length. A `*` is between each two of them.
+    """
+    first, *middle = pieces
+    if not middle:
+        return re.compile(first, re.DOTALL)
+    last = middle.pop()
+    return re.compile(f"{first}{''.join(f'(?>.*?{piece})' for piece in middle)}.*{last}", re.DOTALL)
+
+
+def _git_parts(pattern: str) -> Iterator[tuple[bool, list[str]]]:
+    """Yield for each part whether it is of two or more `*` alone, and its pieces as for `_expression`.
+
+    Raises:
+        ValueError: A bracket or a backslash is without its end, or a class has no name that there is.
+    """
+    pieces, stars_alone, at = [""], False, 0
+    while at < len(pattern):
+        if (token := _GIT_TOKEN.match(pattern, at)) is None:
+            raise ValueError(pattern)
+        if token["slash"]:
+            yield stars_alone, pieces
+            pieces = [""]
+        elif token["stars"]:
+            pieces.append("")
+        elif token["any"]:
+            pieces[-1] += "."
+        elif token["set"]:
+            pieces[-1] += _git_set(token["set"], bool(token["negated"]))
+        else:
+            pieces[-1] += re.escape(token["escaped"] or token["plain"])
+        stars_alone = len(token["stars"] or "") > 1 and pieces == ["", ""]
+        at = token.end()
+    yield stars_alone, pieces
+
+
+def _git_set(text: str, is_negated: bool) -> str:
+    ranges = ""
+    for found in _GIT_SET.finditer(text):
+        name, first, last = found["name"], found["first"], found["last"]
+        if name is not None:
+            if name not in _CLASSES:
+                raise ValueError(f"[:{name}:]")
+            ranges += _CLASSES[name]
+        else:  # git takes a range that ends before it begins for its first character
+            ranges += re.escape(first) + (f"-{re.escape(last)}" if last is not None and last >= first else "")
+    return f"[{'^' if is_negated else ''}{ranges}]"
+
+
+# -- the rules of git ------------------------------------------------------------------------------------------------
 
 _MAX_GITIGNORE_BYTES: Final = 1 << 20
 """Bytes of a .gitignore that are read; the rest is ignored."""
@@ -92,6 +238,8 @@ def _rule_in(line: str) -> _Rule | None:
     return None if glob is None else _Rule(pattern == kept[0], pattern.endswith("/"), glob)
 
 
+# -- what a path stands for ------------------------------------------------------------------------------------------
+
 _WILDCARDS: Final = frozenset("*?[")
 _EVERYTHING: Final = shell_glob(["**"])
 
@@ -99,6 +247,14 @@ _EVERYTHING: Final = shell_glob(["**"])
 def is_glob(path: Path) -> bool:
     """Whether `path` is a pattern: it has `*`, `?` or `[`, and no file has that very name."""
     return bool(_WILDCARDS & set(str(path))) and not os.path.lexists(path)
+
+
+def _fixed_part(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return the part of a path without wildcards, and the rest of it if it is a glob."""
+    if not is_glob(path):
+        return path, ()
+    first = next(at for at, part in enumerate(path.parts) if _WILDCARDS & set(part))
+    return Path(*path.parts[:first]), path.parts[first:]
 
 
 def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
@@ -133,10 +289,9 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
 
 
 def _files_of(path: Path, skipped: LeftOut) -> list[FoundFile]:
-    if is_glob(path):
-        first = next(at for at, part in enumerate(path.parts) if _WILDCARDS & set(part))
-        base, glob = Path(*path.parts[:first]), shell_glob(path.parts[first:])
-        if files := _walk(base, glob, skipped) if stat.S_ISDIR(_mode(base)) else []:
+    base, pattern = _fixed_part(path)
+    if pattern:
+        if files := _walk(base, shell_glob(pattern), skipped) if stat.S_ISDIR(_mode(base)) else []:
             return files
         secret = f"; {skipped[SECRET]:,} left out: {SECRET}" if skipped[SECRET] else ""
         raise ContextRefused(f"{printable(path)} matches no file: check the pattern, and .gitignore{secret}")
@@ -244,6 +399,8 @@ def _mode(path: Path) -> int:
         return 0  # not the mode of any kind of file, so the caller leaves it out
 
 
+# -- likely secrets --------------------------------------------------------------------------------------------------
+
 SECRET: Final = "likely a secret: name the file itself to include it"
 """Reason for files that are left out since they likely hold secrets."""
 
@@ -304,3 +461,62 @@ def _any_of(patterns: Sequence[str]) -> re.Pattern[str]:
 _FILES: Final = _any_of(FILES)
 _FOLDERS: Final = _any_of(FOLDERS)
 _HARMLESS: Final = _any_of(HARMLESS)
+
+
+# -- paths that others than the user name ----------------------------------------------------------------------------
+
+MAX_PATH_CHARS: Final = 4_096
+"""Longest path that Linux has, in characters (PATH_MAX). A longer text is no path."""
+_ANY_FILE: Final = "a"
+"""Name of any file: a folder of secrets is refused for what may lie in it."""
+
+
+class Root:
+    """The folder below which files may be named by others than the user.
+
+    A path is looked up as the kernel does it, with all its links, before it is opened. The code in a sandbox cannot
+    change a link on the way, since it cannot reach these files.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        ContextRefused: It is no folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(os.path.realpath(folder))
+        if not self.folder.is_dir():
+            raise ContextRefused(f"{printable(folder)} is not a folder: name one by --root")
+
+    def resolved(self, paths: Sequence[str]) -> list[Path]:
+        """Return where the paths lead, for `Paths`.
+
+        Args:
+            paths: Files, folders or globs, relative to the folder or absolute.
+
+        Raises:
+            ContextRefused: One of them leads out of the folder, is likely a secret, or cannot be a path.
+        """
+        if not paths:
+            raise ContextRefused("paths is empty: name files or folders")
+        return [self._resolved(path) for path in paths]
+
+    def _resolved(self, path: str) -> Path:
+        if not path or "\0" in path or len(path) > MAX_PATH_CHARS:
+            raise ContextRefused(f"{path[:80]!a} cannot be a path: name a file or a folder")
+        asked = self.folder / path
+        fixed, pattern = _fixed_part(asked)
+        try:
+            real = Path(os.path.realpath(fixed))
+        except (OSError, ValueError) as error:
+            raise ContextRefused(f"{printable(path)} cannot be read: {error}") from None
+        if not real.is_relative_to(self.folder) or ".." in pattern:
+            where = printable(self.folder)
+            raise ContextRefused(
+                f"{printable(path)} is not below {where}: only what is there can be asked about (--root)"
+            )
+        inside = real.relative_to(self.folder).parts
+        if inside and (leads_to_secret(inside) or leads_to_secret((*inside, _ANY_FILE))):
+            raise ContextRefused(f"{printable(path)} is likely a secret, by its name, and is not read")
+        return real.joinpath(*pattern)

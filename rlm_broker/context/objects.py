@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
@@ -50,44 +50,46 @@ def _store_encoded(value: object) -> StoredContext:
                 f"{CONTEXT} {refused}" if isinstance(refused, ValueProblem) else str(refused)
             ) from None
         form = ContextForm("value" if has_any_tag else "json", memfd.size_bytes)
-        info = parts.info("dict" if made_of else _arriving_type(value), form.length)
+        info = parts.info("dict" if made_of else _type_name(value), form.length)
         shape = tuple(map(int, shape)) if isinstance(shape, tuple) else ()
         return sealed(memfd, form, dataclasses.replace(info, made_of=made_of, shape=shape))
 
 
-def _write_encoded(memfd: JsonMemfd, value: object, parts: StoredParts) -> bool:
+def _write_encoded(memfd: JsonMemfd, value: Any, parts: StoredParts) -> bool:
     """Write a value as it crosses, item by item if it has items; return whether it is more than JSON."""
-    if (
-        type(value) is dict
-        and all(type(key) is str and key.isprintable() for key in value)
-        and not is_like_a_tag(value)
-    ):
-        items: Iterable[tuple[Any, Any]] = value.items()
-        begin, end = b"{", b"}"
-    elif type(value) is list:
-        items, begin, end = enumerate(value), b"[", b"]"
-    else:
-        data = encode(value, CONTEXT, others=_fields)
-        memfd.write(data)
-        return has_tags(data)
     has_any_tag = False
-    memfd.write(begin)
-    for key, child in items:
-        data = encode(child, f"{CONTEXT}[{key!r:.60}]", others=_fields)
+
+    def add(child: object, place: str) -> int:
+        nonlocal has_any_tag
+        data = encode(child, place, others=_fields)
         has_any_tag = has_any_tag or has_tags(data)
-        if isinstance(key, str):
-            memfd.add_key(key, first=not parts.total)
-        elif parts.total:
-            memfd.write(b",")
         memfd.write(data)
-        parts.add(str(key), len(child) if isinstance(child, str) else len(data), isinstance(child, str))
-    memfd.write(end)
+        return len(child) if isinstance(child, str) else len(data)
+
+    has_names = type(value) is dict and all(type(key) is str and key.isprintable() for key in value)
+    if (has_names and not is_like_a_tag(value)) or type(value) is list:
+        _write_items(memfd, value, parts, lambda child, key: add(child, f"{CONTEXT}[{key!r:.60}]"))
+    else:
+        add(value, CONTEXT)
     return has_any_tag
 
 
-def _arriving_type(value: object) -> str:
-    """Return the name of the type that arrives: the built-in type of an instance of a subclass, else the value's
-    own."""
+def _write_items(memfd: JsonMemfd, value: Any, parts: StoredParts, add: Callable[[object, object], int]) -> None:
+    """Write a dict or a list. `add` writes an item, which it gets with its key, and returns its length."""
+    is_dict = isinstance(value, dict)
+    items: Iterable[tuple[Any, Any]] = value.items() if is_dict else enumerate(value)
+    memfd.write(b"{" if is_dict else b"[")
+    for key, child in items:
+        if is_dict:
+            memfd.add_key(key, first=not parts.total)
+        elif parts.total:
+            memfd.write(b",")
+        parts.add(str(key), add(child, key), isinstance(child, str))
+    memfd.write(b"}" if is_dict else b"]")
+
+
+def _type_name(value: object) -> str:
+    """Return the name of the built-in type of a value that is an instance of a subclass, else of its own type."""
     kinds = (dict, list, tuple, set, frozenset, bool, int, float, complex)
     return next((kind.__name__ for kind in kinds if isinstance(value, kind)), type(value).__name__)
 
@@ -123,22 +125,13 @@ def _store_plain(value: object) -> StoredContext:
         return _store_texts(None, value)
     parts = StoredParts()
     with JsonMemfd() as memfd:
-        if isinstance(value, dict):
-            memfd.write(b"{")
-            for key, child in value.items():
-                memfd.add_key(key, first=not parts.total)
-                parts.add(key, memfd.add(child), isinstance(child, str))
-            memfd.write(b"}")
-        elif isinstance(value, list | tuple):
-            memfd.write(b"[")
-            for child in value:
-                memfd.write(b"," if parts.total else b"")
-                parts.add(str(parts.total), memfd.add(child), isinstance(child, str))
-            memfd.write(b"]")
+        if isinstance(value, dict | list | tuple):
+            _write_items(memfd, value, parts, lambda child, _key: memfd.add(child))
         else:
             memfd.add(value)
         form = memfd.form
-        return sealed(memfd, form, parts.info(_loaded_type(value).__name__, form.length))
+        name = "list" if isinstance(value, tuple) else _type_name(value)  # JSON has no tuples
+        return sealed(memfd, form, parts.info(name, form.length))
 
 
 def _are_worth_mapping(values: Collection[object]) -> bool:
@@ -159,13 +152,6 @@ def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext
             parts.add(str(number) if names is None else names[number], length, is_text=True)
         form = memfd.add_names(names)
         return sealed(memfd, form, parts.info("list" if names is None else "dict", form.length))
-
-
-def _loaded_type(value: object) -> type:
-    """Return the type that `value` has after JSON: a `Counter` comes out as a dict, a named tuple as a list."""
-    if isinstance(value, tuple):
-        return list
-    return next(plain for plain in (dict, list, bool, int, float, type(None)) if isinstance(value, plain))
 
 
 def is_plain(context: object) -> bool:

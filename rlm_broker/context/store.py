@@ -18,29 +18,18 @@ from pathlib import Path
 from typing import Any, Final, Self, cast
 
 from rlm_broker.concurrency.threads import stop_requested
-from rlm_broker.context.files import find_files
+from rlm_broker.context.file_content import Reading
+from rlm_broker.context.files import MAX_PATH_CHARS, find_files
 from rlm_broker.context.found_files import FileUnfit, FoundFile, printable
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.context.objects import store_value
-from rlm_broker.context.reading import Reading
-from rlm_broker.context.stored import (
-    MAX_NAME_CHARS,
-    ContextInfo,
-    Replaced,
-    StoredContext,
-    StoredParts,
-    close_all,
-    sealed,
-)
+from rlm_broker.context.stored import MAX_NAME_CHARS, ContextInfo, StoredContext, StoredParts, close_all, sealed
 from rlm_broker.context.text import DecodedText, Errors, TextDecoding
 from rlm_broker.errors import ContextRefused, is_shortage, refused_by_machine
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 
 STREAM_BYTES: Final = 1 << 20
 """Bytes or characters of a stream that are read at a time."""
-
-MAX_PATH_CHARS: Final = 4_096
-"""Longest path that Linux has, in characters (PATH_MAX). A longer text is no path."""
 
 AS_TEXT: Final = "; if the text itself is meant, end it with a line break"
 """End of the errors about a text that is also a name."""
@@ -202,10 +191,8 @@ def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) ->
         if file and not length:
             raise ContextRefused(f"{file.given} is empty: give a file that has text")
         parts = ((file.name, length),) if file else ()
-        replaced = Replaced()
-        replaced.add(pieces.replaced if isinstance(pieces, DecodedText) else 0)
-        told = ContextInfo("str", length, parts, len(parts), {}, replaced.bytes, replaced.parts)
-        return sealed(memfd, memfd.form, told)
+        replaced = pieces.replaced if isinstance(pieces, DecodedText) else 0
+        return sealed(memfd, memfd.form, ContextInfo("str", length, parts, len(parts), {}, replaced, int(replaced > 0)))
 
 
 def _store_stream(stream: Any, how: TextDecoding) -> StoredContext:
@@ -265,7 +252,7 @@ def _store_file(file: FoundFile, reading: Reading) -> StoredContext:
 def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, sources: Iterable[str]) -> StoredContext:
     """Store the texts of files as a dict by their names. A name that is there already gets a number."""
     taken: dict[str, int] = {}  # name → number that its next repetition gets
-    parts, replaced = StoredParts(), Replaced()
+    parts = StoredParts()
     with TextMemfd() as memfd:
         for name, text in texts:
             try:
@@ -276,14 +263,13 @@ def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, sou
             if name in taken:  # an archive may have several members of one name
                 name = _another(name, taken)
             taken[name] = 1
-            parts.add(name, length, is_text=True)
-            replaced.add(text.replaced)
+            parts.add(name, length, True, text.replaced)
         skipped = reading.skipped
         if not taken:
             left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items())) or "nothing"
             raise ContextRefused(f"there is no text in {', '.join(sources)}; left out: {left_out}")
         form = memfd.add_names([*taken])
-        return sealed(memfd, form, parts.info("dict", form.length, skipped, replaced))
+        return sealed(memfd, form, parts.info("dict", form.length, skipped))
 
 
 def _another(name: str, taken: dict[str, int]) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from rlm_broker.context.found_files import LeftOut
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd
 from rlm_broker.errors import ContextRefused
-from rlm_broker.values.text import clip
+from rlm_broker.values.text import clip, encodable
 from sandbox_worker.loading.context import index, load_into
 from sandbox_worker.loading.form import ContextForm, ContextPiece
 from sandbox_worker.wire.names import CONTEXT
@@ -158,24 +158,6 @@ def _duplicates(pieces: Iterable[tuple[int, ContextPiece]]) -> list[tuple[int, C
     return made
 
 
-@dataclass(slots=True)
-class Replaced:
-    """Count of what was replaced in the texts of a context.
-
-    Attributes:
-        bytes: Bytes that became U+FFFD.
-        parts: Texts that have any.
-    """
-
-    bytes: int = 0
-    parts: int = 0
-
-    def add(self, replaced_bytes: int) -> None:
-        """Count those of one text."""
-        self.bytes += replaced_bytes
-        self.parts += replaced_bytes > 0
-
-
 def sealed(memfd: TextMemfd | JsonMemfd, form: ContextForm, info: ContextInfo) -> StoredContext:
     """Seal a memfd, and return its context. No more can be written to it."""
     return StoredContext([(memfd.seal(), ContextPiece(form))], info)
@@ -188,24 +170,21 @@ class StoredParts:
         self.total = 0
         self._first: list[tuple[str, int]] = []
         self._chars: int | None = 0
+        self._replaced_bytes = self._replaced_parts = 0
 
-    def add(self, name: str, length: int, is_text: bool) -> None:
-        """Count one part."""
+    def add(self, name: str, length: int, is_text: bool, replaced_bytes: int = 0) -> None:
+        """Count one part, and the bytes in it that became U+FFFD."""
         if self.total < MAX_PARTS_TOLD:
-            told = clip(name, MAX_NAME_CHARS - 3)
-            self._first.append(
-                (told.encode("utf-8", "backslashreplace").decode(), length)
-            )  # lone surrogates are written out, since no message can hold them
+            self._first.append((encodable(clip(name, MAX_NAME_CHARS - 3)), length))
         self.total += 1
+        self._replaced_bytes += replaced_bytes
+        self._replaced_parts += replaced_bytes > 0
         self._chars = None if self._chars is None or not is_text else self._chars + length
 
-    def info(
-        self, type_name: str, length: int, skipped: LeftOut | None = None, replaced: Replaced | None = None
-    ) -> ContextInfo:
+    def info(self, type_name: str, length: int, skipped: LeftOut | None = None) -> ContextInfo:
         """Return the facts. `length` is the total of a context whose parts are not all texts."""
         chars = self._chars if self.total and self._chars is not None else length
-        replaced = replaced or Replaced()
-        told = tuple(self._first), self.total, dict(skipped or {}), replaced.bytes, replaced.parts
+        told = tuple(self._first), self.total, dict(skipped or {}), self._replaced_bytes, self._replaced_parts
         names = {reason: tuple(names) for reason, names in (skipped.names if skipped else {}).items()}
         return ContextInfo(type_name, chars, *told, skipped_names=names)
 

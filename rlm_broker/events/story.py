@@ -23,8 +23,8 @@ from rlm_broker.events.event import (
     ToolEnded,
     ToolStarted,
 )
-from rlm_broker.parsing import parse_reply
 from rlm_broker.results import Block
+from rlm_broker.values.parsing import parse_reply
 from rlm_broker.values.text import printable, shorten
 from rlm_broker.values.words import how_block_ended, tokens
 

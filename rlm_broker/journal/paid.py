@@ -22,10 +22,10 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
 import msgspec
 
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import CallId, Client, LMRequest
 from rlm_broker.broker.clients.recording import Request, recorded_request
-from rlm_broker.broker.completing import Completing
 from rlm_broker.broker.routing import Routing
 from rlm_broker.journal.answered import Answered, Asking
 from rlm_broker.results import Call

@@ -15,7 +15,7 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes import messages
 from rlm_broker.nodes.link import Link
 from rlm_broker.nodes.streams import DescriptorEnd, FileEnd, send_file
-from rlm_broker.sandbox.workers.init_process import ContextPieces, InitListener
+from rlm_broker.sandbox.workers.held_process import ContextPieces, InitListener
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.values.text import printable

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from fcntl import F_GETFL, fcntl
 
-from rlm_broker.concurrency.forking import left_to_parent
+from rlm_broker.concurrency.forks import left_to_parent
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.nodes.link import Link, StreamEnd
 from rlm_broker.nodes.messages import PIECE_BYTES, Credit

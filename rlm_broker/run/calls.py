@@ -12,30 +12,28 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.clients.base import BaseClient, CallId, LMRequest
 from rlm_broker.broker.clients.recording import Counted, Failure, Recorded, Recorder, recorded_request
-from rlm_broker.broker.completing import Completing
 from rlm_broker.broker.routing import Routing
-from rlm_broker.concurrency.turns import Apart, FairSemaphore, bounded_map
+from rlm_broker.concurrency.turns import FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.event import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.run.asking import conversation, new_system, problem_with, prompt_key, shown
-from rlm_broker.run.ledger import NOTHING, Hold, Ledger
+from rlm_broker.run.ledger import NOTHING, Hold, Ledger, smaller
 from rlm_broker.run.tokens import SMALL_CHARS, count_tokens, require_fit
 from rlm_broker.usage import Usage
+from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
-from sandbox_worker.wire.prompts import Prompt
+from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, are_messages
 
 WINDOW_TOKENS = 128_000
 """Assumed context window in tokens, if a client does not state its own: most models of 2025 and 2026 have as many or
 more."""
-LARGE_CHARS = 1 << 17
-"""Characters of a reply beyond which its event has a turn of the event loop of its own. The search of its text for
-secrets takes 30 ms a megabyte."""
 MOST_ANSWER_BYTES = 32 << 20
 """Memory in bytes of the answers that unfinished batches of one run hold. Further answers are dropped, with an
 error."""
@@ -124,7 +122,6 @@ class TreeCalls:
         self._root_task = None if recorder is None else asyncio.current_task()
         self._tells_text = tells_text
         self._places = FairSemaphore(ledger.limits.max_concurrent_calls)
-        self._apart = Apart()
         self._answer_bytes = Counter[str]()
         self._numbers: dict[tuple[str, int], int] = {}
         self._batches = 0
@@ -220,7 +217,7 @@ class TreeCalls:
             done = await bounded_map(
                 batch.todo,
                 lambda call: self._kept(caller, batch, self._answered(caller, query, *call, batch)),
-                _smaller(query.max_concurrent, self._ledger.limits.max_concurrent_calls) or len(done),
+                smaller(query.max_concurrent, self._ledger.limits.max_concurrent_calls) or len(done),
                 query.timeout_s,
                 places=self._places,
                 session=caller.run,
@@ -231,7 +228,7 @@ class TreeCalls:
                 del self._answer_bytes[caller.run]
         for call, slot in zip(batch.todo, done, strict=True) if self._recorder else ():
             if slot is None:
-                await self._apart.do(partial(self._record_unanswered, caller, query, *call))
+                self._record_unanswered(caller, query, *call)
         # Without a time limit, a call has no outcome only if its client cancelled the task that it was called in.
         late = None if query.timeout_s is None else f"not done within timeout_s = {query.timeout_s:g}"
         missing = Slot(error=late or "the client cancelled its own call")
@@ -273,7 +270,7 @@ class TreeCalls:
         return LMRequest(
             conversation(prompt, query.system),
             query.model,
-            _smaller(query.max_completion_tokens, self._ledger.limits.max_completion_tokens),
+            smaller(query.max_completion_tokens, self._ledger.limits.max_completion_tokens),
             caller.depth,
             caller.question,
             sample=sample,
@@ -336,10 +333,7 @@ class TreeCalls:
         self._ledger.settle(hold, run, call.root_model, depth, call.usage, len(call.response))
         if is_wanted:
             answered = (call.root_model, call.usage, call.execution_time, call.response)
-            if len(call.response) <= LARGE_CHARS:
-                emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
-            else:
-                await self._apart.do(lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch)))
+            emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
         return call
 
     def _record_unanswered(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> None:
@@ -384,14 +378,72 @@ def _counted(batch: _Batch | None) -> tuple[int, ...]:
     return batch.number, batch.done, len(batch.todo)
 
 
-def _smaller(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
-
-
 def block_of(query: Query) -> int:
     """Return the number before the colon of a query's id, which the REPL counts. It only labels: no decision depends on
     it."""
     number = query.id.partition(":")[0]
     return int(number) if number.isdecimal() and len(number) < 10 else 0
+
+
+# -- prompts of model code as messages: text, content parts, or a conversation of the code's own ----------------------
+
+
+def conversation(prompt: Prompt, system: str | None) -> tuple[ChatMessage, ...]:
+    """Return the messages that ask `prompt`.
+
+    Args:
+        system: System prompt that precedes them; None or empty adds none.
+    """
+    asked: tuple[ChatMessage, ...]
+    if isinstance(prompt, str):
+        asked = (ChatMessage("user", prompt),)
+    elif messages := _messages(prompt):
+        asked = tuple(ChatMessage(each.role, msgspec.to_builtins(each.content)) for each in messages)
+    else:
+        asked = (ChatMessage("user", msgspec.to_builtins(prompt)),)
+    return (ChatMessage("system", system), *asked) if system else asked
+
+
+def problem_with(prompt: Sequence[Part | MessagePart], system: str | None) -> str | None:
+    """Return why a prompt of content parts or messages is refused, or None if it may be sent. Model code wrote it.
+
+    Images must be `data:` addresses. Any other address would be fetched by the provider, or, with some clients, by this
+    machine: model code could make it request addresses of the local network.
+    """
+    try:
+        has_messages = are_messages(prompt)
+    except MessageInvalid as problem:
+        return str(problem)
+    messages = _messages(prompt)
+    if system and any(message.role == "system" for message in messages):
+        return "a prompt with a system message takes no system prompt beside it"
+    contents = [message.content for message in messages if not isinstance(message.content, str)]
+    parts = [part for content in contents for part in content] if has_messages else prompt
+    if all(part.image_url.url.startswith("data:image/") for part in parts if isinstance(part, ImagePart)):
+        return None
+    return "an image is given as data: {'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,...'}}"
+
+
+def prompt_key(prompt: Prompt) -> str:
+    """Return a key that is equal for equal prompts."""
+    return prompt if isinstance(prompt, str) else repr(prompt)
+
+
+def shown(request: LMRequest, *, is_of_code: bool) -> str | list[Any]:
+    """Return what the event of a call shows: the last message, or all if model code asks with a conversation."""
+    messages = request.messages
+    if not is_of_code or len(messages) == 1 or (len(messages) == 2 and messages[0].role == "system"):
+        return messages[-1].content
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def new_system(request: LMRequest) -> str | None:
+    """Return the system prompt of a call if it is new in the trace: None for the later turns of a loop, which repeat
+    it."""
+    first = request.messages[0]
+    is_new = first.role == "system" and len(request.messages) == 2
+    return str(first.content) if is_new else None
+
+
+def _messages(prompt: Sequence[Part | MessagePart]) -> list[MessagePart]:
+    return [part for part in prompt if isinstance(part, MessagePart)]

@@ -17,14 +17,17 @@ A failure of a child, also one in the user's own functions, fills its slot and l
 """
 
 import asyncio
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 
+from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.turns import bounded_map
 from rlm_broker.context.store import store_as_it_is
 from rlm_broker.context.stored import StoredContext, beginning, whole_text
@@ -32,9 +35,8 @@ from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.events.event import PREVIEW_CHARS, RunStarted
 from rlm_broker.results import ChildTrace
 from rlm_broker.run.calls import Caller, in_words
-from rlm_broker.run.recursion import divided, needs_repl
 from rlm_broker.run.runner import Runner
-from rlm_broker.run.tree import ChildPlaces, Tree
+from rlm_broker.run.tree import Tree
 from rlm_broker.sandbox.blocks.query_contexts import GivenContext, QueryWithContexts
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import CONTEXT
@@ -42,11 +44,30 @@ from sandbox_worker.wire.prompts import LONG_TASK_CHARS, beginning_and_end
 
 TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
 """Answer to each prompt whose child run would exceed `max_children_total`."""
-MAX_PROMPT_BYTES = 8 << 20
-"""Maximum bytes of a context that is read for the prompt of a completion; a larger one is refused. 8 MiB are about two
-million tokens, more than models read."""
+MAX_PROMPT_BYTES = 4 << 20
+"""Maximum bytes of a context that is read for the prompt of a completion; a larger one is refused, as a query is. 4 MiB
+are about a million tokens."""
 OWN_TASK = "rlm_query: this is the task that this run has itself, so a plain completion answered it: divide it"
 """Note beside the answer to a prompt that is its run's own task. The REPL prints it to stderr."""
+
+INSTRUCTION_CHARS: Final = 300
+"""Characters at the beginning, and at the end, of a prompt that are taken for the instruction. Between them is the
+data."""
+LOOKED_AT_CHARS: Final = 20_000
+"""Characters of the data that are looked at."""
+MOST_DIGITS: Final = 0.25
+"""Share of digits among the characters other than spaces, above which a text is data. Prose with many dates and amounts
+has a tenth."""
+FEWEST_LINES: Final = 8
+"""Lines that a table or a list has at least."""
+MOST_LINES_APART: Final = 0.2
+"""Share of the lines of a table that may have another number of separators than the rest."""
+LIST_LINE_CHARS: Final = 40
+"""Largest mean length, in characters, of the lines of a list. Lines of prose are longer, or a paragraph is one long
+line."""
+_SEPARATORS: Final = ",;\t|"
+_JSON: Final = re.compile(r"""\s*[\[{]\s*(["\d{\[\-\]}]|true|false|null)""")
+"""Beginning of a JSON object or array. A bracket alone may begin a Markdown link or a citation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +133,20 @@ class Children:
         allowed = len(runs) if left is None or self._decides(query) else int(left)
         room = self._tree.child_places[below.depth]
         async with asyncio.TaskGroup() as group:
-            completing = group.create_task(self._completions(query, completions, below, room))
+            completing = group.create_task(
+                bounded_map(
+                    completions,
+                    lambda child: self._completion(query, child, below),
+                    limits.max_concurrent_calls,
+                    places=room.completions,
+                    session=self._caller.run,
+                )
+            )
             children = await bounded_map(
                 runs[:allowed],
                 lambda child: self._begun(query, child, below, served_by),
                 limits.max_concurrent_children,
-                places=room.places,
+                places=room.runs,
                 session=self._caller.run,
             )
         answers = [*children, *[TOO_MANY_CHILDREN] * (len(runs) - len(children)), *completing.result()]
@@ -172,34 +201,16 @@ class Children:
 
     # -- completions -------------------------------------------------------------------------------------------------
 
-    async def _completions(
-        self, query: Query, children: Sequence[_Child], below: Caller, room: ChildPlaces
-    ) -> list[Slot | None]:
-        most = self._tree.limits.max_concurrent_calls
-        return await bounded_map(children, lambda child: self._completion(query, child, below, room), most)
-
-    async def _completion(self, query: Query, child: _Child, below: Caller, room: ChildPlaces) -> Slot:
-        async with AsyncExitStack() as held:
-            try:
-                text = child.prompt
-                if child.given is not None:
-                    text = await self._with_context(text, child.given, room, held)
-            except RlmBrokerError as problem:
-                return Slot(error=in_words(problem))
-            slot = await self._asked(query, text, below)
+    async def _completion(self, query: Query, child: _Child, below: Caller) -> Slot:
+        text, given = child.prompt, child.given
+        try:
+            if given is not None:
+                async with given.opened(MAX_PROMPT_BYTES) as context:
+                    text = _one_text(text, context, given.is_task)
+        except RlmBrokerError as problem:
+            return Slot(error=in_words(problem))
+        slot = await self._asked(query, text, below)
         return msgspec.structs.replace(slot, note=OWN_TASK) if child.is_echo else slot
-
-    async def _with_context(self, prompt: str, given: GivenContext, room: ChildPlaces, held: AsyncExitStack) -> str:
-        """Return the prompt of a completion about a context. Its memory is accounted for until `held` is left.
-
-        Raises:
-            ContextRefused: The context cannot be read, or is too long for a prompt.
-        """
-        async with room.reading, given.opened(MAX_PROMPT_BYTES) as context:
-            size_bytes = min(context.size_bytes, MAX_PROMPT_BYTES)  # `_one_text` refuses a longer context
-            # A stored byte may become a character of 4 bytes: one wide character makes all of its text as wide.
-            await held.enter_async_context(room.memory.held(4 * size_bytes))
-            return _one_text(prompt, context, given.is_task)
 
     async def _asked(self, query: Query, text: str, below: Caller) -> Slot:
         plain = Query(id=query.id, want="llm", prompts=[text], model=query.model)
@@ -288,3 +299,50 @@ def _one_text(prompt: str, context: StoredContext, is_task: bool) -> str:
 
 def _after(started: float, seconds: float | None) -> float | None:
     return None if seconds is None else started + seconds
+
+
+# -- judgement of a prompt by size and form, since a task may be in any language ---------------------------------------
+
+
+def needs_repl(task: str, document: str, chars: int, window_tokens: int) -> bool:
+    """Whether a child gets a REPL: its context is long for its model, or is data that code reads better than a model.
+
+    Args:
+        task: Instruction. A code fence in it asks for code.
+        document: Data that the instruction is about, or its beginning.
+        chars: Characters of all the data.
+        window_tokens: Tokens that the child's model reads.
+    """
+    return estimate_tokens(chars) > window_tokens / 2 or "```" in task or looks_like_data(document[:LOOKED_AT_CHARS])
+
+
+def divided(prompt: str) -> tuple[str, str]:
+    """Return the instruction and the data of a prompt: the first and the last line, and what is between them.
+
+    Both lines are taken from `INSTRUCTION_CHARS` characters. A prompt shorter than two of these is all instruction.
+    """
+    if len(prompt) <= 2 * INSTRUCTION_CHARS:
+        return prompt, ""
+    first = prompt[:INSTRUCTION_CHARS].partition("\n")[0]
+    last = prompt[-INSTRUCTION_CHARS:].rpartition("\n")[2]
+    return f"{first}\n{last}", prompt[len(first) : len(prompt) - len(last)]
+
+
+def looks_like_data(text: str) -> bool:
+    """Whether a text is numbers, a table, a list or JSON, rather than prose."""
+    if _JSON.match(text):
+        return True
+    solid = sum(not each.isspace() for each in text)
+    if solid >= INSTRUCTION_CHARS and sum(map(str.isdigit, text)) > MOST_DIGITS * solid:
+        return True
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) < FEWEST_LINES:
+        return False
+    return sum(map(len, lines)) <= LIST_LINE_CHARS * len(lines) or any(_is_table(lines, each) for each in _SEPARATORS)
+
+
+def _is_table(lines: list[str], separator: str) -> bool:
+    """Whether nearly all lines have the same number of separators: two at least, since a sentence often has one."""
+    counts = Counter(line.count(separator) for line in lines)
+    number, times = counts.most_common(1)[0]
+    return number >= 2 and times >= (1 - MOST_LINES_APART) * len(lines)

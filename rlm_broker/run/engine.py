@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.cache import Cache
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.clients.recording import FORMAT, RecordedModels, Recorder
-from rlm_broker.broker.completing import Completing
 from rlm_broker.broker.models.models import Models
 from rlm_broker.broker.models.registry import Registry, require_priced
 from rlm_broker.broker.routing import Routing

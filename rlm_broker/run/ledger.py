@@ -20,11 +20,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
 from rlm_broker.usage import Tally, Usage, UsageSummary
+
+N = TypeVar("N", int, float)
 
 CAUTIOUS_CHARS_PER_TOKEN = 3.0
 """Characters that count as one token against `max_tokens`. Tokens have more characters on average: an estimate that is
@@ -235,7 +238,7 @@ class Ledger:
         }
         if self._above is None:
             return own
-        return {name: _smaller(left, own[name]) for name, left in self._above.left().items()}
+        return {name: smaller(left, own[name]) for name, left in self._above.left().items()}
 
     def _fits(self, hold: Hold) -> bool:
         tokens = self._tokens + hold.tokens + sum(other.tokens for other in self._open)
@@ -249,8 +252,11 @@ def _larger(known: float, seen: float) -> float:
     return seen if known == math.inf or seen > known else known
 
 
-def _smaller(one: float | None, other: float | None) -> float | None:
-    return min((each for each in (one, other) if each is not None), default=None)
+def smaller(one: N | None, other: N | None) -> N | None:
+    """Return the smaller of two limits; None sets no limit."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def _left(allowed: float | None, used: float) -> float | None:

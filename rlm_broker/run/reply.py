@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from rlm_broker.errors import LimitReached, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Emitter, Replied
 from rlm_broker.limits import Limits
-from rlm_broker.parsing import ParsedReply, parse_reply
-from rlm_broker.parsing.finals import FinalText, FinalVar
-from rlm_broker.parsing.notes import NotRun
 from rlm_broker.results import Block, without_displays
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.values.parsing import ParsedReply, parse_reply
+from rlm_broker.values.parsing.finals import FinalText, FinalVar
+from rlm_broker.values.parsing.notes import NotRun
 
 MAX_DISPLAYS_BYTES = 64 << 20
 """Memory in bytes of the displays of one run's blocks. Displays of blocks beyond it are only counted, as omitted."""

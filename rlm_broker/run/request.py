@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final
 
-from rlm_broker.broker.completing import Completing
+from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.models.model import Given
 from rlm_broker.context.store import refuse_a_name, store
 from rlm_broker.context.stored import StoredContext

@@ -23,31 +23,31 @@ cancel: a cancellation means that the caller wants no answer, and the two could 
 
 The loop is one class on purpose. A state machine or a class for each phase was rejected: the phases share nearly all of
 their state (`Progress`, `Messages`, `Conversation`), and a reader would have to put the story together again. What can
-be judged without that state has its own module: `reply`, `conversation`, `output_type`, `facts`.
+be judged without that state has its own module: `reply`, `conversation`, `output_type`.
 """
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.stored import StoredContext, beginning
-from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, ValueTooLarge
+from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, UnknownModel, ValueTooLarge
 from rlm_broker.events.event import (
     IterationStarted,
     ReplReady,
     RunEnded,
 )
-from rlm_broker.parsing.finals import FinalVar
-from rlm_broker.parsing.notes import NotRun
 from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
 from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
-from rlm_broker.run.facts import facts_of
+from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
 from rlm_broker.run.output_type import AnswerType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
 from rlm_broker.run.prompts.messages import (
@@ -60,12 +60,18 @@ from rlm_broker.run.prompts.messages import (
     without_repl,
 )
 from rlm_broker.run.prompts.observation import most_shown, observation
-from rlm_broker.run.prompts.system import fitting, system_prompt
+from rlm_broker.run.prompts.system import Facts, fitting, rounded_down, system_prompt
 from rlm_broker.run.reply import ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tool_set import ToolSet
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
+from rlm_broker.values.parsing.finals import FinalVar
+from rlm_broker.values.parsing.notes import NotRun
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
+
+MOST_MODELS: Final = 20
+"""Most models that a prompt names; it leaves out further ones."""
 
 
 class Runner:
@@ -394,3 +400,50 @@ class Runner:
         is_cancelled = isinstance(failure, asyncio.CancelledError)
         self._kind = "cancelled" if is_cancelled else getattr(failure, "kind", "failed")
         self._emit_ended(None, in_words(failure), getattr(failure, "limit", None))
+
+
+# -- the facts that the system prompt tells: read from the tree, so that no number is configured twice ----------------
+
+
+def facts_of(tree: Tree, caller: Caller, tools: ToolSet, context_name: str = CONTEXT) -> Facts:
+    """Return the facts of a run.
+
+    Args:
+        context_name: Name of the variable that holds the context.
+    """
+    routing, below = tree.calls.routing, caller.depth + 1
+    sandbox = tree.sandbox
+    return Facts(
+        tree.limits,
+        caller.depth,
+        reads_chars(routing.pick_for_code(None, below)),
+        tree.calls.known_window(caller),
+        [] if routing.policy == "pinned" else _models(tree, below),
+        () if sandbox is None else sandbox.importable(WORTH_TELLING),
+        f"{sys.version_info.major}.{sys.version_info.minor}",
+        tools.documentation(),
+        [*tools.names, *tools.values],
+        context_name,
+    )
+
+
+def reads_chars(client: BaseClient) -> int | None:
+    """Return how many characters a model reads for certain, as a round number; None if its window is not known."""
+    if client.context_tokens is None:
+        return None
+    chars = int(client.context_tokens * CAUTIOUS_CHARS_PER_TOKEN)
+    return rounded_down(chars, 2)
+
+
+def _models(tree: Tree, depth: int) -> list[tuple[str, str]]:
+    found = []
+    for name in tree.calls.routing.names[:MOST_MODELS]:
+        try:
+            client = tree.calls.routing.pick_for_code(name, depth)
+        except UnknownModel:
+            continue
+        chars = reads_chars(client)
+        reads = "" if chars is None else f"reads {chars:,} characters"
+        is_known = client.model_name == name
+        found.append((name, ", ".join(each for each in ("" if is_known else client.model_name, reads) if each)))
+    return [(name, what or "of the user's") for name, what in found]

@@ -1,12 +1,11 @@
 """State that all runs of one tree share, and the progress of each."""
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlm_broker.broker.transport.connection import QueryHandler
-from rlm_broker.concurrency.turns import Allowance, FairSemaphore
+from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage, Iteration
@@ -15,8 +14,6 @@ from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.sandbox.sandbox import Sandbox
 
-MOST_READ_BYTES = 64 << 20
-"""Memory in bytes of the contexts that are read for completions at the same time, for one depth of a tree."""
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
 """From a run's name, its depth and the handler that it would have, makes the handler of its REPL's queries."""
 
@@ -28,14 +25,12 @@ class ChildPlaces:
     Each depth has its own: a parent that waits for its children holds no place that these need.
 
     Attributes:
-        places: One place for each child that runs.
-        memory: Bytes for the contexts that are read for completions, each of which lives as long as its call.
-        reading: Held while a context is stored and read for a completion: one at a time.
+        runs: One place for each child that runs.
+        completions: One place for each child that is a completion, whose prompt is in memory as long as its call.
     """
 
-    places: FairSemaphore
-    memory: Allowance = field(default_factory=lambda: Allowance(MOST_READ_BYTES))
-    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    runs: FairSemaphore
+    completions: FairSemaphore
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +51,9 @@ class Tree:
     child_places: defaultdict[int, ChildPlaces] = field(init=False)
 
     def __post_init__(self) -> None:
-        most = self.limits.max_concurrent_children
-        object.__setattr__(self, "child_places", defaultdict(lambda: ChildPlaces(FairSemaphore(most))))
+        runs, completions = self.limits.max_concurrent_children, self.limits.max_concurrent_calls
+        places = defaultdict[int, ChildPlaces](lambda: ChildPlaces(FairSemaphore(runs), FairSemaphore(completions)))
+        object.__setattr__(self, "child_places", places)
 
     @property
     def limits(self) -> Limits:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlm_broker.concurrency.deadline import Late, to_its_end, within
-from rlm_broker.concurrency.forking import FORKING, left_to_parent
+from rlm_broker.concurrency.forks import FORKING, left_to_parent
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.redaction import is_secret_name, redact, secrets_of_environment, without_credentials

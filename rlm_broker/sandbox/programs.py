@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.concurrency.forking import left_to_parent
+from rlm_broker.concurrency.forks import left_to_parent
 from rlm_broker.context.memfd import new_memfd
 from rlm_broker.errors import (
     ConfigurationError,

@@ -131,7 +131,7 @@ class Sandbox(AsyncResource):
         """
         sandbox = cls._shared(limits, isolation, allow_exec, warm, python, packages)
         if not sandbox.is_open:  # not by `__enter__`: a caller that is interrupted must not close what others use
-            sandbox.bind_loop().run(sandbox._enter(sandbox))
+            sandbox.bind_loop().run(sandbox.__aenter__(sandbox))
         return sandbox
 
     @classmethod
@@ -148,7 +148,7 @@ class Sandbox(AsyncResource):
         """Return the same sandbox as `shared` does, awaited: other tasks go on while it opens."""
         sandbox = cls._shared(limits, isolation, allow_exec, warm, python, packages)
         if not sandbox.is_open:
-            await sandbox.bind_loop().arun(sandbox._enter(sandbox))
+            await sandbox.bind_loop().arun(sandbox.__aenter__(sandbox))
         return sandbox
 
     @classmethod

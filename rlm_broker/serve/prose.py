@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from rlm_broker.parsing.fences import RUNNABLE_TAGS
+from rlm_broker.values.parsing.fences import RUNNABLE_TAGS
 
 MOST_HELD: Final = 200
 """Characters of a line that are held back while it may still become a fence. A longer line is shown."""

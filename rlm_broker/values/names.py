@@ -12,18 +12,6 @@ from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED
 _NUMBERED: Final = re.compile(rf"({CONTEXT}|{HISTORY})_\d+")
 
 
-def require_value_names(values: object) -> None:
-    """Refuse values that are not a dict from name to value.
-
-    Raises:
-        ConfigurationError: They are of another type, or a name cannot be that of a value.
-    """
-    if not isinstance(values, Mapping):
-        raise ConfigurationError(f"values must be a dict from name to value, not {type(values).__name__}")
-    for name in values:
-        require_name(name, "a value")
-
-
 def require_given(tools: Iterable[object], values: object) -> None:
     """Refuse tools and values that a REPL cannot be given.
 
@@ -35,8 +23,10 @@ def require_given(tools: Iterable[object], values: object) -> None:
         ConfigurationError: A name cannot be used, or is that of a tool and of a value.
     """
     require_names(tools)
-    require_value_names(values)
-    assert isinstance(values, Mapping)
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"values must be a dict from name to value, not {type(values).__name__}")
+    for name in values:
+        require_name(name, "a value")
     require_apart(tools, values)
 
 
@@ -76,8 +66,8 @@ def require_name(name: object, what: str) -> None:
     Raises:
         ConfigurationError: It is not a Python identifier, or a REPL already has something under this name.
     """
-    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise ConfigurationError(f"{what} cannot be called {name!r}: that is not a Python identifier")
+    _require_identifiers([name], f"{what} cannot")
+    assert isinstance(name, str)
     if name in RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
         raise ConfigurationError(f"{what} cannot be called {name!r}: that name is taken in a REPL")
 
@@ -90,9 +80,7 @@ def require_variables(names: tuple[object, ...]) -> None:
     """
     if not names:
         raise ConfigurationError("get() takes names of variables: repl.get('rows')")
-    for name in names:
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"no variable can be called {name!r:.60}: that is not a Python identifier")
+    _require_identifiers(names, "no variable can")
 
 
 def require_field_names(names: Iterable[object]) -> None:
@@ -101,6 +89,10 @@ def require_field_names(names: Iterable[object]) -> None:
     Raises:
         ConfigurationError: A name is not a Python identifier.
     """
+    _require_identifiers(names, "a field cannot")
+
+
+def _require_identifiers(names: Iterable[object], who_can: str) -> None:
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ConfigurationError(f"a field cannot be called {name!r:.60}: that is not a Python identifier")
+            raise ConfigurationError(f"{who_can} be called {name!r:.60}: that is not a Python identifier")

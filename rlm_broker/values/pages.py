@@ -9,18 +9,7 @@ from itertools import chain, islice
 from typing import Any
 
 from rlm_broker.values.display import RENDERED, Display, picture_in
-from rlm_broker.values.markup import (
-    Markup,
-    TextBudget,
-    box,
-    escaped,
-    folded,
-    joined,
-    line,
-    paragraph,
-    picture,
-    table,
-)
+from rlm_broker.values.markup import Markup, TextBudget, box, escaped, folded, joined, line, paragraph, picture, table
 from rlm_broker.values.text import printable, shorten
 from rlm_broker.values.words import counted, dollars, facts_of_run, how_block_ended
 

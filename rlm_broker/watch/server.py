@@ -25,7 +25,7 @@ from typing import Any, Self
 import msgspec
 
 from rlm_broker.concurrency.event_loop import EventLoopRef, Job
-from rlm_broker.concurrency.forking import FORKING, socket_of_parent
+from rlm_broker.concurrency.forks import FORKING, socket_of_parent
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import CallText, Event
 from rlm_broker.events.log import text_chars

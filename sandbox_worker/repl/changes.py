@@ -7,7 +7,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from sandbox_worker.repl.objects import class_name, is_a
-from sandbox_worker.wire.variables import MAX_DIMENSIONS, MAX_VARIABLE_CHARS, MAX_VARIABLES, Size, VariableFact
+from sandbox_worker.wire.messages import MAX_DIMENSIONS, MAX_VARIABLE_CHARS, MAX_VARIABLES, Size, VariableFact
 
 KEPT_BYTES = 1 << 10
 """Maximum bytes of an object that is held while a block runs. Of a larger object only the address is kept."""

@@ -35,9 +35,8 @@ from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.descriptors import BELL, HANDED_FD, INTERRUPTED_AT, pending_bytes, receive
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
-from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream
+from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream, VariableFact
 from sandbox_worker.wire.values import decode_context
-from sandbox_worker.wire.variables import VariableFact
 
 if TYPE_CHECKING:
     from sandbox_worker.repl.changes import Changes

@@ -17,7 +17,6 @@ from sandbox_worker.wire.frames import PREFIX, Beginning, Payload, encode_frame
 from sandbox_worker.wire.mime import PictureType, TextType
 from sandbox_worker.wire.prompts import ChildContext, Prompt
 from sandbox_worker.wire.text_json import encode_growing, encode_written_out
-from sandbox_worker.wire.variables import MAX_VARIABLES, VariableFact
 
 T = TypeVar("T")
 
@@ -54,6 +53,17 @@ MAX_DRAFT_CHARS = 1 << 16
 """Maximum characters of the draft of an answer; the REPL cuts the rest."""
 MAX_RELEASE_CHARS = 40
 """Maximum characters of a release in `Ready`; a message with more is invalid."""
+MAX_VARIABLES = 40
+"""Maximum variables in the result of one block; the REPL leaves out further ones."""
+MAX_VARIABLE_CHARS = 60
+"""Maximum characters of a variable's name and of its type's name. A variable with a longer name is left out; a longer
+type name is cut."""
+MAX_DIMENSIONS = 8
+"""Maximum dimensions of a shape. An array with more is reported without a size."""
+Length = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Size = Length | Annotated[tuple[Length, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+"""Length of a value, or the shape of an array or a table."""
+ShortText = Annotated[str, msgspec.Meta(max_length=MAX_VARIABLE_CHARS)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
@@ -160,6 +170,14 @@ class Display(Message, frozen=True, omit_defaults=True):
     block: int
     texts: dict[TextType, str] = {}
     pictures: dict[PictureType, bytes] = {}
+
+
+class VariableFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A variable of model code. The REPL reports it, so all fields are claims of model code, not facts."""
+
+    name: ShortText
+    type: ShortText
+    size: Size | None = None
 
 
 class Result(Message, frozen=True, omit_defaults=True):

@@ -10,9 +10,9 @@ from pathlib import Path
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
-from scripts.bench.measure import Effort, seconds
+from scripts.bench.measure import Effort, Model, many, seconds
 from scripts.bench.row import OURS, Row, Side, side
-from scripts.bench.runs import AT_ONCE, Turns, held_bytes
+from scripts.bench.runs import AT_ONCE, held_bytes, next_turn, run_of_three_turns
 
 ITEMS, MANY = 5_000, 100_000
 SAMPLES = 10
@@ -36,8 +36,8 @@ async def _through(count: int) -> list[Row]:
     """Compare a batch with the same runs without one, and sample what the process holds."""
     held, step = list[float](), max(1, count // SAMPLES)
     with tempfile.TemporaryDirectory() as folder:
-        async with RLM(Turns()) as rlm:
-            bare = await _bare(rlm, step)
+        async with RLM(Model(next_turn)) as rlm:
+            bare = await many(step, AT_ONCE, lambda: run_of_three_turns(rlm))
             out = Path(folder) / "out.jsonl"
             started, done = time.perf_counter(), 0
             async for result in rlm.batch(_made(count), max_concurrent=AT_ONCE, out=out):
@@ -60,18 +60,6 @@ async def _through(count: int) -> list[Row]:
     ]
 
 
-async def _bare(rlm: RLM, count: int) -> float:
-    places = asyncio.Semaphore(AT_ONCE)
-
-    async def run() -> None:
-        async with places:
-            await rlm.acompletion("some context", "how long is it twice?")
-
-    started = time.perf_counter()
-    await asyncio.gather(*(run() for _ in range(count)))
-    return count / (time.perf_counter() - started)
-
-
 def _made(count: int) -> Iterator[BatchItem]:
     for number in range(count):
         yield BatchItem(str(number), "some context", "how long is it twice?")
@@ -86,7 +74,7 @@ async def _resumed(count: int) -> list[Row]:
     """Finish a few items, write down as many results as if all were finished, and time the next call."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.jsonl"
-        async with RLM(Turns(), sandbox=Sandbox(seed=7)) as rlm:
+        async with RLM(Model(next_turn), sandbox=Sandbox(seed=7)) as rlm:
             async for _ in rlm.batch(_made(1), out=out):
                 pass
             line = out.read_text()

@@ -80,20 +80,11 @@ def other_contexts(effort: Effort) -> list[Row]:
         value = plain_dict(effort.size(200) * MB)
         contexts: Sequence[tuple[str, object, str, Callable[[], object]]] = (
             (f"{size // MB:,} MB that is not ASCII", text, "read and decode", lambda: text.read_text(encoding="utf-8")),
-            (
-                f"a dict of {effort.size(200)} MB",
-                value,
-                "json there and back",
-                lambda: json.loads(json.dumps(value)),
-            ),
+            (f"a dict of {effort.size(200)} MB", value, "json there and back", lambda: json.loads(json.dumps(value))),
         )
         rows = []
         for what, context, how, bare in contexts:
-            ours, floor = by_turns(
-                effort.times(3),
-                partial(_load_seconds, sandbox, context),
-                partial(seconds, bare),
-            )
+            ours, floor = by_turns(effort.times(3), partial(_load_seconds, sandbox, context), partial(seconds, bare))
             taken, python = side(OURS, "s", ours), side(f"{how}, bare python", "s", floor)
             rows.append(Row(f"context: {what}, into a REPL", taken, [python], [taken.at_most_times(1.3, python)]))
     return rows

@@ -7,7 +7,6 @@ from typing import cast
 
 import msgspec
 
-from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.transport.connection import Connection
 from rlm_broker.broker.transport.session import Session
 from rlm_broker.events.event import TreeEvents
@@ -15,11 +14,10 @@ from rlm_broker.limits import Limits
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
-from rlm_broker.usage import Usage
 from sandbox_worker.wire.frames import FrameDecoder
 from sandbox_worker.wire.messages import Display, Output, Query, Reply, Slot
 from scripts.bench.load import MAX_FRAME_BYTES, Outcome, frame, load
-from scripts.bench.measure import Effort
+from scripts.bench.measure import Effort, Model
 from scripts.bench.peer import Peer
 from scripts.bench.row import OURS, Check, Curve, Row, Side, number, side
 
@@ -28,20 +26,6 @@ CROWD = 1_024
 CROWDS = (1, 4, 16, 64, 256, 1_024)
 RLMS_HANDLER = "rlms LMHandler"
 ECHO = "asyncio + msgspec echo"
-
-
-class NoOp:
-    """A model that answers ok at once."""
-
-    model_name = "noop"
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        """Answer one call."""
-        del request
-        return LMReply("ok", Usage(total_calls=1))
-
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""
 
 
 def sessions(effort: Effort) -> list[Row]:
@@ -143,7 +127,7 @@ def crowds(effort: Effort) -> list[Curve]:
 async def of_sessions(callers: int, seconds: float) -> Outcome:
     """Load `LMHandler`; each request is counted and recorded as in a run."""
     limits = Limits(max_llm_calls=None, max_concurrent_calls=callers)
-    async with LMHandler(NoOp()) as handler:
+    async with LMHandler(Model()) as handler:
         calls = TreeCalls(handler, Ledger(limits), TreeEvents("t", []))
         caller = Caller("1", 1, "?")
 
@@ -165,7 +149,7 @@ async def of_sessions(callers: int, seconds: float) -> Outcome:
 
 async def of_one_shots(callers: int, seconds: float) -> Outcome:
     """Load `LMHandler` by one-shot requests."""
-    async with LMHandler(NoOp(), one_shot=True) as handler:
+    async with LMHandler(Model(), one_shot=True) as handler:
         return await load(handler.port, callers, seconds, "one_shot")
 
 

@@ -1,13 +1,18 @@
 """Measurement: contenders by turns, with as many repetitions as needed, and the bare floors that rows share."""
 
+import asyncio
 import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,39 @@ class Effort:
     def size(self, usual: int) -> int:
         """Return the number of bytes, or of things at the same time."""
         return max(1, usual // 50) if self.quick else usual
+
+
+class Model:
+    """A model that replies at once, by a function of the request.
+
+    Args:
+        reply: Returns the text of a reply.
+    """
+
+    model_name = "bench"
+
+    def __init__(self, reply: Callable[[LMRequest], str] = lambda _request: "ok") -> None:
+        self._reply = reply
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        """Answer one call."""
+        return LMReply(self._reply(request), Usage(total_calls=1))
+
+    async def aclose(self) -> None:
+        """Close no resource: there is none."""
+
+
+async def many(count: int, at_once: int, work: Callable[[], Awaitable[Any]]) -> float:
+    """Do the same thing many times, so many at a time; return how often a second it was done."""
+    left = iter(range(count))
+
+    async def worker() -> None:
+        for _ in left:
+            await work()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return count / (time.perf_counter() - started)
 
 
 def seconds(work: Callable[[], object], times: int = 1) -> list[float]:

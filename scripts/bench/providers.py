@@ -4,8 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -14,7 +13,7 @@ from rlm_broker.broker.clients.base import Client, LMRequest
 from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.results import ChatMessage
-from scripts.bench.measure import Effort, by_turns
+from scripts.bench.measure import Effort, by_turns, many
 from scripts.bench.peer import Peer
 from scripts.bench.row import OURS, Check, Row, Side, side
 
@@ -72,7 +71,7 @@ def _row(
 async def _client_rate(client: Client, calls: int) -> float:
     try:
         await client.complete(REQUEST)
-        return await _rate(calls, lambda: client.complete(REQUEST))
+        return await many(calls, AT_ONCE, lambda: client.complete(REQUEST))
     finally:
         await client.aclose()
 
@@ -86,19 +85,7 @@ async def _http_rate(url: str, calls: int) -> float:
                 return str(reply["choices"][0]["message"]["content"])
 
         await call()
-        return await _rate(calls, call)
-
-
-async def _rate(calls: int, call: Callable[[], Awaitable[object]]) -> float:
-    left = iter(range(calls))
-
-    async def caller() -> None:
-        for _ in left:
-            await call()
-
-    started = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(AT_ONCE)))
-    return calls / (time.perf_counter() - started)
+        return await many(calls, AT_ONCE, call)
 
 
 # -- the server, in a process of its own: fast enough not to be what is measured ---------------------------------------

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.rlm import RLM
-from rlm_broker.usage import Usage
 from scripts import make_log
-from scripts.bench.measure import Effort, by_turns, seconds
+from scripts.bench.measure import Effort, Model, by_turns, many, seconds
 from scripts.bench.row import OURS, Row, Side, side
 
 AT_ONCE = 64
@@ -24,18 +23,16 @@ LOG_BYTES = 50_000_000
 TURNS = ("x = len(context)\nprint(x)", "y = x * 2\nprint(y)", "FINAL(str(y))")
 
 
-class Turns:
-    """Writes the next of three blocks, by how often it has spoken in the conversation."""
+def next_turn(request: LMRequest) -> str:
+    """Write the next of three blocks, by how often the model has spoken in the conversation."""
+    spoken = sum(message.role == "assistant" for message in request.messages)
+    return f"```repl\n{TURNS[spoken]}\n```"
 
-    model_name = "turns"
 
-    async def complete(self, request: LMRequest) -> LMReply:
-        """Answer one turn."""
-        spoken = sum(message.role == "assistant" for message in request.messages)
-        return LMReply(f"```repl\n{TURNS[spoken]}\n```", Usage(total_calls=1))
-
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""
+async def run_of_three_turns(rlm: RLM) -> None:
+    """Run a model that takes `next_turn`."""
+    completion = await rlm.acompletion("some context", "how long is it twice?")
+    assert completion.response == "24", completion.response
 
 
 def many_runs(effort: Effort) -> list[Row]:
@@ -45,22 +42,10 @@ def many_runs(effort: Effort) -> list[Row]:
     bare: list[float] = []
     held: list[float] = []
 
-    async def batch(rlm: RLM) -> None:
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def run() -> None:
-            async with places:
-                completion = await rlm.acompletion("some context", "how long is it twice?")
-                assert completion.response == "24", completion.response
-
-        started = time.perf_counter()
-        await asyncio.gather(*(run() for _ in range(each)))
-        rates.append(each / (time.perf_counter() - started))
-
     async def measure() -> None:
-        async with RLM(Turns()) as rlm:
+        async with RLM(Model(next_turn)) as rlm:
             for _ in range(effort.times(10)):
-                await batch(rlm)
+                rates.append(await many(each, AT_ONCE, lambda: run_of_three_turns(rlm)))
                 held.append(held_bytes())
                 bare.append(await asyncio.to_thread(_bare_runs, min(each, 100)))
 

@@ -72,9 +72,7 @@ def burst(effort: Effort) -> list[Row]:
 
     def row(count: int, limit_s: float, rounds: int) -> Row:
         ours, pythons = by_turns(
-            rounds,
-            lambda: [asyncio.run(at_once(count))],
-            lambda: seconds(lambda: bare_pythons(count)),
+            rounds, lambda: [asyncio.run(at_once(count))], lambda: seconds(lambda: bare_pythons(count))
         )
         taken = side(OURS, "s", ours)
         others = (side("python -I", "s", pythons),)

@@ -11,32 +11,16 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM
 from rlm_broker.serve.metrics import Metrics
-from rlm_broker.usage import Usage
 from rlm_broker.watch.telemetry import OpenTelemetry
-from scripts.bench.measure import Effort
+from scripts.bench.measure import Effort, Model
 from scripts.bench.row import OURS, Row, side
 
 RUNS = 5
 """Runs of one sample."""
-
-
-class OneTurn:
-    """Answers in its first turn."""
-
-    model_name = "one-turn"
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        """Answer one call."""
-        del request
-        return LMReply("```repl\nFINAL(str(len(context)))\n```", Usage(total_calls=1))
-
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""
 
 
 class _Encoding(SpanExporter):
@@ -51,7 +35,7 @@ def overhead(effort: Effort) -> list[Row]:
     """One-turn runs in process, one after the other: plain, with a trace and metrics, and with spans."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         trace = stack.enter_context(TraceWriter(Path(folder) / "run.jsonl"))
-        metrics = Metrics([OneTurn.model_name])
+        metrics = Metrics([Model.model_name])
         provider = TracerProvider()
         provider.add_span_processor(BatchSpanProcessor(_Encoding()))
         stack.callback(provider.shutdown)
@@ -72,8 +56,9 @@ def overhead(effort: Effort) -> list[Row]:
 async def _by_turns(rounds: int, receivers: Sequence[Emit | None]) -> list[list[float]]:
     """Return the seconds of one run, for each receiver and round. The receivers take turns."""
     samples: list[list[float]] = [[] for _ in receivers]
+    model = Model(lambda _request: "```repl\nFINAL(str(len(context)))\n```")
     async with AsyncExitStack() as stack:
-        rlms = [await stack.enter_async_context(RLM(OneTurn(), on_event=receive)) for receive in receivers]
+        rlms = [await stack.enter_async_context(RLM(model, on_event=receive)) for receive in receivers]
         for _ in range(rounds):
             for rlm, taken in zip(rlms, samples, strict=True):
                 started = time.perf_counter()

@@ -32,10 +32,7 @@ def uploads(effort: Effort) -> list[Row]:
             answer: dict[str, str] = connection.answer()
         return answer.get("id", "")
 
-    with (
-        Peer(OURS, SERVER, None, "service") as server,
-        Peer("a bare ASGI server", SERVER, None, "memfd") as bare,
-    ):
+    with Peer(OURS, SERVER, None, "service") as server, Peer("a bare ASGI server", SERVER, None, "memfd") as bare:
         address, bare_address = server.ask("address"), bare.ask("address")
 
         def ours() -> list[float]:

@@ -38,27 +38,21 @@ def stormy(number: int, times: int, seed: int) -> Scene:
 
     def scene(folder: Path) -> Report:
         chance, codes, wrong = random.Random(seed), Counter[str](), list[str]()
-        server = providers.serve_slowly()
-        for turn in range(times):
-            trace = folder / f"trace-{turn}"
-            command = _ask(server.server_address[1], trace)
-            process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(folder)
-            )
-            time.sleep(chance.uniform(0.05, LONGEST_S))
-            process.send_signal(number)
-            try:
-                _, said = process.communicate(timeout=WAIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-                wrong.append(f"turn {turn}: no end within {WAIT_S:g} s")
-                continue
-            codes[NAMED.get(process.returncode, f"exit code {process.returncode}")] += 1
-            if b"Traceback" in said and (own := _own_lines(said.decode(errors="replace"))):
-                wrong.append(f"turn {turn}: a traceback: {own[-1]}")
-        server.shutdown()
-        server.server_close()
+        with providers.serve_slowly() as port:
+            for turn in range(times):
+                process = _started(_ask(port, folder / f"trace-{turn}"), folder)
+                time.sleep(chance.uniform(0.05, LONGEST_S))
+                process.send_signal(number)
+                try:
+                    _, said = process.communicate(timeout=WAIT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.communicate()
+                    wrong.append(f"turn {turn}: no end within {WAIT_S:g} s")
+                    continue
+                codes[NAMED.get(process.returncode, f"exit code {process.returncode}")] += 1
+                if b"Traceback" in said and (own := _own_lines(said.decode(errors="replace"))):
+                    wrong.append(f"turn {turn}: a traceback: {own[-1]}")
         told = ", ".join(f"{count} times {code}" for code, count in codes.items())
         return Report(told, not wrong, [*wrong[:3], *([f"and {len(wrong) - 3} more"] if len(wrong) > 3 else [])])
 
@@ -76,15 +70,13 @@ def _own_lines(said: str) -> list[str]:
 
 def closed_stdout(folder: Path) -> Report:
     """Have the reader of `ask` leave before the answer comes."""
-    server = providers.serve_slowly()
-    process = _started(_ask(server.server_address[1], folder / "trace"), folder)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    said = process.stderr.read().decode(errors="replace")
-    process.wait(WAIT_S)
-    server.shutdown()
-    server.server_close()
+    with providers.serve_slowly() as port:
+        process = _started(_ask(port, folder / "trace"), folder)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        said = process.stderr.read().decode(errors="replace")
+        process.wait(WAIT_S)
     last = said.strip().splitlines()[-1] if said.strip() else "nothing"
     return Report(f"exit code {process.returncode}: {last}", "Traceback" not in said and "Exception" not in said)
 

@@ -1,5 +1,6 @@
 """Faults of providers: a real HTTP server on loopback, which answers well until the phase has come."""
 
+import contextlib
 import gzip
 import http.server
 import json
@@ -7,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlm_broker.broker.clients.base import LMRequest
@@ -182,8 +183,9 @@ def _bomb() -> bytes:
     return _made[0]
 
 
-def serve_slowly(pause_s: float = 0.15) -> http.server.ThreadingHTTPServer:
-    """Serve runs of three turns, each of which takes a while."""
+@contextlib.contextmanager
+def serve_slowly(pause_s: float = 0.15) -> Iterator[int]:
+    """Serve runs of three turns, each of which takes a while; yield the port."""
 
     class Slow(_Request):
         def do_POST(self) -> None:
@@ -193,8 +195,9 @@ def serve_slowly(pause_s: float = 0.15) -> http.server.ThreadingHTTPServer:
             code = "print(len(context), flush=True)\nimport time\ntime.sleep(0.1)"
             self.reply(200, completion("FINAL(done)" if turn == 2 else f"So far {turn}.\n```repl\n{code}\n```"))
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    server.daemon_threads = True
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        server.daemon_threads = True
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()

@@ -9,14 +9,7 @@ from pathlib import Path
 from rlm_broker import RLM, Models, ScriptedClient
 from rlm_broker.broker.cache import Cache
 from rlm_broker.broker.clients.base import BaseClient, CallId, LMReply, LMRequest
-from rlm_broker.broker.clients.recording import (
-    FORMAT,
-    Recorded,
-    RecordedModels,
-    Recorder,
-    Recording,
-    Request,
-)
+from rlm_broker.broker.clients.recording import FORMAT, Recorded, RecordedModels, Recorder, Recording, Request
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.results import ChatMessage

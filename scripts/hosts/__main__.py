@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from scripts.hosts import hosts
-from scripts.hosts.hosts import Host
+from scripts.hosts.hosts import Host, last_line
 from scripts.hosts.surroundings import CANNOT_BE_MADE, PROJECT
 
 KINDS = ("surrounding", "container", "unit", "python", "root")
@@ -71,7 +71,7 @@ def tried(host: Host, with_tests: bool) -> Row:
     try:
         done = _run(host, ["-m", "rlm_broker", "doctor", "--json"])
         if done.returncode in (CANNOT_BE_MADE, *NEVER_STARTED):
-            row.notes = f"not tried: {_last_line(done.stderr)}"
+            row.notes = f"not tried: {last_line(done.stderr)}"
             return row
         _judge(row, done)
         done = _run(host, ["-m", "rlm_broker", "exec", "-"], "print(6 * 7)")
@@ -79,7 +79,7 @@ def tried(host: Host, with_tests: bool) -> Row:
         if row.exec_ran != (row.auto != "none"):
             row.defects.append(f"doctor says {row.auto}, and exec ends with {done.returncode}")
         if "Traceback" in done.stderr:
-            row.defects.append(f"exec: {_last_line(done.stderr)}")
+            row.defects.append(f"exec: {last_line(done.stderr)}")
         if with_tests and host.tests:
             _test(row, host)
     except subprocess.TimeoutExpired as error:
@@ -91,7 +91,7 @@ def _judge(row: Row, doctor: "subprocess.CompletedProcess[str]") -> None:
     try:
         report = json.loads(doctor.stdout)
     except ValueError:
-        row.defects.append(f"doctor: {_last_line(doctor.stderr)}")
+        row.defects.append(f"doctor: {last_line(doctor.stderr)}")
         return
     row.auto = report["auto"] or "none"
     for level in ("strict", "standard"):
@@ -108,7 +108,7 @@ def _test(row: Row, host: Host) -> None:
     counts = {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)}
     row.tests = "/".join(str(counts.get(what, 0)) for what in ("passed", "failed", "skipped"))
     if done.returncode:
-        row.defects.append(f"tests: {_last_line(done.stdout)}")
+        row.defects.append(f"tests: {last_line(done.stdout)}")
 
 
 def _run(
@@ -126,11 +126,6 @@ def _run(
         timeout=wait_s or WAIT_S,
         check=False,
     )
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][:200] if lines else "without a word"
 
 
 def shown(row: Row) -> str:

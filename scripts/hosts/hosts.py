@@ -24,7 +24,7 @@ INSTALL_TIMEOUT_S = 900
 READING_TESTS = (
     "tests/test_lint.py",
     "tests/rlm_broker/test_redaction.py",
-    "tests/rlm_broker/parsing",
+    "tests/rlm_broker/values/test_parsing.py",
     "tests/rlm_broker/sandbox/test_packages.py",
 )
 """Tests of what differs between patches of Python and releases of pip: regular expressions, and lists of packages."""
@@ -139,9 +139,9 @@ def _why_no_engine(engine: str) -> str:
     try:
         info = subprocess.run([engine, "info"], capture_output=True, text=True, timeout=60, check=False)
         if info.returncode != 0:
-            return _last_line(info.stderr) or "its daemon does not answer"
+            return last_line(info.stderr) or "its daemon does not answer"
         made = subprocess.run([engine, "import", "-", IMAGE], input=_image(), capture_output=True, check=False)
-        return "" if made.returncode == 0 else _last_line(made.stderr.decode("utf-8", "replace"))
+        return "" if made.returncode == 0 else last_line(made.stderr.decode("utf-8", "replace"))
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
 
@@ -235,7 +235,7 @@ def _install(python: str, environment: Path) -> str:
     ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
         if done.returncode != 0:
-            return f"it cannot be installed: {_last_line(done.stderr)}"
+            return f"it cannot be installed: {last_line(done.stderr)}"
     return ""
 
 
@@ -286,10 +286,10 @@ def roots(folders: list[str]) -> Iterator[Host]:
             done = subprocess.run(
                 [*prefix, "sh", "-c", setup], capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
             )
-            why_not = "" if done.returncode == 0 else f"it cannot be installed: {_last_line(done.stderr)}"
+            why_not = "" if done.returncode == 0 else f"it cannot be installed: {last_line(done.stderr)}"
         yield Host("root", name, prefix, f"{environment}/bin/python", why_not, ISOLATION_TESTS)
 
 
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else ""
+def last_line(text: str) -> str:
+    """Return the last line of a program's output, cut; empty without one."""
+    return (text.strip().splitlines() or [""])[-1][:200]

@@ -43,7 +43,7 @@ def table(project: Project) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for names, floor, packages in ROW.findall((project.root / "ARCHITECTURE.md").read_text()):
         first, *others = re.findall(r"[\w.]+", names)
-        prefixes = [first, *(f"{first.rpartition('.')[0]}.{each}" for each in others)]
+        prefixes = [first, *(f"{first.rpartition('.')[0] or first}.{each}" for each in others)]
         row = Row(first, int(floor), frozenset(re.findall(r"\w+", packages)))
         rows |= dict.fromkeys(prefixes, row)
     return rows

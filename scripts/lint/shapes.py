@@ -20,7 +20,20 @@ VERBS = re.compile(
     r"(\w+[^r_]ing|\w+[^es]ed|(?:.*_)?(asked|brought|found|handed|told|held|kept|lost|made|sent|served|shown|stored|sure))"
 )
 """File names that are verbs or participles."""
-NOUNS = {"bell", "embed", "feed", "needed", "parsing", "processing", "routing", "scoring", "seed", "string", "thing"}
+NOUNS = {
+    "bell",
+    "embed",
+    "feed",
+    "needed",
+    "parsing",
+    "processing",
+    "recording",
+    "routing",
+    "scoring",
+    "seed",
+    "string",
+    "thing",
+}
 """File names of that form which are nouns of the field."""
 LEVELS: set[object] = {"strict", "standard", "process"}
 """Names of isolation levels, for users and the wire."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.mutation.trials import Tried
 
 SURVIVORS = Path(__file__).with_name("survivors.toml")
-_PARSING = ["tests/rlm_broker/parsing/test_parsing.py"]
+_PARSING = ["tests/rlm_broker/values/test_parsing.py"]
 MODULES = {
     "rlm_broker/limits.py": ["tests/rlm_broker/test_limits.py"],
     "rlm_broker/events/redaction.py": ["tests/rlm_broker/events/test_redaction.py"],
@@ -16,18 +16,17 @@ MODULES = {
     "rlm_broker/values/markup.py": ["tests/rlm_broker/values/test_markup.py"],
     "rlm_broker/run/ledger.py": ["tests/rlm_broker/run/test_ledger.py"],
     "rlm_broker/run/reply.py": ["tests/rlm_broker/run/test_reply.py"],
-    "rlm_broker/run/recursion.py": ["tests/rlm_broker/run/test_recursion.py"],
-    "rlm_broker/run/children.py": ["tests/rlm_broker/run/test_children.py"],
+    "rlm_broker/run/children.py": ["tests/rlm_broker/run/test_children.py", "tests/rlm_broker/run/test_recursion.py"],
     "rlm_broker/run/conversation.py": ["tests/rlm_broker/run/test_conversation.py"],
     "rlm_broker/run/queries.py": ["tests/rlm_broker/run/test_queries.py"],
     "rlm_broker/run/runner.py": ["tests/rlm_broker/run/test_reply.py", "tests/e2e/test_rlm.py"],
     "rlm_broker/sandbox/blocks/block_clock.py": ["tests/rlm_broker/sandbox/blocks/test_block_clock.py"],
     "rlm_broker/broker/routing.py": ["tests/rlm_broker/broker/test_routing.py"],
-    "rlm_broker/parsing/__init__.py": _PARSING,
-    "rlm_broker/parsing/fences.py": _PARSING,
-    "rlm_broker/parsing/finals.py": _PARSING,
-    "rlm_broker/parsing/notes.py": _PARSING,
-    "rlm_broker/parsing/source.py": _PARSING,
+    "rlm_broker/values/parsing/__init__.py": _PARSING,
+    "rlm_broker/values/parsing/fences.py": _PARSING,
+    "rlm_broker/values/parsing/finals.py": _PARSING,
+    "rlm_broker/values/parsing/notes.py": _PARSING,
+    "rlm_broker/values/parsing/source.py": _PARSING,
     "rlm_broker/broker/transport/session.py": ["tests/rlm_broker/broker/transport/test_session.py"],
     "rlm_broker/concurrency/turns.py": ["tests/rlm_broker/concurrency/test_turns.py"],
     "rlm_broker/concurrency/deadline.py": ["tests/rlm_broker/concurrency/test_deadline.py"],

@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"of {', '.join(ATTACKS)}; all if none is named")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     given = parser.parse_args()
-    if unknown := set(given.attacks) - ATTACKS.keys():
+    if unknown := set(given.attacks) - {*ATTACKS}:
         parser.error(f"there is no attack {', '.join(sorted(unknown))}; choose from {', '.join(ATTACKS)}")
     table = Table("attack", "before, ms", "during, ms", "longest step, ms", "growth, MB", "kept")
     felt = []

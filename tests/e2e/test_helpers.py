@@ -107,7 +107,7 @@ def test_unrequested_variables_are_dropped(sandbox: Sandbox) -> None:
         "(own,) = [each for each in gc.get_objects() if type(each) is Repl]\n"
         "frame = Repl._frame_of\n"
         "def forged(self, result):\n"
-        "    from sandbox_worker.wire.variables import VariableFact\n"
+        "    from sandbox_worker.wire.messages import VariableFact\n"
         "    return frame(self, msgspec.structs.replace(result, variables=[VariableFact('forged', 'int')]))\n"
         "Repl._frame_of = forged"
     )

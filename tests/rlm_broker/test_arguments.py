@@ -125,24 +125,6 @@ def test_run_limits_of_a_kept_repl_are_refused() -> None:
             rlm.start("text", "?", limits=Limits(memory_bytes=1 << 29))
 
 
-def test_persistent_without_with_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="keeps its REPL within `with"):
-        RLM(reply, persistent=True).completion("text", "?")
-
-
-def test_function_replaces_the_recursion() -> None:
-    asked: list[tuple[str, int]] = []
-
-    def factory(run: str, depth: int, handler: Any) -> Any:
-        asked.append((run, depth))
-        return handler
-
-    script = ScriptedClient(["```repl\nFINAL(rlm_query('short'))\n```", "FINAL(a child)"])
-    rlm = RLM(script, limits=Limits(max_depth=2), recursion=factory)
-    assert rlm.completion("text", "?").response == "a child"
-    assert asked == [("1", 0), ("1.1", 1)]
-
-
 SANDBOX: dict[str, Any] = {
     "limits": Limits(memory_bytes=1 << 28),
     "isolation": "strict",

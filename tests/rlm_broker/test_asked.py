@@ -24,68 +24,42 @@ REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
-def rlm() -> RLM:
-    return RLM(ScriptedClient(["```repl\nFINAL(context)\n```"]))
+def rlm(sandbox: Sandbox) -> RLM:
+    return RLM(ScriptedClient(["```repl\nFINAL(context)\n```"]), sandbox=sandbox)
 
 
-async def awaited(*given: Any, **named: Any) -> Completion:
-    return await rlm().acompletion(*given, **named)
+async def test_context_and_question_are_given_once_under_either_name(open_sandbox: Sandbox) -> None:
+    async def plain(*given: Any, **named: Any) -> Completion:
+        return await asyncio.to_thread(lambda: rlm(open_sandbox).completion(*given, **named))
+
+    async def awaited(*given: Any, **named: Any) -> Completion:
+        return await rlm(open_sandbox).acompletion(*given, **named)
+
+    async def streamed(*given: Any, **named: Any) -> Any:
+        return [event async for event in rlm(open_sandbox).stream(*given, **named)][-1]
+
+    for ask in (plain, awaited, streamed):
+        for given, named in WAYS:
+            done = await ask(*given, **named)
+            assert done.response == "text"
+            assert "What?" in str(done.messages[1].content)
+        for given, named, why in REFUSED:
+            with pytest.raises(ConfigurationError, match=why):
+                await ask(*given, **named)
 
 
-async def streamed(*given: Any, **named: Any) -> Any:
-    return [event async for event in rlm().stream(*given, **named)][-1]
-
-
-@pytest.mark.parametrize(("given", "named"), WAYS)
-def test_context_and_question_are_given_under_either_name(given: tuple[Any, ...], named: dict[str, Any]) -> None:
-    done = rlm().completion(*given, **named)
-    assert done.response == "text"
-    assert "What?" in str(done.messages[1].content)
-
-
-@pytest.mark.parametrize("ask", [awaited, streamed])
-@pytest.mark.parametrize(("given", "named"), WAYS)
-async def test_coroutines_take_the_same_names(
-    ask: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]
-) -> None:
-    assert (await ask(*given, **named)).response == "text"
-
-
-@pytest.mark.parametrize(("given", "named", "why"), REFUSED)
-async def test_context_given_twice_or_not_at_all_is_refused(
-    given: tuple[Any, ...], named: dict[str, Any], why: str
-) -> None:
-    for ask in (awaited, streamed):
-        with pytest.raises(ConfigurationError, match=why):
-            await ask(*given, **named)
-    with pytest.raises(ConfigurationError, match=why):
-        rlm().completion(*given, **named)
-
-
-def test_context_may_be_none(open_sandbox: Sandbox) -> None:
-    assert (
-        RLM(ScriptedClient(["```repl\nFINAL(repr(context))\n```"]), sandbox=open_sandbox)
-        .completion(None, "What?")
-        .response
-        == "None"
-    )
-
-
-@pytest.mark.parametrize(
-    ("context", "question", "prompt"),
-    [
+async def test_completion_has_what_was_asked_and_no_large_context(open_sandbox: Sandbox) -> None:
+    cases: list[tuple[object, str | None, str | None]] = [
         ("text", "What?", "text"),
         ("x" * (1 << 16), None, "x" * (1 << 16)),
         ("x" * ((1 << 16) + 1), "What?", None),
         ({"role": "user", "content": "text"}, "What?", None),
-    ],
-)
-async def test_completion_has_what_was_asked_and_no_large_context(
-    context: object, question: str | None, prompt: str | None
-) -> None:
-    done = await RLM(ScriptedClient(["```repl\nFINAL(1)\n```"])).acompletion(context, question)
-    assert (done.prompt, done.root_prompt) == (prompt, question)
-    assert (done.to_dict()["prompt"], done.to_dict()["root_prompt"]) == (prompt, question)
+        (None, "What?", None),
+    ]
+    for context, question, prompt in cases:
+        done = await rlm(open_sandbox).acompletion(context, question)
+        assert (done.prompt, done.root_prompt) == (prompt, question)
+        assert (done.to_dict()["prompt"], done.to_dict()["root_prompt"]) == (prompt, question)
 
 
 async def plain(rlm: RLM, **named: Any) -> Completion:
@@ -131,16 +105,14 @@ async def test_time_of_a_run_joins_other_limits(ask: Callable[..., Any]) -> None
 
 
 @EACH_WAY
-@pytest.mark.parametrize(
-    ("named", "why"),
-    [
+async def test_argument_invalid_for_a_run_is_refused(ask: Callable[..., Any]) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"timeout_s": 5, "limits": Limits(run_timeout_s=5)}, "give the run's time once, as timeout_s or"),
         ({"timeout_s": 0}, "limit run_timeout_s = 0: input should be greater than 0"),
         ({"timeout_s": "5"}, "timeout_s must be an int or float, not str"),
         ({"limits": {"max_depth": 1}}, "limits must be a Limits, not dict"),
         ({"model": 5}, "a model must be a name, a Model, a client or a function, not int"),
-    ],
-)
-async def test_argument_invalid_for_a_run_is_refused(ask: Callable[..., Any], named: Any, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        await ask(RLM(ScriptedClient(["FINAL(1)"])), **named)
+    ]
+    for named, why in cases:
+        with pytest.raises(ConfigurationError, match=why):
+            await ask(RLM(ScriptedClient(["FINAL(1)"])), **named)

@@ -26,19 +26,19 @@ NO_BOUND = {
 }
 
 
-@pytest.mark.parametrize("name", Limits.model_fields)
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many"])
-def test_a_limit_that_is_no_amount_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigurationError, match=f"limit {name} = {value}: "):
-        Limits.model_validate({name: value})
+def test_a_limit_that_is_no_amount_is_refused() -> None:
+    for name in Limits.model_fields:
+        for value in (-1, float("nan"), float("inf"), "many"):
+            with pytest.raises(ConfigurationError, match=f"limit {name} = {value}: "):
+                Limits.model_validate({name: value})
 
 
-@pytest.mark.parametrize("name", Limits.model_fields)
-def test_none_is_no_bound_where_meaningful(name: str) -> None:
-    if name in NO_BOUND:
-        assert getattr(Limits.model_validate({name: None}), name) is None
-    else:
-        with pytest.raises(ConfigurationError):
+def test_none_is_no_bound_where_meaningful() -> None:
+    for name in Limits.model_fields:
+        if name in NO_BOUND:
+            assert getattr(Limits.model_validate({name: None}), name) is None
+            continue
+        with pytest.raises(ConfigurationError, match=f"limit {name}"):
             Limits.model_validate({name: None})
 
 
@@ -59,49 +59,49 @@ def test_amount_may_be_text_with_a_unit() -> None:
     assert limits.model_fields_set >= {"memory_bytes", "run_timeout_s", "cpu_s"}
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "why"),
-    [
-        ("memory_bytes", "64XB", "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
-        ("memory_bytes", "-64MB", "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
+def test_invalid_amount_is_refused_as_written() -> None:
+    size = "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"
+    cases = [
+        ("memory_bytes", "64XB", size),
+        ("memory_bytes", "-64MB", size),
         ("run_timeout_s", "10 minutes", "give seconds, or a time such as 90s, 1h30m or 250ms"),
         ("memory_bytes", "1KB", "input should be greater than or equal to 1048576"),
         ("run_timeout_s", "0ms", "input should be greater than 0"),
         ("max_tokens", "10k", "input should be a valid integer, unable to parse string as an integer"),
-    ],
-)
-def test_invalid_amount_is_refused_as_written(name: str, text: str, why: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        Limits.model_validate({name: text})
-    assert str(refused.value) == f"limit {name} = {text}: {why}"
+    ]
+    for name, text, why in cases:
+        with pytest.raises(ConfigurationError) as refused:
+            Limits.model_validate({name: text})
+        assert str(refused.value) == f"limit {name} = {text}: {why}"
 
 
 def test_limits_say_what_they_bound() -> None:
     assert all(field.description for field in Limits.model_fields.values())
 
 
-@pytest.mark.parametrize(
-    ("given", "turns"),
-    [
+def test_deeper_runs_have_fewer_turns() -> None:
+    """Deeper runs get fewer turns and never more than the root."""
+    cases: list[tuple[dict[str, object], list[int]]] = [
         ({}, [30, 15, 10, 7]),
         ({"max_iterations": 2}, [2, 2, 2, 2]),
         ({"max_iterations": 8}, [8, 4, 3, 3]),
         ({"max_iterations": (20, 5)}, [20, 5, 5, 5]),
-    ],
-)
-def test_deeper_runs_have_fewer_turns(given: dict[str, object], turns: list[int]) -> None:
-    """Deeper runs get fewer turns and never more than the root."""
-    limits = Limits.model_validate(given)
-    assert [limits.iterations(depth) for depth in range(4)] == turns
+    ]
+    for given, turns in cases:
+        limits = Limits.model_validate(given)
+        assert [limits.iterations(depth) for depth in range(4)] == turns
 
 
-@pytest.mark.parametrize(
-    ("given", "blocks"),
-    [({}, 150), ({"max_iterations": 4}, 20), ({"max_iterations": (4, 2)}, 20), ({"max_blocks": 7}, 7)],
-)
-def test_blocks_are_five_for_each_turn_unless_said_otherwise(given: dict[str, object], blocks: int) -> None:
-    assert Limits.model_validate(given).max_blocks == blocks
-    assert Limits.model_validate({**given, "max_blocks": None}).max_blocks is None
+def test_blocks_are_five_for_each_turn_unless_said_otherwise() -> None:
+    cases: list[tuple[dict[str, object], int]] = [
+        ({}, 150),
+        ({"max_iterations": 4}, 20),
+        ({"max_iterations": (4, 2)}, 20),
+        ({"max_blocks": 7}, 7),
+    ]
+    for given, blocks in cases:
+        assert Limits.model_validate(given).max_blocks == blocks
+        assert Limits.model_validate({**given, "max_blocks": None}).max_blocks is None
 
 
 def test_repl_limits_equal_the_limits_by_name() -> None:
@@ -176,20 +176,17 @@ AS_DOCUMENTED: dict[str, tuple[float | None, float, float | None]] = {
 """Limit -> its default, and the least and the greatest value that it can have."""
 
 
-@pytest.mark.parametrize("name", Limits.model_fields)
-def test_each_limit_has_its_default_and_its_bounds(name: str) -> None:
-    default, least, most = AS_DOCUMENTED[name]
-    assert getattr(Limits(), name) == default
-    assert getattr(Limits.model_validate({name: least}), name) == least
-    below = 0 if least == 1e-9 else least - 1
-    with pytest.raises(ConfigurationError, match=f"^limit {name} = {below}: "):
-        Limits.model_validate({name: below})
-    if most is None:
-        assert getattr(Limits.model_validate({name: 2**60}), name) == 2**60
-    else:
-        assert getattr(Limits.model_validate({name: most}), name) == most
-        with pytest.raises(ConfigurationError, match=f"^limit {name} = {most + 1}: "):
-            Limits.model_validate({name: most + 1})
+def test_each_limit_has_its_default_and_its_bounds() -> None:
+    assert {name: getattr(Limits(), name) for name in Limits.model_fields} == {
+        name: default for name, (default, _, _) in AS_DOCUMENTED.items()
+    }
+    for name, (_, least, most) in AS_DOCUMENTED.items():
+        for allowed in (least, 2**60 if most is None else most):
+            assert getattr(Limits.model_validate({name: allowed}), name) == allowed
+        below = 0 if least == 1e-9 else least - 1
+        for refused in (below, *([] if most is None else [most + 1])):
+            with pytest.raises(ConfigurationError, match=f"^limit {name} = {refused}: "):
+                Limits.model_validate({name: refused})
 
 
 def test_turns_of_each_depth_are_at_least_one() -> None:

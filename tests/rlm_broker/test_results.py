@@ -87,9 +87,8 @@ def completion(**fields: Any) -> Completion:
     )
 
 
-@pytest.mark.parametrize(
-    ("parsed", "shown"),
-    [
+def test_parsed_value_becomes_json() -> None:
+    cases: list[tuple[Any, Any]] = [
         (None, None),
         ({"a": (1, 2.5, True)}, {"a": [1, 2.5, True]}),
         (float("nan"), None),
@@ -98,12 +97,11 @@ def completion(**fields: Any) -> Completion:
         (Odd(Odd({"rows": [Row((3,))], 4: b"\xff"})), {"what": {"what": {"rows": [{"cells": [3]}], "4": "_w=="}}}),
         (Stubborn(), "Stubborn()"),
         (Odd, repr(Odd)),
-    ],
-)
-def test_parsed_value_becomes_json(parsed: Any, shown: Any) -> None:
-    done = completion(parsed=parsed)
-    assert done.to_dict()["parsed"] == shown
-    assert json.loads(done.to_json()) == done.to_dict()
+    ]
+    for parsed, shown in cases:
+        done = completion(parsed=parsed)
+        assert done.to_dict()["parsed"] == shown
+        assert json.loads(done.to_json()) == done.to_dict()
 
 
 def test_a_run_is_whole_in_its_json() -> None:

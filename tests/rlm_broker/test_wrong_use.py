@@ -24,24 +24,29 @@ from rlm_broker.rlm import RLM
 ANSWERS = "```repl\nFINAL(context)\n```"
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
+def test_constructor_refuses_unusable_arguments() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"model": 42}, "a model must be a name, a Model, a client or a function, not int"),
         ({"model": ""}, "name is empty"),
         ({"model": "offline", "limits": {"max_depth": 2}}, "limits must be a Limits, not dict"),
+        ({"model": ScriptedClient}, "a model must be an object, not the class ScriptedClient"),
         ({"on_event": 5}, "on_event is a plain function"),
         ({"on_event": asyncio.sleep}, "never awaited"),
         ({"handler": "x"}, "handler must be a LMHandler, not str"),
         ({"sandbox": "x"}, "no isolation level 'x'"),
+        ({"recursion": 3}, "recursion must be 'always', 'auto' or a function, not 3"),
+        ({"persistent": "no"}, "persistent must be a bool, not str"),
         ({"models": ["offline"]}, "models must be a dict from name to model, or a Models, not ['offline']"),
+        ({"models": {"a": 1}}, "model 'a': a model must be a name, a Model, a client or a function, not int"),
+        ({"models": {1: "offline"}}, "the name of a model must be a str, not int"),
         ({"tools": [asyncio.sleep]}, "tools must be a dict from name to function, not list: give {'sleep': sleep}"),
         ({"tools": "search"}, "tools must be a dict from name to function, not str: give {'name': function}"),
-    ],
-)
-def test_constructor_refuses_unusable_arguments(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(why)):
-        RLM(**given)
+        ({"tools": {"get": {"type": "function", "function": {}}}}, "tool 'get': that describes a function"),
+        ({"tools": {"get": {"tool": print, "description": 3}}}, "the description of tool 'get' must be a str"),
+    ]
+    for given, why in cases:
+        with pytest.raises(ConfigurationError, match=re.escape(why)):
+            RLM(**given)
 
 
 def test_a_function_is_a_model(open_sandbox: Sandbox) -> None:
@@ -57,26 +62,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("text", ["notes.txt", "logs/server.log", "./logs", "logs/"])
-def test_text_naming_a_path_is_refused_with_remedy(folder: Path, text: str, open_sandbox: Sandbox) -> None:
+def test_text_naming_a_path_is_refused_with_remedy(folder: Path, open_sandbox: Sandbox) -> None:
     """A text that names a path is refused with what to write instead."""
-    for name in (text, str(folder / text)):
-        with pytest.raises(ContextRefused, match=re.escape(f"if that is meant, give Path({name!r}); if the text")):
-            RLM(ScriptedClient([])).completion(name, "?")
-    with pytest.raises(ContextRefused, match=re.escape(f"Path({text!r})")):
-        open_sandbox.repl(text)
-    with pytest.raises(ContextRefused, match="the context comes first, then the question"):
-        RLM(ScriptedClient([])).completion("When did it fail?", text)
+    for text in ("notes.txt", "logs/server.log", "./logs", "logs/"):
+        for name in (text, str(folder / text)):
+            with pytest.raises(ContextRefused, match=re.escape(f"if that is meant, give Path({name!r}); if the text")):
+                RLM(ScriptedClient([])).completion(name, "?")
+        with pytest.raises(ContextRefused, match=re.escape(f"Path({text!r})")):
+            open_sandbox.repl(text)
+        with pytest.raises(ContextRefused, match="the context comes first, then the question"):
+            RLM(ScriptedClient([])).completion("When did it fail?", text)
 
 
-@pytest.mark.parametrize("answer", ["yes", None, 5, LMHandler(FunctionClient(lambda _: ""))])
-def test_uncallable_answer_is_refused_with_remedy(answer: Any, open_sandbox: Sandbox) -> None:
+def test_uncallable_answer_is_refused_with_remedy(open_sandbox: Sandbox) -> None:
     """An answer function that cannot be called is refused with what to give instead."""
-    said = re.escape(f"not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
+    answers: tuple[Any, ...] = ("yes", None, 5, LMHandler(FunctionClient(lambda _: "")))
     with open_sandbox.template() as template:
-        for make in (open_sandbox.repl, template.repl):
-            with pytest.raises(ConfigurationError, match=said):
-                make(answer=answer)
+        for answer in answers:
+            said = re.escape(f"not {type(answer).__name__}: with an LMHandler give answer=handler.answers(...)")
+            for make in (open_sandbox.repl, template.repl):
+                with pytest.raises(ConfigurationError, match=said):
+                    make(answer=answer)
 
 
 def test_an_address_is_refused_as_a_context() -> None:
@@ -84,16 +90,22 @@ def test_an_address_is_refused_as_a_context() -> None:
         RLM(ScriptedClient([])).completion("https://example.org/report.txt", "?")
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["notes.txt\n", "see notes.txt", "nowhere.txt", "Is https://example.org up?", "x" * 5000, "a\0b", "\ud800", ""],
-)
-def test_a_text_that_is_meant_is_a_context(folder: Path, text: str, open_sandbox: Sandbox) -> None:
+def test_a_text_that_is_meant_is_a_context(folder: Path, open_sandbox: Sandbox) -> None:
     del folder
+    rlm = RLM(FunctionClient(lambda _: "```repl\nFINAL(str(len(context)))\n```"), sandbox=open_sandbox)
+    texts = [
+        "notes.txt\n",
+        "see notes.txt",
+        "nowhere.txt",
+        "Is https://example.org up?",
+        "x" * 5000,
+        "a\0b",
+        "\ud800",
+        "",
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rlm = RLM(FunctionClient(lambda _: "```repl\nFINAL(str(len(context)))\n```"), sandbox=open_sandbox)
-        assert rlm.completion(text, "?").response == str(len(text))
+        assert [rlm.completion(text, "?").response for text in texts] == [str(len(text)) for text in texts]
 
 
 def test_context_named_like_a_folder_gives_a_warning(folder: Path, open_sandbox: Sandbox) -> None:
@@ -122,26 +134,17 @@ def test_a_question_is_text() -> None:
         RLM(ScriptedClient([])).completion("text", 5)  # type: ignore[arg-type]
 
 
-def test_limits_of_a_sandbox_are_limits() -> None:
-    with pytest.raises(ConfigurationError, match="limits must be a ReplLimits or a Limits, not int"):
-        Sandbox(5)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 0, -1, "5", True])
-def test_invalid_timeout_is_refused_and_keeps_the_repl(timeout_s: Any, open_sandbox: Sandbox) -> None:
-    """A timeout that is no positive number is refused, and the REPL stays usable."""
-    with open_sandbox.repl() as repl:
-        with pytest.raises(ConfigurationError, match="give a positive number of seconds"):
-            repl.execute("1", timeout_s=timeout_s)
-        assert repl.execute("1").stdout == "1\n"
-
-
-@pytest.mark.parametrize("code", [5, None, b"x"])
-def test_code_is_text_and_nothing_else_costs_variables(code: Any, open_sandbox: Sandbox) -> None:
+def test_invalid_block_is_refused_and_keeps_the_variables(open_sandbox: Sandbox) -> None:
     with open_sandbox.repl() as repl:
         repl.execute("v = 1")
-        with pytest.raises(ConfigurationError, match="code must be text"):
-            repl.execute(code)
+        odd: tuple[Any, ...] = (float("nan"), float("inf"), 0, -1, "5", True)
+        for timeout_s in odd:
+            with pytest.raises(ConfigurationError, match="give a positive number of seconds"):
+                repl.execute("1", timeout_s=timeout_s)
+        no_code: tuple[Any, ...] = (5, None, b"x")
+        for code in no_code:
+            with pytest.raises(ConfigurationError, match="code must be text"):
+                repl.execute(code)
         assert repl.execute("v").stdout == "1\n"
 
 
@@ -168,42 +171,26 @@ def test_rlm_on_an_ended_loop_can_be_closed() -> None:
     rlm.close()
 
 
-def test_completion_names_the_limit_that_ended_its_turns(open_sandbox: Sandbox) -> None:
-    """An answer that was asked for at a limit says so."""
-    looks = "I am looking.\n```repl\nprint(1)\n```"
-    done = RLM(ScriptedClient([looks, looks]), limits=Limits(max_iterations=1), sandbox=open_sandbox).completion(
-        "text", "?"
-    )
-    assert (done.response, done.limit) == ("I am looking.", "max_iterations")
-    assert RLM(ScriptedClient([ANSWERS]), sandbox=open_sandbox).completion("text", "?").limit is None
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
+def test_repl_and_sandbox_refuse_unusable_arguments(open_sandbox: Sandbox) -> None:
+    """Settings of a sandbox are refused before it is shared."""
+    of_repl: list[tuple[dict[str, Any], str]] = [
         ({"tools": {"f": print}}, "tools must be a list of names of functions"),
         ({"tools": ["f", "f"]}, "tools has a name twice"),
         ({"tools": ["f"], "values": {"f": 1}}, "f: a name is that of a tool or of a value, not of both"),
         ({"answer": 3}, "answer must be an async function of one query"),
-    ],
-)
-def test_repl_refuses_unusable_arguments(given: dict[str, Any], why: str, open_sandbox: Sandbox) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(why)):
-        open_sandbox.repl(**given)
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
+    ]
+    of_sandbox: list[tuple[dict[str, Any], str]] = [
         ({"limits": 3}, "limits must be a ReplLimits or a Limits"),
         ({"isolation": []}, "no isolation level []"),
         ({"warm": []}, "warm must be a number of REPLs"),
         ({"allow_exec": 0}, "allow_exec must be a bool, not int"),
         ({"allow_exec": "no"}, "allow_exec must be a bool, not str"),
-    ],
-)
-def test_sandbox_settings_are_refused_before_sharing(given: dict[str, Any], why: str) -> None:
-    for make in (Sandbox, Sandbox.shared):
+    ]
+    makers: list[tuple[Any, dict[str, Any], str]] = [
+        *((open_sandbox.repl, *case) for case in of_repl),
+        *((make, *case) for case in of_sandbox for make in (Sandbox, Sandbox.shared)),
+    ]
+    for make, given, why in makers:
         with pytest.raises(ConfigurationError, match=re.escape(why)):
             make(**given)
 
@@ -222,20 +209,3 @@ def test_value_for_a_closed_repl_is_refused(open_sandbox: Sandbox) -> None:
         pass
     with pytest.raises(ReplClosed, match="this REPL was closed"):
         repl.provide({"a": 1})
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"recursion": 3}, "recursion must be 'always', 'auto' or a function, not 3"),
-        ({"persistent": "no"}, "persistent must be a bool, not str"),
-        ({"models": {"a": 1}}, "model 'a': a model must be a name, a Model, a client or a function, not int"),
-        ({"models": {1: "offline"}}, "the name of a model must be a str, not int"),
-        ({"model": ScriptedClient}, "a model must be an object, not the class ScriptedClient"),
-        ({"tools": {"get": {"type": "function", "function": {}}}}, "tool 'get': that describes a function"),
-        ({"tools": {"get": {"tool": print, "description": 3}}}, "the description of tool 'get' must be a str"),
-    ],
-)
-def test_constructor_refuses_what_would_fail_later(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(why)):
-        RLM(**given)

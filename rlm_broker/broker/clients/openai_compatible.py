@@ -266,7 +266,7 @@ class OpenAICompatibleClient(BaseClient):
         if not body.choices:
             raise self._failed("the provider's answer has no choices", "provider")
         choice = body.choices[0]
-        message = choice.message or _Message()
+        message = choice.message or _SaidMessage()
         content = _text_of(message.content)
         refusal = _text(message.refusal)
         return self._lm_reply(refusal if not content and refusal else content, _text(choice.finish_reason), body.usage)
@@ -324,14 +324,14 @@ def served(body: bytes) -> list[Served]:
         return []
 
 
-class _Message(msgspec.Struct):
+class _SaidMessage(msgspec.Struct):
     content: str | list[Any] | None = None
     refusal: Any = None
 
 
 class _Choice(msgspec.Struct):
-    message: _Message | None = None
-    delta: _Message | None = None
+    message: _SaidMessage | None = None
+    delta: _SaidMessage | None = None
     finish_reason: Any = None
 
 

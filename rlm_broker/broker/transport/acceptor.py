@@ -7,7 +7,7 @@ import socket
 import warnings
 from collections.abc import Callable, Sequence
 
-from rlm_broker.concurrency.forking import FORKING, socket_of_parent
+from rlm_broker.concurrency.forks import FORKING, socket_of_parent
 from rlm_broker.errors import ConfigurationError, SandboxFailed, is_shortage, refused_by_machine
 
 BACKLOG = 4096

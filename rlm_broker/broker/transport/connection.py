@@ -38,14 +38,14 @@ MOST_UNREAD_BYTES = 32 << 20
 CANCELLED = "cancelled, the block that asked has ended"
 
 
-class _Incoming(threading.local):
+class _ReadBuffer(threading.local):
     """The buffer that a thread's loop reads into. All of its connections share one: each takes the data at once."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(READ_BYTES))
 
 
-_incoming = _Incoming()
+_read_buffer = _ReadBuffer()
 
 
 class QueryHandler(Protocol):
@@ -242,10 +242,10 @@ class Connection(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=UNREAD_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        return _incoming.buffer
+        return _read_buffer.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.receive(_incoming.buffer[:nbytes])
+        self.receive(_read_buffer.buffer[:nbytes])
 
     def receive(self, data: bytes | memoryview) -> None:
         """Take bytes that arrived, also those that came right behind the token."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from rlm_broker.parsing.notes import NotRun
 from rlm_broker.results import Block, Variable
 from rlm_broker.values.display import picture_in
+from rlm_broker.values.parsing.notes import NotRun
 from rlm_broker.values.text import shorten
 
 FOLDED_FROM = 3

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -211,18 +211,11 @@ class SentValue:
             return None, f"the REPL sent an invalid value: {invalid}"
 
 
-class CheckedValue:
-    """A value that the orchestrator has checked already.
+class CheckedValue(NamedTuple):
+    """A value that the orchestrator has checked already."""
 
-    Attributes:
-        value: The value.
-        problem: Always None.
-    """
-
+    value: Any
     problem: None = None
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 def sent_value(encoded: EncodedValue, problem: str | None) -> SentValue | None:

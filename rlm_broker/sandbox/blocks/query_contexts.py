@@ -32,10 +32,7 @@ class QueryContexts:
     """
 
     def __init__(
-        self,
-        worker: Callable[[], Awaitable[Worker]],
-        own: Callable[[str], StoredContext | None],
-        max_bytes: int,
+        self, worker: Callable[[], Awaitable[Worker]], own: Callable[[str], StoredContext | None], max_bytes: int
     ) -> None:
         self._worker = worker
         self._own = own

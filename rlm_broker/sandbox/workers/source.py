@@ -11,8 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from rlm_broker.broker.transport.connection import Connection
-from rlm_broker.broker.transport.dialing import dial
-from rlm_broker.broker.transport.listener import Listener
+from rlm_broker.broker.transport.listener import Listener, dial
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import Session
 from rlm_broker.concurrency.deadline import to_its_end

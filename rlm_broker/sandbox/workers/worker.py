@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied, refused_by_machine
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
-from rlm_broker.sandbox.workers.init_process import ContextPieces, WorkerInit
+from rlm_broker.sandbox.workers.held_process import ContextPieces, WorkerInit
 from rlm_broker.sandbox.workers.levels import unavailable
 from sandbox_worker.wire.control import (
     Begin,

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlm_broker.concurrency.forking import FORKING, left_to_parent, socketpair_of_parent
+from rlm_broker.concurrency.forks import FORKING, left_to_parent, socketpair_of_parent
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import (
     SHORT_OF,
@@ -26,8 +26,7 @@ from rlm_broker.errors import (
 )
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
-from rlm_broker.sandbox.workers.held_process import ended
-from rlm_broker.sandbox.workers.init_process import InitProcess
+from rlm_broker.sandbox.workers.held_process import InitProcess, ended
 from rlm_broker.sandbox.workers.levels import SYSTEM_CALLS, unavailable
 from rlm_broker.sandbox.workers.private_folder import PrivateFolder
 from rlm_broker.sandbox.workers.python_paths import Venv, environment, isolated, python_paths, shown

@@ -80,7 +80,7 @@ class _Opening:
             return Work, HeldRepls, HostedRuns, self._rlm()
 
         work, held_repls, hosted_runs, made_rlm = await asyncio.to_thread(made)
-        from rlm_broker.context.roots import Root
+        from rlm_broker.context.files import Root
         from rlm_broker.watch.server import ControlSocket
 
         root = Root(self._root)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.context.roots import Root
+from rlm_broker.context.files import Root
 from rlm_broker.context.store import Paths
 from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
 from rlm_broker.rlm import RLM

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -188,22 +187,6 @@ async def test_when_all_fail_the_error_names_each() -> None:
         await handler_of(one, Serving(fallbacks=(other,))).complete(one, REQUEST)
 
 
-async def test_fallback_comes_first_after_failures_in_a_row() -> None:
-    """The fallback is asked first for a while after failures in a row."""
-    spare, broken = Failing(name="spare"), Failing("provider", "provider", "provider", name="broken")
-    handler = handler_of(broken, Serving(fallbacks=(spare,), cooldown_s=20))
-
-    async def served_by(times: int) -> Sequence[str]:
-        return [(await handler.complete(broken, REQUEST)).root_model for _ in range(times)]
-
-    assert await served_by(3) == ["spare"] * 3
-    asked = len(broken.asked)
-    assert await served_by(4) == ["spare"] * 4
-    assert len(broken.asked) == asked
-    await asyncio.sleep(25)
-    assert await served_by(2) == ["broken"] * 2
-
-
 async def test_sessions_take_turns_at_a_client_that_is_busy() -> None:
     order: list[object] = []
 
@@ -221,18 +204,6 @@ async def test_sessions_take_turns_at_a_client_that_is_busy() -> None:
 
     await asyncio.gather(*(ask("many") for _ in range(100)), *(ask("few") for _ in range(5)))
     assert order[:11].count("few") == 5
-
-
-async def test_a_primary_that_hangs_leaves_time_for_its_fallback() -> None:
-    class Hanging(Failing):
-        async def complete(self, request: LMRequest) -> LMReply:
-            del request
-            self.asked.append(0)
-            await for_ever()
-
-    spare, hanging = Failing(name="spare"), Hanging(name="hanging")
-    handler = handler_of(hanging, Serving(fallbacks=(spare,), max_retries=0))
-    assert (await handler.complete(hanging, REQUEST, 40)).root_model == "spare"
 
 
 async def test_provider_that_asks_for_a_pause_is_skipped() -> None:
@@ -409,14 +380,6 @@ async def test_announced_tokens_count_before_the_call() -> None:
     asked = LMRequest(REQUEST.messages, max_completion_tokens=60)
     await asyncio.gather(*(handler.complete(client, asked) for _ in range(2)))
     assert client.asked[1] - client.asked[0] >= SPAN_S - 0.001
-
-
-async def test_backoff_is_the_shortest_wait() -> None:
-    """No wait that a provider names is shorter than the backoff."""
-    waits: list[float] = []
-    client = Failing(ModelFailed("now", "transient", retry_after_s=0))
-    await LMHandler(client).complete(client, REQUEST, on_retry=lambda _, wait_s, __: waits.append(wait_s))
-    assert waits[0] >= 0.5 * BACKOFF_S
 
 
 async def test_fallback_that_takes_over_is_logged_once_an_outage(caplog: pytest.LogCaptureFixture) -> None:

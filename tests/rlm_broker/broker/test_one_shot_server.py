@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rlm_broker.broker.clients.base import LMReply, LMRequest
-from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
@@ -95,26 +94,6 @@ async def test_a_thousand_callers_at_once_are_all_answered(handler: LMHandler) -
     assert await asyncio.gather(*map(call, range(1000))) == [f"ok {number}" for number in range(1000)]
 
 
-async def test_batch_bounds_concurrent_calls_and_keeps_order() -> None:
-    """A batch makes at most the given number of concurrent calls and keeps its order."""
-    running = most = 0
-
-    async def last_first(messages: list[dict[str, Any]]) -> str:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        for _ in range(40 - int(messages[-1]["content"])):
-            await asyncio.sleep(0)
-        running -= 1
-        return f"ok {messages[-1]['content']}"
-
-    prompts = [str(number) for number in range(20)]
-    async with LMHandler(FunctionClient(last_first), batch_max_concurrent=3, one_shot=True) as handler:
-        reply = await ask(handler, prompts=prompts)
-    assert [item["response"] for item in reply["chat_completions"]] == [f"ok {prompt}" for prompt in prompts]
-    assert most == 3
-
-
 async def test_reply_tells_its_usage_and_summary_the_sum(handler: LMHandler) -> None:
     """A reply tells the usage of its own call, and the summary tells that of all calls."""
     for _ in range(2):
@@ -126,46 +105,6 @@ async def test_reply_tells_its_usage_and_summary_the_sum(handler: LMHandler) -> 
     assert total == ("sub-model", Usage(4, 40, 20, 0.04))
 
 
-async def test_late_call_is_answered_with_the_limit() -> None:
-    """A call past its time is answered with the limit."""
-    async with LMHandler(Hanging(), one_shot=True, call_timeout_s=0.05) as handler:
-        assert (await ask(handler, prompt="x"))["error"] == "llm_query timed out after 0.05s"
-
-
-class Broken(Echo):
-    """Breaks in a way that no client may."""
-
-    def __init__(self, how: BaseException | object) -> None:
-        super().__init__("broken")
-        self._how = how
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        del request
-        if isinstance(self._how, BaseException):
-            raise self._how
-        return self._how  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize(
-    ("how", "error"),
-    [
-        (RuntimeError("a bug"), "broken: RuntimeError: a bug"),
-        (TimeoutError("its own, of 5 s"), "broken: TimeoutError: its own, of 5 s"),
-        (asyncio.CancelledError(), "broken: the client cancelled its own call"),
-        ("text", "broken: the client returned str, not LMReply"),
-        (LMReply(5, Usage(1)), "broken: the text of the client's reply is int, not str"),  # type: ignore[arg-type]
-        (LMReply("x", None), "broken: the usage of the client's reply is NoneType, not Usage"),  # type: ignore[arg-type]
-    ],
-    ids=["raises", "times_out_itself", "cancels_itself", "returns_text", "text_is_a_number", "has_no_usage"],
-)
-async def test_client_error_always_gives_a_reply(how: object, error: str) -> None:
-    """A caller gets a reply for each misbehaviour of a client."""
-    async with LMHandler(Broken(how), one_shot=True) as handler:
-        assert (await ask(handler, prompt="x"))["error"] == error
-        batch = await ask(handler, prompts=["x", "y"])
-    assert [item["error"] for item in batch["chat_completions"]] == [f"llm() call failed - {error}"] * 2
-
-
 async def test_call_of_a_lost_caller_is_cancelled() -> None:
     """A call whose caller has left is cancelled at the provider."""
     client = Hanging()
@@ -174,41 +113,6 @@ async def test_call_of_a_lost_caller_is_cancelled() -> None:
             peer.send(b'{"prompt": "hello"}')
             await asyncio.wait_for(client.asked.wait(), WAIT_S)
         await asyncio.wait_for(client.cancelled.wait(), WAIT_S)
-
-
-async def test_stop_ends_calls_and_closes_the_port() -> None:
-    """Stopping ends the calls that are under way and closes the port."""
-    client = Hanging()
-    async with LMHandler(client, one_shot=True) as handler:
-        port = handler.port
-        async with await Peer.to(port) as peer:
-            peer.send(b'{"prompt": "hello"}')
-            await asyncio.wait_for(client.asked.wait(), WAIT_S)
-            await handler.aclose()
-            assert client.cancelled.is_set()
-            assert await peer.is_hung_up_on()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
-        await handler.aclose()
-    assert handler.port == 0
-
-
-async def test_chat_requests_take_turns_at_a_busy_client() -> None:
-    """Requests of chat messages take turns at a client that is busy."""
-
-    class Single(Echo):
-        max_concurrent = 1
-
-        async def complete(self, request: LMRequest) -> LMReply:
-            await asyncio.sleep(0)
-            return await super().complete(request)
-
-    async with LMHandler(Single("root-model"), one_shot=True) as handler:
-        many = [{"role": "user", "content": str(number)} for number in range(100)]
-        batch = await ask(handler, prompts=many)
-        assert [each["response"] for each in batch["chat_completions"]] == [f"ok {number}" for number in range(100)]
-        replies = await asyncio.gather(*(ask(handler, prompt=prompt) for prompt in many[:8]))
-    assert [reply["chat_completion"]["response"] for reply in replies] == [f"ok {number}" for number in range(8)]
 
 
 async def test_callers_without_a_token_share_a_runs_part() -> None:

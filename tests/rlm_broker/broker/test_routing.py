@@ -20,30 +20,27 @@ def routing(**options: Any) -> Routing:
     return made
 
 
-@pytest.mark.parametrize(
-    ("model", "depth", "client"),
-    [
-        (None, -1, ROOT),
-        (None, 0, ROOT),
-        (None, 1, SUB),
-        (None, 2, SUB),
-        (None, 7, SUB),
-        ("", 1, SUB),
-        ("root", 1, ROOT),
-        ("sub", 0, SUB),
-        ("extra", 0, EXTRA),
-        ("extra", 3, EXTRA),
-        ("alias", 1, EXTRA),
-    ],
-)
-def test_a_known_name_wins_and_else_the_depth_decides(model: str | None, depth: int, client: ScriptedClient) -> None:
-    assert routing().pick(model, depth) is client
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_without_a_sub_client_the_default_serves_every_depth(depth: int) -> None:
-    assert Routing(ROOT).pick(None, depth) is ROOT
-    assert Routing(ROOT).pick_for_code(None, depth) is ROOT
+def test_a_known_name_wins_and_else_the_depth_decides() -> None:
+    by_depth: dict[tuple[str | None, int], Client] = {
+        (None, -1): ROOT,
+        (None, 0): ROOT,
+        (None, 1): SUB,
+        (None, 2): SUB,
+        (None, 7): SUB,
+        ("", 1): SUB,
+    }
+    by_name: dict[tuple[str | None, int], Client] = {
+        ("root", 1): ROOT,
+        ("sub", 0): SUB,
+        ("extra", 0): EXTRA,
+        ("extra", 3): EXTRA,
+        ("alias", 1): EXTRA,
+    }
+    client_of = by_depth | by_name
+    assert {call: routing().pick(*call) for call in client_of} == client_of
+    for depth in (0, 1, 2):  # without a sub client
+        assert Routing(ROOT).pick(None, depth) is ROOT
+        assert Routing(ROOT).pick_for_code(None, depth) is ROOT
 
 
 def test_unknown_name_lists_the_known_names() -> None:
@@ -59,34 +56,21 @@ def test_name_of_a_megabyte_is_cut_in_the_error() -> None:
         assert len(str(unknown.value)) < 200
 
 
-@pytest.mark.parametrize(
-    ("policy", "model", "served"),
-    [
-        ("allow", None, SUB),
-        ("allow", "", SUB),
-        ("allow", "sub", SUB),
-        ("allow", "extra", EXTRA),
-        ("allow", "alias", EXTRA),
-        ("allow", "root", None),
-        ("allow", "nobody", None),
-        ("pinned", None, SUB),
-        ("pinned", "extra", SUB),
-        ("pinned", "root", SUB),
-        ("pinned", "nobody", SUB),
-        ("open", None, SUB),
-        ("open", "extra", EXTRA),
-        ("open", "root", ROOT),
-        ("open", "nobody", SUB),
-    ],
-)
-def test_policy_decides_what_code_may_call(policy: str, model: str | None, served: ScriptedClient | None) -> None:
-    router = routing(model_policy=policy)
-    if served is not None:
-        assert router.pick_for_code(model, 1) is served
-        return
-    with pytest.raises(UnknownModel) as refused:
-        router.pick_for_code(model, 1)
-    assert str(refused.value) == f"code may not call model {model!r}; allowed: sub, extra, alias"
+def test_policy_decides_what_code_may_call() -> None:
+    served_by: dict[str, dict[str | None, Client | None]] = {
+        "allow": {None: SUB, "": SUB, "sub": SUB, "extra": EXTRA, "alias": EXTRA, "root": None, "nobody": None},
+        "pinned": {None: SUB, "extra": SUB, "root": SUB, "nobody": SUB},
+        "open": {None: SUB, "extra": EXTRA, "root": ROOT, "nobody": SUB},
+    }
+    for policy, models in served_by.items():
+        router = routing(model_policy=policy)
+        for model, served in models.items():
+            if served is not None:
+                assert router.pick_for_code(model, 1) is served, (policy, model)
+                continue
+            with pytest.raises(UnknownModel) as refused:
+                router.pick_for_code(model, 1)
+            assert str(refused.value) == f"code may not call model {model!r}; allowed: sub, extra, alias"
 
 
 def test_root_model_is_open_as_the_sub_model() -> None:
@@ -164,25 +148,7 @@ def routed(*routes: Route, **options: Any) -> Routing:
     return routing
 
 
-@pytest.mark.parametrize(
-    ("model", "depth", "client"),
-    [
-        ("fast", 0, EXTRA),
-        ("alias", 1, EXTRA),
-        ("alias", 9, EXTRA),
-        ("openai/gpt", 1, EXTRA),
-        ("openai/", 1, EXTRA),
-        (None, 0, ROOT),
-        (None, 1, SUB),
-        (None, 2, EXTRA),
-        (None, 3, EXTRA),
-        (None, 4, SUB),
-        ("", 2, EXTRA),
-        ("only-deep", 2, EXTRA),
-        ("a[b]?c", 1, EXTRA),
-    ],
-)
-def test_route_matches_name_alias_pattern_or_depths(model: str | None, depth: int, client: Client) -> None:
+def test_route_matches_name_alias_pattern_or_depths() -> None:
     """A name, an alias, a pattern or a range of depths leads to a client."""
     routing = routed(
         Route("fast", "alias"),
@@ -191,8 +157,13 @@ def test_route_matches_name_alias_pattern_or_depths(model: str | None, depth: in
         Route("fast", "only-deep", "2-"),
         Route("fast", "a[b]?*"),
     )
-    assert routing.pick_for_code(model, depth) is client
-    assert routing.pick(model, depth) is client
+    named = [("fast", 0), ("alias", 1), ("alias", 9), ("openai/gpt", 1), ("openai/", 1), ("only-deep", 2)]
+    client_of: dict[tuple[str | None, int], Client] = {
+        **dict.fromkeys([*named, ("a[b]?c", 1), (None, 2), (None, 3), ("", 2)], EXTRA),
+        **{(None, 0): ROOT, (None, 1): SUB, (None, 4): SUB},
+    }
+    assert {call: routing.pick_for_code(*call) for call in client_of} == client_of
+    assert {call: routing.pick(*call) for call in client_of} == client_of
 
 
 def test_unrouted_name_is_unknown_and_lists_routes() -> None:
@@ -236,12 +207,6 @@ def test_unreachable_or_dangling_route_is_refused(routes: list[Route], why: str)
         routed(*routes)
 
 
-@pytest.mark.parametrize("depths", ["", "-", "3-1", "a", "-2", "1-2-3", "1,2", " 1"])
-def test_depths_of_another_form_are_refused(depths: str) -> None:
-    with pytest.raises(ConfigurationError, match="depth"):
-        Route("fast", depths=depths)
-
-
 def test_routes_that_overlap_in_part_are_both_of_use() -> None:
     routed(Route("fast", "a*", "1-3"), Route("root", "ab", "2-5"), Route("sub", "a*"))
 
@@ -257,36 +222,27 @@ def test_why_a_client_serves_is_told() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
+def test_a_route_of_another_form_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"to": 5}, "a route's to must be"),
         ({"to": "root", "match": 5}, "a route's match must be"),
         ({"to": "root", "depths": 5}, "a route's depths must be"),
         ({"to": "root", "match": ""}, "a route's match must be a name or a pattern, not empty; leave it out"),
-    ],
-)
-def test_a_route_of_another_kind_is_refused(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{why}"):
-        Route(**given)
+        *(({"to": "root", "depths": each}, ".*depth") for each in ("", "-", "3-1", "a", "-2", "1-2-3", "1,2", " 1")),
+    ]
+    for given, why in cases:
+        with pytest.raises(ConfigurationError, match=f"^{why}"):
+            Route(**given)
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later", "hides"),
-    [
-        ("0-", "2", True),
-        ("2-", "2-999999999", True),
-        ("1-3", "1-3", True),
-        ("1-3", "0-3", False),
-        ("1-3", "0-2", False),
-        ("1-3", "2-4", False),
-        ("1", "1-", False),
-        ("0-2", "3", False),
-    ],
-)
-def test_a_route_hides_what_lies_within_its_depths(earlier: str, later: str, hides: bool) -> None:
-    assert Route("extra", "a", earlier).hides(Route("root", "a", later)) is hides
-    assert not Route("extra", "a", earlier).hides(Route("root", "b", later))
+def test_a_route_hides_what_lies_within_its_depths() -> None:
+    hidden = [("0-", "2"), ("2-", "2-999999999"), ("1-3", "1-3")]
+    others = [("1-3", "0-3"), ("1-3", "0-2"), ("1-3", "2-4"), ("1", "1-"), ("0-2", "3")]
+    found = [
+        depths for depths in (*hidden, *others) if Route("extra", "a", depths[0]).hides(Route("root", "a", depths[1]))
+    ]
+    assert found == hidden
+    assert not any(Route("extra", "a", one).hides(Route("root", "b", other)) for one, other in hidden)
 
 
 def test_signs_of_patterns_but_the_star_stand_for_themselves() -> None:

@@ -1,5 +1,4 @@
 import contextlib
-import gzip
 import json
 import os
 import pty
@@ -33,33 +32,35 @@ def test_the_answer_is_on_stdout_and_progress_on_stderr_as_plain_lines(log: Path
     assert "Ada Quill" in done.stdout
     assert "line 201" in done.stdout
     assert "[depth 0] REPL ready" in done.stderr
-    assert "\r" not in done.stderr
-    assert "\x1b" not in done.stderr
+    assert not {"\r", "\x1b", "$"} & {*done.stderr}
+    assert "0+0" not in done.stderr
+    advice = "Name a real model with --model NAME (or RLM(model=...))."
+    assert done.stderr.splitlines()[-1].endswith(advice)
+    assert advice not in done.stdout
 
 
-def test_json_is_one_object_and_quiet_is_quiet(log: Path) -> None:
-    done = run("ask", QUESTION, log, "--json", "-q")
+def test_json_is_one_object_quiet_is_quiet_and_a_trace_has_the_run(log: Path, tmp_path: Path) -> None:
+    done = run("ask", QUESTION, log, "--json", "-q", "--trace", tmp_path / "trace.jsonl")
     shown = json.loads(done.stdout)
     assert shown.keys() >= {"response", "iterations", "depth", "execution_time", "usage_summary", "isolation"}
     assert "Ada Quill" in shown["response"]
     assert shown["usage_summary"]["model_usage_summaries"]["offline"]["total_calls"] >= 1
     assert done.stderr == ""
+    first, *_, last = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert (first["event"], last["event"]) == ("run_started", "run_ended")
+    assert first["metadata"].keys() >= {"model", "limits", "isolation", "version", "context"}
 
 
-def test_stdin_a_folder_and_a_glob_are_contexts(log: Path) -> None:
-    assert "Ada Quill" in run("ask", QUESTION, "-", "-q", stdin=log.read_bytes()).stdout
+def test_stdin_a_pipe_a_folder_and_a_glob_are_contexts(log: Path) -> None:
+    for dash in (["-"], []):
+        assert "Ada Quill" in run("ask", QUESTION, *dash, "-q", stdin=log.read_bytes()).stdout
     (log.parent / "other.log").write_text("nothing here\n")
     for path in (str(log.parent), f"{log.parent}/*.log"):
         answer = run("ask", QUESTION, path, "-q").stdout
         assert "Ada Quill" in answer
         assert "server.log" in answer
-
-
-def test_a_pipe_is_read_without_a_dash_and_in_the_place_of_a_file(log: Path) -> None:
-    assert "Ada Quill" in run("ask", QUESTION, "-q", stdin=log.read_bytes()).stdout
     command = f"{shlex.join([*COMMAND, 'ask', QUESTION])} -q <(cat {log}) <(echo nothing)"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert done.returncode == 0
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     assert "Ada Quill" in done.stdout
     assert "/dev/fd/" in done.stdout
 
@@ -78,53 +79,6 @@ def test_short_flags_name_the_models_the_type_of_the_answer_and_the_key(
     assert {headers["authorization"] for headers in server.headers} == {"Bearer sk-of-the-test"}
 
 
-def test_advice_of_the_offline_model_is_no_part_of_the_answer(log: Path) -> None:
-    done = run("ask", QUESTION, log)
-    assert "Name a real model" not in done.stdout
-    assert done.stderr.splitlines()[-1].endswith("Name a real model with --model NAME (or RLM(model=...)).")
-    assert "$" not in done.stderr
-    assert "0+0" not in done.stderr
-
-
-def test_a_trace_begins_with_the_metadata_and_ends_with_the_end(log: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.jsonl"
-    assert run("ask", QUESTION, log, "-q", "--trace", trace).returncode == 0
-    lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    assert [line["n"] for line in lines] == list(range(1, len(lines) + 1))
-    assert lines[0]["event"] == "run_started"
-    assert lines[0]["metadata"].keys() >= {"model", "limits", "isolation", "version", "context"}
-    assert {"iteration_started", "block_ended", "call_ended", "repl_ready"} <= {line["event"] for line in lines}
-    assert lines[-1]["event"] == "run_ended"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "said"),
-    [
-        (["q", "nowhere.log"], 2, "nowhere.log does not exist"),
-        ([" ", "LOG"], 2, "the question is empty"),
-        (["q", "LOG", "--model", "nonsense"], 2, "'nonsense' is not the name of a model"),
-        (["q", "LOG", "--model", "openai/gpt-5-mini"], 2, "needs OPENAI_API_KEY, which is not set"),
-        (["q", "LOG", "--isolation", "vault"], 2, "'vault' is not one of 'auto', 'strict', 'standard', 'process'."),
-        (["q", "LOG", "--api-key", "sk-plain"], 2, "'--api-key': write env:NAME of the variable that holds the key"),
-        (["q", "LOG", "--python", "/nowhere"], 2, "python: there is no /nowhere"),
-        (["q", "LOG", "--packages", "six", "--python", "/nowhere"], 2, "give either python or packages"),
-        (["q", "LOG", "--max-depth", "-1"], 2, "limit max_depth = -1: "),
-        (["q", "LOG", "--trace", "/nowhere/t"], 2, "cannot write the trace /nowhere/t: No such file or directory"),
-        (["q", "-", "LOG"], 2, "- is stdin, and cannot be combined"),
-        (["q", "-"], 2, "stdin is empty"),
-        (["LOG"], 2, "server.log is a path: the question comes first, then what it is about"),
-        (["LOG", "Who is the custodian?"], 2, "server.log is a path: the question comes first, then what it is about"),
-    ],
-)
-def test_bad_input_is_one_sentence_with_its_exit_code(
-    log: Path, arguments: list[str], exit_code: int, said: str
-) -> None:
-    done = run("ask", *(str(log) if argument == "LOG" else argument for argument in arguments), "-q")
-    assert done.returncode == exit_code
-    assert said in sentence(done)
-    assert done.stdout == ""
-
-
 def test_encoding_is_named_and_what_is_replaced_or_left_out_is_said(log: Path) -> None:
     text = f"na\xefve {log.read_text()}"
     log.write_bytes(text.encode("latin-1"))
@@ -138,26 +92,12 @@ def test_encoding_is_named_and_what_is_replaced_or_left_out_is_said(log: Path) -
         done = run("ask", QUESTION, path, "-q", "--strict-text", stdin=stdin)
         assert (done.returncode, done.stdout) == (2, "")
         assert "is not UTF-8 text: byte 0xef at offset 2" in sentence(done)
-    assert "there is no text encoding 'klingon'" in sentence(run("ask", "q", log, "-q", "--encoding", "klingon"))
-
-
-def test_compressed_stdin_is_its_text(log: Path) -> None:
-    assert "Ada Quill" in run("ask", QUESTION, "-", "-q", stdin=gzip.compress(log.read_bytes())).stdout
-
-
-@pytest.mark.parametrize(("content", "said"), [(b"", "is empty"), (b"abc\xff\xff", "UTF-8"), (b"\x7fELF\0\0", "text")])
-def test_a_file_without_text_is_one_sentence(tmp_path: Path, content: bytes, said: str) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(content)
-    done = run("ask", "q", file, "-q")
-    assert done.returncode == 2
-    assert said in sentence(done)
 
 
 def test_a_failure_under_json_is_an_object_and_a_limit_is_3(log: Path) -> None:
-    done = run("ask", QUESTION, log, "-q", "--json", "--limit", "max_llm_calls=1", "--limit", "run_timeout_s=0.000001")
-    assert done.returncode == 3
-    assert json.loads(done.stdout)["error"]["kind"] == "limit"
+    done = run("ask", QUESTION, log, "-q", "--json", "--limit", "run_timeout_s=0.001")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["kind"], "run_timeout_s = 0.001" in error["message"]) == (3, "limit", True)
 
 
 def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:
@@ -200,22 +140,10 @@ def test_tools_and_the_type_of_the_answer_come_from_files(log: Path, tmp_path: P
         done, shown = run(*asked), run(*asked, "--json")
     assert (done.stdout, done.stderr, done.returncode) == ('{"price": 40}\n', "", 0)
     assert json.loads(shown.stdout)["parsed"] == {"price": 40}
-
-
-def test_an_answer_that_is_not_of_its_type_is_a_failure(log: Path, tmp_path: Path) -> None:
-    (tmp_path / "schema.json").write_text(SCHEMA)
     with FakeOpenAI(completion("```repl\nlen(context)\nFINAL('cheap')\n```"), models=["m"]) as server:
-        options: list[str | Path] = [
-            "--model",
-            "m",
-            "--base-url",
-            server.base_url,
-            "--output-type",
-            tmp_path / "schema.json",
-        ]
-        done = run("ask", QUESTION, log, "-q", *options, "--limit", "max_output_retries=0")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "rlm-broker ask: " in sentence(done)
+        options = ["-m", "m", "--base-url", server.base_url, "--limit", "max_output_retries=0"]
+        failed = run("ask", QUESTION, log, "-q", *options, "--output-type", tmp_path / "schema.json")
+    assert (failed.returncode, failed.stdout, "rlm-broker ask: " in sentence(failed)) == (1, "", True)
 
 
 def test_how_models_are_told_and_asked_can_be_said(log: Path) -> None:
@@ -233,31 +161,6 @@ def test_how_models_are_told_and_asked_can_be_said(log: Path) -> None:
     assert "answer['ready']" not in other[0]["messages"][0]["content"]
     assert [request["model"] for request in plain] == ["m", "small", "small"]  # a child run, and what it asks
     assert [request["model"] for request in other] == ["m", "m", "small"]  # the model that code names; no child run
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--model-policy", "free"], "'free' is not one of 'allow', 'pinned', 'open'"),
-        (["--recursion", "never"], "'never' is not one of 'always', 'auto'"),
-        (["--prompt-profile", "x"], "'x' is not one of 'both', 'final', 'answer', 'compact'"),
-        (["--prompt-profile", "final", "--system", "x"], "give either a system prompt or a prompt profile"),
-        (["--allow-exec", "--isolation", "standard"], "cannot start programs"),
-        (["--tools", "/nowhere.py"], "tools: cannot read /nowhere.py: No such file or directory"),
-        (["--output-type", "/nowhere.json"], "output_type: cannot read /nowhere.json: No such file or directory"),
-        (["--output-type", "LOG"], "server.log is not JSON: "),
-        (["--model-policy", "open", "--replay", "x"], "give either models or a recording to replay"),
-        (["--limit", "memory_bytes=64XB"], "limit memory_bytes = 64XB: give bytes, or a size such as 64MB"),
-    ],
-)
-def test_what_cannot_be_said_of_a_run_is_one_sentence(log: Path, arguments: list[str], said: str) -> None:
-    done = run("ask", QUESTION, log, "-q", *(str(log) if each == "LOG" else each for each in arguments))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in sentence(done)
-
-
-def processes_below(process: Python) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
 
 
 ENDLESS = r"""
@@ -278,10 +181,7 @@ def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     command = ["-c", ENDLESS, "ask", QUESTION, str(log), "--trace", str(trace)]
-    with (
-        Python(command, env=ENVIRONMENT) as process,
-        contextlib.ExitStack() as stack,
-    ):
+    with Python(command, env=ENVIRONMENT) as process, contextlib.ExitStack() as stack:
         stack.callback(process.kill)  # so that a failure leaves no process
         assert process.stderr is not None
         for line in process.stderr:
@@ -290,7 +190,7 @@ def test_a_signal_ends_the_run_with_its_partial_answer_and_leaves_nothing(
         with trace.open() as events:  # the block runs when it has printed
             while "block_printed" not in events.read():
                 assert process.poll() is None
-        below = processes_below(process)
+        below = psutil.Process(process.pid).children(recursive=True)
         assert below
         process.send_signal(number)
         out, err = process.communicate(timeout=WAIT_S)

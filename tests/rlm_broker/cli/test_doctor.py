@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import psutil
-import pytest
 
 from rlm_broker.cli import doctor
 from rlm_broker.sandbox.workers.canary import ATTEMPTS
@@ -39,31 +38,26 @@ def test_machine_has_facts_that_fit_each_other() -> None:
     assert 0 < doctor.repls_that_fit(facts) <= facts["max_open_files"]
 
 
-@pytest.mark.parametrize(
-    ("files", "versions"),
-    [
-        ([], None),
-        (["cgroup.controllers"], "2"),
-        (["memory/cgroup.procs"], "1"),
-        (["memory/cgroup.procs", "unified/cgroup.procs"], "1 and 2"),
-    ],
-)
-def test_mounted_control_groups_are_named_by_version(files: list[str], versions: str | None, tmp_path: Path) -> None:
-    for name in files:
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    assert doctor.machine_facts(tmp_path)["control_groups"] == versions
+MOUNTED = {
+    "": None,
+    "cgroup.controllers": "2",
+    "memory/cgroup.procs": "1",
+    "memory/cgroup.procs unified/cgroup.procs": "1 and 2",
+}
+
+
+def test_mounted_control_groups_are_named_by_version(tmp_path: Path) -> None:
+    for number, (names, versions) in enumerate(MOUNTED.items()):
+        for name in names.split():
+            path = tmp_path / f"{number}/sys/fs/cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        assert doctor.machine_facts(tmp_path / f"{number}")["control_groups"] == versions
 
 
 def test_unknown_facts_are_said_to_be_unknown() -> None:
-    facts = doctor.machine_facts() | {
-        "memory_available_bytes": None,
-        "temporary_folder": None,
-        "control_groups": None,
-        "memory_bytes": 512 << 20,
-    }
-    text = doctor.described(facts)
+    unknown = dict.fromkeys(["memory_available_bytes", "temporary_folder", "control_groups"])
+    text = doctor.described(doctor.machine_facts() | unknown | {"memory_bytes": 512 << 20})
     assert "memory: 512 MiB\n" in text
     assert "temporary folder: none that can be written to" in text
     assert "control groups: none" in text

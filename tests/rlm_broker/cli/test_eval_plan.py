@@ -29,39 +29,35 @@ def _plan(**options: Any) -> Plan:
 def test_estimate_counts_runs_and_tokens() -> None:
     planned = _plan(tasks="count,pairs", lengths="4k,8k", samples=2, arms="rlm1")
     assert planned.estimate() == "8 runs: 1 arm x 8 questions, with contexts of about 48,000 tokens together"
-    assert json.loads(planned.in_json()) == {
-        "runs": 8,
-        "arms": ["rlm1"],
-        "questions": 8,
-        "context_tokens": 48_000,
-    }
+    told = {"runs": 8, "arms": ["rlm1"], "questions": 8, "context_tokens": 48_000}
+    assert json.loads(planned.in_json()) == told
     assert planned.about["seed"] == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"tasks": "needel"}, "did you mean needle?"),
-        ({"lengths": "huge"}, "length 'huge' cannot be read"),
-        ({"lengths": "1"}, "length 1 is"),
-        ({"arms": "rlm"}, "there is no arm 'rlm'"),
-        ({"data": "none.jsonl"}, "cannot read none.jsonl"),
-        ({"data": "none.jsonl", "tasks": "needle"}, "leave out --tasks"),
-        ({"data": "none.jsonl", "length_unit": "chars"}, "leave out --length-unit"),
-        ({"batch_budget_usd": 0.0}, "--batch-budget-usd must be above 0"),
-        ({"batch_budget_usd": float("nan")}, "--batch-budget-usd must be above 0"),
-        ({"batch_tokens": -1}, "--batch-tokens must be above 0"),
-        ({"retry_failed": True}, "--retry-failed needs"),
-        ({"assignments": ("max_depth=2",)}, "each arm has its own"),
-        ({"arms": "rlm1:max_iterations=many"}, "max_iterations = many"),
-        ({"arms": "plain,rlm1:recursion=never"}, "recursion"),
-        ({"picture": Path("/none/x.svg")}, "cannot write /none/x.svg: /none is not a folder"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        _plan(**options)
-    assert why in str(refused.value)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"tasks": "needel"}, "did you mean needle?"),
+    ({"lengths": "huge"}, "length 'huge' cannot be read"),
+    ({"lengths": "1"}, "length 1 is"),
+    ({"arms": "rlm"}, "there is no arm 'rlm'"),
+    ({"data": "none.jsonl"}, "cannot read none.jsonl"),
+    ({"data": "none.jsonl", "tasks": "needle"}, "leave out --tasks"),
+    ({"data": "none.jsonl", "length_unit": "chars"}, "leave out --length-unit"),
+    ({"batch_budget_usd": 0.0}, "--batch-budget-usd must be above 0"),
+    ({"batch_budget_usd": float("nan")}, "--batch-budget-usd must be above 0"),
+    ({"batch_tokens": -1}, "--batch-tokens must be above 0"),
+    ({"retry_failed": True}, "--retry-failed needs"),
+    ({"assignments": ("max_depth=2",)}, "each arm has its own"),
+    ({"arms": "rlm1:max_iterations=many"}, "max_iterations = many"),
+    ({"arms": "plain,rlm1:recursion=never"}, "recursion"),
+    ({"picture": Path("/none/x.svg")}, "cannot write /none/x.svg: /none is not a folder"),
+]
+
+
+def test_wrong_options_are_refused() -> None:
+    for options, why in WRONG:
+        with pytest.raises(ConfigurationError) as refused:
+            _plan(**options)
+        assert why in str(refused.value)
 
 
 def test_settings_of_an_arm_are_its_own() -> None:
@@ -78,8 +74,7 @@ def test_folder_that_cannot_be_made_is_refused() -> None:
 
 def test_arm_of_failures_alone_is_named() -> None:
     failed = [outcome("rlm1", name, 0, "failed", error="no credit") for name in "ab"]
-    done = Done(
-        report({}, ["plain", "rlm1"], [outcome("plain", "a", 0, "failed"), outcome("plain", "b", 1), *failed], 4), None
-    )
+    plain = outcome("plain", "a", 0, "failed"), outcome("plain", "b", 1)
+    done = Done(report({}, ["plain", "rlm1"], [*plain, *failed], 4), None)
     assert done.all_failed == "all 2 items of rlm1 failed, the first one because: no credit"
     assert Done(report({}, ["plain", "rlm1"], failed[:0], 4), None).all_failed is None

@@ -10,68 +10,35 @@ import pytest
 from rlm_broker.cli.commands import ASK
 from rlm_broker.cli.settings.settings import _VALUES
 from rlm_broker.sandbox.workers.levels import CHOICES
-from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run, sentence
+from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
 
 HEAVY = ("pydantic", "litellm", "rich", "psutil", "msgspec")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["ask"], ["exec"], ["doctor"], ["node"], ["ps"], ["stop"]],
-    ids=["itself", "ask", "exec", "doctor", "node", "ps", "stop"],
-)
-def test_help_names_the_exit_codes_and_imports_nothing_heavy(arguments: list[str]) -> None:
-    assert "exit codes:" in run(*arguments, "--help").stdout
-    code = (
-        f"import sys; sys.argv[1:] = {[*arguments, '--help']!r}\n"
+def printed(code: str, **variables: str) -> str:
+    """Return what an interpreter of its own prints."""
+    environment = {**ENVIRONMENT, **variables}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", ["", "ask", "exec", "doctor", "ps", "stop"])
+def test_help_names_the_exit_codes_and_imports_nothing_heavy(command: str) -> None:
+    shown = printed(
+        f"import sys; sys.argv[1:] = {[*command.split(), '--help']!r}\n"
         "from rlm_broker.cli.main import main\n"
         f"try: main()\nexcept SystemExit: pass\nprint([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert "exit codes:" in shown
+    assert shown.splitlines()[-1] == "[]"
 
 
-def test_importing_the_package_imports_nothing_heavy() -> None:
-    code = f"import sys, rlm_broker; print([name for name in {HEAVY!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_every_public_name_can_be_had() -> None:
-    code = "import rlm_broker as public; print([name for name in public.__all__ if getattr(public, name) is not None])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
-    assert "'RLM'" in done.stdout
-    assert "'Sandbox'" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["fly"], "rlm-broker: No such command 'fly'. See `rlm-broker --help`."),
-        (["aks", "q", "f"], "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
-        (["--fast"], "rlm-broker: No such option '--fast'. See `rlm-broker --help`."),
-        (["ask", "q"], "rlm-broker ask: name files or folders to ask about, or pipe a text in: stdin is empty"),
-        (["ask"], "rlm-broker ask: Missing argument 'QUESTION'. See `rlm-broker ask --help`."),
-        (
-            ["config", "shwo"],
-            "rlm-broker config: No such command 'shwo'; did you mean show? See `rlm-broker config --help`.",
-        ),
-        (["trace", "/dev/null"], "rlm-broker trace: No such command '/dev/null'; did you mean trace show /dev/null?"),
-        (["help", "aks"], "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
-        (["ask", "q", "f", "--fast"], "rlm-broker ask: No such option '--fast'. See `rlm-broker ask --help`."),
-        (
-            ["exec", "--timeout", "soon", "f"],
-            "limit block_timeout_s = soon: give seconds, or a time such as 90s, 1h30m",
-        ),
-    ],
-)
-def test_a_wrong_command_line_is_one_sentence(arguments: list[str], said: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert said in sentence(done)
-    assert done.stdout == ""
+def test_the_package_imports_nothing_heavy_and_has_every_public_name() -> None:
+    heavy = f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    have = "all(getattr(public, name) is not None for name in public.__all__)"
+    assert printed(f"import sys, rlm_broker as public\n{heavy}\nprint({have})") == "[]\nTrue\n"
 
 
 def test_help_and_the_version_can_be_asked_for_as_elsewhere() -> None:
@@ -81,14 +48,14 @@ def test_help_and_the_version_can_be_asked_for_as_elsewhere() -> None:
     assert run("--help").stdout.count("_RLM_BROKER_COMPLETE=") == 3
 
 
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [("rlm-broker a", "plain,ask"), ("rlm-broker ask --isolation st", "plain,strict\nplain,standard")],
-)
-def test_a_shell_completes_commands_and_values(words: str, completed: str) -> None:
-    shell = {"_RLM_BROKER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    done = subprocess.run(COMMAND, env={**ENVIRONMENT, **shell}, capture_output=True, text=True, check=False)
-    assert completed in done.stdout
+def test_a_shell_completes_commands_and_values() -> None:
+    for words, place, completed in (
+        ("rlm-broker a", "1", "plain,ask"),
+        ("rlm-broker ask --isolation st", "3", "plain,strict\nplain,standard"),
+    ):
+        shell = {"_RLM_BROKER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": place}
+        done = subprocess.run(COMMAND, env={**ENVIRONMENT, **shell}, capture_output=True, text=True, check=False)
+        assert completed in done.stdout
 
 
 def test_values_that_are_offered_are_those_of_the_settings() -> None:
@@ -98,10 +65,11 @@ def test_values_that_are_offered_are_those_of_the_settings() -> None:
 
 
 def test_a_wrong_command_line_under_json_is_an_object() -> None:
-    done = run("ask", "--json")
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["kind"] == "usage"
-    assert done.stderr == ""
+    for line, said in (("ask --json", "Missing argument"), ("ps --watch --json", "--watch shows a table")):
+        done = run(*line.split())
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, done.stderr, error["kind"]) == (2, "", "usage")
+        assert said in error["message"]
 
 
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Models on the command line: named, served, recorded, and named wrongly."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,8 @@ def test_what_was_recorded_is_replayed_without_a_server(text: Path, tmp_path: Pa
         options = ("--model", "m", "--base-url", server.base_url, "--record", recording)
         assert run("ask", "What?", text, *options).returncode == 0
         again = run("ask", "What?", text, *options)
-        assert (again.returncode, sentence(again)) == (
-            2,
-            f"rlm-broker ask: {recording} exists: remove it, or record to another file",
-        )
+        said = f"rlm-broker ask: {recording} exists: remove it, or record to another file"
+        assert (again.returncode, sentence(again)) == (2, said)
     replayed = run("ask", "What?", text, "--replay", recording)
     assert replayed.stdout == "it says: some text\n"
     assert "3 calls (3 of them stored, not paid)\n" in replayed.stderr
@@ -102,65 +99,11 @@ def test_who_would_serve_a_call_and_why_is_told(config: Path) -> None:
         "[[routes]]\ndepths = '3-'\nto = 'small'"
     )
     assert run("models", "tiny-1").stdout == "offline: route tiny-* at depth 1-2 to small\n"
-    assert json.loads(run("models", "small", "--json").stdout) == {
-        "model": "offline",
-        "why": "it is registered under that name",
-    }
+    told = {"model": "offline", "why": "it is registered under that name"}
+    assert json.loads(run("models", "small", "--json").stdout) == told
     refused = run("models", "tiny-1", "--depth", "3")
     assert refused.returncode == 2
     assert sentence(refused) == "rlm-broker models: code may not call model 'tiny-1'; allowed: offline, small, tiny-*"
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("[models.m]\nbase_ulr = 'x'", "models.m: there is no 'base_ulr'; did you mean base_url?"),
-        ("[models.m]\nbase_url = 5", "models.m: base_url: Input should be a valid string"),
-        ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' with the variable that holds it"),
-        ("[models.m]\noptions = {api_key = 'sk-plain'}", "options.api_key would be shown: give keys as api_key"),
-        ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' with the variable that holds it"),
-        ("api_key = 'sk-plain'", "api_key: write 'env:NAME' with the variable that holds it"),
-        ("models = 3", "models must be tables: write [models.NAME]"),
-        ("routes = 3", "routes must be a list of tables: write [[routes]]"),
-        ("[[routes]]\nmatch = 'x'", "route 1: `to` is missing"),
-        ("[[routes]]\nto = 'x'\ndepth = '1'", "route 1: there is no 'depth'; did you mean depths?"),
-        ("[[routes]]\nto = 'x'\ndepths = 1", "route 1: depths must be text, not 1"),
-        (
-            "[[routes]]\nto = 'x'\ndepths = '2-1'",
-            "route 1: route (no model named) at depth 2-1 to x: there is no depth",
-        ),
-        ("[[routes]]\nto = 'x'", "leads to no client: choose one of offline"),
-        ("[[routes]]\nto = 'offline'\nmatch = '*'\n[[routes]]\nto = 'offline'\nmatch = 'a'", "is never taken: route *"),
-        ("model = 'm'\n[models.m]\nbase_url = 'localhost'", "'localhost' is not the address of a server"),
-    ],
-)
-def test_what_is_wrong_with_a_file_is_one_sentence(config: Path, text: Path, content: str, said: str) -> None:
-    config.write_text(content)
-    done = run("ask", "What?", text, "-q")
-    assert done.returncode == 2
-    assert said in sentence(done)
-    assert "sk-plain" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (("--base-url", "http://127.0.0.1:1/v1"), 2, "name the model that the base_url or the api_key is for"),
-        (("--base-url", "nowhere", "--model", "m"), 2, "'nowhere' is not the address of a server"),
-        (
-            ("--base-url", "http://127.0.0.1:1/v1", "--model", "m"),
-            5,
-            "cannot connect to http://127.0.0.1:1/v1: Connection",
-        ),
-        (("--model", "openai/gpt-5"), 2, "needs OPENAI_API_KEY, which is not set"),
-        (("--replay", "/nonexistent", "--model", "offline"), 2, "it brings its own models"),
-        (("--replay", "/nonexistent"), 2, "cannot read the recording /nonexistent"),
-    ],
-)
-def test_a_model_that_cannot_be_had_is_one_sentence(text: Path, options: tuple[str, ...], code: int, said: str) -> None:
-    done = run("ask", "What?", text, "-q", *options)
-    assert done.returncode == code
-    assert said in sentence(done)
 
 
 def test_a_model_that_the_server_does_not_have_and_a_key_that_it_does_not_take(text: Path) -> None:
@@ -181,10 +124,7 @@ def test_a_project_that_is_not_trusted_is_looked_at_first(text: Path) -> None:
         Path("rlm-broker.toml").write_text(f"model = 'm'\nbase_url = '{server.base_url}'\n")
         refused = run("ask", "What?", text, "-q")
         assert refused.returncode == 2
-        assert (
-            "rlm-broker.toml sets base_url, model = m: look at it, and if you trust it run `rlm-broker config trust`"
-            in (sentence(refused))
-        )
+        assert "rlm-broker.toml sets base_url, model = m: look at it, and if you trust it run" in sentence(refused)
         assert server.requests == []
         assert run("config", "trust").returncode == 0
         assert run("ask", "What?", text, "-q").stdout == "it says: some text\n"
@@ -197,14 +137,6 @@ def test_replies_are_kept_where_the_settings_say(config: Path, text: Path, tmp_p
     assert first.stdout == second.stdout
     assert len(server.requests) == 3
     assert "3 calls (3 of them stored, not paid)" in second.stderr
-
-
-def test_a_key_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    key = {**command.ENVIRONMENT, "RLM_BROKER_API_KEY": "sk-of-the-test", "PATH": os.environ["PATH"]}
-    monkeypatch.setattr(command, "ENVIRONMENT", key)
-    shown = run("config", "show").stdout
-    assert "(set)" in shown
-    assert "sk-of-the-test" not in shown
 
 
 def test_a_model_that_is_not_asked_for_may_lack_its_key(config: Path, text: Path) -> None:
@@ -244,20 +176,3 @@ def test_what_a_server_has_and_the_providers_with_a_key_are_told(monkeypatch: py
     gone = run("models", "--base-url", server.base_url)
     assert f"server {server.base_url}: cannot connect to" in gone.stdout
     assert gone.returncode == 0
-
-
-def test_a_trace_and_a_recording_are_two_files(text: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "other"
-    folder.mkdir()
-    refused = run("ask", "What?", text, "-q", "--record", folder / "a", "--trace", folder / ".." / "other" / "a")
-    assert refused.returncode == 2
-    assert "--trace and --record name the same file" in sentence(refused)
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("option", ["--record", "--trace"])
-def test_what_is_written_about_a_run_is_not_in_its_context(text: Path, option: str) -> None:
-    refused = run("ask", "What?", text.parent, "-q", option, text.parent / "run.jsonl")
-    assert refused.returncode == 2
-    assert "lies in what you ask about" in sentence(refused)
-    assert not (text.parent / "run.jsonl").exists()

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,28 +19,13 @@ HOSTILE = "\x1b[31mred\x07 \u202e\nsecond line [bold]markup[/]"
 ESCAPED = "\\x1b[31mred\\x07 \\u202e second line [bold]markup[/]"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_sockets")
 
 
 def a_run(**more: object) -> RunStatus:
-    fields = {
-        "id": "0123456789abcdef",
-        "pid": 7,
-        "question": "How long?",
-        "model": "m",
-        "state": "running",
-        "turn": 2,
-        "doing": "calls m (2 of 8)",
-        "doing_since": time.time() - 65,
-        "started": 1.0,
-        "tokens": 12345,
-        "cost_usd": 0.5,
-    }
-    return RunStatus(**{**fields, **more})  # type: ignore[arg-type]
+    fields = {"id": "0123456789abcdef", "pid": 7, "question": "How long?", "model": "m", "state": "running", "turn": 2}
+    fields |= {"doing": "calls m (2 of 8)", "doing_since": time.time() - 65, "started": 1.0, "tokens": 12345}
+    return RunStatus(**{**fields, "cost_usd": 0.5, **more})  # type: ignore[arg-type]
 
 
 def a_repl(run: str | None) -> ReplStatus:
@@ -63,19 +47,13 @@ def test_table_has_a_row_for_each_run_and_repl() -> None:
     assert cells(repl_line)[:3] == ["serve 7", "repl-7-1", "busy"]
 
 
-def test_price_that_is_not_known_is_no_number() -> None:
-    process = ProcessStatus(pid=7, command="ask", started=1.0, runs=(a_run(cost_usd=None),))
-    assert cells(table([process], 200)[1])[-1] == "?"
-
-
-def test_long_question_leaves_room_for_the_rest() -> None:
-    process = ProcessStatus(pid=7, command="ask", started=1.0, runs=(a_run(question="why " * 100),))
-    assert all(len(line) <= 130 for line in table([process], 130))
-
-
-def test_hung_process_is_named_in_the_table() -> None:
-    (_, line) = table([ProcessStatus(pid=7, command="serve", started=1.0, is_hung=True)], 200)
-    assert cells(line) == ["serve 7", "does not answer: hung or suspended"]
+def test_long_question_unknown_price_and_hung_process_have_their_cells() -> None:
+    asked = ProcessStatus(pid=7, command="ask", started=1.0, runs=(a_run(question="why " * 100, cost_usd=None),))
+    hung = ProcessStatus(pid=7, command="serve", started=1.0, is_hung=True)
+    lines = table([asked, hung], 130)
+    assert max(map(len, lines)) <= 130
+    assert cells(lines[1])[-1] == "?"
+    assert cells(lines[2]) == ["serve 7", "does not answer: hung or suspended"]
 
 
 def test_no_process_is_one_sentence() -> None:
@@ -122,12 +100,6 @@ def test_watch_in_a_pipe_prints_tables() -> None:
         assert [watching.stdout.readline() for _ in range(2)] == [f"{NONE_RUNS}\n"] * 2
         watching.send_signal(signal.SIGINT)
         assert watching.wait() == 130
-
-
-def test_watch_of_json_is_refused() -> None:
-    done = run("ps", "--watch", "--json")
-    assert done.returncode == 2
-    assert "--watch shows a table" in done.stdout + done.stderr
 
 
 def test_folder_that_cannot_be_trusted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,63 +132,6 @@ def test_port_in_use_is_refused() -> None:
     assert f"the port {port} is in use" in sentence(done)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("--key", "env:NO_SUCH_KEY"), "serve.keys.default: the variable NO_SUCH_KEY is not set"),
-        (("--host", "0.0.0.0"), "0.0.0.0 is beyond loopback: give --certificate and --private-key for TLS"),
-        (("--certificate", "x.pem"), "TLS needs both files"),
-        (("--context", "logs"), "--context logs: give NAME=PATH"),
-        (("--context", "logs=/no/such/place"), "serve.contexts.logs: /no/such/place does not exist"),
-        (("--context", "a=/tmp", "--context", "a=/etc"), "--context a is given twice"),
-        (("--context", "a b=/tmp"), "serve.contexts.a b"),
-        (("--max-runs", "0"), "serve.max_runs: input should be greater than 0"),
-        (("--host", "no.such.host.invalid", "--behind-proxy"), "cannot listen on no.such.host.invalid"),
-        (("--config", "/no/such/file.toml"), "/no/such/file.toml"),
-    ],
-)
-def test_wrong_options_end_in_one_sentence(arguments: tuple[str, ...], why: str) -> None:
-    done = run("serve", "--port", "0", *arguments)
-    assert done.returncode == 2
-    assert why in sentence(done)
-
-
-@pytest.mark.parametrize(
-    ("certificate", "why"),
-    [("no.pem", "no.pem cannot be read: No such file or directory"), ("text.pem", "it is no PEM")],
-)
-def test_unusable_certificate_ends_in_one_sentence(tmp_path: Path, certificate: str, why: str) -> None:
-    (tmp_path / "text.pem").write_text("hello")
-    key = str(tmp_path / "text.pem")
-    done = run("serve", "--port", "0", "--certificate", tmp_path / certificate, "--private-key", key)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert why in sentence(done)
-
-
-def test_key_on_the_command_line_is_refused_and_not_repeated() -> None:
-    done = run("serve", "--key", "sk-a-real-key-of-mine")
-    assert done.returncode == 2
-    assert "env:NAME" in sentence(done)
-    assert "sk-a-real" not in done.stderr
-
-
-def test_key_in_a_settings_file_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text('[serve.keys.ann]\nkey = "sk-a-real-key"\n')
-    done = run("serve", "--config", config)
-    said = "serve.keys.ann.key must be env:NAME, with the name of the variable that holds the key"
-    assert (done.returncode, said in sentence(done)) == (2, True)
-    assert "sk-a-real" not in done.stderr
-
-
-def test_unknown_setting_of_the_server_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text("[serve]\nmax_rums = 3\n")
-    done = run("serve", "--config", config)
-    assert done.returncode == 2
-    assert "there is no setting 'serve.max_rums'; did you mean max_runs?" in sentence(done)
-
-
 def test_projects_file_with_a_server_needs_trust(tmp_path: Path) -> None:
     (tmp_path / "rlm-broker.toml").write_text('[serve]\nhost = "0.0.0.0"\nbehind_proxy = true\n')
     with server(cwd=tmp_path) as process:

@@ -1,12 +1,8 @@
 """`rlm-broker view`, with a run of another process."""
 
 import asyncio
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 
 import aiohttp
 import pytest
@@ -17,20 +13,7 @@ from tests.support.command import sentence, started
 from tests.support.controlled import SPINS, environment, library, seen
 from tests.support.waiting import WAIT_S
 
-WITHOUT = """
-import sys
-sys.modules['starlette'] = None
-from rlm_broker.cli.main import main
-sys.argv = ['rlm-broker', 'view']
-main()
-"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_sockets")
 
 
 async def _stop_by_http(link: str, status: RunStatus) -> list[str]:
@@ -70,23 +53,3 @@ def test_port_in_use_is_one_sentence() -> None:
         done = command("view", "--no-open", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 2
     assert "Address already in use: give another --port, or none" in sentence(done)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "example.com", "::"])
-def test_other_machines_are_refused(host: str) -> None:
-    done = command("view", "--no-open", "--host", host)
-    assert done.returncode == 2
-    assert "ssh -L" in sentence(done)
-
-
-def test_missing_extra_is_one_sentence() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-        env=dict(os.environ),
-    )
-    assert done.returncode == 2
-    assert sentence(done).endswith("needs packages that are not installed: pip install 'rlm-broker[serve]'")

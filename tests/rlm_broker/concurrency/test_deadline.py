@@ -264,13 +264,6 @@ async def test_deaf_work_has_fifteen_seconds_after_its_limit() -> None:
     assert time.monotonic() - started == pytest.approx(25)
 
 
-async def test_users_work_that_never_waits_gives_its_value() -> None:
-    async def at_once() -> str:
-        return "done"
-
-    assert await deadline.closed_if_deaf(at_once()) == "done"
-
-
 async def test_error_after_own_cancellation_is_not_reported() -> None:
     """An error after the deadline's own cancellation is not reported by asyncio."""
     told: list[dict[str, Any]] = []

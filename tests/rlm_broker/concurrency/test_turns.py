@@ -6,11 +6,10 @@ import itertools
 import random
 import time
 from collections import Counter
-from functools import partial
 
 import pytest
 
-from rlm_broker.concurrency.turns import IN_A_ROW, SPAN_S, Allowance, Apart, FairSemaphore, RateWindow, bounded_map
+from rlm_broker.concurrency.turns import SPAN_S, FairSemaphore, RateWindow, bounded_map
 from tests.support.clock import Clock
 from tests.support.waiting import WAIT_S, for_ever, turns
 
@@ -134,11 +133,6 @@ async def test_cancelling_a_turn_takes_constant_time() -> None:
     pytest.fail(f"growth: {growth}")
 
 
-async def test_without_a_bound_no_session_waits() -> None:
-    slots = FairSemaphore(None)
-    await asyncio.wait_for(asyncio.gather(*(slots.acquire("s") for _ in range(1000))), WAIT_S)
-
-
 async def test_place_is_immediate_only_without_waiters() -> None:
     """A place is taken at once only if no turn waits for it."""
     places = FairSemaphore(1)
@@ -189,24 +183,6 @@ async def test_results_keep_order_under_the_bound() -> None:
     assert most == 3
     assert await bounded_map([1], work, 99) == ["1"]
     assert await bounded_map([], work, 3) == []
-
-
-@pytest.mark.parametrize("at_once", [1, 3, 16, 100, 1000])
-async def test_work_that_never_waits_lets_others_in_between(at_once: int) -> None:
-    done = 0
-
-    async def work(_: int) -> None:
-        nonlocal done
-        done += 1
-
-    crew = asyncio.create_task(bounded_map(range(1000), work, at_once))
-    seen = [0]
-    while not crew.done():
-        await asyncio.sleep(0)
-        seen.append(done)
-    longest = max(later - before for before, later in itertools.pairwise(seen))
-    assert done == 1000
-    assert longest <= max(IN_A_ROW, at_once)
 
 
 async def test_late_pieces_are_cancelled_or_never_begin(leaping_clock: Clock) -> None:
@@ -331,69 +307,6 @@ async def test_error_of_a_piece_is_raised() -> None:
     assert [str(error) for error in raised.value.exceptions] == ["mine"]
 
 
-class Holders:
-    """Tasks that hold parts of one allowance until the test releases them."""
-
-    def __init__(self, amount: int) -> None:
-        self.allowance = Allowance(amount)
-        self.held = 0
-        self.most = 0
-
-    async def hold(self, part: int, until: asyncio.Event) -> None:
-        async with self.allowance.held(part):
-            self.held += part
-            self.most = max(self.most, self.held)
-            try:
-                await until.wait()
-            finally:
-                self.held -= part
-
-
-async def _settled() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def test_parts_beyond_the_amount_wait_in_order() -> None:
-    holders, first, rest = Holders(10), asyncio.Event(), asyncio.Event()
-    tasks = [asyncio.create_task(holders.hold(part, until)) for part, until in ((6, first), (6, rest), (1, rest))]
-    await _settled()
-    assert holders.held == 6  # the small one does not overtake the large one
-    first.set()
-    await _settled()
-    assert holders.held == 7
-    rest.set()
-    await asyncio.wait_for(asyncio.gather(*tasks), WAIT_S)
-
-
-async def test_part_larger_than_the_amount_is_held_alone() -> None:
-    holders, until = Holders(10), asyncio.Event()
-    large = asyncio.create_task(holders.hold(1000, until))
-    small = asyncio.create_task(holders.hold(1, until))
-    await _settled()
-    assert holders.held == 1000
-    until.set()
-    await asyncio.wait_for(asyncio.gather(large, small), WAIT_S)
-    assert holders.most == 1000
-
-
-@pytest.mark.parametrize("seed", range(20))
-async def test_cancelled_holders_and_waiters_lose_nothing(seed: int) -> None:
-    chance, holders, until = random.Random(seed), Holders(10), asyncio.Event()
-    tasks = [asyncio.create_task(holders.hold(chance.randrange(1, 8), until)) for _ in range(12)]
-    for _ in range(6):
-        for task in tasks:
-            if chance.random() < 0.2:
-                task.cancel()
-        await asyncio.sleep(0)
-    until.set()
-    await asyncio.wait(tasks, timeout=WAIT_S)
-    assert all(task.done() for task in tasks)
-    assert holders.most <= 10
-    async with asyncio.timeout(WAIT_S), holders.allowance.held(10):
-        pass
-
-
 def test_window_has_room_until_the_bound() -> None:
     """The window has room until the bound, and again when the first entry has left."""
     window = RateWindow(3)
@@ -445,31 +358,3 @@ def test_without_a_bound_there_is_always_room() -> None:
     for _ in range(100):
         window.use(1e9, 0)
     assert window.wait_s(1e9, 0) == 0
-
-
-async def test_no_two_pieces_share_a_turn() -> None:
-    turn, apart = 0, Apart()
-    done_in: list[int] = []
-
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    await asyncio.gather(*(apart.do(lambda: done_in.append(turn)) for _ in range(20)))
-    counting.cancel()
-    assert len(done_in) == len(set(done_in)) == 20
-
-
-async def test_cancelled_piece_is_done_all_the_same() -> None:
-    apart = Apart()
-    done: list[int] = []
-    tasks = [asyncio.create_task(apart.do(partial(done.append, number))) for number in range(3)]
-    await asyncio.sleep(0)
-    tasks[2].cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await tasks[2]
-    await asyncio.gather(*tasks[:2])
-    assert sorted(done) == [0, 1, 2]

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.context import archives, document_text, documents
+from rlm_broker.context import archives, document_text, file_content
 from rlm_broker.context.store import Encoded, store
-from rlm_broker.errors import ContextRefused
-from tests.support.contexts import loaded, written
+from tests.support.contexts import found_in, refused, value_of, written
 
 
 def pdf(*pages: str) -> bytes:
@@ -76,28 +75,23 @@ def test_pdf_is_the_text_of_its_pages(tmp_path: Path) -> None:
     data = pdf("first page", "second page")
     path = written(tmp_path / "a.pdf", data)
     for value in (path, written(tmp_path / "no_ending", data), io.BytesIO(data), Encoded(path, "cp1251", "strict")):
-        with store(value) as stored:
-            assert loaded(stored) == "first page\n\fsecond page\n"
+        assert value_of(value) == "first page\n\fsecond page\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "text"),
-    [
-        ("a.docx", docx, "before \u017c\nleft\tright tab\nafter\n"),
-        ("a.XLSX", xlsx, "# Prices\nlens\t40\t\t1.5\n# Empty\n"),
-        ("a.pptx", pptx, "# Slide 1\nTitle\nBody\nNotes\n"),
-    ],
-)
-def test_office_file_is_its_text(tmp_path: Path, name: str, make: Any, text: str) -> None:
-    data = make()
-    path = written(tmp_path / "in" / name, data)
-    with store(path) as stored:
-        assert loaded(stored) == text
+def test_office_file_is_its_text(tmp_path: Path) -> None:
+    expected = {"a.zip/plain.pdf": "in a zip\n"}
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(f"deep/{name}", data)
         archive.writestr("plain.pdf", pdf("in a zip"))
-    with store(tmp_path) as stored:
-        assert loaded(stored) == {f"a.zip/deep/{name}": text, "a.zip/plain.pdf": "in a zip\n", f"in/{name}": text}
+        for name, make, text in (
+            ("a.docx", docx, "before \u017c\nleft\tright tab\nafter\n"),
+            ("a.XLSX", xlsx, "# Prices\nlens\t40\t\t1.5\n# Empty\n"),
+            ("a.pptx", pptx, "# Slide 1\nTitle\nBody\nNotes\n"),
+        ):
+            data = make()
+            assert value_of(written(tmp_path / "in" / name, data)) == text
+            archive.writestr(f"deep/{name}", data)
+            expected |= {f"a.zip/deep/{name}": text, f"in/{name}": text}
+    assert value_of(tmp_path) == expected
 
 
 def test_document_that_cannot_be_read_is_refused_and_counted(tmp_path: Path) -> None:
@@ -106,12 +100,9 @@ def test_document_that_cannot_be_read_is_refused_and_counted(tmp_path: Path) -> 
         ("scan.pdf", pdf(""), r"there is no text in it \(pictures of text are not read\)"),
         ("other.docx", xlsx(), "it is damaged"),
     ):
-        with pytest.raises(ContextRefused, match=f"{name} cannot be read as {name[-4:].strip('.')}: {why}"):
-            store(written(tmp_path / name, data))
+        refused(written(tmp_path / name, data), f"{name} cannot be read as {name[-4:].strip('.')}: {why}")
     written(tmp_path / "good", "text")
-    with store(tmp_path) as stored:
-        assert loaded(stored) == {"good": "text"}
-        assert stored.info.skipped == {"a document that cannot be read": 3}
+    assert found_in(tmp_path) == ({"good": "text"}, {"a document that cannot be read": 3})
 
 
 def test_document_with_a_password_is_refused(tmp_path: Path) -> None:
@@ -119,16 +110,14 @@ def test_document_with_a_password_is_refused(tmp_path: Path) -> None:
     writer = pypdf.PdfWriter(io.BytesIO(pdf("secret")))
     writer.encrypt("password", algorithm="RC4-128")
     writer.write(tmp_path / "a.pdf")
-    with pytest.raises(ContextRefused, match=r"a\.pdf cannot be read as pdf: it opens with a password"):
-        store(tmp_path / "a.pdf")
+    refused(tmp_path / "a.pdf", r"a\.pdf cannot be read as pdf: it opens with a password")
 
 
 def test_missing_library_is_named_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "a.pdf", pdf("text"))
     written(tmp_path / "good", "text")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ContextRefused, match=r"a.pdf is a pdf document: pip install 'rlm-broker\[documents\]'"):
-        store(path)
+    refused(path, r"a.pdf is a pdf document: pip install 'rlm-broker\[documents\]'")
     with store(tmp_path) as stored:
         assert stored.info.skipped == {"PDF or office file, which needs rlm-broker[documents]": 1}
 
@@ -152,22 +141,21 @@ def test_reader_without_end_is_killed(tmp_path: Path, monkeypatch: pytest.Monkey
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", recorded)
-    monkeypatch.setattr(documents, "TIMEOUT_S", 0.5)
-    with pytest.raises(ContextRefused, match=r"a\.pdf cannot be read: it took more than"):
-        store(path)
+    monkeypatch.setattr(file_content, "TIMEOUT_S", 0.5)
+    refused(path, r"a\.pdf cannot be read: it took more than")
     assert started[0].returncode == -9
 
 
 def test_reader_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ContextRefused, match="or crashed the process that reads it"):
-        store(running(tmp_path, monkeypatch, "os.kill(os.getpid(), 11)"))
+    path = running(tmp_path, monkeypatch, "os.kill(os.getpid(), 11)")
+    refused(path, "or crashed the process that reads it")
+    monkeypatch.setattr(sys, "executable", os.devnull)
+    refused(path, r"a\.pdf cannot be read: its process did not start")
 
 
 def test_reader_ends_if_its_text_is_unwanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader ends when its text is no longer wanted."""
     path = running(tmp_path, monkeypatch, "os.write(1, b'\\0')\nwhile True: os.write(1, b'x' * 65536)")
-    with pytest.raises(ContextRefused, match=r"a\.pdf is binary"):
-        store(path)
+    refused(path, r"a\.pdf is binary")
 
 
 def test_reader_has_bounds_and_nothing_of_ours(tmp_path: Path) -> None:
@@ -199,41 +187,25 @@ def test_document_that_takes_too_much_memory_is_refused(tmp_path: Path, monkeypa
     code = Path(document_text.__file__).read_text().replace("1 << 31", "1 << 25")
     program = written(tmp_path / "program.py", code)
     monkeypatch.setattr(document_text, "__file__", str(program))
-    with pytest.raises(ContextRefused, match="cannot be read as pdf"):
-        store(written(tmp_path / "a.pdf", pdf("text")))
+    refused(written(tmp_path / "a.pdf", pdf("text")), "cannot be read as pdf")
 
 
-def test_document_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 100)
-    with pytest.raises(ContextRefused, match=r"a\.pdf is a document of more than 100 bytes: hand in its text"):
-        store(written(tmp_path / "a.pdf", pdf("text")))
-
-
-def test_text_of_a_document_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_and_its_text_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = pytest.importorskip("openpyxl").Workbook()
     for _ in range(200):
         book.active.append(["y" * 30_000])  # kept once in the file
     path = written(tmp_path / "a.xlsx", saved(book))
     assert path.stat().st_size < 20_000
-    monkeypatch.setattr(documents, "MAX_TEXT_BYTES", 1_000_000)
-    with pytest.raises(ContextRefused, match=r"a\.xlsx has more than 1,000,000 bytes of text: hand in what"):
-        store(path)
+    monkeypatch.setattr(file_content, "MAX_TEXT_BYTES", 1_000_000)
+    refused(path, r"a\.xlsx has more than 1,000,000 bytes of text: hand in what")
     written(tmp_path / "good", "text")
-    with store(tmp_path) as stored:
-        assert loaded(stored) == {"good": "text"}
-        assert stored.info.skipped == {"a document that is too large": 1}
+    assert found_in(tmp_path) == ({"good": "text"}, {"a document that is too large": 1})
+    monkeypatch.setattr(file_content, "MAX_DOCUMENT_BYTES", 100)
+    refused(written(tmp_path / "a.pdf", pdf("text")), r"a\.pdf is a document of more than 100 bytes: hand in its text")
 
 
 def test_document_texts_count_as_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of documents count against the bound of unpacked bytes."""
     for number in range(3):
         written(tmp_path / f"{number}.pdf", pdf("x" * 400))
     monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1_000)
-    with pytest.raises(ContextRefused, match=r"2\.pdf: the compressed files and documents of a context may be 1,000"):
-        store(tmp_path)
-
-
-def test_no_process_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", os.devnull)
-    with pytest.raises(ContextRefused, match=r"a\.pdf cannot be read: its process did not start"):
-        store(written(tmp_path / "a.pdf", pdf("text")))
+    refused(tmp_path, r"2\.pdf: the compressed files and documents of a context may be 1,000")

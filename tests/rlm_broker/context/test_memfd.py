@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,9 @@ from rlm_broker.context import found_files
 from rlm_broker.context import memfd as context_memfd
 from rlm_broker.context.memfd import Memfd
 from rlm_broker.context.store import store
-from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
-from tests.support.contexts import fd_of, form_of, loaded
+from tests.support.contexts import fd_of, form_of, loaded, refused, value_of, written
 from tests.support.places import PROJECT
 
 REPOSITORY = str(PROJECT)
@@ -25,132 +25,129 @@ PAGE = os.sysconf("SC_PAGESIZE")
 MB = 1 << 20
 
 
-@pytest.mark.parametrize(
-    ("text", "width"),
-    [
-        ("", 1),
-        ("plain", 1),
-        ("caf\xe9", 1),
-        ("\xff" * PAGE, 1),
-        ("z\u017c" * 3000, 2),
-        ("\u20ac" * (PAGE // 2), 2),
-        ("a\U0001f600" * 3000, 4),
-        ("\U0001f600" * (PAGE // 4), 4),
-        ("a" * (3 * MB) + "\xe9", 1),
-        ("\xe9" * (2 * MB + 1) + "\u017c", 2),
-        ("\xe9" * (2 * MB + 1) + "\U0001f600" + "a" * MB, 4),
-        ("\xe9" * MB + "\u017c" * (MB + 1) + "\U0001f600" + "\xe9", 4),
-        ("\ud83d\ude00" * MB + "\U0001f600" + "\udfff", 4),
-        ("\ud800\udc00 and \udfff", 2),
-        ("nul \0 byte", 1),
-    ],
-    ids=lambda value: None if isinstance(value, int) else f"{value[:3]!a}_{len(value)}",
-)
-def test_text_is_kept_at_its_narrowest_width(text: str, width: int) -> None:
-    """A text is kept at its narrowest width and comes out equal."""
-    with store(text) as stored:
-        assert form_of(stored) == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
-        assert os.fstat(fd_of(stored)).st_size == span_bytes(len(text), width)
-        assert (stored.info.type_name, stored.info.total_chars, stored.info.parts_total) == ("str", len(text), 0)
-        for maps in (True, False):
-            assert loaded(stored, maps) == text
-            assert hash(loaded(stored, maps)) == hash(text)
+WIDTHS = [
+    ("", 1),
+    ("plain", 1),
+    ("caf\xe9", 1),
+    ("\xff" * PAGE, 1),
+    ("z\u017c" * 3000, 2),
+    ("\u20ac" * (PAGE // 2), 2),
+    ("a\U0001f600" * 3000, 4),
+    ("\U0001f600" * (PAGE // 4), 4),
+    ("a" * (3 * MB) + "\xe9", 1),
+    ("\xe9" * (2 * MB + 1) + "\u017c", 2),
+    ("\xe9" * (2 * MB + 1) + "\U0001f600" + "a" * MB, 4),
+    ("\xe9" * MB + "\u017c" * (MB + 1) + "\U0001f600" + "\xe9", 4),
+    ("\ud83d\ude00" * MB + "\U0001f600" + "\udfff", 4),
+    ("\ud800\udc00 and \udfff", 2),
+    ("nul \0 byte", 1),
+]
 
 
-@pytest.mark.parametrize("before", range(5))
-@pytest.mark.parametrize("character", ["\xe9", "\u20ac", "\U0001f600"])
-def test_character_cut_by_a_piece_boundary_is_kept(tmp_path: Path, before: int, character: str) -> None:
-    text = "a" * (found_files.PIECE_BYTES - before) + character + "b" * 10
-    path = tmp_path / "file"
-    path.write_bytes(text.encode())
-    with store(path) as stored:
-        assert loaded(stored) == text
+def test_text_is_kept_at_its_narrowest_width() -> None:
+    for text, width in WIDTHS:
+        with store(text) as stored:
+            assert form_of(stored) == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
+            assert os.fstat(fd_of(stored)).st_size == span_bytes(len(text), width)
+            assert (stored.info.type_name, stored.info.total_chars, stored.info.parts_total) == ("str", len(text), 0)
+            for maps in (True, False):
+                assert loaded(stored, maps) == text
+                assert hash(loaded(stored, maps)) == hash(text)
+
+
+def test_character_cut_by_a_piece_boundary_is_kept(tmp_path: Path) -> None:
+    for before, character in product(range(5), ("\xe9", "\u20ac", "\U0001f600")):
+        text = "a" * (found_files.PIECE_BYTES - before) + character + "b" * 10
+        assert value_of(written(tmp_path / "file", text)) == text
 
 
 def test_late_emoji_widens_a_large_file(tmp_path: Path) -> None:
-    """An emoji at the very end of a large file widens all of it."""
     for start in ("0123456\u017c\n", "0123456\xe9\n", "01234567\n"):
         text = start * MB + "\U0001f600"
-        path = tmp_path / "file"
-        path.write_bytes(text.encode())
-        with store(path) as stored:
+        with store(written(tmp_path / "file", text)) as stored:
             assert form_of(stored).width == 4
             assert loaded(stored) == text
 
 
 def test_a_part_larger_than_a_piece_comes_out_equal() -> None:
     value = {"long": '\xe9"\n' * context_memfd._PIECE_CHARS, "after": [1]}
-    with store(value) as stored:
-        assert loaded(stored) == value
+    assert value_of(value) == value
 
 
-@pytest.mark.parametrize(
-    "line", ["0123456789abcde\n", "za\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n"], ids=["ascii", "polish"]
-)
-def test_large_file_takes_no_process_memory(tmp_path: Path, line: str) -> None:
-    """Storing and loading a large file takes no memory of any process."""
-    block = line.encode() * (MB // len(line.encode()))
-    with (tmp_path / "large").open("wb") as file:
-        for _ in range(200):
-            file.write(block)
-    (tmp_path / "script.py").write_text(
-        """
+MEASURES = """
 import os, sys
 from pathlib import Path
 from rlm_broker.context.store import store
+from sandbox_worker.loading.self_test import mapping_works
 from tests.support.contexts import loaded
 
 def status_kb(name):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(name + ":"))
 
+assert mapping_works()
 before = status_kb("VmHWM")
 stored = store(Path(sys.argv[1]))
 print(status_kb("VmHWM") - before, flush=True)
-child = os.fork()
-if not child:
-    before = status_kb("RssAnon")
-    text = loaded(stored)
-    stored.close()
-    assert len(text) == stored.info.total_chars
-    assert text.count(chr(10)) == int(sys.argv[2])
-    print(status_kb("RssAnon") - before, flush=True)
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        before = status_kb("RssAnon")
+        found = loaded(stored)
+        texts = [found] if isinstance(found, str) else [*found.values()]
+        assert sum(map(len, texts)) == stored.info.total_chars
+        print(sum(text.count("f") for text in texts), status_kb("RssAnon") - before, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 assert "pydantic" not in sys.modules
 """
-    )
+
+
+def test_files_of_any_size_take_no_process_memory(tmp_path: Path) -> None:
+    """Storing and loading large files or many takes no memory of any process."""
+    (tmp_path / "measures.py").write_text(MEASURES)
+    for name, line in (("ascii", "0123456789abcdef\n"), ("polish", "fa\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n")):
+        lines = MB // len(line.encode())
+        with (tmp_path / name).open("wb") as file:
+            for _ in range(200):
+                file.write(line.encode() * lines)
+        assert measured(tmp_path, name, 60_000) == 200 * lines
+        (tmp_path / name).unlink()
+    for number in range(400):
+        text = "0123456789abcdef" * 32_768 + ("\xe9" if number % 3 == 1 else "")
+        written(tmp_path / "tree" / f"{number % 7}" / f"{number}.txt", text)
+    assert measured(tmp_path, "tree", 30_000) == 400 * 32_768
+
+
+def measured(folder: Path, name: str, most_kb: int) -> int:
+    """Return how often the letter f is in the texts that a worker has loaded of these files."""
     run = subprocess.run(
-        [sys.executable, tmp_path / "script.py", tmp_path / "large", str(200 * block.count(b"\n"))],
+        [sys.executable, folder / "measures.py", folder / name],
         env={"PYTHONPATH": REPOSITORY},
         capture_output=True,
         text=True,
         check=False,
     )
-    (tmp_path / "large").unlink()
     assert (run.returncode, run.stderr) == (0, "")
-    stored_kb, loaded_kb = map(int, run.stdout.split())
-    assert stored_kb < 60_000
-    assert loaded_kb < 2_000
+    stored_kb, count, loaded_kb, _, again_kb = map(int, run.stdout.split())
+    assert stored_kb < most_kb
+    assert max(loaded_kb, again_kb) < 2_000
+    return count
 
 
-@pytest.mark.parametrize("value", ["text", {"a": "x" * 5000}, {"a": 1}], ids=["text", "texts", "json"])
-def test_stored_bytes_cannot_be_changed_through_the_descriptor(value: object) -> None:
-    with store(value) as stored:
-        assert fcntl.fcntl(fd_of(stored), fcntl.F_GET_SEALS) & SEALS == SEALS
-        assert not os.get_inheritable(fd_of(stored))
-        again = os.open(f"/proc/self/fd/{fd_of(stored)}", os.O_RDWR)
-        try:
-            for change in (
-                lambda: os.write(again, b"x"),
-                lambda: os.ftruncate(again, 0),
-                lambda: os.ftruncate(again, 1 << 20),
-                lambda: fcntl.fcntl(again, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL),
+def test_stored_bytes_cannot_be_changed_through_the_descriptor() -> None:
+    for value in ("text", {"a": "x" * 5000}, {"a": 1}):
+        with store(value) as stored, open(f"/proc/self/fd/{fd_of(stored)}", "r+b", buffering=0) as again:
+            assert fcntl.fcntl(fd_of(stored), fcntl.F_GET_SEALS) & SEALS == SEALS
+            assert not os.get_inheritable(fd_of(stored))
+            for function, *arguments in (
+                (os.write, b"x"),
+                (os.ftruncate, 0),
+                (os.ftruncate, 1 << 20),
+                (fcntl.fcntl, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL),
             ):
                 with pytest.raises(PermissionError):
-                    change()
-        finally:
-            os.close(again)
+                    function(again.fileno(), *arguments)
 
 
 def test_context_is_refused_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +156,7 @@ def test_context_is_refused_without_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "write", no_space)
     for value in ("text", {"a": "text"}, ["text" * 5000, "\u20ac" * 5000]):
-        with pytest.raises(ContextRefused, match="the context cannot be stored in memory: No space left on device"):
-            store(value)
+        refused(value, "the context cannot be stored in memory: No space left on device")
 
 
 def test_kernel_without_the_newest_flag_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +231,6 @@ def failing(pieces: list[str | bytes]) -> Iterator[str | bytes]:
 
 
 def test_failed_text_is_taken_back() -> None:
-    """The bytes that were written of a text that fails are taken back."""
     large: list[str | bytes] = [b"a" * MB, "\xe9" * MB, "\u20ac" * MB]
     others: list[list[str | bytes]] = [[], [""], ["small"]]
     with context_memfd.TextMemfd() as memfd:
@@ -251,55 +246,6 @@ def test_failed_text_is_taken_back() -> None:
         assert load(fd, form, True) == {"a": "before", "b": "behind"}
     finally:
         os.close(fd)
-
-
-def test_many_files_take_no_process_memory(tmp_path: Path) -> None:
-    """Storing and loading many files takes no memory of any process."""
-    line = "0123456789abcdef"
-    for number in range(400):
-        text = line * 32_768 + ("\xe9" if number % 3 == 1 else "")
-        (tmp_path / "tree" / f"{number % 7}").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "tree" / f"{number % 7}" / f"{number}.txt").write_text(text)
-    (tmp_path / "script.py").write_text(
-        """
-import os, sys
-from pathlib import Path
-from rlm_broker.context.store import store
-from sandbox_worker.loading.self_test import mapping_works
-from tests.support.contexts import loaded
-
-def status_kb(name):
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith(name + ":"))
-
-assert mapping_works()
-before = status_kb("VmHWM")
-stored = store(Path(sys.argv[1]))
-print(status_kb("VmHWM") - before, flush=True)
-for _ in range(2):
-    child = os.fork()
-    if not child:
-        before = status_kb("RssAnon")
-        texts = loaded(stored)
-        assert len(texts) == 400
-        assert sum(map(len, texts.values())) == stored.info.total_chars
-        assert sum(text.count("f") for text in texts.values()) == 400 * 32_768
-        print(status_kb("RssAnon") - before, flush=True)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-"""
-    )
-    run = subprocess.run(
-        [sys.executable, tmp_path / "script.py", tmp_path / "tree"],
-        env={"PYTHONPATH": REPOSITORY},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    stored_kb, *loaded_kb = map(int, run.stdout.split())
-    assert stored_kb < 30_000
-    assert max(loaded_kb) < 2_000
 
 
 def test_view_held_by_another_thread_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:

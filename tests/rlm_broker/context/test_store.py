@@ -8,7 +8,6 @@ import io
 import os
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,10 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.encoding import MAX_NESTING
-from tests.support.contexts import fd_of, form_of, loaded, written
+from tests.support.contexts import fd_of, form_of, loaded, refused, value_of, written
 
 
 def test_close_is_idempotent_and_spares_reused_descriptors() -> None:
-    """Closing is idempotent and never closes a descriptor whose number was reused."""
     stored = store("text")
     number = fd_of(stored)
     stored.close()
@@ -55,12 +53,10 @@ def test_file_keeps_its_line_ends(tmp_path: Path) -> None:
 def test_a_link_that_the_user_names_is_followed(tmp_path: Path) -> None:
     written(tmp_path / "a" / "target", "there")
     (tmp_path / "link").symlink_to(tmp_path / "a" / "target")
-    with store(tmp_path / "link") as stored:
-        assert loaded(stored) == "there"
+    assert value_of(tmp_path / "link") == "there"
 
 
 def test_several_paths_are_one_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several paths are one dict, and equal names become the paths as given."""
     monkeypatch.chdir(tmp_path)
     for name in ("one/x.txt", "two/x.txt", "two/y.txt", "three/one/x.txt", "z.log"):
         written(Path(name), name)
@@ -72,16 +68,11 @@ def test_several_paths_are_one_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["*.log", "one"], {"x.txt": "one/x.txt", "z.log": "z.log"}),
         (
             ["one/x.txt", "two/x.txt", "three"],
-            {
-                str(tmp_path / "one/x.txt"): "one/x.txt",
-                "two/x.txt": "two/x.txt",
-                str(tmp_path / "three/one/x.txt"): "three/one/x.txt",
-            },
+            {f"{tmp_path}/{name}": name for name in ("one/x.txt", "three/one/x.txt")} | {"two/x.txt": "two/x.txt"},
         ),
     ]
     for paths, expected in cases:
-        with store(Paths(paths)) as stored:
-            assert loaded(stored) == expected
+        assert value_of(Paths(paths)) == expected
 
 
 @pytest.mark.parametrize("names", [[], ["picture.png"]], ids=["empty", "only_binary"])
@@ -89,14 +80,10 @@ def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, names: list[st
     for name in names:
         written(tmp_path / name, b"\0")
     left_out = "1 binary" if names else "nothing"
-    with pytest.raises(ContextRefused, match=f"there is no text in {tmp_path}; left out: {left_out}"):
-        store(tmp_path)
-    with pytest.raises(ContextRefused, match=r"none\.\* matches no file"):
-        store(tmp_path / "none.*")
-    with pytest.raises(ContextRefused, match="missing does not exist"):
-        store(Paths([tmp_path, tmp_path / "missing"]))
-    with pytest.raises(ContextRefused, match="Paths has no path: name a file or a folder"):
-        store(Paths([]))
+    refused(tmp_path, f"there is no text in {tmp_path}; left out: {left_out}")
+    refused(tmp_path / "none.*", r"none\.\* matches no file")
+    refused(Paths([tmp_path, tmp_path / "missing"]), "missing does not exist")
+    refused(Paths([]), "Paths has no path: name a file or a folder")
 
 
 class Color(enum.StrEnum):
@@ -132,44 +119,42 @@ class Odd(str):
 Point = collections.namedtuple("Point", "x y")
 
 
-@pytest.mark.parametrize("character", ["a", "\u017c"])
-def test_text_of_a_subclass_is_its_characters(character: str) -> None:
-    """A text whose class is odd is its own characters."""
-    text = character * (memfd._PIECE_CHARS + 1)
-    for value, expected in ((Odd(text), text), ([Odd(text)], [text]), ([Odd(text), 1], [text, 1])):
+def test_text_of_a_subclass_is_its_characters() -> None:
+    for character in ("a", "\u017c"):
+        text = character * (memfd._PIECE_CHARS + 1)
+        for value, expected in ((Odd(text), text), ([Odd(text)], [text]), ([Odd(text), 1], [text, 1])):
+            assert value_of(value) == expected
+
+
+PLAIN: list[tuple[Any, Any, int]] = [
+    ({"a": "four", "b": "\u017c"}, None, 5),
+    (["one", "two", ""], None, 6),
+    (("one", "two"), ["one", "two"], 6),
+    ({}, None, 2),
+    ([], None, 2),
+    ({"a": [1, 2]}, None, 11),
+    ([{"role": "user", "content": "hi"}], None, 32),
+    (17, None, 2),
+    (2**80, None, 25),
+    (-0.5, None, 4),
+    (True, None, 4),
+    (None, None, 4),
+    (collections.Counter("aab"), {"a": 2, "b": 1}, 13),
+    (Point(1, [2.5]), [1, [2.5]], 9),
+    ([Color.RED, Text("sub"), {Text("k"): Number.ONE}], ["red", "sub", {"k": 1}], 21),
+    ({"lone \ud83d": "\ud83d\ude00"}, None, 2),
+    ([["\ud83d\ude00", "\udfff"]], None, 18),
+]
+
+
+def test_a_plain_value_comes_out_equal() -> None:
+    for value, other, total_chars in PLAIN:
+        expected = value if other is None else other
         with store(value) as stored:
             assert loaded(stored) == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "expected", "type_name", "total_chars"),
-    [
-        ({"a": "four", "b": "\u017c"}, None, "dict", 5),
-        (["one", "two", ""], None, "list", 6),
-        (("one", "two"), ["one", "two"], "list", 6),
-        ({}, None, "dict", 2),
-        ([], None, "list", 2),
-        ({"a": [1, 2]}, None, "dict", 11),
-        ([{"role": "user", "content": "hi"}], None, "list", 32),
-        (17, None, "int", 2),
-        (2**80, None, "int", 25),
-        (-0.5, None, "float", 4),
-        (True, None, "bool", 4),
-        (None, None, "NoneType", 4),
-        (collections.Counter("aab"), {"a": 2, "b": 1}, "dict", 13),
-        (Point(1, [2.5]), [1, [2.5]], "list", 9),
-        ([Color.RED, Text("sub"), {Text("k"): Number.ONE}], ["red", "sub", {"k": 1}], "list", 21),
-        ({"lone \ud83d": "\ud83d\ude00"}, None, "dict", 2),
-        ([["\ud83d\ude00", "\udfff"]], None, "list", 18),
-    ],
-)
-def test_a_plain_value_comes_out_equal(value: object, expected: object, type_name: str, total_chars: int) -> None:
-    with store(value) as stored:
-        result = loaded(stored)
-        assert result == (value if expected is None else expected)
-        assert type(result).__name__ == stored.info.type_name == type_name
-        assert stored.info.total_chars == total_chars
-        assert form_of(stored) == ContextForm("json", os.fstat(fd_of(stored)).st_size)
+            assert type(loaded(stored)).__name__ == stored.info.type_name == type(expected).__name__
+            assert stored.info.total_chars == total_chars
+            assert form_of(stored) == ContextForm("json", os.fstat(fd_of(stored)).st_size)
 
 
 MANY_TEXTS: list[Any] = [
@@ -185,11 +170,11 @@ MANY_TEXTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", MANY_TEXTS, ids=range(len(MANY_TEXTS)))
-def test_long_texts_are_mapped_and_nothing_else_is_different(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with store(value) as mapped:
-        monkeypatch.setattr("rlm_broker.context.objects.MAPPED_CHARS", 1 << 60)
-        with store(value) as decoded:
+def test_long_texts_are_mapped_and_nothing_else_is_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapping = [store(value) for value in MANY_TEXTS]
+    monkeypatch.setattr("rlm_broker.context.objects.MAPPED_CHARS", 1 << 60)
+    for value, stored in zip(MANY_TEXTS, mapping, strict=True):
+        with stored as mapped, store(value) as decoded:
             assert (form_of(mapped).kind, form_of(decoded).kind) == ("texts", "json")
             assert mapped.info == decoded.info
             found = loaded(mapped)
@@ -199,28 +184,26 @@ def test_long_texts_are_mapped_and_nothing_else_is_different(value: Any, monkeyp
             assert {type(text) for text in (found.values() if isinstance(found, dict) else found)} == {str}
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (["x" * 1000, "y" * 1000], "texts"),
-        (["x" * 1000, "y" * 999], "json"),
-        (["x" * 2000, ""], "texts"),
-        (["x" * 5000, 1], "json"),
-        (["x" * 5000, None], "json"),
-        (["x" * 5000, ["y" * 5000]], "json"),
-        ({"a": "x" * 5000, "b": {"c": "y"}}, "json"),
-        ([], "json"),
-        ({}, "json"),
-    ],
-)
-def test_short_or_non_text_value_stays_json(value: object, kind: str) -> None:
-    with store(value) as stored:
-        assert form_of(stored).kind == kind
-        assert loaded(stored) == value
+KINDS: list[tuple[Any, str]] = [
+    (["x" * 1000, "y" * 1000], "texts"),
+    (["x" * 1000, "y" * 999], "json"),
+    (["x" * 2000, ""], "texts"),
+    (["x" * 5000, 1], "json"),
+    (["x" * 5000, None], "json"),
+    (["x" * 5000, ["y" * 5000]], "json"),
+    ({"a": "x" * 5000, "b": {"c": "y"}}, "json"),
+    ([], "json"),
+    ({}, "json"),
+]
+
+
+def test_short_or_non_text_value_stays_json() -> None:
+    for value, kind in KINDS:
+        with store(value) as stored:
+            assert (form_of(stored).kind, loaded(stored)) == (kind, value)
 
 
 def test_parts_beyond_one_hundred_are_only_counted() -> None:
-    """The first hundred parts are listed, and all are counted."""
     with store([str(number) for number in range(1000)]) as stored:
         assert stored.info.parts[:2] == (("0", 1), ("1", 1))
         assert stored.info.parts[-1] == ("99", 2)
@@ -243,54 +226,31 @@ def cyclic() -> object:
     return value
 
 
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        ({"a": [0, 1, 2, object()]}, "context['a'][3] is an object, which does not cross"),
-        (object(), "context is an object, which does not cross"),
-        (
-            b"bytes",
-            "context is of type bytes: decode them to str first, or hand in a stream of them, io.BytesIO(data)",
-        ),
-        ([10**10_001], "context[0] is a number of more than 10,000 digits, which does not cross"),
-        (cyclic(), "context['a'][1]['b'] contains itself"),
-        ([Path("a")], "context[0] is a PosixPath: a Path is a context only by itself; several are Paths([...])"),
-        (
-            nested(MAX_NESTING + 1),
-            "context[0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0... is nested deeper than 200 levels",
-        ),
-        (
-            nested(50_000),
-            "context[0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0][0... is nested deeper than 200 levels",
-        ),
-    ],
-    ids=[
-        "inside",
-        "object",
-        "bytes",
-        "digits",
-        "cycle",
-        "path",
-        "deep",
-        "very_deep",
-    ],
-)
-def test_unsupported_value_is_refused_with_its_place(value: object, sentence: str) -> None:
-    with pytest.raises(ContextRefused) as refused:
-        store(value)
-    assert str(refused.value) == sentence
+TOO_DEEP = f"context{'[0]' * 18}"[:60] + "... is nested deeper than 200 levels"
+UNSUPPORTED: list[tuple[Any, str]] = [
+    ({"a": [0, 1, 2, object()]}, "context['a'][3] is an object, which does not cross"),
+    (object(), "context is an object, which does not cross"),
+    (b"bytes", "context is of type bytes: decode them to str first, or hand in a stream of them, io.BytesIO(data)"),
+    ([10**10_001], "context[0] is a number of more than 10,000 digits, which does not cross"),
+    (cyclic(), "context['a'][1]['b'] contains itself"),
+    ([Path("a")], "context[0] is a PosixPath: a Path is a context only by itself; several are Paths([...])"),
+    (nested(MAX_NESTING + 1), TOO_DEEP),
+    (nested(50_000), TOO_DEEP),
+]
+
+
+def test_unsupported_value_is_refused_with_its_place() -> None:
+    for value, sentence in UNSUPPORTED:
+        assert refused(value) == sentence
 
 
 def test_deepest_accepted_value_can_be_loaded() -> None:
-    """The deepest accepted value can be loaded, and the same list may stand in two places."""
     shared = ["shared"]
     for value in (nested(MAX_NESTING), [shared, {"again": shared}]):
-        with store(value) as stored:
-            assert loaded(stored) == value
+        assert value_of(value) == value
 
 
 def test_closed_context_is_not_its_numbers_new_owner() -> None:
-    """A closed context is not taken for the file that now has its descriptor number."""
     closed = store("mine")
     number = fd_of(closed)
     closed.close()
@@ -322,42 +282,32 @@ def test_dict_of_stored_texts_counts_their_characters() -> None:
         assert joined.info.total_chars == 8
 
 
-@pytest.mark.parametrize(
-    ("made", "problem"),
-    [
-        (lambda one: {"a": one, "b": object()}, "an object"),
-        (lambda one: {1: one}, "the key 1, beside a StoredContext, must be printable text"),
-        (lambda one: {"a" * 201: one}, "must be printable text of up to 200 characters"),
-        (lambda one: {"a": store({"b": one})}, "'a' is a dict of stored contexts itself: put them into one dict"),
-        (lambda one: {str(number): one for number in range(65)}, "has 65 keys, more than 64"),
-        (lambda one: [one], "a StoredContext"),
-    ],
-)
-def test_unjoinable_contexts_are_refused_without_a_leak(made: Any, problem: str) -> None:
-    """Contexts that cannot be joined are refused, and no descriptor stays open."""
-    with store("text") as one:
-        given = made(one)
-        before = set(Path("/proc/self/fd").iterdir())
-        with pytest.raises(ContextRefused, match=problem):
-            store(given)
-        assert set(Path("/proc/self/fd").iterdir()) == before
+UNJOINABLE: list[tuple[Any, str]] = [
+    (lambda one: {"a": one, "b": object()}, "an object"),
+    (lambda one: {1: one}, "the key 1, beside a StoredContext, must be printable text"),
+    (lambda one: {"a" * 201: one}, "must be printable text of up to 200 characters"),
+    (lambda one: {"a": store({"b": one})}, "'a' is a dict of stored contexts itself: put them into one dict"),
+    (lambda one: {str(number): one for number in range(65)}, "has 65 keys, more than 64"),
+    (lambda one: [one], "a StoredContext"),
+]
+
+
+def test_unjoinable_contexts_are_refused_without_a_leak() -> None:
+    for made, problem in UNJOINABLE:
+        with store("text") as one:
+            given = made(one)
+            before = set(Path("/proc/self/fd").iterdir())
+            refused(given, problem)
+            assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_closed_context_is_not_joined() -> None:
     one = store("text")
     one.close()
-    with pytest.raises(ContextRefused, match="was closed: store it again"):
-        store({"a": one})
+    refused({"a": one}, "was closed: store it again")
 
 
 MOST = 1 << 24
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_open() -> Iterator[None]:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    yield
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def stored(path: Path, data: bytes, *, is_json: bool = False, most: int = MOST) -> StoredContext:
@@ -369,51 +319,46 @@ def stored(path: Path, data: bytes, *, is_json: bool = False, most: int = MOST) 
         os.close(fd)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "short", "é中𝄞" * PIECE_BYTES, "x" + "𝄞" * PIECE_BYTES, "lone \ud800", "\udfff" * (PIECE_BYTES + 1)]
-)
-def test_text_survives_pieces_that_cut_characters(tmp_path: Path, text: str) -> None:
-    """A text comes out as it went in, also where a piece ends within a character."""
-    with stored(tmp_path / "file", text.encode("utf-8", "surrogatepass")) as part:
-        assert ascii(loaded(part)) == ascii(text)  # lone surrogates could not be printed
-        assert (part.info.type_name, part.info.total_chars) == ("str", len(text))
+def test_text_survives_pieces_that_cut_characters(tmp_path: Path) -> None:
+    long = ("é中𝄞" * PIECE_BYTES, "x" + "𝄞" * PIECE_BYTES, "\udfff" * (PIECE_BYTES + 1))
+    for text in ("", "short", "lone \ud800", *long):
+        with stored(tmp_path / "file", text.encode("utf-8", "surrogatepass")) as part:
+            assert ascii(loaded(part)) == ascii(text)  # lone surrogates could not be printed
+            assert (part.info.type_name, part.info.total_chars) == ("str", len(text))
 
 
-@pytest.mark.parametrize(
-    ("data", "value", "kind"),
-    [
-        (b'{"a":[1,2.5,null,true]}', {"a": [1, 2.5, None, True]}, "dict"),
-        (b"[]", [], "list"),
-        (b'"text"', "text", "str"),
-        (b"-5", -5, "number"),
-        (b"true", True, "bool"),
-        (b"null", None, "NoneType"),
-    ],
-)
-def test_json_is_told_by_its_first_character(tmp_path: Path, data: bytes, value: Any, kind: str) -> None:
-    with stored(tmp_path / "file", data, is_json=True) as part:
-        assert loaded(part) == value
-        assert (part.info.type_name, part.info.total_chars) == (kind, len(data))
+JSON: list[tuple[bytes, Any, str]] = [
+    (b'{"a":[1,2.5,null,true]}', {"a": [1, 2.5, None, True]}, "dict"),
+    (b"[]", [], "list"),
+    (b'"text"', "text", "str"),
+    (b"-5", -5, "number"),
+    (b"true", True, "bool"),
+    (b"null", None, "NoneType"),
+]
 
 
-@pytest.mark.parametrize("data", [b"", b"{no json", b"[" * 100_000, b"\xff\xfe", b"[1] [2]", b'{"a":'])
-def test_invalid_json_is_stored_unparsed(tmp_path: Path, data: bytes) -> None:
-    with stored(tmp_path / "file", data, is_json=True) as part:
-        assert part.size_bytes == len(data)
+def test_json_is_told_by_its_first_character_and_stored_unparsed(tmp_path: Path) -> None:
+    for data, value, kind in JSON:
+        with stored(tmp_path / "file", data, is_json=True) as part:
+            assert loaded(part) == value
+            assert (part.info.type_name, part.info.total_chars) == (kind, len(data))
+    for data in (b"", b"{no json", b"[" * 100_000, b"\xff\xfe", b"[1] [2]", b'{"a":'):
+        with stored(tmp_path / "file", data, is_json=True) as part:
+            assert part.size_bytes == len(data)
 
 
-@pytest.mark.parametrize("data", [b"\xff", b"cut \xe4\xb8", b"x" * PIECE_BYTES + b"\xf0\x9d"])
-def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(ContextRefused, match=r"a context is not UTF-8: (invalid start byte|unexpected end of data)"):
-        stored(tmp_path / "file", data)
+def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    for data in (b"\xff", b"cut \xe4\xb8", b"x" * PIECE_BYTES + b"\xf0\x9d"):
+        with pytest.raises(ContextRefused, match=r"context is not UTF-8: (invalid start byte|unexpected end of data)"):
+            stored(tmp_path / "file", data)
 
 
-@pytest.mark.parametrize("is_json", [False, True])
-def test_file_above_its_bound_is_refused(tmp_path: Path, is_json: bool) -> None:
-    with pytest.raises(ContextRefused, match="a context takes more than scratch_bytes = 1,000"):
-        stored(tmp_path / "file", b"1" * 1_001, is_json=is_json, most=1_000)
-    with stored(tmp_path / "file", b"1" * 1_000, is_json=is_json, most=1_000) as part:
-        assert part.info.total_chars == 1_000
+def test_file_above_its_bound_is_refused(tmp_path: Path) -> None:
+    for is_json in (False, True):
+        with pytest.raises(ContextRefused, match="a context takes more than scratch_bytes = 1,000"):
+            stored(tmp_path / "file", b"1" * 1_001, is_json=is_json, most=1_000)
+        with stored(tmp_path / "file", b"1" * 1_000, is_json=is_json, most=1_000) as part:
+            assert part.info.total_chars == 1_000
 
 
 def test_a_file_that_grows_for_ever_is_refused() -> None:
@@ -429,7 +374,6 @@ def test_unwanted_text_is_not_read() -> None:
 
 
 def test_text_wider_than_its_bound_is_refused(tmp_path: Path) -> None:
-    """A text is refused if a wide character makes its stored form exceed `scratch_bytes`."""
     narrow = b"x" * 600_000
     with stored(tmp_path / "narrow", narrow, most=1 << 20) as part:
         assert part.size_bytes < 1 << 20
@@ -451,14 +395,14 @@ class Endless:
         return b"x" * size if self.left >= 0 else b""
 
 
-@pytest.mark.parametrize("text", ["short", TEXT, TEXT + "\u00e9\u4e2d\U0001f600", "\ufeffmarked"])
-def test_stream_of_bytes_or_text_is_its_text(text: str) -> None:
-    wanted = text.removeprefix("\ufeff")
-    with store(io.BytesIO(text.encode())) as stored:
-        assert loaded(stored) == wanted
-        assert stored.info.total_chars == len(wanted)
-    with store(io.StringIO(text)) as stored:
-        assert loaded(stored) == text
+def test_stream_of_bytes_or_text_is_its_text() -> None:
+    for text in ("short", TEXT, TEXT + "\u00e9\u4e2d\U0001f600", "\ufeffmarked"):
+        stream = io.BytesIO(text.encode())
+        with store(stream) as stored:
+            assert loaded(stored) == text.removeprefix("\ufeff")
+            assert stored.info.total_chars == len(text.removeprefix("\ufeff"))
+        assert not stream.closed
+        assert value_of(io.StringIO(text)) == text
 
 
 def test_stream_is_never_held_as_a_whole() -> None:
@@ -471,33 +415,27 @@ def test_stream_is_never_held_as_a_whole() -> None:
         tracemalloc.stop()
 
 
-def test_stream_stays_the_callers_to_close() -> None:
-    stream = io.BytesIO(b"text")
-    store(stream).close()
-    assert not stream.closed
+STREAMS: list[tuple[list[Any], str]] = [
+    ([b"a", "b"], "must give only bytes or only text, not str"),
+    (["a", b"b"], "must give only bytes or only text, not bytes"),
+    ([5], "must give only bytes or only text, not int"),
+    ([b"half", None], "gave None: it has no data just now, so give one that blocks"),
+    ([b"\xff"], "the stream is not UTF-8 text: 1 of its 1 bytes cannot be decoded"),
+    ([b"a", b"\x00"], "the stream is binary"),
+    ([b"a", ConnectionError("gone")], "the stream cannot be read: ConnectionError: gone"),
+]
 
 
-@pytest.mark.parametrize(
-    ("pieces", "why"),
-    [
-        ([b"a", "b"], "must give only bytes or only text, not str"),
-        (["a", b"b"], "must give only bytes or only text, not bytes"),
-        ([5], "must give only bytes or only text, not int"),
-        ([b"half", None], "gave None: it has no data just now, so give one that blocks"),
-        ([b"\xff"], "the stream is not UTF-8 text: 1 of its 1 bytes cannot be decoded"),
-        ([b"a", b"\x00"], "the stream is binary"),
-        ([b"a", ConnectionError("gone")], "the stream cannot be read: ConnectionError: gone"),
-    ],
-)
-def test_stream_of_something_else_is_refused(pieces: list[Any], why: str) -> None:
+def test_stream_of_something_else_is_refused() -> None:
     class Stream:
+        def __init__(self, pieces: list[Any]) -> None:
+            self.pieces = iter(pieces)
+
         def read(self, _: int) -> Any:
-            if not pieces:
-                return b""
-            piece = pieces.pop(0)
+            piece = next(self.pieces, b"")
             if isinstance(piece, Exception):
                 raise piece
             return piece
 
-    with pytest.raises(ContextRefused, match=why):
-        store(Stream())
+    for pieces, why in STREAMS:
+        refused(Stream(pieces), why)

@@ -4,6 +4,7 @@ import codecs
 import io
 import random
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlm_broker.context.found_files import FileUnfit
 from rlm_broker.context.store import Encoded, Paths, store
 from rlm_broker.context.text import JUDGED_BYTES, DecodedText, TextDecoding
 from rlm_broker.errors import ConfigurationError, ContextRefused
-from tests.support.contexts import loaded, written
+from tests.support.contexts import loaded, refused, value_of, written
 
 TEXT = "caf\xe9 \u017c\u20ac\U0001f600\n"
 
@@ -29,62 +30,59 @@ class Drops:
         return self._data.read(self._size)
 
 
-@pytest.mark.parametrize("size", [1, 3, 1 << 20])
-@pytest.mark.parametrize(
-    ("mark", "encoding"),
-    [
-        (codecs.BOM_UTF8, "utf-8"),
-        (codecs.BOM_UTF16_LE, "utf-16-le"),
-        (codecs.BOM_UTF16_BE, "utf-16-be"),
-        (codecs.BOM_UTF32_LE, "utf-32-le"),
-        (codecs.BOM_UTF32_BE, "utf-32-be"),
-    ],
-)
-def test_byte_order_mark_says_the_encoding(mark: bytes, encoding: str, size: int) -> None:
-    data = mark + ("\ufeff" + TEXT * 100).encode(encoding)
-    for value in (Drops(data, size), Encoded(Drops(data, size), "cp1252"), Encoded(Drops(data, size), errors="strict")):
-        with store(value) as stored:
-            assert loaded(stored) == "\ufeff" + TEXT * 100
-            assert stored.info.replaced_bytes == 0
+MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+}
 
 
-@pytest.mark.parametrize(
-    ("encoding", "text"),
-    [
-        ("latin-1", "caf\xe9"),
-        ("cp1251", "\u043f\u0440\u0438\u0432\u0435\u0442"),
-        ("shift_jis", "\u65e5\u672c" * 1_000),
-        ("utf-16", "caf\xe9 \u20ac"),
-        ("utf-16-le", "caf\xe9 \u20ac"),
-        ("iso2022_jp", "\u65e5\u672c a"),
-        ("UTF_8", TEXT),
-    ],
-)
-def test_named_encoding_is_how_files_and_streams_are_read(tmp_path: Path, encoding: str, text: str) -> None:
-    data = text.encode(encoding)
-    path = written(tmp_path / "folder" / "file", data)
-    for source in (path, Paths([path]), io.BytesIO(data), Drops(data, 1)):
-        with store(Encoded(source, encoding, errors="strict")) as stored:
+def test_byte_order_mark_says_the_encoding() -> None:
+    for (mark, encoding), size in product(MARKS.items(), (1, 3, 1 << 20)):
+        data = mark + ("\ufeff" + TEXT * 100).encode(encoding)
+        named = Encoded(Drops(data, size), "cp1252"), Encoded(Drops(data, size), errors="strict")
+        for value in (Drops(data, size), *named):
+            with store(value) as stored:
+                assert loaded(stored) == "\ufeff" + TEXT * 100
+                assert stored.info.replaced_bytes == 0
+
+
+ENCODINGS = [
+    ("latin-1", "caf\xe9"),
+    ("cp1251", "\u043f\u0440\u0438\u0432\u0435\u0442"),
+    ("shift_jis", "\u65e5\u672c" * 1_000),
+    ("utf-16", "caf\xe9 \u20ac"),
+    ("utf-16-le", "caf\xe9 \u20ac"),
+    ("iso2022_jp", "\u65e5\u672c a"),
+    ("UTF_8", TEXT),
+]
+
+
+def test_named_encoding_is_how_files_and_streams_are_read(tmp_path: Path) -> None:
+    for encoding, text in ENCODINGS:
+        data = text.encode(encoding)
+        path = written(tmp_path / "folder" / "file", data)
+        for source in (path, Paths([path]), io.BytesIO(data), Drops(data, 1)):
+            assert value_of(Encoded(source, encoding, errors="strict")) == text
+        assert value_of(Encoded(path.parent, encoding)) == {"file": text}
+
+
+REPLACED = [
+    (b"a stray \xff byte", "a stray \ufffd byte", 1),
+    (b"cut at the end \xe2\x82", "cut at the end \ufffd", 2),
+    (b"a real one \xef\xbf\xbd and \x80", "a real one \ufffd and \ufffd", 1),
+    ("caf\xe9, na\xefve, gar\xe7on\n".encode("latin-1") * 10, "caf\ufffd, na\ufffdve, gar\ufffdon\n" * 10, 30),
+]
+
+
+def test_bytes_that_are_not_utf8_are_replaced_and_counted() -> None:
+    for (data, text, replaced), size in product(REPLACED, (1, 2, 5, 1 << 20)):
+        with store(Drops(data, size)) as stored:
             assert loaded(stored) == text
-    with store(Encoded(path.parent, encoding)) as stored:
-        assert loaded(stored) == {"file": text}
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 1 << 20])
-@pytest.mark.parametrize(
-    ("data", "text", "replaced"),
-    [
-        (b"a stray \xff byte", "a stray \ufffd byte", 1),
-        (b"cut at the end \xe2\x82", "cut at the end \ufffd", 2),
-        (b"a real one \xef\xbf\xbd and \x80", "a real one \ufffd and \ufffd", 1),
-        ("caf\xe9, na\xefve, gar\xe7on\n".encode("latin-1") * 10, "caf\ufffd, na\ufffdve, gar\ufffdon\n" * 10, 30),
-    ],
-)
-def test_bytes_that_are_not_utf8_are_replaced_and_counted(size: int, data: bytes, text: str, replaced: int) -> None:
-    with store(Drops(data, size)) as stored:
-        assert loaded(stored) == text
-        assert (stored.info.replaced_bytes, stored.info.replaced_parts) == (replaced, 1)
-        assert stored.info.total_chars == len(text)
+            found = stored.info.replaced_bytes, stored.info.replaced_parts, stored.info.total_chars
+            assert found == (replaced, 1, len(text))
 
 
 def test_replaced_bytes_equal_those_of_python() -> None:
@@ -99,15 +97,8 @@ def test_replaced_bytes_equal_those_of_python() -> None:
 
     codecs.register_error("test_text.count", count)
     draw = random.Random(5)
-    units = [
-        b"plain text ",
-        "\u017c\u20ac\U0001f600\ufffd".encode(),
-        b"\xff",
-        b"\xe2\x82",
-        b"\xf0\x9f",
-        b"\xef",
-        b"\xed\xa0\x80",
-    ]
+    whole = "\u017c\u20ac\U0001f600\ufffd".encode()
+    units = [b"plain text ", whole, b"\xff", b"\xe2\x82", b"\xf0\x9f", b"\xef", b"\xed\xa0\x80"]
     for _ in range(300):
         data = b"plain text " * 40 + b"".join(draw.choices(units, k=30))
         counted = 0
@@ -161,49 +152,38 @@ def test_replaced_bytes_are_counted_for_all_files(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (bytes(range(128, 256)) * 10, "the stream is not UTF-8 text: 1,280 of its 1,280 bytes cannot be decoded"),
-        ("\u043f\u0440\u0438".encode("cp1251") * 9, "name its encoding"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0", "the stream is binary (a zero byte at offset 8)"),
-        (
-            codecs.BOM_UTF16_LE + "a\0b".encode("utf-16-le"),
-            "the stream is binary (a zero character, read as utf-16-le)",
-        ),
-        ("no mark".encode("utf-16-le"), "the stream is binary (a zero byte at offset 1)"),
-    ],
-)
-def test_binary_data_is_refused_and_not_replaced(data: bytes, sentence: str) -> None:
-    with pytest.raises(ContextRefused) as refused:
-        store(io.BytesIO(data))
-    assert sentence in str(refused.value)
+BINARY = [
+    (bytes(range(128, 256)) * 10, "the stream is not UTF-8 text: 1,280 of its 1,280 bytes cannot be decoded"),
+    ("\u043f\u0440\u0438".encode("cp1251") * 9, "name its encoding"),
+    (b"\x89PNG\r\n\x1a\n\0\0\0", "the stream is binary (a zero byte at offset 8)"),
+    (codecs.BOM_UTF16_LE + b"a\0\0\0b\0", "the stream is binary (a zero character, read as utf-16-le)"),
+    ("no mark".encode("utf-16-le"), "the stream is binary (a zero byte at offset 1)"),
+]
+
+
+def test_binary_data_is_refused_and_not_replaced() -> None:
+    for data, sentence in BINARY:
+        assert sentence in refused(io.BytesIO(data))
 
 
 def test_strict_text_is_refused_with_the_place() -> None:
-    """Text that is read strictly is refused with the place in its encoding."""
-    with pytest.raises(ContextRefused, match="is not UTF-16-LE text: byte 0x3d at offset 4"):
-        store(Encoded(io.BytesIO(codecs.BOM_UTF16_LE + b"a\x00\x3d\xd8\x61\x00"), errors="strict"))
-    with pytest.raises(ContextRefused, match="is not ASCII text: byte 0xe9 at offset 3; convert it"):
-        store(Encoded(io.BytesIO(b"caf\xe9"), "ascii", "strict"))
+    refused(
+        Encoded(io.BytesIO(codecs.BOM_UTF16_LE + b"a\x00\x3d\xd8\x61\x00"), errors="strict"),
+        "is not UTF-16-LE text: byte 0x3d at offset 4",
+    )
+    refused(Encoded(io.BytesIO(b"caf\xe9"), "ascii", "strict"), "is not ASCII text: byte 0xe9 at offset 3; convert it")
 
 
-@pytest.mark.parametrize("encoding", ["no-such", "base64", "punycode", "undefined", "", "rot13", 5, b"utf-8"])
-def test_invalid_encoding_is_refused(encoding: Any) -> None:
-    with pytest.raises(ConfigurationError, match="there is no text encoding"):
-        TextDecoding(encoding)
-
-
-@pytest.mark.parametrize("errors", ["ignore", "", None, []])
-def test_errors_is_either_replace_or_strict(errors: Any) -> None:
-    """Replacing and refusing are the only ways to treat bytes that cannot be decoded."""
-    with pytest.raises(ConfigurationError, match="errors must be one of replace, strict"):
-        Encoded(Path("x"), errors=errors)
-
-
-@pytest.mark.parametrize("source", ["server.log", b"text", None, {"a": "b"}, Encoded(Path("x"))])
-def test_only_paths_and_streams_are_encoded(source: Any) -> None:
-    with pytest.raises(ContextRefused, match="Encoded takes a path, Paths or a stream, not "):
-        Encoded(source)
-    with pytest.raises(ContextRefused, match="a stream of text is decoded already"):
-        store(Encoded(io.StringIO("text"), "utf-8"))
+def test_wrong_arguments_are_refused() -> None:
+    encodings: list[Any] = ["no-such", "base64", "punycode", "undefined", "", "rot13", 5, b"utf-8"]
+    for encoding in encodings:
+        with pytest.raises(ConfigurationError, match="there is no text encoding"):
+            TextDecoding(encoding)
+    ways: list[Any] = ["ignore", "", None, []]
+    for errors in ways:
+        with pytest.raises(ConfigurationError, match="errors must be one of replace, strict"):
+            Encoded(Path("x"), errors=errors)
+    for source in ("server.log", b"text", None, {"a": "b"}, Encoded(Path("x"))):
+        with pytest.raises(ContextRefused, match="Encoded takes a path, Paths or a stream, not "):
+            Encoded(source)
+    refused(Encoded(io.StringIO("text"), "utf-8"), "a stream of text is decoded already")

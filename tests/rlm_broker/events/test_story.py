@@ -1,7 +1,5 @@
 """Passages that are made of events."""
 
-import pytest
-
 from rlm_broker.events.event import BlockEnded, BlockStarted, CallEnded, CallStarted, Replied, RunEnded
 from rlm_broker.events.story import MOST_CHARS, MOST_LINES, Passage, PassageText, Story
 from rlm_broker.results import Block
@@ -22,18 +20,9 @@ def test_of_a_long_batch_a_few_calls_all_failures_and_each_tenth_are_told() -> N
     told = {call: called(story, call, "no" if call == 50 else None) for call in range(1, 101)}
     assert [call for call, passage in told.items() if passage and passage.pieces] == [1, 2, 3, 4, 50]
     assert [call for call, passage in told.items() if passage] == [1, 2, 3, 4, *range(10, 101, 10)]
-    assert told[4] == Passage(
-        "call",
-        "1",
-        1,
-        "call 4: m, 0.10 s, 3+5 tokens",
-        (
-            PassageText("label", "asked"),
-            PassageText("text", "prompt 4"),
-            PassageText("label", "replied"),
-            PassageText("text", "reply"),
-        ),
-    )
+    texts = (("label", "asked"), ("text", "prompt 4"), ("label", "replied"), ("text", "reply"))
+    pieces = tuple(PassageText(kind, text) for kind, text in texts)  # type: ignore[arg-type]
+    assert told[4] == Passage("call", "1", 1, "call 4: m, 0.10 s, 3+5 tokens", pieces)
     assert told[50] is not None
     assert (told[50].title, told[50].is_trouble) == ("call 50 failed: no", True)
     whole = Story("all")
@@ -45,13 +34,8 @@ def test_a_turn_is_told_with_its_call_and_without_the_code_that_is_run() -> None
     assert story.passage(CallStarted("1", 0, 1, None, "the first message")) is None
     assert story.passage(CallEnded("1", 0, 1, "m", Usage(1, 3, 5), 2.0, "...")) is None
     passage = story.passage(Replied("1", 0, 1, "First.\n```repl\nprint(1)\n```\nThen.", ("tool call: no",)))
-    assert passage == Passage(
-        "reply",
-        "1",
-        0,
-        "turn 1: reply of m, 2.00 s, 3+5 tokens",
-        (PassageText("text", "First.\n\nThen."), PassageText("error", "not run: tool call: no")),
-    )
+    pieces = (PassageText("text", "First.\n\nThen."), PassageText("error", "not run: tool call: no"))
+    assert passage == Passage("reply", "1", 0, "turn 1: reply of m, 2.00 s, 3+5 tokens", pieces)
 
 
 def test_of_a_reply_that_is_too_long_to_parse_its_beginning_is_shown() -> None:
@@ -70,12 +54,14 @@ def test_what_a_cancelled_run_leaves_is_forgotten() -> None:
     assert not story._calls
 
 
-@pytest.mark.parametrize(("status", "kind"), [("ok", "text"), ("error", "error")])
-def test_stderr_is_an_error_only_where_the_block_failed(status: str, kind: str) -> None:
-    block = Block("x", status, stdout="out\n", stderr="err\n", error=None if status == "ok" else "err")  # type: ignore[arg-type]
-    passage = Story().passage(BlockEnded("1", 0, 1, block))
-    assert passage is not None
-    assert passage.pieces == (PassageText("text", "out"), PassageText(kind, "err"))  # type: ignore[arg-type]
+def test_stderr_is_an_error_only_where_the_block_failed() -> None:
+    for block, kind in (
+        (Block("x", "ok", stdout="out\n", stderr="err\n"), "text"),
+        (Block("x", "error", stdout="out\n", stderr="err\n", error="err"), "error"),
+    ):
+        passage = Story().passage(BlockEnded("1", 0, 1, block))
+        assert passage is not None
+        assert [(piece.kind, piece.text) for piece in passage.pieces] == [("text", "out"), (kind, "err")]
 
 
 def test_long_texts_lose_their_middle() -> None:

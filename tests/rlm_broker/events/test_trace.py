@@ -22,7 +22,6 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_event_is_one_numbered_line_at_once(tmp_path: Path) -> None:
-    """Each event is one numbered line, and the line is written at once."""
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path) as write:
         write(IterationStarted("1", 0, 1))
@@ -33,24 +32,11 @@ def test_event_is_one_numbered_line_at_once(tmp_path: Path) -> None:
     assert second["outcome"]["stdout"] == "out"  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    "secret",
-    [
-        "sk-proj-abcdefghijklmnop0123",
-        "Bearer abcdefghijklmnop0123456789",
-        "api_key=abcdefgh12345",
-        "API-KEY: abcdefgh12345",
-        "password = hunter2hunter2",
-    ],
-)
-def test_secret_is_not_written(tmp_path: Path, secret: str) -> None:
+def test_secret_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path) as write:
-        write(Replied("1", 0, 1, f"the text before {secret} and after"))
-    text = path.read_text()
-    assert secret not in text
-    assert "[redacted]" in text
-    assert "and after" in json.loads(text)["text"]
+        write(Replied("1", 0, 1, "the text before sk-proj-abcdefghijklmnop0123 and after"))
+    assert [line["text"] for line in lines(path)] == ["the text before [redacted] and after"]
 
 
 def test_reply_pieces_are_not_written(tmp_path: Path) -> None:
@@ -76,7 +62,6 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_path_may_be_text_and_full_file_stays(tmp_path: Path) -> None:
-    """A path may be text, and a file that is not empty is kept."""
     path = tmp_path / "trace.jsonl"
     path.touch()
     with RlmTraceWriter(str(path)) as write:
@@ -109,13 +94,12 @@ def test_a_run_that_is_killed_leaves_every_line_whole(tmp_path: Path) -> None:
 
 def test_long_events_are_written_whole_and_in_order(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
+    texts = ["x" * (300_000 if number % 3 == 1 else 10) for number in range(10)]
     with TraceWriter(path) as write:
-        for number in range(10):
-            write(Replied("1", 0, number, "x" * (300_000 if number % 3 == 1 else 10)))
-    found = lines(path)
-    assert [line["n"] for line in found] == list(range(1, 11))
-    assert [line["number"] for line in found] == list(range(10))
-    assert [len(str(line["text"])) for line in found] == [300_000 if number % 3 == 1 else 10 for number in range(10)]
+        for number, text in enumerate(texts):
+            write(Replied("1", 0, number, text))
+    found = [(line["n"], line["number"], line["text"]) for line in lines(path)]
+    assert found == [(number + 1, number, text) for number, text in enumerate(texts)]
 
 
 def test_texts_are_cut_if_the_thread_lags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ async def test_forged_numbers_reach_nothing() -> None:
 
 
 async def test_bytes_of_no_repl_are_a_broken_repl() -> None:
-    """What comes on a REPL's stream is judged by the broker, as on one machine."""
+    """Bytes on a REPL's stream are judged by the broker, as on one machine."""
     async with playing() as (nodes, agent):
         opening, worker, start = await opening_repl(nodes, agent)
         agent.link.post(messages.Heard(worker, control.pack(control.Loaded([]))))

@@ -77,12 +77,12 @@ async def test_unreachable_orchestrator_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
     with pytest.raises(SandboxFailed, match=f"127.0.0.1:{address[1]} cannot be reached"):
-        await Agent(AgentOrder(*address, None, "token")).serve()
+        await Agent(AgentOrder(address[0], address[1], None, "token")).serve()
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x10\x00", b"\x00\x00\x00\x01x"])
 async def test_strangers_are_dropped(taken: Taken, sent: bytes) -> None:
-    """What is no token ends the connection at once, and so does a plain word to a port with TLS."""
+    """Bytes that are no token end the connection at once, and so does a plain word to a port with TLS."""
     reader, writer = await asyncio.open_connection(*taken.address)
     writer.write(sent)
     with contextlib.suppress(ConnectionResetError):

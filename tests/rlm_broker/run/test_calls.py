@@ -1,8 +1,6 @@
 """The calls of one tree: their number at a time, their order, their cost."""
 
 import asyncio
-import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.prompts import ImagePart, ImageUrl, MessagePart, Part, Prompt, TextPart
 from tests.support.clock import Clock
 from tests.support.stand_ins import Hanging
 from tests.support.waiting import WAIT_S, for_ever, turns
@@ -190,97 +189,10 @@ async def test_late_prompt_is_an_error_in_its_slot(leaping_clock: Clock) -> None
     assert cancelled == 1
 
 
-async def test_usage_is_exact_to_the_token_under_64_threads() -> None:
-    def reply(messages: list[dict[str, Any]]) -> LMReply:
-        number = int(messages[-1]["content"])
-        return LMReply(str(number), Usage(1, number, 2 * number, number / 1024))
-
-    ledger = Ledger(Limits(max_concurrent_calls=64))
-    events: list[Event] = []
-    calls = TreeCalls(LMHandler(FunctionClient(reply)), ledger, TreeEvents("t", [events.append]))
-    slots = await calls.slots(CALLER, query(*map(str, range(1, 501))))
-    assert [slot.text for slot in slots] == [str(number) for number in range(1, 501)]
-    for event in events:
-        if isinstance(event, CallEnded):
-            assert event.usage == Usage(1, int(event.response), 2 * int(event.response), int(event.response) / 1024)
-    total = sum(range(1, 501))
-    assert ledger.summary().total == Usage(500, total, 2 * total, total / 1024)
-
-
 async def test_no_prompts_are_no_calls() -> None:
     calls, ledger = calls_with(Counting(), Limits())
     assert await calls.slots(CALLER, query()) == []
     assert ledger.calls == 0
-
-
-class AtOnce:
-    """Client that never waits."""
-
-    model_name = "at once"
-
-    def __init__(self, after_each: Callable[[], None] = lambda: None) -> None:
-        self.asked = 0
-        self._after_each = after_each
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        self.asked += 1
-        self._after_each()
-        return LMReply(str(request.messages[-1].content).upper(), Usage(1, 3, 2, 0.5))
-
-    async def aclose(self) -> None:
-        """Close no connection: there is none."""
-
-
-async def test_immediate_batch_is_counted_and_lets_others_in() -> None:
-    """A batch that is answered at once is counted exactly and lets others in between."""
-    client, ledger = AtOnce(), Ledger(Limits(max_llm_calls=900))
-    calls = TreeCalls(LMHandler(client), ledger, TreeEvents("t", []))
-    batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(1000)))))
-    seen: list[int] = []
-    while not batch.done():
-        await asyncio.sleep(0)
-        seen.append(client.asked)
-    assert max(later - before for before, later in itertools.pairwise(seen)) <= 64
-    assert sum(slot.error is None for slot in batch.result()) == client.asked == ledger.calls == 900
-    assert ledger.summary().total == Usage(900, 2700, 1800, 450.0)
-
-
-async def test_immediate_batch_heeds_time_and_cancellation(clock: Clock) -> None:
-    """A batch that is answered at once ends at its time and when it is cancelled."""
-    client = AtOnce(after_each=lambda: clock.forward(0.1))
-    calls = TreeCalls(LMHandler(client), Ledger(Limits(max_llm_calls=None)), TreeEvents("t", []))
-    many = query(*map(str, range(5000)), timeout_s=50)
-    slots = await calls.slots(CALLER, many)
-    assert slots[0] == Slot(text="0")
-    assert slots[-1] == Slot(error="not done within timeout_s = 50")
-    assert sum(slot.error is None for slot in slots) == client.asked
-    batch = asyncio.create_task(calls.slots(CALLER, query(*map(str, range(5000)))))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    asked = client.asked
-    batch.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await batch
-    assert client.asked <= asked + 64
-
-
-async def test_client_ignoring_a_batchs_end_is_not_called(leaping_clock: Clock) -> None:
-    """A client that does not heed the end of a batch is called no more."""
-    del leaping_clock
-    asked = 0
-
-    async def stubborn(_messages: list[dict[str, Any]]) -> str:
-        nonlocal asked
-        asked += 1
-        try:
-            await for_ever()
-        except asyncio.CancelledError:
-            return "all the same"
-
-    calls = TreeCalls(LMHandler(FunctionClient(stubborn)), Ledger(Limits(max_concurrent_calls=2)), TreeEvents("t", []))
-    slots = await calls.slots(CALLER, query(*"abcdef", timeout_s=1))
-    assert asked == 2
-    assert [slot.text for slot in slots] == ["all the same"] * 2 + [""] * 4
 
 
 def test_content_parts_count_like_text() -> None:
@@ -307,27 +219,6 @@ async def test_answers_that_batches_hold_are_bounded() -> None:
         assert all("was dropped" in (slot.error or "") for slot in slots if slot not in kept)
 
 
-async def test_batches_of_several_runs_take_turns() -> None:
-    """Batches of several runs take turns for the places of their tree."""
-    order: list[str] = []
-
-    class Noting(Counting):
-        async def complete(self, request: LMRequest) -> LMReply:
-            order.append(str(request.messages[-1].content)[0])
-            await asyncio.sleep(0)
-            return LMReply("done", Usage(1, 1, 1, None))
-
-    calls, _ = calls_with(Noting(), Limits(max_concurrent_calls=2))
-    greedy = asyncio.create_task(calls.slots(Caller("1.1", 1, None), query(*(f"g{n}" for n in range(200)))))
-    while len(order) < 10:
-        await asyncio.sleep(0)
-    begun = len(order)
-    await calls.slots(Caller("1.2", 1, None), query(*(f"m{n}" for n in range(20))))
-    assert order[begun:].count("g") <= 40
-    await greedy
-    assert len(order) == 220
-
-
 async def test_waiting_batches_are_data_and_leave_at_once() -> None:
     """Thousands of waiting batches are only data and leave at once."""
     client = Hanging()
@@ -347,18 +238,70 @@ async def test_waiting_batches_are_data_and_leave_at_once() -> None:
     assert calls._places.take()
 
 
-async def test_self_cancelling_client_fails_only_its_prompt() -> None:
-    """A client that cancels its own task fails only its own prompt."""
+# -- prompts of code, as they reach a client and the events -----------------------------------------------------------
 
-    class Cancelling(Counting):
-        async def complete(self, request: LMRequest) -> LMReply:
-            if request.messages[-1].content == "cancel":
-                task = asyncio.current_task()
-                assert task is not None
-                task.cancel()
-            return await super().complete(request)
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+ASKED = Query(
+    "1:1",
+    "llm",
+    [
+        [
+            MessagePart("system", "brief"),
+            MessagePart("user", "a"),
+            MessagePart("assistant", "b"),
+            MessagePart("user", [TextPart("c"), ImagePart(ImageUrl("data:image/png;base64,AA=="))]),
+        ]
+    ],
+    temperature=0.5,
+)
 
-    calls, _ = calls_with(Cancelling(), Limits(max_concurrent_calls=2))
-    slots = await calls.slots(CALLER, query("a", "cancel", "b", "c"))
-    assert slots == [Slot(text="A"), Slot(error="the client cancelled its own call"), Slot(text="B"), Slot(text="C")]
-    assert calls._places.take()
+
+async def test_messages_reach_the_client_with_their_roles() -> None:
+    client = Counting()
+    calls, _ = calls_with(client, Limits())
+    await calls.slots(CALLER, ASKED)
+    await calls.slots(CALLER, Query("1:2", "llm", [[TextPart("a")]], system="s"))
+    first, second = client.requests
+    assert first.messages == (
+        ChatMessage("system", "brief"),
+        ChatMessage("user", "a"),
+        ChatMessage("assistant", "b"),
+        ChatMessage("user", [{"type": "text", "text": "c"}, PICTURE]),
+    )
+    assert second.messages == (ChatMessage("system", "s"), ChatMessage("user", [{"type": "text", "text": "a"}]))
+    assert (first.temperature, second.temperature) == (0.5, None)
+
+
+async def test_event_has_the_whole_conversation_that_code_asks_with() -> None:
+    events: list[Event] = []
+    calls, _ = calls_with(Counting(), Limits(), events)
+    caller = type(CALLER)("1", 1, None, block=1)
+    await calls.slots(caller, ASKED)
+    await calls.slots(caller, Query("1:2", "llm", ["a"], system="s"))
+    told = [(event.prompt, event.system) for event in events if isinstance(event, CallStarted)]
+    conversation: list[dict[str, Any]] = [
+        {"role": "system", "content": "brief"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": [{"type": "text", "text": "c"}, PICTURE]},
+    ]
+    assert told == [(conversation, None), ("a", "s")]
+
+
+REMOTE: list[Part] = [ImagePart(ImageUrl("http://169.254.169.254/"))]
+
+
+async def test_prompt_that_is_not_sent_fills_its_slot() -> None:
+    cases: list[tuple[Prompt, str | None, str]] = [
+        ([MessagePart("user", "a"), TextPart("b")], None, "content parts or chat messages, not both"),
+        ([MessagePart("system", "a"), MessagePart("user", "b")], "s", "takes no system prompt beside it"),
+        ([MessagePart("user", REMOTE)], None, "an image is given as data:"),
+        ([*REMOTE], None, "an image is given as data:"),
+    ]
+    for prompt, system, said in cases:
+        client = Counting()
+        calls, _ = calls_with(client, Limits())
+        first, second = await calls.slots(CALLER, Query("1:1", "llm", [prompt, "fine"], system=system))
+        assert said in (first.error or "")
+        assert second.text == "FINE"
+        assert len(client.requests) == 1

@@ -1,9 +1,7 @@
 """Children, with task and context apart: what each is told, how large its requests are, and which need no run."""
 
-import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,23 +11,18 @@ from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.broker.transport.connection import QueryHandler
-from rlm_broker.concurrency.turns import FairSemaphore
-from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ModelFailed
 from rlm_broker.events.event import PREVIEW_CHARS, Event, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.run.children import MAX_PROMPT_BYTES, OWN_TASK, Children
+from rlm_broker.run.children import OWN_TASK
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.prompts.messages import BEGINNING_CHARS, REMINDER_CHARS
-from rlm_broker.run.tree import ChildPlaces
-from rlm_broker.sandbox.blocks.query_contexts import GivenContext
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
-from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS, ChildContext
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS
 from tests.support.waiting import WAIT_S
 
 TWO = Limits(max_depth=2)
@@ -87,14 +80,14 @@ CHILDS_OWN = 2 * SHOWN_CHARS + BEGINNING_CHARS + 1_000
 """Characters of a child's opening beside the system prompt: a task by its ends, the beginning of a context, words."""
 
 
-@pytest.mark.parametrize("chars", [400_000, 10_000_000])
 @pytest.mark.parametrize(
     "call", ["rlm_query('What is in here?', context=part)", "rlm_query('What is in here? ' + part)", "rlm_query(part)"]
 )
-def test_child_request_grows_only_by_new_messages(sandbox: Sandbox, chars: int, call: str) -> None:
+def test_child_request_grows_only_by_new_messages(sandbox: Sandbox, call: str) -> None:
     def child(turn: int) -> str:
         return fenced(LOOK if turn < 6 else TELL)
 
+    chars = 400_000
     client = Tree(f"part = 'é line\\n' * {chars // 7}\nFINAL({call})", child)
     done = ran(sandbox, client)
     kind, _, length = (done.response or "").partition(" ")
@@ -135,31 +128,34 @@ def test_the_task_is_told_in_every_turn(sandbox: Sandbox) -> None:
 # -- what a child has ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("part", "seen"),
-    [
-        ("context[:5]", "'the r'"),
-        ("context", '"the root\'s own"'),
-        ("''", "''"),
-        ("{'a': [1, None, True]}", "{'a': [1, None, True]}"),
-        ("[1, 2.5, 'three']", "[1, 2.5, 'three']"),
-        ("(1, 2)", "[1, 2]"),
-        ("7", "7"),
-        ("None", "None"),
-        ("'a\\ud800b'", "'a\\ud800b'"),
-        ("('é中𝄞' * 20_000)[-3:]", "'é中𝄞'"),
-    ],
-)
-def test_child_receives_its_part_unchanged(sandbox: Sandbox, part: str, seen: str) -> None:
-    client = Tree(f"FINAL(rlm_query('What is it?', context={part}))", lambda _: fenced("FINAL(ascii(context))"))
-    assert ran(sandbox, client).response == ascii(eval(seen))
+def test_child_receives_its_part_unchanged(sandbox: Sandbox) -> None:
+    parts = (
+        "context[:5], context, '', {'a': [1, None, True]}, [1, 2.5, 'three'], (1, 2), 7, None, 'a\\ud800b', "
+        "('é中𝄞' * 20_000)[-3:]"
+    )
+    code = f"FINAL(str([rlm_query('What is it?', context=part) for part in ({parts})]))"
+    done = ran(sandbox, Tree(code, lambda _: fenced("FINAL(ascii(context))")))
+    seen = [
+        "the r",
+        "the root's own",
+        "",
+        {"a": [1, None, True]},
+        [1, 2.5, "three"],
+        [1, 2],
+        7,
+        None,
+        "a\ud800b",
+        "é中𝄞",
+    ]
+    assert done.response == str([ascii(each) for each in seen])
 
 
-@pytest.mark.parametrize("part", ["'é中𝄞' * 20_000", "'\\ud800' * 50_000", "{'a': ['b' * 50_000]}", "[1.5] * 50_000"])
-def test_a_large_part_arrives_whole_and_leaves_no_file(sandbox: Sandbox, part: str) -> None:
+def test_a_large_part_arrives_whole_and_leaves_no_file(sandbox: Sandbox) -> None:
     code = (
-        f"import os, hashlib\npart = {part}\n"
-        "same = rlm_query('Digest?', context=part) == hashlib.sha256(ascii(part).encode()).hexdigest()\n"
+        "import os, hashlib\n"
+        "parts = ['é中𝄞' * 20_000, '\\ud800' * 50_000, {'a': ['b' * 50_000]}, [1.5] * 50_000]\n"
+        "digests = [hashlib.sha256(ascii(part).encode()).hexdigest() for part in parts]\n"
+        "same = [rlm_query('Digest?', context=part) for part in parts] == digests\n"
         "FINAL(f'{same} {os.listdir()}')"
     )
     child = "import hashlib; FINAL(hashlib.sha256(ascii(context).encode()).hexdigest())"
@@ -214,41 +210,33 @@ def test_child_below_the_last_depth_is_a_completion(sandbox: Sandbox) -> None:
 
 def test_oversized_part_is_refused_as_a_completion(sandbox: Sandbox) -> None:
     """A part that no prompt can hold is refused as a completion."""
-    code = "FINAL(rlm_query('Task?', context='x' * 9_000_000, repl=False))"
+    code = "FINAL(rlm_query('Task?', context='x' * 5_000_000, repl=False))"
     assert (ran(sandbox, Tree(code)).response or "").startswith(
-        "Error: a context is not available: it has 9,000,000 bytes, more than 8,388,608: give a smaller part"
+        "Error: a context is not available: it has 5,000,000 bytes, more than 4,194,304: give a smaller part"
     )
 
 
-@pytest.mark.parametrize(("repl", "answer"), [("False", "a completion"), ("True", "str 4"), ("None", "str 4")])
-def test_code_may_say_whether_a_child_has_a_repl(sandbox: Sandbox, repl: str, answer: str) -> None:
-    assert ran(sandbox, Tree(f"FINAL(rlm_query('Task?', context='part', repl={repl}))")).response == answer
+def test_code_may_say_whether_a_child_has_a_repl(sandbox: Sandbox) -> None:
+    code = "FINAL('|'.join([rlm_query('Task?', context='part', repl=repl) for repl in (False, True, None)]))"
+    assert ran(sandbox, Tree(code)).response == "a completion|str 4|str 4"
 
 
-@pytest.mark.parametrize(
-    ("part", "repl", "answer"),
-    [
-        ("'a plain sentence. ' * 500", "None", "a completion"),
-        ("'a plain sentence. ' * 500", "True", "str 9000"),
-        ("' '.join(map(str, range(300)))", "None", "str 1089"),
-        ("{'a': 1}", "None", "dict 1"),
-        ("'a plain sentence. ' * 50_000", "None", "str 900000"),
-    ],
-)
-def test_auto_recursion_depends_on_the_parts_form(sandbox: Sandbox, part: str, repl: str, answer: str) -> None:
-    """The form of the part decides with `recursion="auto"`."""
-    client = Tree(f"FINAL(rlm_query('Task?', context={part}, repl={repl}))")
-    assert ran(sandbox, client, recursion="auto").response == answer
-    if "900000" not in answer and "{" not in part and repl == "None":
-        client = Tree(f"FINAL(rlm_query('Task?\\n' + {part}))")
-        same = answer if answer == "a completion" else f"str {int(answer.split()[1]) + 6}"
-        assert ran(sandbox, client, recursion="auto").response == same
-
-
-def test_completions_chosen_by_the_problem_are_no_children(sandbox: Sandbox) -> None:
-    client = Tree("FINAL(rlm_query('Task?', context='a plain sentence. ' * 500))")
-    limits = Limits(max_depth=2, max_children_total=0)
-    assert ran(sandbox, client, limits=limits, recursion="auto").response == "a completion"
+def test_auto_recursion_depends_on_the_parts_form(sandbox: Sandbox) -> None:
+    """The form of the part decides with `recursion="auto"`, whether it is a context or a part of the prompt."""
+    words, numbers = "'a plain sentence. ' * 500", "' '.join(map(str, range(300)))"
+    calls = [
+        f"rlm_query('Task?', context={words})",
+        f"rlm_query('Task?', context={words}, repl=True)",
+        f"rlm_query('Task?', context={numbers})",
+        "rlm_query('Task?', context={'a': 1})",
+        f"rlm_query('Task?', context={words} * 100)",
+        f"rlm_query('Task?\\n' + {words})",
+        f"rlm_query('Task?\\n' + {numbers})",
+    ]
+    done = ran(sandbox, Tree(f"FINAL(str([{', '.join(calls)}]))"), recursion="auto")
+    runs = ["str 9000", "str 1089", "dict 1", "str 900000"]
+    assert done.response == str(["a completion", *runs, "a completion", "str 1095"])
+    assert len(done.child_traces) == 5  # a completion is no child
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------
@@ -297,27 +285,23 @@ def test_model_is_told_of_a_childs_invalid_context(sandbox: Sandbox, code: str) 
 # -- equal ones, and echoes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "children"),
-    [
-        ("['same'] * 4", 1),
-        ("['same'] * 4, samples=True", 4),
-        ("['same'] * 4, contexts=['part'] * 4", 1),
-        ("['same'] * 4, contexts=['x' * 50_000 for _ in range(4)]", 1),
-        ("['same'] * 4, contexts=[{'a': 'x' * 50_000} for _ in range(4)]", 1),
-        ("['same'] * 4, contexts=['part'] * 4, samples=True", 4),
-        ("['same'] * 4, contexts=['a', 'b', 'a', 'b']", 2),
-        ("['a', 'b', 'a', 'b'], contexts=['part'] * 4", 2),
-        ("['x' * 9_000] * 4", 1),
-    ],
-)
-def test_equal_task_and_part_run_once(sandbox: Sandbox, call: str, children: int) -> None:
-    client = Tree(f"FINAL(str(len(rlm_query_batched({call}))))", lambda _: "FINAL(fine)")
-    limits = Limits(max_depth=2, max_children_total=children)
-    done = ran(sandbox, client, limits=limits)
-    assert done.response == "4"
-    assert len(done.child_traces) == children
-    assert all(trace.error is None for trace in done.child_traces)
+def test_equal_task_and_part_run_once(sandbox: Sandbox) -> None:
+    children = {
+        "['same'] * 4": 1,
+        "['same'] * 4, samples=True": 4,
+        "['same'] * 4, contexts=['part'] * 4": 1,
+        "['same'] * 4, contexts=['x' * 50_000 for _ in range(4)]": 1,
+        "['same'] * 4, contexts=[{'a': 'x' * 50_000} for _ in range(4)]": 1,
+        "['same'] * 4, contexts=['part'] * 4, samples=True": 4,
+        "['same'] * 4, contexts=['a', 'b', 'a', 'b']": 2,
+        "['a', 'b', 'a', 'b'], contexts=['part'] * 4": 2,
+        "['x' * 9_000] * 4": 1,
+    }
+    ended = {
+        call: ran(sandbox, Tree(f"FINAL(str(rlm_query_batched({call})))", lambda _: "FINAL(fine)")) for call in children
+    }
+    assert {call: len(done.child_traces) for call, done in ended.items()} == children
+    assert {done.response for done in ended.values()} == {str(["fine"] * 4)}
 
 
 def test_deduplicated_children_count_once(sandbox: Sandbox) -> None:
@@ -447,32 +431,3 @@ def test_users_handler_may_ask_for_children(sandbox: Sandbox) -> None:
 
     done = ran(sandbox, Tree("FINAL(rlm_query('a'))"), recursion=factory)
     assert done.response == "str 14"
-
-
-def test_long_prompts_are_read_in_sequence(sandbox: Sandbox) -> None:
-    code = "FINAL(str(rlm_query_batched([str(n % 2) * 3_990 for n in range(300)])))"
-    assert ran(sandbox, Tree(code)).response == str(["str 3990"] * 300)  # more than 1 MiB
-
-
-async def test_completion_contexts_are_read_in_sequence() -> None:
-    """Contexts of completions are read in sequence, even if there are many."""
-    open_now, most_open = 0, 0
-
-    @contextlib.asynccontextmanager
-    async def opener(most_bytes: int | None) -> AsyncIterator[StoredContext]:
-        nonlocal open_now, most_open
-        assert most_bytes == MAX_PROMPT_BYTES
-        open_now += 1
-        most_open = max(most_open, open_now)
-        await asyncio.sleep(0)  # another call that may open a context opens it now
-        with store_as_it_is("the part") as stored:
-            yield stored
-        open_now -= 1
-
-    given = GivenContext(opener, ChildContext(file="part"))
-    room = ChildPlaces(FairSemaphore(4))
-    children = Children.__new__(Children)
-    async with contextlib.AsyncExitStack() as held:
-        asked = [children._with_context("What?", given, room, held) for _ in range(5)]
-        assert await asyncio.gather(*asked) == ["the part\n\nWhat?"] * 5
-    assert (most_open, open_now) == (1, 0)

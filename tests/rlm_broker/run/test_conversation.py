@@ -82,25 +82,6 @@ def test_uncuttable_messages_are_summarised_repeatedly(open_sandbox: Sandbox) ->
     assert all(len(notes) < 50 for notes in notes)
 
 
-def test_provider_refusal_is_retried_with_less(open_sandbox: Sandbox) -> None:
-    """A provider that refuses once is asked again with less."""
-
-    class Unknown(ScriptedClient):
-        """Client that does not state its window, and reads 40,000 characters at most."""
-
-        async def complete(self, request: LMRequest) -> Any:
-            self.sizes = [*getattr(self, "sizes", []), chars(request)]
-            if chars(request) > 40_000:
-                raise ModelFailed(f"scripted: BadRequestError: {TOO_LONG}", "request")
-            return await super().complete(request)
-
-    client = Unknown([*[MUCH] * 4, "FINAL(done)"])
-    assert RLM(client, sandbox=open_sandbox).completion("x" * 100_000, "What?").response == "done"
-    refused = [size for size in client.sizes if size > 40_000]
-    assert refused
-    assert len(client.sizes) == 5 + len(refused)
-
-
 def test_http_refusal_is_recovered_from_alone(open_sandbox: Sandbox) -> None:
     """The run recovers over HTTP from the refusal of a long request, and from no other failure."""
     short, refusal = completion(MUCH), failure(400, TOO_LONG)
@@ -161,12 +142,6 @@ def test_the_best_answer_so_far_is_in_the_failure(replies: list[str], partial: s
         RLM(client, sandbox=open_sandbox).completion("text", "?")
     assert failed.value.partial_answer == partial
     assert len(failed.value.trajectory) == 2
-
-
-def test_limit_error_carries_the_partial_answer(open_sandbox: Sandbox) -> None:
-    with pytest.raises(LimitReached) as reached:
-        RLM(ScriptedClient([DRAFT] * 3), limits=Limits(max_llm_calls=2), sandbox=open_sandbox).completion("text", "?")
-    assert reached.value.partial_answer == "a draft"
 
 
 def test_run_timeout_carries_the_partial_answer(open_sandbox: Sandbox) -> None:
@@ -295,19 +270,6 @@ async def test_lower_limit_than_the_refused_size_stays() -> None:
     assert str(progress.messages[3].content) == shorten("u" * 9_000, 2_250)
 
 
-async def test_implausible_token_count_is_corrected() -> None:
-    """A count that is far too low, or zero, is corrected."""
-    kept, progress = conversation(1_000, "", "", "")
-    await kept.learn(7)
-    progress.messages.append(ChatMessage("user", "ab"))
-    assert await kept.tokens() == pytest.approx(14)
-    await kept.learn(1)
-    assert await kept.tokens() == pytest.approx(2)
-    progress.messages.append(ChatMessage("assistant", "cd"))
-    await kept.learn(1)
-    assert await kept.tokens() == pytest.approx(0.5 * 4)
-
-
 async def test_the_system_prompt_and_the_opening_are_never_cut() -> None:
     kept, progress = conversation(10, "s" * 1_000, "o" * 50_000)
     await kept.fit(never)
@@ -336,9 +298,8 @@ async def test_without_a_limit_nothing_is_counted() -> None:
     assert not await kept.takes_refusal(ModelFailed(TOO_LONG))
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
+def test_how_providers_say_that_a_request_is_too_long() -> None:
+    long = [
         "litellm.ContextWindowExceededError: too much",
         TOO_LONG,
         "prompt is too long: 210000 tokens > 200000 maximum",
@@ -346,12 +307,6 @@ async def test_without_a_limit_nothing_is_counted() -> None:
         "Requested tokens (5000) exceed context window of 4096",
         "the request exceeds the available context size",
         "Input length 9000 exceeds the maximum",
-    ],
-)
-def test_how_providers_say_that_a_request_is_too_long(said: str) -> None:
-    assert says_too_long(said)
-
-
-@pytest.mark.parametrize("said", ["429: rate limit reached", "invalid api key", "unknown model 'x'", "connection lost"])
-def test_unrelated_error_is_not_read_as_too_long(said: str) -> None:
-    assert not says_too_long(said)
+    ]
+    others = ["429: rate limit reached", "invalid api key", "unknown model 'x'", "connection lost"]
+    assert [said for said in (*long, *others) if says_too_long(said)] == long

@@ -29,9 +29,8 @@ PERSON = {
 GOOD = '{"name": "Ada", "age": 36}'
 
 
-@pytest.mark.parametrize(
-    ("wanted", "answer", "value"),
-    [
+def test_an_answer_becomes_a_value() -> None:
+    cases: list[tuple[Any, str, object]] = [
         (Person, GOOD, Person(name="Ada", age=36)),
         (Person, f"```json\n{GOOD}\n```", Person(name="Ada", age=36)),
         (int, "42", 42),
@@ -42,10 +41,9 @@ GOOD = '{"name": "Ada", "age": 36}'
         (bool, "true", True),
         (float | None, "null", None),
         (PERSON, GOOD, {"name": "Ada", "age": 36}),
-    ],
-)
-def test_an_answer_becomes_a_value(wanted: Any, answer: str, value: object) -> None:
-    assert OutputType(wanted).judge(answer, 0) == (None, value)
+    ]
+    for wanted, answer, value in cases:
+        assert OutputType(wanted).judge(answer, 0) == (None, value)
 
 
 def test_wrong_answer_returns_with_fault_and_schema(open_sandbox: Sandbox) -> None:
@@ -89,13 +87,13 @@ def test_last_answer_without_turns_left_is_judged(open_sandbox: Sandbox) -> None
     assert done.parsed == 7
 
 
-@pytest.mark.parametrize("wanted", [object(), print, type("Own", (), {})])
-def test_type_without_json_form_is_refused_early(wanted: Any) -> None:
+def test_type_without_json_form_is_refused_early() -> None:
     """A type that no JSON can be is refused before anything starts."""
-    client = ScriptedClient([])
-    with pytest.raises(ConfigurationError, match="output_type"):
-        RLM(client).completion("text", "?", output_type=wanted)
-    assert client.requests == []
+    for wanted in (object(), print, type("Own", (), {})):
+        client = ScriptedClient([])
+        with pytest.raises(ConfigurationError, match="output_type"):
+            RLM(client).completion("text", "?", output_type=wanted)
+        assert client.requests == []
 
 
 def test_the_schema_is_what_pydantic_says() -> None:

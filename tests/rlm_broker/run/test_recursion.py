@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlm_broker.run.recursion import INSTRUCTION_CHARS, LOOKED_AT_CHARS, divided, looks_like_data, needs_repl
+from rlm_broker.run.children import LOOKED_AT_CHARS, divided, looks_like_data, needs_repl
 
 # ruff: noqa: RUF001 - punctuation of Chinese is meant
 
@@ -64,51 +64,32 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("text", PROSE.values(), ids=PROSE.keys())
-def test_prose_that_a_model_can_read_needs_no_repl(text: str) -> None:
-    assert len(text.encode()) > 10_000
-    assert not needs_repl("Summarise this.", text, len(text), WINDOW)
-    assert not needs_repl(*divided(f"Summarise this.\n\n{text}"), len(text), WINDOW)
-    assert not needs_repl(*divided(f"{text}\n\n这里说了什么？"), len(text), WINDOW)
+def test_prose_that_a_model_can_read_needs_no_repl() -> None:
+    for name, text in PROSE.items():
+        assert len(text.encode()) > 10_000, name
+        assert not needs_repl("Summarise this.", text, len(text), WINDOW), name
+        assert not needs_repl(*divided(f"Summarise this.\n\n{text}"), len(text), WINDOW), name
+        assert not needs_repl(*divided(f"{text}\n\n这里说了什么？"), len(text), WINDOW), name
+        assert needs_repl("Summarise this.", text, WINDOW * 2 + 1, WINDOW), name  # too long for the model
+        assert not needs_repl("Summarise this.", text, WINDOW * 2, WINDOW), name
 
 
-@pytest.mark.parametrize("text", DATA.values(), ids=DATA.keys())
-def test_data_is_for_code(text: str) -> None:
-    assert needs_repl("What is this about?", text, len(text), WINDOW)
-    assert looks_like_data(text)
-
-
-@pytest.mark.parametrize("name", ["numbers", "CSV", "Markdown table", "JSON array", "list"])
-def test_data_between_instructions_is_found(name: str) -> None:
-    text = DATA[name] * 4
-    assert needs_repl(*divided(f"Was ist die Summe?\n{text}\nAntworte kurz."), len(text), WINDOW)
-
-
-@pytest.mark.parametrize("text", PROSE.values(), ids=PROSE.keys())
-def test_text_too_long_for_the_model_needs_repl(text: str) -> None:
-    """A text that is too long for the model needs a REPL, be it prose or data."""
-    assert needs_repl("Summarise this.", text, WINDOW * 2 + 1, WINDOW)
-    assert not needs_repl("Summarise this.", text, WINDOW * 2, WINDOW)
+def test_data_is_for_code() -> None:
+    for name, text in DATA.items():
+        assert needs_repl("What is this about?", text, len(text), WINDOW), name
+        assert looks_like_data(text), name
+    for name in ("numbers", "CSV", "Markdown table", "JSON array", "list"):
+        text = DATA[name] * 4
+        assert needs_repl(*divided(f"Was ist die Summe?\n{text}\nAntworte kurz."), len(text), WINDOW), name
 
 
 def test_code_in_the_task_asks_for_code() -> None:
     assert needs_repl("Run this:\n```python\nprint(1)\n```", "", 40, WINDOW)
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\n", "A short question?", "1, 2, 3", "a\nb\nc", "[see above] he said"])
-def test_short_text_without_signs_is_no_data(text: str) -> None:
-    assert not looks_like_data(text)
-
-
-def test_a_short_prompt_is_all_instruction() -> None:
-    prompt = "x" * (2 * INSTRUCTION_CHARS)
-    assert divided(prompt) == (prompt, "")
-
-
-def test_long_prompt_splits_into_ends_and_middle() -> None:
-    """A long prompt is its first and last line and the text between."""
-    document = "\n".join(["middle"] * 500)
-    assert divided(f"First.\n{document}\nLast.") == ("First.\nLast.", f"\n{document}\n")
+def test_short_text_without_signs_is_no_data() -> None:
+    texts = ["", " ", "\n\n", "A short question?", "1, 2, 3", "a\nb\nc", "[see above] he said"]
+    assert not [text for text in texts if looks_like_data(text)]
 
 
 def test_no_more_is_looked_at_than_a_beginning() -> None:
@@ -122,64 +103,47 @@ def lines(count: int, chars: int) -> str:
     return "\n".join(["x" * chars] * count)
 
 
-@pytest.mark.parametrize(
-    ("text", "is_data"),
-    [
-        (lines(8, 10), True),
-        (lines(7, 10), False),
-        (lines(8, 40), True),
-        (lines(8, 41), False),
-        (lines(7, 40) + "\n" + "x" * 41, False),
-        ("\n\n \n".join(["x" * 40] * 8), True),  # empty lines do not count
-        ("\n\n \n".join(["x" * 40] * 7), False),
-    ],
-)
-def test_list_has_eight_short_lines_or_more(text: str, is_data: bool) -> None:
-    """A list has eight lines or more, of at most 40 characters each."""
-    assert looks_like_data(text) is is_data
+def test_list_has_eight_short_lines_or_more() -> None:
+    """A list has eight lines or more, of at most 40 characters each on average. Empty lines do not count."""
+    spaced = "\n\n \n"
+    lists = [lines(8, 10), lines(8, 40), spaced.join(["x" * 40] * 8)]
+    others = [lines(7, 10), lines(8, 41), lines(7, 40) + "\n" + "x" * 41, spaced.join(["x" * 40] * 7)]
+    assert [looks_like_data(text) for text in (*lists, *others)] == [True] * 3 + [False] * 4
 
 
-@pytest.mark.parametrize(
-    ("rows", "others", "separators", "is_data"),
-    [(8, 0, 2, True), (8, 0, 1, False), (7, 0, 2, False), (8, 2, 2, True), (7, 2, 2, False), (8, 2, 3, True)],
-)
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_table_lines_share_two_separators(
-    rows: int, others: int, separators: int, is_data: bool, separator: str
-) -> None:
+def test_table_lines_share_two_separators(separator: str) -> None:
     """Four of five lines of a table have the same two separators or more."""
-    row, other = f"some words{separator}" * separators + "x" * 60, "words " * 20
-    assert looks_like_data("\n".join([*[row] * rows, *[other] * others])) is is_data
+    cases = {(8, 0, 2): True, (8, 0, 1): False, (7, 0, 2): False, (8, 2, 2): True, (7, 2, 2): False, (8, 2, 3): True}
+    found = {
+        (rows, others, separators): looks_like_data(
+            "\n".join([*[f"some words{separator}" * separators + "x" * 60] * rows, *["words " * 20] * others])
+        )
+        for rows, others, separators in cases
+    }
+    assert found == cases
 
 
-@pytest.mark.parametrize(
-    ("digits", "letters", "is_data"), [(76, 224, True), (75, 225, False), (76, 223, False), (300, 0, True)]
-)
-def test_text_with_a_quarter_of_digits_is_data(digits: int, letters: int, is_data: bool) -> None:
+def test_text_with_a_quarter_of_digits_is_data() -> None:
     """Text is data if more than a quarter of its 300 characters other than spaces are digits."""
-    assert looks_like_data(f"{'7' * digits} {'x' * letters} ") is is_data
+    cases = {(76, 224): True, (75, 225): False, (76, 223): False, (300, 0): True}
+    assert {(n, m): looks_like_data(f"{'7' * n} {'x' * m} ") for n, m in cases} == cases
 
 
-@pytest.mark.parametrize(("at", "is_seen"), [(19_999, True), (20_000, False)])
-def test_twenty_thousand_characters_are_looked_at(at: int, is_seen: bool) -> None:
-    text = "a\n" * 7
-    text = text.ljust(at, "\n") + "the eighth line"
-    assert needs_repl("?", text, len(text), WINDOW) is is_seen
+def test_twenty_thousand_characters_are_looked_at() -> None:
+    for at, is_seen in ((19_999, True), (20_000, False)):
+        text = ("a\n" * 7).ljust(at, "\n") + "the eighth line"
+        assert needs_repl("?", text, len(text), WINDOW) is is_seen
 
 
-@pytest.mark.parametrize(
-    ("prompt", "task", "document"),
-    [
-        ("x" * 600, "x" * 600, ""),
-        ("a" * 300 + "b" + "c" * 300, "a" * 300 + "\n" + "c" * 300, "b"),
-        ("first\n" + "b" * 600 + "\nmiddle\nlast", "first\nlast", "\n" + "b" * 600 + "\nmiddle\n"),
-        ("first\nsecond\n" + "b" * 600 + "\nlast", "first\nlast", "\nsecond\n" + "b" * 600 + "\n"),
-        ("a" * 300 + "\n" + "b" * 300 + "\n" + "c" * 300, "a" * 300 + "\n" + "c" * 300, "\n" + "b" * 300 + "\n"),
-    ],
-)
-def test_task_is_first_and_last_line(prompt: str, task: str, document: str) -> None:
+def test_task_is_first_and_last_line() -> None:
     """The task of a prompt is its first and its last line, of at most 300 characters."""
-    assert divided(prompt) == (task, document)
+    a, b, c = "a" * 300, "b" * 600, "c" * 300
+    assert divided("x" * 600) == ("x" * 600, "")
+    assert divided(f"{a}b{c}") == (f"{a}\n{c}", "b")
+    assert divided(f"first\n{b}\nmiddle\nlast") == ("first\nlast", f"\n{b}\nmiddle\n")
+    assert divided(f"first\nsecond\n{b}\nlast") == ("first\nlast", f"\nsecond\n{b}\n")
+    assert divided(f"{a}\nbbb\n{c}") == (f"{a}\n{c}", "\nbbb\n")
 
 
 def test_half_of_the_models_size_is_not_too_long() -> None:

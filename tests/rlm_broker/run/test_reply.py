@@ -11,7 +11,6 @@ from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.errors import LimitReached, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.parsing.finals import FinalText
 from rlm_broker.results import Block, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run import reply
@@ -19,6 +18,7 @@ from rlm_broker.run.prompts.messages import NOT_LOOKED_AT
 from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.parsing.finals import FinalText
 
 LONG = "a long context. " * 1_000
 NO_EVENTS = TreeEvents("tree", []).of("1", 0)
@@ -47,14 +47,14 @@ def ran(sandbox: Sandbox, *replies: str, context: Any = LONG, **limits: Any) -> 
 @pytest.mark.parametrize(
     "beside", [PRINTS, RAISES, "```repl\nimport sys; print(2, file=sys.stderr)\n```", "```repl\nx = 5\nx\n```"]
 )
-@pytest.mark.parametrize("again", ["FINAL(a guess)", "It is as I said.\nFINAL(a guess)", "FINAL(corrected)"])
-def test_answer_beside_output_is_questioned_once(sandbox: Sandbox, beside: str, again: str) -> None:
+def test_answer_beside_output_is_questioned_once(sandbox: Sandbox, beside: str) -> None:
     """An answer beside a block that printed something is questioned once."""
-    done, told = ran(sandbox, f"{beside}\nFINAL(a guess)", again)
-    assert done.response == again.rpartition("FINAL(")[2][:-1]
-    assert UNSEEN in told[1]
-    assert "'a guess'" in told[1]
-    assert "Block 1: " in told[1]
+    for again in ("FINAL(a guess)", "It is as I said.\nFINAL(a guess)", "FINAL(corrected)"):
+        done, told = ran(sandbox, f"{beside}\nFINAL(a guess)", again)
+        assert done.response == again.rpartition("FINAL(")[2][:-1]
+        assert UNSEEN in told[1]
+        assert "'a guess'" in told[1]
+        assert "Block 1: " in told[1]
 
 
 def test_answer_beside_an_unseen_picture_is_doubted(sandbox: Sandbox) -> None:
@@ -103,25 +103,24 @@ def test_answer_before_a_look_is_questioned_once(sandbox: Sandbox) -> None:
     assert done.response == "another thought"
 
 
-@pytest.mark.parametrize("context", ["short", "x" * 2_000, {"a": 1}, None])
-def test_a_context_that_is_shown_whole_needs_no_look(sandbox: Sandbox, context: Any) -> None:
-    done, told = ran(sandbox, "FINAL(at once)", context=context)
-    assert done.response == "at once"
-    assert NOT_LOOKED_AT not in told[0]
+def test_a_context_that_is_shown_whole_needs_no_look(sandbox: Sandbox) -> None:
+    short: tuple[Any, ...] = ("short", "x" * 2_000, {"a": 1}, None)
+    for context in short:
+        done, told = ran(sandbox, "FINAL(at once)", context=context)
+        assert done.response == "at once"
+        assert NOT_LOOKED_AT not in told[0]
+    longer: tuple[Any, ...] = ("x" * 2_001, {"a": "x" * 3_000}, ["x" * 1_000] * 3)
+    for context in longer:
+        _, told = ran(sandbox, "FINAL(at once)", "FINAL(at once)", context=context)
+        assert NOT_LOOKED in told[1]
 
 
-@pytest.mark.parametrize("context", ["x" * 2_001, {"a": "x" * 3_000}, ["x" * 1_000] * 3])
-def test_longer_context_needs_a_look(sandbox: Sandbox, context: Any) -> None:
-    _, told = ran(sandbox, "FINAL(at once)", "FINAL(at once)", context=context)
-    assert NOT_LOOKED in told[1]
-
-
-@pytest.mark.parametrize("reply", ["FINAL(a guess)", f"{PRINTS}\nFINAL(a guess)", f"{RAISES}\nFINAL(a guess)"])
-def test_answer_in_the_last_turn_is_taken(sandbox: Sandbox, reply: str) -> None:
-    done, _ = ran(sandbox, reply, max_iterations=1)
-    assert done.response == "a guess"
-    done, _ = ran(sandbox, PRINTS, reply, max_iterations=2)
-    assert done.response == "a guess"
+def test_answer_in_the_last_turn_is_taken(sandbox: Sandbox) -> None:
+    for said in ("FINAL(a guess)", f"{PRINTS}\nFINAL(a guess)", f"{RAISES}\nFINAL(a guess)"):
+        done, _ = ran(sandbox, said, max_iterations=1)
+        assert done.response == "a guess"
+        done, _ = ran(sandbox, PRINTS, said, max_iterations=2)
+        assert done.response == "a guess"
 
 
 def test_a_variable_is_taken_after_blocks_that_ran(sandbox: Sandbox) -> None:
@@ -191,6 +190,7 @@ def test_none_is_an_empty_reply_and_not_the_end(sandbox: Sandbox) -> None:
         done = rlm.completion("short", "?")
     assert done.response == "at last"
     assert "There was no code to run and no answer in your reply." in str(done.messages[3].content)
+    assert all(str(message.content).strip() for message in done.messages)  # no provider takes an empty one
 
 
 # -- alone -----------------------------------------------------------------------------------------------------------

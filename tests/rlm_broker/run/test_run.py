@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rlm_broker import RLM, ConfigurationError, Limits, ModelFailed, RunCancelled, ScriptedClient
+from rlm_broker import RLM, Limits, RunCancelled, ScriptedClient
 from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.events.event import (
@@ -43,11 +43,6 @@ async def test_run_awaited_is_its_completion(open_sandbox: Sandbox) -> None:
     assert (await run).response == "yes"
     assert run.is_done
     assert (await run).response == "yes"  # as often as one likes
-
-
-def test_run_in_plain_code_has_a_result(open_sandbox: Sandbox) -> None:
-    run = answers(open_sandbox, "FINAL(yes)").start("text", "Is it?")
-    assert run.result().response == "yes"
 
 
 async def test_every_follower_gets_every_event_in_order(open_sandbox: Sandbox) -> None:
@@ -111,28 +106,6 @@ async def test_stopped_run_has_the_best_answer_so_far(open_sandbox: Sandbox) -> 
     ended = await until(run, RunEnded)
     assert isinstance(ended, RunEnded)
     assert ended.kind == "stopped"
-
-
-DRAFTS = "So far: 6.\n```repl\nanswer['content'] = 'A draft: 8.'\n```"
-
-
-async def test_stopped_run_has_the_draft_that_code_wrote(open_sandbox: Sandbox) -> None:
-    run = answers(open_sandbox, DRAFTS, HANGS).start("text", "?")
-    started = 0
-    async for event in run.events():
-        started += isinstance(event, BlockStarted)
-        if started == 2:
-            run.stop()
-            break
-    assert (await run).response == "A draft: 8."
-
-
-@pytest.mark.parametrize("then", ["raise SystemExit", "1 / 0", "import os; os.kill(os.getpid(), 9)", "answer = {}"])
-async def test_error_that_ends_a_run_has_the_draft(then: str, open_sandbox: Sandbox) -> None:
-    run = answers(open_sandbox, DRAFTS, f"Thinking.\n```repl\n{then}\n```").start("text", "?")
-    with pytest.raises(ModelFailed) as raised:  # the script is over
-        await run
-    assert raised.value.partial_answer == ("Thinking." if then == "answer = {}" else "A draft: 8.")
 
 
 async def test_cancelled_run_raises_with_its_partial_results(open_sandbox: Sandbox) -> None:
@@ -254,16 +227,6 @@ async def test_concurrent_runs_differ_in_their_events(open_sandbox: Sandbox) -> 
         await asyncio.gather(*map(_result, runs))
     for run in runs:
         assert [event.n for event in seen if event.tree == run.id] == [*range(1, len(seen) // 2 + 1)]
-
-
-async def test_bad_argument_of_a_run_is_refused_at_once(open_sandbox: Sandbox) -> None:
-    async with answers(open_sandbox, "FINAL(1)") as rlm:
-        with pytest.raises(ConfigurationError, match="the question is empty"):
-            rlm.start("text", " ")
-        with pytest.raises(ConfigurationError, match="limits must be a Limits"):
-            rlm.start("text", "?", limits={"max_depth": 1})  # type: ignore[arg-type]
-        with pytest.raises(ConfigurationError, match="a model must be a name, a Model"):
-            await rlm.start("text", "?", model=42)  # type: ignore[arg-type]
 
 
 async def test_leaving_an_rlm_ends_its_runs(open_sandbox: Sandbox) -> None:

@@ -6,8 +6,6 @@ import json
 import pickle
 from typing import Any
 
-import pytest
-
 from rlm_broker import Block, Display
 from rlm_broker.results import without_displays
 from rlm_broker.values.display import picture_in
@@ -21,18 +19,16 @@ SHOWN = [
     (Display({"image/jpeg": b"abc"}), "Display(image/jpeg, 3 bytes)", "image/jpeg"),
     (Display({"image/svg+xml": "<svg/>"}), "Display(image/svg+xml, 6 characters)", "image/svg+xml"),
     (
-        Display({"text/html": "x" * 5000, "text/plain": "y"}),
-        "Display(text/html, 5,000 characters; text/plain, 1 characters)",
+        Display({"text/html": "x" * 50, "text/plain": "y"}),
+        "Display(text/html, 50 characters; text/plain, 1 characters)",
         None,
     ),
     (Display({}), "Display()", None),
 ]
 
 
-@pytest.mark.parametrize(("display", "shown", "picture"), SHOWN)
-def test_repr_is_short_and_pictures_have_a_size(display: Display, shown: str, picture: str | None) -> None:
-    assert repr(display) == shown
-    assert picture_in(display) == picture
+def test_repr_is_short_and_pictures_have_a_size() -> None:
+    assert [(display, repr(display), picture_in(display)) for display, _, _ in SHOWN] == SHOWN
 
 
 def test_dict_has_text_and_base64() -> None:

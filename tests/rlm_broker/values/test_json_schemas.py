@@ -12,22 +12,19 @@ DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 
 
-@pytest.fixture
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow fewer steps, so that the tests are quick."""
-    monkeypatch.setattr(json_schemas, "MOST_STEPS", 20_000)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(({"type": "nonsense"}, "not a JSON Schema"), ({"properties": 5}, "not a"), ({"const": {1, 2}}, "not a")),
+    *(
+        ({"properties": {"x": {"$ref": to}}}, f"refers to '{to}', which the schema does not define")
+        for to in ("#/nix", "http://127.0.0.1:9/schema", "#nix")
+    ),
+]
 
 
-@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"properties": 5}, {"const": {1, 2}}])
-def test_invalid_schema_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="it is not a JSON Schema"):
-        JsonSchema(schema, "it")
-
-
-@pytest.mark.parametrize("reference", ["#/nix", "http://127.0.0.1:9/schema", "#nix"])
-def test_reference_that_leads_nowhere_is_refused(reference: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"it refers to '{reference}', which the schema does not define"):
-        JsonSchema({"properties": {"x": {"$ref": reference}}}, "it")
+def test_invalid_schema_or_reference_is_refused() -> None:
+    for schema, why in REFUSED:
+        with pytest.raises(ConfigurationError, match=f"it (is )?{why}"):
+            JsonSchema(schema, "it")
 
 
 def test_references_within_a_schema_and_to_itself_hold() -> None:
@@ -55,10 +52,8 @@ def test_patterns_are_told_and_not_checked() -> None:
         "default": {"pattern": "stays"},
     }
     made = CheckedSchema(schema, "it")
-    assert made["properties"]["pattern"] == {
-        "type": "string",
-        "description": "(matches the regular expression (a+)+$)",
-    }
+    told = "(matches the regular expression (a+)+$)"
+    assert made["properties"]["pattern"] == {"type": "string", "description": told}
     assert made["properties"]["rows"]["items"] == {"description": "A row. (matches the regular expression x)"}
     assert (made["required"], made["default"]) == (["pattern"], {"pattern": "stays"})
 
@@ -83,35 +78,32 @@ def test_schema_of_few_references_is_accepted() -> None:
     assert CheckedSchema(schema, "it") == schema
 
 
-@pytest.mark.parametrize(
-    ("schema", "why"),
-    [
-        (7, "must be a JSON Schema"),
-        ({"patternProperties": {"x": {}}}, "patternProperties"),
-        ({"description": "x" * MOST_CHARS}, "more than 100,000 characters"),
-        (linked("", "#/$defs/"), "more than 1,000 parts"),
-        (
-            {"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(1_500)}, "$ref": "#/$defs/d0"},
-            "more than 1,000 parts",
-        ),
-        ({"$ref": "#/$defs/none"}, "does not define"),
-        ({"$ref": "https://a.b/c"}, "does not define"),
-        ({"type": "nothing"}, "is not a JSON Schema"),
-        ({"$ref": "#a", "$defs": {"a": {"$anchor": "a"}}}, "has .anchor, which is not supported"),
-        ({"$dynamicRef": "#a"}, "has .dynamicRef, which is not supported"),
-        ({"$defs": {"a": {"$dynamicAnchor": "a"}}}, "has .dynamicAnchor, which is not supported"),
-        ({"$recursiveRef": "#"}, "has .recursiveRef, which is not supported"),
-        ({"items": {"$id": "http://a.b/c"}}, "has .id, which is not supported: give it at the root alone"),
-        ({"items": {"$schema": DRAFT_7}}, "has .schema, which is not supported"),
-        ({"unevaluatedProperties": False}, "has unevaluatedProperties, which is not supported"),
-        ({"$ref": "#/%24defs/a", "$defs": {"a": {}}}, "refers to '#/%24defs/a'"),
-        ({"$id": "http://a.b/c", "$ref": "http://a.b/c#/$defs/a", "$defs": {"a": {}}}, "does not define"),
-        ({"$ref": "#/default/a", "default": {"a": {"pattern": "(a+)+$"}}}, "refers to '#/default/a'"),
-    ],
-)
-def test_unsafe_schema_is_refused(schema: Any, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        CheckedSchema(schema, "it")
+UNSAFE: list[tuple[Any, str]] = [
+    (7, "must be a JSON Schema"),
+    ({"patternProperties": {"x": {}}}, "patternProperties"),
+    ({"description": "x" * MOST_CHARS}, "more than 100,000 characters"),
+    (linked("", "#/$defs/"), "more than 1,000 parts"),
+    ({"$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(1_500)}, "$ref": "#/$defs/d0"}, "1,000 parts"),
+    ({"$ref": "#/$defs/none"}, "does not define"),
+    ({"$ref": "https://a.b/c"}, "does not define"),
+    ({"type": "nothing"}, "is not a JSON Schema"),
+    ({"$ref": "#a", "$defs": {"a": {"$anchor": "a"}}}, "has .anchor, which is not supported"),
+    ({"$dynamicRef": "#a"}, "has .dynamicRef, which is not supported"),
+    ({"$defs": {"a": {"$dynamicAnchor": "a"}}}, "has .dynamicAnchor, which is not supported"),
+    ({"$recursiveRef": "#"}, "has .recursiveRef, which is not supported"),
+    ({"items": {"$id": "http://a.b/c"}}, "has .id, which is not supported: give it at the root alone"),
+    ({"items": {"$schema": DRAFT_7}}, "has .schema, which is not supported"),
+    ({"unevaluatedProperties": False}, "has unevaluatedProperties, which is not supported"),
+    ({"$ref": "#/%24defs/a", "$defs": {"a": {}}}, "refers to '#/%24defs/a'"),
+    ({"$id": "http://a.b/c", "$ref": "http://a.b/c#/$defs/a", "$defs": {"a": {}}}, "does not define"),
+    ({"$ref": "#/default/a", "default": {"a": {"pattern": "(a+)+$"}}}, "refers to '#/default/a'"),
+]
+
+
+def test_unsafe_schema_is_refused() -> None:
+    for schema, why in UNSAFE:
+        with pytest.raises(ConfigurationError, match=why):
+            CheckedSchema(schema, "it")
 
 
 def test_patterns_of_dependencies_are_not_checked() -> None:
@@ -120,15 +112,15 @@ def test_patterns_of_dependencies_are_not_checked() -> None:
     CheckedSchema(schema, "it").checked.require({"default": "a" * 40 + "b"}, "it")
 
 
-@pytest.mark.parametrize("pointer", ["#", "#/properties/a", "#/allOf/0", "#/$defs/a~1b"])
-def test_plain_pointer_is_followed(pointer: str) -> None:
+def test_plain_pointer_is_followed() -> None:
     a = {"type": ["object", "null"]}
-    schema = {"properties": {"a": a, "b": {"$ref": pointer}}, "allOf": [a], "$defs": {"a/b": a}, "type": "object"}
-    made = CheckedSchema(schema, "it")
-    assert made == schema
-    made.checked.require({"b": {}}, "it")
-    with pytest.raises(Unfit, match="b: 7 is not of type"):
-        made.checked.require({"b": 7}, "it")
+    for pointer in ("#", "#/properties/a", "#/allOf/0", "#/$defs/a~1b"):
+        schema = {"properties": {"a": a, "b": {"$ref": pointer}}, "allOf": [a], "$defs": {"a/b": a}, "type": "object"}
+        made = CheckedSchema(schema, "it")
+        assert made == schema
+        made.checked.require({"b": {}}, "it")
+        with pytest.raises(Unfit, match="b: 7 is not of type"):
+            made.checked.require({"b": 7}, "it")
 
 
 def test_check_of_plain_parts_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,50 +152,43 @@ NAMES = {f"name {n}": 1 for n in range(5_000)}
 LONG = "x" * 400_000
 
 
-@pytest.mark.usefixtures("few_steps")
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        (linked("", "#/$defs/"), {}),
-        (linked("", "#/$defs/", "anyOf"), 7),
-        (linked("", "#/%24defs/"), {}),
-        (linked("$anchor", "#"), {}),
-        (linked("$dynamicAnchor", "#"), {}),
-        ({"allOf": [{"items": {"$ref": "#"}}] * 2}, nested(40)),
-        ({"$schema": DRAFT_7, "allOf": [{"items": {"$ref": "#"}}] * 2}, nested(40)),
-        ({"$schema": DRAFT_4, "anyOf": [{"not": {"items": {"$ref": "#"}}}] * 2}, nested(40)),
-        (each({"items": True}, 200), MANY),
-        (each({"contains": {"type": "string"}}, 200, "anyOf"), MANY),
-        (each({"uniqueItems": True}, 200), MANY),
-        (each({"const": MANY}, 200), MANY),
-        (each({"enum": [LONG[:9]] * 20_000}, 20), "y"),
-        (each({"propertyNames": {"type": "string"}}, 200), NAMES),
-        (each({"additionalProperties": True}, 200), NAMES),
-        (each({"additionalProperties": False}, 200, "anyOf"), NAMES),
-        (each({"type": "integer"}, 200, "anyOf"), LONG),
-        ({"anyOf": [False] * 200}, LONG),
-        ({"oneOf": [False] * 200}, LONG),
-        (each({"required": [str(n) for n in range(500)]}, 200), {str(n): 1 for n in range(500)}),
-    ],
-)
-def test_check_of_many_steps_ends(schema: dict[str, Any], value: Any) -> None:
-    checked = JsonSchema(schema, "it", is_bounded=True)
-    with pytest.raises(Unfit, match="the answer: its check takes more than 20,000 steps"):
-        checked.require(value, "the answer")
+LONG_CHECKS: list[tuple[dict[str, Any], Any]] = [
+    (linked("", "#/$defs/"), {}),
+    (linked("", "#/$defs/", "anyOf"), 7),
+    (linked("", "#/%24defs/"), {}),
+    (linked("$anchor", "#"), {}),
+    (linked("$dynamicAnchor", "#"), {}),
+    ({"allOf": [{"items": {"$ref": "#"}}] * 2}, nested(40)),
+    ({"$schema": DRAFT_7, "allOf": [{"items": {"$ref": "#"}}] * 2}, nested(40)),
+    ({"$schema": DRAFT_4, "anyOf": [{"not": {"items": {"$ref": "#"}}}] * 2}, nested(40)),
+    (each({"items": True}, 200), MANY),
+    (each({"contains": {"type": "string"}}, 200, "anyOf"), MANY),
+    (each({"uniqueItems": True}, 200), MANY),
+    (each({"const": MANY}, 200), MANY),
+    (each({"enum": [LONG[:9]] * 20_000}, 20), "y"),
+    (each({"propertyNames": {"type": "string"}}, 200), NAMES),
+    (each({"additionalProperties": True}, 200), NAMES),
+    (each({"additionalProperties": False}, 200, "anyOf"), NAMES),
+    (each({"type": "integer"}, 200, "anyOf"), LONG),
+    ({"anyOf": [False] * 200}, LONG),
+    ({"oneOf": [False] * 200}, LONG),
+    (each({"required": [str(n) for n in range(500)]}, 200), {str(n): 1 for n in range(500)}),
+]
+LONG_SCHEMAS: list[dict[str, Any]] = [
+    {"properties": {f"p{n}": {"type": "string", "minLength": n} for n in range(2_000)}},
+    {"$schema": DRAFT_4, "enum": [{str(n): n} if n % 2 else [n] for n in range(20_000)]},
+]
 
 
-@pytest.mark.usefixtures("few_steps")
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"properties": {f"p{n}": {"type": "string", "minLength": n} for n in range(2_000)}},
-        {"$schema": DRAFT_4, "enum": [{str(n): n} if n % 2 else [n] for n in range(20_000)]},
-    ],
-    ids=["many parts", "many unequal values"],
-)
-def test_schema_of_many_steps_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="its check takes more than 20,000 steps: give a simpler one"):
-        JsonSchema(schema, "it", is_bounded=True)
+def test_check_of_many_steps_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schemas, "MOST_STEPS", 20_000)
+    for schema, value in LONG_CHECKS:
+        checked = JsonSchema(schema, "it", is_bounded=True)
+        with pytest.raises(Unfit, match="the answer: its check takes more than 20,000 steps"):
+            checked.require(value, "the answer")
+    for schema in LONG_SCHEMAS:
+        with pytest.raises(ConfigurationError, match="its check takes more than 20,000 steps: give a simpler one"):
+            JsonSchema(schema, "it", is_bounded=True)
 
 
 def test_usual_values_are_checked_as_ever() -> None:

@@ -1,9 +1,8 @@
 """The pages of runs and blocks in a notebook: their parts, their size, and hostile text in them."""
 
 import dataclasses
+from itertools import product
 from typing import Any
-
-import pytest
 
 from rlm_broker import RLM, Block, Completion, Display, Iteration, Limits, Sandbox, ScriptedClient, Usage, UsageSummary
 from rlm_broker.results import ChildTrace
@@ -65,49 +64,36 @@ def test_a_run_shows_its_answer_turns_children_and_usage() -> None:
     assert "1 modelmodelcallstokens intokens outcostscripted2" in shown.text
 
 
-@pytest.mark.parametrize("level", ["run", "block"])
-def test_hostile_text_is_shown_and_does_nothing(level: str) -> None:
+def test_hostile_text_is_shown_and_does_nothing() -> None:
     trajectory = turns(2, 1, HOSTILE)
+    named: Any = dict.fromkeys(["response", "root_model", "root_prompt"], HOSTILE)
     child = ChildTrace(1, 0.1, HOSTILE, HOSTILE, None)
     usage = UsageSummary({HOSTILE: Usage(1, 1, 1)})
-    whole = run(
-        response=HOSTILE,
-        root_model=HOSTILE,
-        root_prompt=HOSTILE,
-        usage_summary=usage,
-        trajectory=trajectory,
-        child_traces=(child,),
-    )
-    shown = page(whole if level == "run" else trajectory[0].blocks[0])  # it fails at an element that is not ours
-    assert shown.boxes.count(SHOWN_HOSTILE) == (13 if level == "run" else 5)
-    assert shown.boxes.count(f"{SHOWN_HOSTILE}d") == (2 if level == "run" else 1)
-    assert shown.pictures == []
+    whole = run(**named, usage_summary=usage, trajectory=trajectory, child_traces=(child,))
+    for value, boxes, displays in ((whole, 13, 2), (trajectory[0].blocks[0], 5, 1)):
+        shown = page(value)  # it fails at an element that is not ours
+        assert (shown.boxes.count(SHOWN_HOSTILE), shown.boxes.count(f"{SHOWN_HOSTILE}d")) == (boxes, displays)
+        assert shown.pictures == []
 
 
-@pytest.mark.parametrize("text", ["x" * 65_536, "&" * 65_536, "\x00" * 65_536, "short"])
-@pytest.mark.parametrize(("count", "blocks"), [(21, 1), (3, 40), (500, 3), (1, 1)])
-def test_page_of_a_run_is_bounded(text: str, count: int, blocks: int) -> None:
-    children = (ChildTrace(1, 0.1, text[:80], text[:80]),) * 1000
-    models = UsageSummary({f"{number}{text}": Usage(1, 1, 1) for number in range(100)})
-    whole = run(
-        response=text,
-        root_model=text,
-        root_prompt=text,
-        trajectory=turns(count, blocks, text),
-        child_traces=children,
-        usage_summary=models,
-    )
-    forms = bundle(whole)
-    assert len(forms["text/html"]) < 4 * TEXT_CHARS
-    assert len(forms["text/plain"]) < 1000 + 10 * 200
-    shown = read(forms["text/html"])
-    assert f"1,000 child runs, the first {MAX_ROWS} of them" in shown.text
-    if count > FIRST_TURNS + LAST_TURNS:
-        assert f"{count - FIRST_TURNS - LAST_TURNS:,} turns are not shown" in shown.text
-        assert f"turn {count}: " in shown.text
-    if blocks == 40:
-        assert f"{2 * 40 - MAX_BLOCKS} more blocks are not shown" in shown.text
-        assert "40 more blocks are not shown" in shown.text
+def test_page_of_a_run_is_bounded() -> None:
+    sizes = [(21, 1), (3, 40), (500, 3), (1, 1)]
+    for text, (count, blocks) in product(["x" * 65_536, "&" * 65_536, "\x00" * 65_536, "short"], sizes):
+        named: Any = dict.fromkeys(["response", "root_model", "root_prompt"], text)
+        children = (ChildTrace(1, 0.1, text[:80], text[:80]),) * 1000
+        models = UsageSummary({f"{number}{text}": Usage(1, 1, 1) for number in range(100)})
+        trajectory = turns(count, blocks, text)
+        forms = bundle(run(**named, trajectory=trajectory, child_traces=children, usage_summary=models))
+        assert len(forms["text/html"]) < 4 * TEXT_CHARS
+        assert len(forms["text/plain"]) < 1000 + 10 * 200
+        shown = read(forms["text/html"]).text
+        assert f"1,000 child runs, the first {MAX_ROWS} of them" in shown
+        if count > FIRST_TURNS + LAST_TURNS:
+            assert f"{count - FIRST_TURNS - LAST_TURNS:,} turns are not shown" in shown
+            assert f"turn {count}: " in shown
+        if blocks == 40:
+            assert f"{2 * 40 - MAX_BLOCKS} more blocks are not shown" in shown
+            assert "40 more blocks are not shown" in shown
 
 
 def test_run_without_an_answer_says_so() -> None:

@@ -1,65 +1,38 @@
 """Amounts with units: sizes and times."""
 
-import pytest
-
 from rlm_broker.values.units import accepted, amount, in_bytes, in_seconds
 
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("64MB", 64 << 20),
-        ("64MiB", 64 << 20),
-        ("64m", 64 << 20),
-        ("1.5GB", 3 << 29),
-        ("2k", 2048),
-        ("1 TiB", 1 << 40),
-        ("512B", 512),
-        ("0.3k", 307),
-        ("1.1GB", 1_181_116_006),
-    ],
-)
-def test_size_is_in_bytes(text: str, size: int) -> None:
-    assert in_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "64", "MB", "-1MB", "1e3MB", "64XB", "64MBB", "1,5GB", "1.GB", "64iB", "٣MB"])
-def test_text_that_is_no_size_is_none(text: str) -> None:
-    assert in_bytes(text) is None
+SIZES = {
+    **{"64MB": 64 << 20, "64MiB": 64 << 20, "64m": 64 << 20, "1.5GB": 3 << 29, "2k": 2048, "1 TiB": 1 << 40},
+    **{"512B": 512, "0.3k": 307, "1.1GB": 1_181_116_006},
+    **dict.fromkeys(["", "64", "MB", "-1MB", "1e3MB", "64XB", "64MBB", "1,5GB", "1.GB", "64iB", "٣MB"]),
+}
+TIMES = {
+    **{"10m": 600, "90s": 90, "1h30m": 5400, "250ms": 0.25, "1.5h": 5400, "1d": 86400, "1h 30m": 5400},
+    **dict.fromkeys(["", " ", "10", "m", "-10m", "30m1h", "10m5m", "1h30", "10min", "1y"]),
+}
+AMOUNTS: dict[tuple[str, object], object] = {
+    ("memory_bytes", " 1MB "): 1 << 20,
+    ("memory_bytes", "10m"): 10 << 20,
+    ("run_timeout_s", "10m"): 600,
+    ("run_timeout_s", "64MB"): "64MB",
+    ("max_tokens", "10k"): "10k",
+    ("memory_bytes", 5): 5,
+    ("memory_bytes", None): None,
+    ("memory_bytes", "9" * 50 + "k"): "9" * 50 + "k",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("10m", 600), ("90s", 90), ("1h30m", 5400), ("250ms", 0.25), ("1.5h", 5400), ("1d", 86400), ("1h 30m", 5400)],
-)
-def test_time_is_in_seconds(text: str, seconds: float) -> None:
-    assert in_seconds(text) == seconds
+def test_text_is_an_amount_or_none() -> None:
+    assert {text: in_bytes(text) for text in SIZES} == SIZES
+    assert {text: in_seconds(text) for text in TIMES} == TIMES
 
 
-@pytest.mark.parametrize("text", ["", " ", "10", "m", "-10m", "30m1h", "10m5m", "1h30", "10min", "1y"])
-def test_text_that_is_no_time_is_none(text: str) -> None:
-    assert in_seconds(text) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "value"),
-    [
-        ("memory_bytes", " 1MB ", 1 << 20),
-        ("memory_bytes", "10m", 10 << 20),
-        ("run_timeout_s", "10m", 600),
-        ("run_timeout_s", "64MB", "64MB"),
-        ("max_tokens", "10k", "10k"),
-        ("memory_bytes", 5, 5),
-        ("memory_bytes", None, None),
-        ("memory_bytes", "9" * 50 + "k", "9" * 50 + "k"),
-    ],
-)
-def test_name_of_an_amount_says_its_unit(name: str, given: object, value: object) -> None:
-    assert amount(name, given) == value
+def test_name_of_an_amount_says_its_unit() -> None:
+    assert {given: amount(*given) for given in AMOUNTS} == AMOUNTS
 
 
 def test_accepted_form_is_told_for_units_only() -> None:
-    """The accepted form is told only for amounts with a unit."""
     assert "64MB" in str(accepted("memory_bytes"))
     assert "1h30m" in str(accepted("run_timeout_s"))
     assert accepted("max_tokens") is None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from sandbox_worker.repl.answer_types import TYPED_ATTEMPTS
+from sandbox_worker.repl.queries import TYPED_ATTEMPTS
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import MessagePart, TextPart
 from tests.sandbox_worker.repl.test_queries import queries

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox_worker.wire.variables import MAX_VARIABLES
+from sandbox_worker.wire.messages import MAX_VARIABLES
 from tests.support.bare_repl import BareRepl, bare_repl
 
 Told = list[tuple[str, str, object]]

@@ -28,6 +28,7 @@ from sandbox_worker.wire.messages import (
     Reply,
     Result,
     Slot,
+    VariableFact,
     Welcome,
     decode_from_orchestrator,
     decode_from_worker,
@@ -37,7 +38,6 @@ from sandbox_worker.wire.messages import (
     framed,
 )
 from sandbox_worker.wire.prompts import ChildContext
-from sandbox_worker.wire.variables import VariableFact
 
 QUERY = Query(id="3:1", want="rlm", prompts=["a", ""], model="m", system="s", max_completion_tokens=1, max_concurrent=2)
 FROM_WORKER: list[FromWorker] = [

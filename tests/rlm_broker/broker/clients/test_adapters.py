@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rlm_broker import RLM, Cache, ConfigurationError, Limits, LMHandler, Model, ModelFailed
-from rlm_broker.broker.client_queue import Serving
 from rlm_broker.broker.clients.adapters import FieldClient, adapted, client_of, original
 from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
@@ -125,12 +124,6 @@ def test_clients_of_this_package_are_not_wrapped(client: BaseClient) -> None:
     assert adapted(client) is client_of(client) is original(client) is client
 
 
-def test_attributes_of_an_own_client_can_be_set() -> None:
-    client = FunctionClient(lambda _: "")
-    client.max_concurrent, client.context_tokens = 3, 100
-    assert (adapted(client).max_concurrent, adapted(client).context_tokens) == (3, 100)
-
-
 def test_client_kind_follows_from_the_given_model() -> None:
     """The object that is given as a model decides which client it becomes."""
 
@@ -162,20 +155,6 @@ async def test_handler_returns_the_given_client_and_bounds_calls(tmp_path: Path)
     assert (root.calls, named.calls, root.closed, named.closed) == (6, 7, 0, 0)
 
 
-async def test_handler_serves_the_users_client_and_fallbacks() -> None:
-    """The handler serves a client of the user and asks the user's own fallbacks."""
-
-    class Broken(Plain):
-        async def complete(self, request: LMRequest) -> LMReply:
-            del request
-            raise ModelFailed("no")
-
-    broken, spare = Broken("broken"), Plain("spare")
-    async with LMHandler(broken) as handler:
-        handler.serve(broken, Serving(max_retries=0, fallbacks=(spare,)))
-        assert (await handler.complete(broken, REQUEST)).root_model == "spare"
-
-
 async def test_run_checks_the_users_clients_first() -> None:
     """A run checks the user's own clients before it starts."""
     with pytest.raises(ModelFailed, match="the server is down"):
@@ -191,27 +170,6 @@ async def test_run_needs_only_name_and_complete() -> None:
     """A run needs of a client only a name and `complete`."""
     done = await RLM(OnlyToCall(), limits=Limits(max_depth=0)).acompletion("x", "?")  # type: ignore[arg-type]
     assert done.response == "called"
-
-
-class Silent(Plain):
-    """Returns any given object, as a client of a user may."""
-
-    def __init__(self, reply: Any) -> None:
-        super().__init__()
-        self.reply = reply
-
-    async def complete(self, request: LMRequest) -> Any:
-        await super().complete(request)
-        return self.reply
-
-
-@pytest.mark.parametrize("reply", [None, LMReply(None, Usage(1, 2, 3))])  # type: ignore[arg-type]
-def test_none_from_a_client_is_an_empty_reply(reply: Any) -> None:
-    """A client that returns None has given an empty reply, and the run continues."""
-    client = Silent(reply)
-    done = RLM(client, limits=Limits(max_iterations=2)).completion("short", "?")
-    assert client.calls == 3
-    assert [turn.reply for turn in done.trajectory] == ["", ""]
 
 
 def test_none_from_completion_is_an_empty_reply() -> None:
@@ -269,3 +227,17 @@ def test_the_window_of_a_model_may_be_said() -> None:
     assert LiteLLMClient("openai/gpt-5-mini", context_tokens=9_000).context_tokens == 9_000
     with pytest.raises(ConfigurationError, match="offline calls no server"):
         Model(name="offline", context_tokens=5)
+
+
+async def test_none_from_a_client_is_an_empty_reply() -> None:
+    class Silent(Plain):
+        def __init__(self, reply: Any) -> None:
+            super().__init__()
+            self.reply = reply
+
+        async def complete(self, request: LMRequest) -> Any:
+            await super().complete(request)
+            return self.reply
+
+    for reply in (None, LMReply(None, Usage(1, 2, 3))):  # type: ignore[arg-type]
+        assert (await adapted(Silent(reply)).complete(REQUEST)).text == ""

@@ -24,7 +24,7 @@ from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, s
 from tests.support.waiting import LONGER_AND_LONGER, WAIT_S
 
 REQUEST = LMRequest((ChatMessage("user", "hello"),))
-Make = Callable[[FakeOpenAI], Client]
+Make = Callable[..., Client]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,12 +33,12 @@ def _litellm_is_imported() -> None:
     importlib.import_module("litellm")
 
 
-def direct(server: FakeOpenAI) -> Client:
-    return OpenAICompatibleClient(server.base_url, "test-model", api_key="sk-of-the-test")
+def direct(server: FakeOpenAI, **options: Any) -> Client:
+    return OpenAICompatibleClient(server.base_url, "test-model", api_key="sk-of-the-test", options=options)
 
 
-def litellm(server: FakeOpenAI) -> Client:
-    return LiteLLMClient("openai/test-model", api_base=server.base_url, api_key="sk-of-the-test")
+def litellm(server: FakeOpenAI, **options: Any) -> Client:
+    return LiteLLMClient("openai/test-model", api_base=server.base_url, api_key="sk-of-the-test", **options)
 
 
 both = pytest.mark.parametrize("make", [direct, litellm])
@@ -174,3 +174,12 @@ async def test_streamed_text_is_delivered_and_counted(make: Make) -> None:
     assert len(texts) == 3
     assert (reply.usage.total_input_tokens, reply.usage.total_output_tokens) == (3, 3)
     assert server.requests[0]["stream"] is True
+
+
+@both
+async def test_call_temperature_overrides_the_option(make: Make) -> None:
+    with FakeOpenAI(*[completion("hi")] * 2) as server:
+        client = make(server, temperature=0.5)
+        for temperature in (0.0, None):
+            await client.complete(LMRequest(REQUEST.messages, temperature=temperature))
+    assert [request["temperature"] for request in server.requests] == [0.0, 0.5]

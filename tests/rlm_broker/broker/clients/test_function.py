@@ -121,26 +121,6 @@ async def test_a_function_may_say_itself_that_the_model_failed() -> None:
         await FunctionClient(fail).complete(request())
 
 
-async def test_async_function_error_is_a_failed_call() -> None:
-    async def fail(_messages: Any) -> str:
-        raise OSError("no route")
-
-    with pytest.raises(ModelFailed, match=r"^function: OSError: no route$"):
-        await FunctionClient(fail).complete(request())
-
-
-async def test_blocking_sync_function_does_not_block_the_loop() -> None:
-    release = threading.Event()
-
-    def block(_messages: Any) -> str:
-        return str(release.wait(WAIT_S))
-
-    call = asyncio.create_task(FunctionClient(block).complete(request()))
-    await asyncio.sleep(0)  # the call has begun; only the loop, which goes on, can release it
-    release.set()
-    assert (await call).text == "True"
-
-
 async def test_calls_share_at_most_64_threads() -> None:
     """Calls share at most 64 threads, and a second call takes an idle thread."""
     names: list[str] = []
@@ -220,35 +200,10 @@ async def test_cancelled_call_waiting_for_a_thread_is_not_made(monkeypatch: pyte
     assert seen == ["first", "third"]
 
 
-async def test_a_cancelled_async_function_is_cancelled() -> None:
-    started, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def wait(_messages: Any) -> str:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-        return ""
-
-    call = asyncio.create_task(FunctionClient(wait).complete(request()))
-    await asyncio.wait_for(started.wait(), WAIT_S)
-    call.cancel()
-    await asyncio.wait({call})
-    assert call.cancelled()
-    assert cancelled.is_set()
-
-
 async def test_sync_function_sees_its_callers_context_variables() -> None:
     run_name: contextvars.ContextVar[str] = contextvars.ContextVar("run_name")
     run_name.set("the run")
     assert (await FunctionClient(lambda _: run_name.get()).complete(request())).text == "the run"
-
-
-def test_client_serves_several_event_loops() -> None:
-    client = FunctionClient(lambda _: "ok")
-    assert [asyncio.run(client.complete(request())).text for _ in range(2)] == ["ok", "ok"]
 
 
 STUCK = """

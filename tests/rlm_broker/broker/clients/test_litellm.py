@@ -1,6 +1,5 @@
 """Models through litellm: names, keys, prices, and an import that leaves no trace in the process."""
 
-import asyncio
 import importlib
 import json
 import os
@@ -26,7 +25,7 @@ from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
 from rlm_broker.usage import Usage
-from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, without_choices
+from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
 from tests.support.obedient import obedient
 from tests.support.service import serving
 
@@ -117,14 +116,6 @@ async def test_free_model_costs_zero_and_unpriced_is_unknown() -> None:
     assert (free.usage.total_cost, unpriced.usage.total_cost) == (0, None)
 
 
-async def test_null_content_is_empty_text() -> None:
-    """Null content is empty text, and a reply without choices is a failed call."""
-    with FakeOpenAI(completion(None), without_choices()) as server:
-        assert (await client(server).complete(REQUEST)).text == ""
-        with pytest.raises(ModelFailed, match=r"^openai/test-model: the provider's answer has no choices$"):
-            await client(server).complete(REQUEST)
-
-
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -154,25 +145,6 @@ async def test_failed_call_is_one_request_without_secrets(
     assert len(server.requests) == 1
     if answer.status == 401:
         assert text.endswith("wrong key [redacted], or was it [redacted]?")
-
-
-async def test_unreachable_server_is_a_failed_call() -> None:
-    with FakeOpenAI(completion("hi")) as server:
-        gone = client(server)
-    with pytest.raises(ModelFailed, match=r"^openai/test-model: \w+: "):
-        await gone.complete(REQUEST)
-    await gone.aclose()
-    await gone.aclose()
-
-
-async def test_a_cancelled_call_closes_its_connection() -> None:
-    with FakeOpenAI(Answer(never=True)) as server:
-        call = asyncio.create_task(client(server).complete(REQUEST))
-        assert await asyncio.to_thread(server.arrived.wait, WAIT_S)
-        call.cancel()
-        await asyncio.wait({call}, timeout=WAIT_S)
-        assert call.cancelled()
-        assert await asyncio.to_thread(server.disconnected.wait, WAIT_S)
 
 
 ALONE = """
@@ -233,29 +205,16 @@ def test_call_has_no_side_effects_on_the_host(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("model_name", "full"),
-    [
-        ("openai/gpt-5-mini", "openai/gpt-5-mini"),
-        ("openrouter/meta/llama", "openrouter/meta/llama"),
-        ("gpt-5-mini", "openai/gpt-5-mini"),
-        ("o3", "openai/o3"),
-        ("o4-mini", "openai/o4-mini"),
-        ("claude-sonnet-4-5", "anthropic/claude-sonnet-4-5"),
-        ("gemini-2.5-pro", "gemini/gemini-2.5-pro"),
-        ("deepseek-chat", "deepseek/deepseek-chat"),
-        ("mistral-large-latest", "mistral/mistral-large-latest"),
-        ("grok-4", "xai/grok-4"),
-        ("gpt-oss-120b", None),
-        ("other", None),
-        ("/model", None),
-        ("provider/", None),
-        ("", None),
-    ],
-)
-def test_well_known_name_gets_its_provider(model_name: str, full: str | None) -> None:
+def test_well_known_name_gets_its_provider() -> None:
     """A name without a provider is completed if it is well known."""
-    assert full_name(model_name) == full
+    whole = ["openai/gpt-5-mini", "openrouter/meta/llama"]
+    known = [
+        *("openai/gpt-5-mini", "openai/o3", "openai/o4-mini", "anthropic/claude-sonnet-4-5", "gemini/gemini-2.5-pro"),
+        *("deepseek/deepseek-chat", "mistral/mistral-large-latest", "xai/grok-4"),
+    ]
+    assert [full_name(name) for name in whole] == whole
+    assert [full_name(name.partition("/")[2]) for name in known] == known
+    assert not any(map(full_name, ("gpt-oss-120b", "other", "/model", "provider/", "")))
 
 
 @pytest.mark.parametrize(
@@ -294,11 +253,6 @@ def test_key_variable_is_needed_only_if_used() -> None:
     LiteLLMClient("ollama/llama3").check()
 
 
-def test_unknown_provider_is_an_unknown_model() -> None:
-    with pytest.raises(UnknownModel, match="no provider is known for model 'nowhere/model'"):
-        LiteLLMClient("nowhere/model").check()
-
-
 def test_a_stream_is_refused_at_construction() -> None:
     with pytest.raises(ConfigurationError, match="stream"):
         LiteLLMClient("openai/gpt-5-mini", stream=True)
@@ -326,15 +280,6 @@ def test_litellm_providers_are_not_taken_for_misspelt() -> None:
             _refuse_misspelt(f"{provider}/model", provider)
 
 
-async def test_call_temperature_overrides_the_option() -> None:
-    with FakeOpenAI(*[completion("hi")] * 2) as server:
-        named = client(server, temperature=0.5)
-        for temperature in (0.0, None):
-            await named.complete(LMRequest((ChatMessage("user", "hello"),), temperature=temperature))
-        await named.aclose()
-    assert [request["temperature"] for request in server.requests] == [0.0, 0.5]
-
-
 def test_client_of_the_service_gets_answer_and_stream() -> None:
     litellm = importlib.import_module("litellm")
     with serving(RLM(obedient())) as served:
@@ -344,3 +289,8 @@ def test_client_of_the_service_gets_answer_and_stream() -> None:
         pieces = [chunk.choices[0].delta for chunk in litellm.completion(**named, stream=True)]
     assert "".join(piece.content or "" for piece in pieces) == "hello"
     assert "FINAL(hello)" in "".join(getattr(piece, "reasoning_content", None) or "" for piece in pieces)
+
+
+def test_unknown_provider_is_an_unknown_model() -> None:
+    with pytest.raises(UnknownModel, match="no provider is known for model 'nowhere/model'"):
+        LiteLLMClient("nowhere/model").check()

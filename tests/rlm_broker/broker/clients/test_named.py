@@ -7,11 +7,7 @@ import pytest
 
 from rlm_broker.broker.clients.adapters import client_for
 from rlm_broker.broker.clients.litellm import LiteLLMClient
-from rlm_broker.errors import ConfigurationError, UnknownModel
-
-
-def test_offline_needs_no_key() -> None:
-    assert client_for("offline").model_name == "offline"
+from rlm_broker.errors import UnknownModel
 
 
 @pytest.mark.parametrize("name", ["openai/gpt-5-mini", "gpt-5-mini"])
@@ -21,13 +17,6 @@ def test_model_with_its_key_keeps_the_typed_name(name: str, monkeypatch: pytest.
     client = client_for(name)
     assert isinstance(client, LiteLLMClient)
     assert client.model_name == name
-
-
-def test_model_without_its_key_is_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model without its key is refused before anything starts."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
-        client_for("gpt-5-mini")
 
 
 @pytest.mark.parametrize("name", ["", "  ", "nonsense", "Offline", "openai/", "/gpt-5-mini"])

@@ -62,13 +62,6 @@ async def test_concurrent_calls_take_replies_in_order() -> None:
     assert [reply.text for reply in replies] == [str(number) for number in range(20)]
 
 
-async def test_a_call_with_a_delay_can_be_cancelled() -> None:
-    client = ScriptedClient(["late"], delay_s=3600)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(client.complete(request()), 0.01)
-    await client.aclose()
-
-
 def test_bare_string_is_no_script_of_letters() -> None:
     with pytest.raises(ConfigurationError, match="list"):
         ScriptedClient("abc")

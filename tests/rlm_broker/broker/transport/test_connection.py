@@ -58,6 +58,34 @@ def query(number: int, *prompts: str) -> Query:
     return Query(id=f"1:{number}", want="llm", prompts=list(prompts or ("p",)))
 
 
+def answering(*slots: Slot) -> QueryHandler:
+    """Answers each query with these slots."""
+
+    async def answer(_query: Query) -> list[Slot]:
+        return [*slots]
+
+    return answer
+
+
+class Waiting:
+    """Answers no query: it waits until it is cancelled, and then tidies up until it may end."""
+
+    def __init__(self, *, may_end: bool = True) -> None:
+        self.asked, self.tidying, self.may_end, self.ended = (asyncio.Event() for _ in range(4))
+        if may_end:
+            self.may_end.set()
+
+    async def __call__(self, _query: Query) -> list[Slot]:
+        self.asked.set()
+        try:
+            return await for_ever()
+        finally:
+            self.tidying.set()
+            await turns()  # the end of the socket arrives here, too
+            await self.may_end.wait()
+            self.ended.set()
+
+
 @asynccontextmanager
 async def connected(max_frame_bytes: int, in_flight: int = IN_FLIGHT) -> AsyncIterator[tuple[Connection, Worker]]:
     """Both ends. The test fails if a task of the connection ends with an error that was never retrieved."""
@@ -119,49 +147,27 @@ async def test_queries_are_answered_when_ready(pair: tuple[Connection, Worker]) 
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(text="SLOW")])
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [(ModelFailed("the provider is down"), "the provider is down"), (RuntimeError("a bug"), "RuntimeError: a bug")],
-)
-async def test_query_gets_its_reply_despite_any_error(
-    pair: tuple[Connection, Worker], error: Exception, reason: str
-) -> None:
-    async def answer(asked: Query) -> list[Slot]:
-        del asked
-        raise error
-
-    await running(pair, answer)
-    pair[1].say(query(1, "a", "b"))
-    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=reason)] * 2)
-
-
-async def test_too_few_answers_fill_all_slots_with_errors(
-    pair: tuple[Connection, Worker],
-) -> None:
-    """A handler that answers too few prompts fills every slot with that error."""
+async def test_query_gets_its_reply_despite_any_error(pair: tuple[Connection, Worker]) -> None:
+    """An error, or a number of answers that is not that of the prompts, fills each slot."""
+    failures: dict[str, Exception] = {
+        "the provider is down": ModelFailed("the provider is down"),
+        "RuntimeError: a bug": RuntimeError("a bug"),
+    }
 
     async def answer(asked: Query) -> list[Slot]:
-        del asked
+        (prompt, _) = asked.texts
+        if prompt in failures:
+            raise failures[prompt]
         return [Slot(text="only one")]
 
     await running(pair, answer)
-    pair[1].say(query(1, "a", "b"))
-    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="1 answers to 2 prompts")] * 2)
-
-
-async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
-    await running(pair)
-    pair[1].say(query(1, "a", "b"))
-    no_model = "llm_query is not available: no model is connected to this sandbox"
-    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
+    for number, reason in enumerate([*failures, "1 answers to 2 prompts"]):
+        pair[1].say(query(number, reason, "b"))
+        assert await pair[1].hear() == Reply(id=f"1:{number}", slots=[Slot(error=reason)] * 2)
 
 
 async def test_too_large_reply_says_so_in_its_place(pair: tuple[Connection, Worker]) -> None:
-    async def answer(asked: Query) -> list[Slot]:
-        del asked
-        return [Slot(text="x" * SMALL_FRAME_BYTES)]
-
-    await running(pair, answer)
+    await running(pair, answering(Slot(text="x" * SMALL_FRAME_BYTES)))
     pair[1].say(query(1))
     reply = await pair[1].hear()
     assert isinstance(reply, Reply)
@@ -236,24 +242,14 @@ async def test_worker_breaking_the_protocol_ends_its_block(
 
 async def test_worker_that_hangs_up_ends_its_block(pair: tuple[Connection, Worker]) -> None:
     """A worker that hangs up ends its block and the work that was done for it."""
-    cancelled = asyncio.Event()
-    asked = asyncio.Event()
-
-    async def answer(_query: Query) -> list[Slot]:
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-        return []
-
+    answer = Waiting()
     block = await running(pair, answer)
     pair[1].say(query(1))
-    await asyncio.wait_for(asked.wait(), WAIT_S)
+    await asyncio.wait_for(answer.asked.wait(), WAIT_S)
     pair[1].writer.transport.abort()
     with pytest.raises(WorkerDied):
         await asyncio.wait_for(block, WAIT_S)
-    await asyncio.wait_for(cancelled.wait(), WAIT_S)
+    await asyncio.wait_for(answer.ended.wait(), WAIT_S)
 
 
 async def test_a_result_that_came_before_the_end_counts(pair: tuple[Connection, Worker]) -> None:
@@ -265,24 +261,14 @@ async def test_a_result_that_came_before_the_end_counts(pair: tuple[Connection, 
 
 async def test_settling_cancels_and_awaits_open_answers(pair: tuple[Connection, Worker]) -> None:
     """Settling cancels the answers under way and waits for them."""
-    asked, ended = asyncio.Event(), asyncio.Event()
-
-    async def answer(_query: Query) -> list[Slot]:
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await turns()
-            ended.set()
-        return []
-
+    answer = Waiting()
     block = await running(pair, answer)
     pair[1].say(query(1))
-    await asyncio.wait_for(asked.wait(), WAIT_S)
+    await asyncio.wait_for(answer.asked.wait(), WAIT_S)
     pair[1].say(Result(block=1, status="ok"))
     await asyncio.wait_for(block, WAIT_S)
     await asyncio.wait_for(pair[0].settle(), WAIT_S)
-    assert ended.is_set()
+    assert answer.ended.is_set()
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="cancelled, the block that asked has ended")])
 
 
@@ -332,51 +318,19 @@ async def test_worker_that_reads_no_replies_is_not_read(pair: tuple[Connection, 
 
 
 async def test_closing_waits_for_the_end_of_answers(pair: tuple[Connection, Worker]) -> None:
-    """Closing ends the answers under way before it returns."""
-    asked, ended = asyncio.Event(), asyncio.Event()
-
-    async def answer(_query: Query) -> list[Slot]:
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await turns()  # the end of the socket arrives here, too
-            ended.set()
-        return []
-
+    """Closing ends the answers under way before it returns, and has no effect when repeated."""
+    answer = Waiting()
     block = await running(pair, answer)
     pair[1].say(query(1))
-    await asyncio.wait_for(asked.wait(), WAIT_S)
+    await asyncio.wait_for(answer.asked.wait(), WAIT_S)
     await asyncio.wait_for(pair[0].close(), WAIT_S)
-    assert ended.is_set()
+    assert answer.ended.is_set()
     with pytest.raises(WorkerDied, match="the connection was closed"):
         block.result()
     assert await pair[1].is_hung_up_on()
-
-
-async def test_cleanup_after_a_lost_worker_completes(pair: tuple[Connection, Worker]) -> None:
-    asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
-
-    async def answer(_query: Query) -> list[Slot]:
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            tidying.set()
-            await may_end.wait()
-            ended.set()
-        return []
-
-    await running(pair, answer)
-    pair[1].say(query(1))
-    await asyncio.wait_for(asked.wait(), WAIT_S)
-    pair[1].writer.transport.abort()
-    await asyncio.wait_for(tidying.wait(), WAIT_S)
-    settled = asyncio.gather(pair[0].settle(), pair[0].close())
-    await asyncio.sleep(0)
-    may_end.set()
-    await asyncio.wait_for(settled, WAIT_S)
-    assert ended.is_set()
+    await pair[0].close()
+    with pytest.raises(WorkerDied, match="the connection was closed"):
+        await pair[0].ready()
 
 
 async def test_worker_after_the_closing_is_disconnected() -> None:
@@ -387,13 +341,6 @@ async def test_worker_after_the_closing_is_disconnected() -> None:
     await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, ours)
     async with Worker(*await asyncio.open_connection(sock=theirs)) as worker:
         assert await worker.is_hung_up_on()
-
-
-async def test_closing_is_harmless_when_repeated(pair: tuple[Connection, Worker]) -> None:
-    await pair[0].close()
-    await pair[0].close()
-    with pytest.raises(WorkerDied, match="the connection was closed"):
-        await pair[0].ready()
 
 
 async def test_queries_of_more_than_their_weight_wait_for_replies() -> None:
@@ -477,13 +424,9 @@ async def test_unread_replies_become_errors_and_take_no_memory() -> None:
 
 async def test_result_behind_a_full_query_is_heard() -> None:
     """A result behind a query without room is heard after an interrupt."""
-
-    async def never(_query: Query) -> list[Slot]:
-        return await for_ever()
-
     async with connected(64 << 20, in_flight=2) as both:
         connection, worker = both
-        result = await running(both, never)
+        result = await running(both, Waiting())
         for number in range(6):
             worker.say(query(number))
         worker.say(Result(block=1, status="interrupted"))
@@ -510,3 +453,24 @@ def test_connections_proceed_in_order_within_the_weight() -> None:
     load.forget("b")
     load.lighten(150)
     assert resumed == ["a", "c"]
+
+
+async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
+    await running(pair)
+    pair[1].say(query(1, "a", "b"))
+    no_model = "llm_query is not available: no model is connected to this sandbox"
+    assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error=no_model)] * 2)
+
+
+async def test_cleanup_after_a_lost_worker_completes(pair: tuple[Connection, Worker]) -> None:
+    answer = Waiting(may_end=False)
+    await running(pair, answer)
+    pair[1].say(query(1))
+    await asyncio.wait_for(answer.asked.wait(), WAIT_S)
+    pair[1].writer.transport.abort()
+    await asyncio.wait_for(answer.tidying.wait(), WAIT_S)
+    settled = asyncio.gather(pair[0].settle(), pair[0].close())
+    await asyncio.sleep(0)
+    answer.may_end.set()
+    await asyncio.wait_for(settled, WAIT_S)
+    assert answer.ended.is_set()

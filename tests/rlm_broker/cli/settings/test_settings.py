@@ -37,7 +37,6 @@ def test_without_anything_the_defaults_hold() -> None:
 
 
 def test_flags_win_over_environment_and_files(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flags win over the environment, it over the project's file, and that over the user's."""
     name = "max_iterations"
     users(places, "model = 'theirs'\n[limits]\nmax_iterations = 1\nmax_depth = 4")
     assert Settings({}).all()[name] == Setting(1, str(places / "home" / "rlm-broker" / "config.toml"))
@@ -51,13 +50,10 @@ def test_flags_win_over_environment_and_files(places: Path, monkeypatch: pytest.
     assert settings.limits.max_depth == 4
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("max_tokens = 'none'", None), ("max_tokens = 5", 5), ("max_tokens = '7'", 7)]
-)
-def test_none_is_no_bound_in_each_notation(text: str, value: int | None) -> None:
-    """None is no bound, however it is written."""
-    projects(f"[limits]\n{text}")
-    assert Settings({}).limits.max_tokens == value
+def test_none_is_no_bound_in_each_notation() -> None:
+    for text, value in {"max_tokens = 'none'": None, "max_tokens = 5": 5, "max_tokens = '7'": 7}.items():
+        projects(f"[limits]\n{text}")
+        assert Settings({}).limits.max_tokens == value
 
 
 def test_turns_may_differ_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,39 +64,48 @@ def test_turns_may_differ_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings({}).limits.max_iterations == (9, 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("modle = 'x'", "rlm-broker.toml: there is no setting 'modle'; did you mean model?"),
-        ("[limits]\nmax_itertions = 3", "limits.max_itertions is not a limit; did you mean max_iterations?"),
-        ("[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): input should be greater than"),
-        ("max_depth = 1", "rlm-broker.toml: max_depth is a limit: write it below [limits]"),
-        ("limits = 3", "limits must be a table"),
-        ("= broken", "rlm-broker.toml is not valid TOML: "),
-        ("a = " + "[" * 100_000, "nested too deeply"),
-        ("max_depth = " + "9" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
-        ("model = 0x" + "f" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
-        (f"[limits]\nmax_iterations = '{'9' * 5_000}'", "limit max_iterations = 999"),
-        ('[limits]\n"\\u001b[2J" = 1', r"limits.'\x1b[2J' is not a limit"),
-        ('[models."\\u001b[2J"]\napi_key = "x"', r"models.'\x1b[2J'.api_key"),
-        ('[models."\\u001b[2J"]\nname = "x"\nbase_url = "http://localhost"', r"sets 'models.\x1b[2J.base_url'"),
-    ],
-)
-def test_invalid_file_is_named_with_its_error(text: str, sentence: str) -> None:
-    """A wrong file is an error that says which file and what is wrong."""
-    projects(text)
-    with pytest.raises(ConfigurationError) as refused:
-        Settings({})
-    assert sentence in str(refused.value)
-    assert len(str(refused.value)) < 1_000
+WRONG_FILES = [
+    ("modle = 'x'", "rlm-broker.toml: there is no setting 'modle'; did you mean model?"),
+    ("[limits]\nmax_itertions = 3", "limits.max_itertions is not a limit; did you mean max_iterations?"),
+    ("[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): input should be greater than"),
+    ("max_depth = 1", "rlm-broker.toml: max_depth is a limit: write it below [limits]"),
+    ("limits = 3", "limits must be a table"),
+    ("= broken", "rlm-broker.toml is not valid TOML: "),
+    ("a = " + "[" * 100_000, "nested too deeply"),
+    ("max_depth = " + "9" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
+    ("model = 0x" + "f" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
+    (f"[limits]\nmax_iterations = '{'9' * 5_000}'", "limit max_iterations = 999"),
+    ("[models.m]\nbase_ulr = 'x'", "models.m: there is no 'base_ulr'; did you mean base_url?"),
+    ("[models.m]\nbase_url = 5", "models.m: base_url: Input should be a valid string"),
+    ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' with the variable that holds it"),
+    ("[models.m]\noptions = {api_key = 'sk-plain'}", "options.api_key would be shown: give keys as api_key"),
+    ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' with the variable that holds it"),
+    ("models = 3", "models must be tables: write [models.NAME]"),
+    ("routes = 3", "routes must be a list of tables: write [[routes]]"),
+    ("[[routes]]\nmatch = 'x'", "route 1: `to` is missing"),
+    ("[[routes]]\nto = 'x'\ndepths = 1", "route 1: depths must be text, not 1"),
+    ("[[routes]]\nto = 'x'\ndepths = '2-1'", "route 1: route (no model named) at depth 2-1 to x: there is no depth"),
+    ('[limits]\n"\\u001b[2J" = 1', r"limits.'\x1b[2J' is not a limit"),
+    ('[models."\\u001b[2J"]\napi_key = "x"', r"models.'\x1b[2J'.api_key"),
+    ('[models."\\u001b[2J"]\nname = "x"\nbase_url = "http://localhost"', r"sets 'models.\x1b[2J.base_url'"),
+]
 
 
-def test_variable_of_the_control_socket_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_file_is_named_with_its_error() -> None:
+    for text, sentence in WRONG_FILES:
+        projects(text)
+        with pytest.raises(ConfigurationError) as refused:
+            Settings({})
+        assert sentence in str(refused.value)
+        assert len(str(refused.value)) < 1_000
+        assert "sk-plain" not in str(refused.value)
+
+
+def test_variable_that_is_no_setting_is_named_but_for_that_of_the_control_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("RLM_BROKER_CONTROL", "1")
     assert "control" not in Settings({}).all()
-
-
-def test_invalid_variable_is_named_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLM_BROKER_MAX_DEPHT", "2")
     with pytest.raises(ConfigurationError, match=r"RLM_BROKER_MAX_DEPHT: .* did you mean max_depth\?"):
         Settings({})
@@ -121,37 +126,33 @@ def test_run_settings_have_defaults_in_each_place(places: Path, monkeypatch: pyt
     assert settings.all()["prompt_profile"] == Setting("final", "RLM_BROKER_PROMPT_PROFILE")
 
 
-@pytest.mark.parametrize(("text", "value"), [("true", True), ("False", False)])
-def test_yes_or_no_may_be_text(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLM_BROKER_ALLOW_EXEC", text)
-    assert Settings({})["allow_exec"] is value
-    assert Settings(assigned([], allow_exec=not value))["allow_exec"] is not value
+def test_yes_or_no_may_be_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, value in {"true": True, "False": False}.items():
+        monkeypatch.setenv("RLM_BROKER_ALLOW_EXEC", text)
+        assert Settings({})["allow_exec"] is value
+        assert Settings(assigned([], allow_exec=not value))["allow_exec"] is not value
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("MODEL_POLICY", "free", "no model_policy 'free'; choose one of: allow, pinned, open"),
-        ("RECURSION", "never", "no recursion 'never'; choose one of: always, auto"),
-        ("PROMPT_PROFILE", "x", "no prompt_profile 'x'; choose one of: both, final, answer, compact"),
-        ("ALLOW_EXEC", "maybe", "allow_exec = 'maybe': give true or false"),
-        (
-            "TOOLS",
-            "tools.py",
-            "tools = 'tools.py' names another file in each folder, and is run: give an absolute path",
-        ),
-        ("ISOLATION", "vault", "no isolation level 'vault'; choose one of: auto, strict, standard, process"),
-    ],
-)
-def test_invalid_setting_is_one_sentence(name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"RLM_BROKER_{name}", value)
-    with pytest.raises(ConfigurationError) as refused:
-        Settings({})
-    assert str(refused.value) == f"RLM_BROKER_{name}: {said}"
+WRONG_VARIABLES = [
+    ("MODEL_POLICY", "free", "no model_policy 'free'; choose one of: allow, pinned, open"),
+    ("RECURSION", "never", "no recursion 'never'; choose one of: always, auto"),
+    ("PROMPT_PROFILE", "x", "no prompt_profile 'x'; choose one of: both, final, answer, compact"),
+    ("ALLOW_EXEC", "maybe", "allow_exec = 'maybe': give true or false"),
+    ("TOOLS", "tools.py", "tools = 'tools.py' names another file in each folder, and is run: give an absolute path"),
+    ("ISOLATION", "vault", "no isolation level 'vault'; choose one of: auto, strict, standard, process"),
+]
+
+
+def test_invalid_setting_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value, said in WRONG_VARIABLES:
+        monkeypatch.setenv(f"RLM_BROKER_{name}", value)
+        with pytest.raises(ConfigurationError) as refused:
+            Settings({})
+        monkeypatch.delenv(f"RLM_BROKER_{name}")
+        assert str(refused.value) == f"RLM_BROKER_{name}: {said}"
 
 
 def test_user_tools_are_not_those_of_a_folder(places: Path) -> None:
-    """Tools of the user's file are not those of any folder."""
     users(places, "tools = 'tools.py'")
     with pytest.raises(
         ConfigurationError, match=r"config\.toml: tools = 'tools\.py' names another file in each folder"
@@ -173,18 +174,13 @@ def test_limits_with_units_are_taken_from_each_place(monkeypatch: pytest.MonkeyP
 
 def test_a_file_that_cannot_be_read_is_an_error() -> None:
     path = Path("rlm-broker.toml")
-    path.mkdir()
-    with pytest.raises(ConfigurationError, match=r"cannot read rlm-broker\.toml: Is a directory"):
-        Settings({})
-    path.rmdir()
-    os.mkfifo(path)
-    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml is not a regular file"):
-        Settings({})
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml is not a regular file"):
-        Settings({})
-    path.unlink()
-    path.write_bytes(b"#" * (user_files.MAX_FILE_BYTES + 1))
-    with pytest.raises(ConfigurationError, match=r"rlm-broker\.toml has more than"):
-        Settings({})
+    for made, said in (
+        (path.mkdir, r"cannot read rlm-broker\.toml: Is a directory"),
+        (lambda: os.mkfifo(path), r"rlm-broker\.toml is not a regular file"),
+        (lambda: path.symlink_to("/dev/zero"), r"rlm-broker\.toml is not a regular file"),
+        (lambda: path.write_bytes(b"#" * (user_files.MAX_FILE_BYTES + 1)), r"rlm-broker\.toml has more than"),
+    ):
+        made()
+        with pytest.raises(ConfigurationError, match=said):
+            Settings({})
+        path.rmdir() if path.is_dir() else path.unlink()

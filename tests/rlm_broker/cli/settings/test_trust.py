@@ -1,6 +1,7 @@
 """Trust in projects' files, which may be the work of another person."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -39,64 +40,56 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("tools.py").write_text("LENSES = 40")
 
 
-@pytest.mark.parametrize("risk", HARMFUL)
-def test_project_file_needs_trust_for_harmful_settings(risk: str) -> None:
-    """A project's setting that could do harm needs the consent of the user."""
-    Path(PROJECT_FILE).write_text(HARMFUL[risk])
-    with pytest.raises(ConfigurationError) as refused:
-        Settings({})
-    assert str(refused.value) == (
-        f"{PROJECT_FILE} sets {risk}: look at it, and if you trust it run `rlm-broker config trust`"
-    )
-    assert trust_project() == [risk]
-    Settings({})
-
-
-@pytest.mark.parametrize("line", ["model = 'evil'", "isolation = 'process'", "base_url = 'http://x/v1'", "cache = 'x'"])
-def test_limits_table_gives_only_limits(line: str) -> None:
-    """Only limits are taken from the table of limits."""
-    Path(PROJECT_FILE).write_text(f"[limits]\n{line}")
-    with pytest.raises(ConfigurationError, match="is not a limit"):
-        Settings({})
-
-
-@pytest.mark.parametrize(
-    ("users", "projects", "is_refused"),
-    [
-        ("isolation = 'strict'", "isolation = 'standard'", True),
-        ("isolation = 'strict'", "isolation = 'auto'", True),
-        ("isolation = 'strict'", "", False),
-        ("isolation = 'process'", "isolation = 'process'", False),
-        ("model_policy = 'pinned'", "model_policy = 'allow'", True),
-        ("model_policy = 'open'", "model_policy = 'open'", False),
-        ("model_policy = 'pinned'", "", False),
-        ("allow_exec = false", "allow_exec = true", True),
-        ("allow_exec = false", "", False),
-        ("allow_exec = false", "allow_exec = 'False'", False),
-        ("isolation = 'standard'", "isolation = 'standard'", False),
-        ("", "isolation = 'standard'", True),
-        ("", "isolation = 'strict'", False),
-        ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 'none'", True),
-        ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 2", True),
-        ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 0.5", False),
-        ("", "[limits]\nmax_budget_usd = 100", False),
-        ("[models.mine]\nbase_url = 'http://mine/v1'", "model = 'mine'", False),
-    ],
-)
-def test_project_may_only_tighten_limits(tmp_path: Path, users: str, projects: str, is_refused: bool) -> None:
-    """A project may be stricter than its user and not less strict."""
-    (tmp_path / "config" / "rlm-broker").mkdir(parents=True)
-    (tmp_path / "config" / "rlm-broker" / "config.toml").write_text(users)
-    Path(PROJECT_FILE).write_text(projects)
-    if is_refused:
-        with pytest.raises(ConfigurationError, match="config trust"):
+def test_project_file_needs_trust_for_harmful_settings() -> None:
+    for risk, text in HARMFUL.items():
+        Path(PROJECT_FILE).write_text(text)
+        with pytest.raises(ConfigurationError) as refused:
             Settings({})
-    else:
+        said = f"{PROJECT_FILE} sets {risk}: look at it, and if you trust it run `rlm-broker config trust`"
+        assert str(refused.value) == said
+        assert trust_project() == [risk]
         Settings({})
+
+
+def test_limits_table_gives_only_limits() -> None:
+    for line in ("model = 'evil'", "isolation = 'process'", "base_url = 'http://x/v1'", "cache = 'x'"):
+        Path(PROJECT_FILE).write_text(f"[limits]\n{line}")
+        with pytest.raises(ConfigurationError, match="is not a limit"):
+            Settings({})
+
+
+STRICTER = [
+    ("isolation = 'strict'", "isolation = 'standard'", True),
+    ("isolation = 'strict'", "isolation = 'auto'", True),
+    ("isolation = 'strict'", "", False),
+    ("isolation = 'process'", "isolation = 'process'", False),
+    ("model_policy = 'pinned'", "model_policy = 'allow'", True),
+    ("model_policy = 'open'", "model_policy = 'open'", False),
+    ("model_policy = 'pinned'", "", False),
+    ("allow_exec = false", "allow_exec = true", True),
+    ("allow_exec = false", "", False),
+    ("allow_exec = false", "allow_exec = 'False'", False),
+    ("isolation = 'standard'", "isolation = 'standard'", False),
+    ("", "isolation = 'standard'", True),
+    ("", "isolation = 'strict'", False),
+    ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 'none'", True),
+    ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 2", True),
+    ("[limits]\nmax_budget_usd = 1.0", "[limits]\nmax_budget_usd = 0.5", False),
+    ("", "[limits]\nmax_budget_usd = 100", False),
+    ("[models.mine]\nbase_url = 'http://mine/v1'", "model = 'mine'", False),
+]
+
+
+def test_project_may_only_tighten_limits(tmp_path: Path) -> None:
+    (tmp_path / "config" / "rlm-broker").mkdir(parents=True)
+    for users, projects, is_refused in STRICTER:
+        (tmp_path / "config" / "rlm-broker" / "config.toml").write_text(users)
+        Path(PROJECT_FILE).write_text(projects)
+        with pytest.raises(ConfigurationError, match="config trust") if is_refused else nullcontext():
+            Settings({})
 
 
 def test_changed_or_moved_file_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that has changed since, or lies elsewhere, is not trusted."""
     Path(PROJECT_FILE).write_text(HARMFUL["base_url"])
     trust_project()
     Path(PROJECT_FILE).write_text(HARMFUL["base_url"] + "\n")
@@ -139,27 +132,24 @@ def test_missing_file_cannot_be_trusted() -> None:
         trust_project()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (
-            "[models.fast]\nname = 'openai/x'\nbase_url = 'http://x/v1'\ntemperature = 0.2",
-            "give sampling arguments in `options`",
-        ),
-        ("[models.fast]\nname = 'openai/x'\nopions = {api_base = 'http://x/v1'}", "did you mean options?"),
-        (
-            "isolation = 'stanard'",
-            "rlm-broker.toml: no isolation level 'stanard'; choose one of: auto, strict, standard, process",
-        ),
-        ("cache = 'x'\nmodel = 5", "rlm-broker.toml: model = 5: give text"),
-        ("api_key = 'sk-in-the-clear'", "rlm-broker.toml: api_key: write 'env:NAME'"),
-        ("cache = 'x'\n[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): "),
-        ("cache = 'x'\n[[routes]]\nto = 'm'\nmtch = 'x'", "route 1: there is no 'mtch'; did you mean match?"),
-    ],
-)
-def test_mistake_is_told_before_trust_is_requested(wrong: str, said: str) -> None:
-    """A mistake is told before trust is asked for, and the file is not trusted."""
-    Path(PROJECT_FILE).write_text(wrong)
-    for call in (lambda: Settings({}), trust_project):
-        with pytest.raises(ConfigurationError, match=re.escape(said)):
-            call()
+MISTAKES = [
+    (
+        "[models.fast]\nname = 'x/y'\nbase_url = 'http://x/v1'\ntemperature = 0.2",
+        "give sampling arguments in `options`",
+    ),
+    ("[models.fast]\nname = 'openai/x'\nopions = {api_base = 'http://x/v1'}", "did you mean options?"),
+    ("isolation = 'stanard'", "rlm-broker.toml: no isolation level 'stanard'; choose one of: auto, strict, standard"),
+    ("cache = 'x'\nmodel = 5", "rlm-broker.toml: model = 5: give text"),
+    ("api_key = 'sk-in-the-clear'", "rlm-broker.toml: api_key: write 'env:NAME'"),
+    ("cache = 'x'\n[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): "),
+    ("cache = 'x'\n[[routes]]\nto = 'm'\nmtch = 'x'", "route 1: there is no 'mtch'; did you mean match?"),
+]
+
+
+def test_mistake_is_told_before_trust_is_requested() -> None:
+    """The file is not trusted."""
+    for wrong, said in MISTAKES:
+        Path(PROJECT_FILE).write_text(wrong)
+        for call in (lambda: Settings({}), trust_project):
+            with pytest.raises(ConfigurationError, match=re.escape(said)):
+                call()

@@ -8,26 +8,16 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.run.prompts.instructions import Instructions, Profile
 
 
-@pytest.mark.parametrize("profile", get_args(Profile))
-def test_profile_must_be_known(profile: Profile) -> None:
-    assert Instructions(profile=profile).profile == profile
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
+def test_invalid_instruction_is_refused_in_words() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"profile": "loud"}, "must be one of both, final, answer, compact, not 'loud'"),
         ({"system": 5}, "the system prompt must be text or a function, not int"),
         ({"prologue": ["a"]}, "the prologue"),
         ({"system": "mine", "profile": "final"}, "either a system prompt or a prompt profile"),
-    ],
-)
-def test_invalid_instruction_is_refused_in_words(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        Instructions(**given)
-
-
-def test_system_prompt_may_be_text_or_function() -> None:
-    """A system prompt may be a text or a function of the depth."""
+    ]
+    for given, why in cases:
+        with pytest.raises(ConfigurationError, match=why):
+            Instructions(**given)
+    assert [Instructions(profile=each).profile for each in get_args(Profile)] == [*get_args(Profile)]
     assert Instructions("mine").system == "mine"
     assert callable(Instructions(str).system)

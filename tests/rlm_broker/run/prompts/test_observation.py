@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker.parsing.notes import NotRun
 from rlm_broker.results import Block, Variable
 from rlm_broker.run.prompts.observation import folded, most_shown, observation, shared
+from rlm_broker.values.parsing.notes import NotRun
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"
 

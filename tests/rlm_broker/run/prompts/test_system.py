@@ -51,17 +51,13 @@ NO_NAMES = {
 arguments, and what code has made itself."""
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_prompt_matches_its_snapshot(name: str) -> None:
-    prompt = system_prompt(*VARIANTS[name]) + "\n"
-    file = SNAPSHOTS / f"{name}.txt"
+def test_prompts_match_their_snapshots() -> None:
+    prompts = {name: system_prompt(*variant) + "\n" for name, variant in VARIANTS.items()}
     if os.environ.get("RENEW_SNAPSHOTS"):
-        file.write_text(prompt)
-    assert file.read_text() == prompt, "changed on purpose? see the docstring of this module"
-
-
-def test_snapshots_exist_only_for_known_variants() -> None:
-    assert {file.stem for file in SNAPSHOTS.iterdir()} == VARIANTS.keys()
+        for name, prompt in prompts.items():
+            (SNAPSHOTS / f"{name}.txt").write_text(prompt)
+    kept = {file.stem: file.read_text() for file in SNAPSHOTS.iterdir()}
+    assert kept == prompts, "changed on purpose? see the docstring of this module"
 
 
 def test_compact_prompt_is_used_for_a_small_window() -> None:
@@ -73,22 +69,13 @@ def test_compact_prompt_is_used_for_a_small_window() -> None:
     assert fitting("final", 100) == "final"
 
 
-@pytest.mark.parametrize("profile", get_args(Profile))
-def test_prompt_tells_one_way_to_end_by_default(profile: Profile) -> None:
+def test_prompt_tells_one_way_to_end_by_default() -> None:
     """A prompt tells one way to end unless both are wanted."""
-    prompt = system_prompt(Facts(DEEP), profile)
-    assert ("FINAL" in prompt) == (profile != "answer")
-    assert ("answer['ready']" in prompt) == (profile in ("both", "answer"))
-    if profile != "compact":
-        assert ending(profile) in prompt
-
-
-@pytest.mark.parametrize("has_children", [False, True])
-@pytest.mark.parametrize("profile", ["both", "compact"])
-def test_children_are_told_of_only_where_there_are_any(has_children: bool, profile: Profile) -> None:
-    prompt = system_prompt(Facts(DEEP if has_children else FLAT), profile)
-    assert ("contexts=parts" in prompt) == (has_children and profile == "both")
-    assert ("in a REPL of its own" in prompt or "with a REPL of its own" in prompt) == has_children
+    for profile in get_args(Profile):
+        prompt = system_prompt(Facts(DEEP), profile)
+        assert ("FINAL" in prompt) == (profile != "answer")
+        assert ("answer['ready']" in prompt) == (profile in ("both", "answer"))
+        assert profile == "compact" or ending(profile) in prompt
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
@@ -106,16 +93,14 @@ CHANGED = {
 COMPACT = {"max_observation_chars", "max_iterations"}
 
 
-@pytest.mark.parametrize("name", CHANGED)
-@pytest.mark.parametrize("profile", ["both", "final", "answer", "compact"])
-def test_each_number_is_the_limit(name: str, profile: Profile) -> None:
-    if profile == "compact" and name not in COMPACT:
-        return
-    value = CHANGED[name]
+@pytest.mark.parametrize("profile", get_args(Profile))
+def test_each_number_is_the_limit(profile: Profile) -> None:
     before = system_prompt(Facts(Limits(max_depth=2)), profile)
-    after = system_prompt(Facts(Limits.model_validate({"max_depth": 2, name: value})), profile)
-    assert f"{value:,}" not in before
-    assert f"{value:,}" in after
+    told = COMPACT if profile == "compact" else CHANGED.keys()
+    for name in told:
+        assert f"{CHANGED[name]:,}" not in before
+        after = system_prompt(Facts(Limits.model_validate({"max_depth": 2, name: CHANGED[name]})), profile)
+        assert f"{CHANGED[name]:,}" in after, name
 
 
 def test_no_other_number_is_told_than_those() -> None:
@@ -145,11 +130,9 @@ def test_call_size_is_told_and_used_in_examples() -> None:
     assert "It can read" not in system_prompt(Facts(DEEP))
 
 
-@pytest.mark.parametrize(
-    ("number", "digits", "rounded"), [(384_000, 2, 380_000), (99, 1, 90), (7, 2, 7), (100_000, 1, 100_000), (0, 1, 0)]
-)
-def test_a_round_number_is_no_larger(number: int, digits: int, rounded: int) -> None:
-    assert rounded_down(number, digits) == rounded <= number
+def test_a_round_number_is_no_larger() -> None:
+    rounded = {(384_000, 2): 380_000, (99, 1): 90, (7, 2): 7, (100_000, 1): 100_000, (0, 1): 0}
+    assert {each: rounded_down(*each) for each in rounded} == rounded
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -164,25 +147,19 @@ def known() -> set[str]:
     return {*block.stdout.split()} | {name for each in functions for name in inspect.signature(each).parameters}
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("rich")])
-def test_every_name_in_backticks_is_there(name: str, known: set[str]) -> None:
-    prompt = re.sub(r"```.*?```", "", system_prompt(*VARIANTS[name]), flags=re.DOTALL)
-    told = re.findall(r"`([^`]*)`", prompt)
-    assert told
-    strangers = {
-        word
-        for text in told
-        for word in re.findall(r"\b[A-Za-z_]\w*", re.sub(r"'[^']*'", "", text))
-        if word not in known
-    }
-    assert strangers <= NO_NAMES
+def test_every_name_in_backticks_is_there(known: set[str]) -> None:
+    for name, variant in VARIANTS.items():
+        prompt = re.sub(r"```.*?```", "", system_prompt(*variant), flags=re.DOTALL)
+        told = re.findall(r"`([^`]*)`", prompt)
+        assert told
+        words = {word for text in told for word in re.findall(r"\b[A-Za-z_]\w*", re.sub(r"'[^']*'", "", text))}
+        assert name.startswith("rich") or words - known <= NO_NAMES, name
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_examples_are_python_and_call_existing_functions(name: str, known: set[str]) -> None:
-    examples = re.findall(r"```repl\n(.*?)```", system_prompt(*VARIANTS[name]), flags=re.DOTALL)
-    assert examples
-    for code in examples:
-        compile(code, "example", "exec")
-        called = set(re.findall(r"(?<![.\w])([a-z_]\w*)\(", code))
-        assert called <= known
+def test_examples_are_python_and_call_existing_functions(known: set[str]) -> None:
+    for name, variant in VARIANTS.items():
+        examples = re.findall(r"```repl\n(.*?)```", system_prompt(*variant), flags=re.DOTALL)
+        assert examples, name
+        for code in examples:
+            compile(code, "example", "exec")
+            assert set(re.findall(r"(?<![.\w])([a-z_]\w*)\(", code)) <= known, name

@@ -11,9 +11,8 @@ from rlm_broker.results import Block, PostMortem
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block_result import BlockOutput, SentValue, SubmitFields, sent_value, values_of
 from sandbox_worker.wire.bounds import OutputBounds
-from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result
+from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result, VariableFact
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
-from sandbox_worker.wire.variables import VariableFact
 
 EVERYTHING = Wanted(value=True, variables=True)
 

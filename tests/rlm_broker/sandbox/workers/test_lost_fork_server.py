@@ -20,7 +20,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.fork_server import TRIES
-from rlm_broker.sandbox.workers.init_process import InitProcess
+from rlm_broker.sandbox.workers.held_process import InitProcess
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.processes import living_below

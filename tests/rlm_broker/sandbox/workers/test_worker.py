@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlm_broker.errors import IsolationUnavailable, SandboxFailed, WorkerDied
-from rlm_broker.sandbox.workers.init_process import InitProcess
+from rlm_broker.sandbox.workers.held_process import InitProcess
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,

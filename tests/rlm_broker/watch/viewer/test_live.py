@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs rlm-broker[serve]")
 
-from rlm_broker.cli.viewer import MOST_CONNECTIONS, Viewer
+from rlm_broker.cli.view import MOST_CONNECTIONS, Viewer
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.serve.http_server import MOST_HEADER_BYTES
 from rlm_broker.watch.messages import RunStatus

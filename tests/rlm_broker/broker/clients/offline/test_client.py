@@ -9,9 +9,9 @@ from rlm_broker import RLM
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.offline.client import OfflineClient
 from rlm_broker.errors import ModelFailed
-from rlm_broker.parsing import parse_reply
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
+from rlm_broker.values.parsing import parse_reply
 
 QUESTION = "Who keeps the bees?"
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rlm_broker.parsing.fences import Fence
-from rlm_broker.parsing.source import Inspector
+from rlm_broker.values.parsing.fences import Fence
+from rlm_broker.values.parsing.source import Inspector
 
 MAX_NOTES = 8
 """Most notes about one reply; further ones are left out."""

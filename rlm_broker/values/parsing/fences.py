@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from rlm_broker.parsing.source import Inspector, StringScanner
+from rlm_broker.values.parsing.source import Inspector, StringScanner
 
 RUNNABLE_TAGS = frozenset({"repl", "python", "py", "python3"})
 """Tags of fences whose code is run."""
@@ -70,7 +70,7 @@ class Fence:
         return self.tag in RUNNABLE_TAGS
 
 
-class _Line(NamedTuple):
+class _FenceLine(NamedTuple):
     """A line that could open or close a fence."""
 
     start: int
@@ -91,7 +91,7 @@ class _Line(NamedTuple):
         """Whether it may be only mentioned at the end of a line: it is not code that the words before announce."""
         return bool(self.words) and not (self.tag in RUNNABLE_TAGS and self.words.rstrip().endswith(":"))
 
-    def belongs_to(self, opener: "_Line") -> bool:
+    def belongs_to(self, opener: "_FenceLine") -> bool:
         """Whether it is of the opener's kind and at least as long: a closing fence, or the next opening one."""
         return not self.marker and not self.words and self.mark.startswith(opener.mark)
 
@@ -128,13 +128,13 @@ def split_fences(text: str, inspector: Inspector) -> list[Fence]:
     return fences
 
 
-def _line(match: re.Match[str]) -> _Line:
+def _line(match: re.Match[str]) -> _FenceLine:
     indent, marker, words, mark, info = match.groups("")
     start = match.start("mark") if words else match.start()
-    return _Line(start, match.end(), len(indent) + len(marker), marker, words, mark, info.strip())
+    return _FenceLine(start, match.end(), len(indent) + len(marker), marker, words, mark, info.strip())
 
 
-def _code_end(text: str, lines: list[_Line], number: int, inspector: Inspector) -> int:
+def _code_end(text: str, lines: list[_FenceLine], number: int, inspector: Inspector) -> int:
     """Return the index of the line that ends the code of `lines[number]`; `len(lines)` for the end of the reply.
 
     Outside of a triple-quoted string, a line that starts with a fence is not Python. So the first one that is in no
@@ -168,7 +168,7 @@ def _code_end(text: str, lines: list[_Line], number: int, inspector: Inspector) 
     return len(lines) if is_end else passed
 
 
-def _other_end(_text: str, lines: list[_Line], number: int, _inspector: Inspector) -> int:
+def _other_end(_text: str, lines: list[_FenceLine], number: int, _inspector: Inspector) -> int:
     """Return the index of the line that ends the fence of `lines[number]`, whose content is not for the REPL.
 
     Fences inside are counted, so that a document that shows a fence ends with its own closing fence and not with the
@@ -197,7 +197,7 @@ def _other_end(_text: str, lines: list[_Line], number: int, _inspector: Inspecto
     return len(lines) if first_closing is None else first_closing
 
 
-def _inside(text: str, opener: _Line, end: int) -> str:
+def _inside(text: str, opener: _FenceLine, end: int) -> str:
     """Return the lines between the opening line and `end`, without the opener's indentation.
 
     The first line decides whether the code was indented with its fence. If it was not, its own indentation is meant,

@@ -10,9 +10,9 @@ them (`finals`); and what looks like code or an answer, but is not used, becomes
 import re
 from dataclasses import dataclass
 
-from rlm_broker.parsing.fences import Fence, split_fences
-from rlm_broker.parsing.finals import FinalText, FinalVar, find_final
-from rlm_broker.parsing.notes import (
+from rlm_broker.values.parsing.fences import Fence, split_fences
+from rlm_broker.values.parsing.finals import FinalText, FinalVar, find_final
+from rlm_broker.values.parsing.notes import (
     CODE_IN_THOUGHTS,
     FINAL_WITHIN_A_LINE,
     Note,
@@ -21,7 +21,7 @@ from rlm_broker.parsing.notes import (
     markup_notes,
     shown_to_model,
 )
-from rlm_broker.parsing.source import Inspector
+from rlm_broker.values.parsing.source import Inspector
 
 __all__ = ["FinalText", "FinalVar", "NotRun", "ParsedReply", "parse_reply"]
 
