@@ -55,7 +55,7 @@ class AgentPort:
         self.fingerprint = None if made is None else made[1]
         self._acceptor: Acceptor | None = None
         self._expected: dict[str, Callable[[], asyncio.Protocol]] = {}
-        self._strangers: dict[Stranger, None] = {}
+        self._strangers: dict[Newcomer, None] = {}
         self._arriving: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str) -> tuple[str, int]:
@@ -97,7 +97,7 @@ class AgentPort:
         timeout_s = JOIN_TIMEOUT_S if self._tls else None
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
-                stranger = Stranger(self._claim, self._strangers)
+                stranger = Newcomer(self._claim, self._strangers)
                 await loop.connect_accepted_socket(
                     lambda: stranger, connected, ssl=self._tls, ssl_handshake_timeout=timeout_s
                 )
@@ -116,10 +116,10 @@ class AgentPort:
         return None if make is None else make()
 
 
-class Stranger(asyncio.Protocol):
+class Newcomer(asyncio.Protocol):
     """A connection that has shown no token. It is one of `present` from its beginning, before its TLS handshake."""
 
-    def __init__(self, claim: Callable[[Join], asyncio.Protocol | None], present: "dict[Stranger, None]") -> None:
+    def __init__(self, claim: Callable[[Join], asyncio.Protocol | None], present: "dict[Newcomer, None]") -> None:
         self._claim = claim
         self._present = present
         self._frames = FrameDecoder(MAX_JOIN_BYTES)

@@ -33,6 +33,7 @@ from scripts.bench import (
     handling,
     listing,
     mcp_serving,
+    nodes,
     peer,
     picture,
     prepared,
@@ -83,6 +84,10 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "viewing": viewing.viewing,
     "batch": batches.items,
     "batch_resume": batches.resumed,
+    "node_runs": nodes.node_runs,
+    "node_blocks": nodes.node_blocks,
+    "node_spawns": nodes.node_spawns,
+    "node_contexts": nodes.node_contexts,
     "throughput_curve": handling.crowds,
     "context_curve": contexts.sizes,
 }
