@@ -5,10 +5,11 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
 import rlm_broker
@@ -35,7 +36,9 @@ FAST = (
     "rlm_broker/context/test_globs.py",
     "rlm_broker/context/test_stored.py",
     "rlm_broker/context/test_text.py",
+    "rlm_broker/evaluation/test_questions.py",
     "rlm_broker/evaluation/test_scoring.py",
+    "rlm_broker/evaluation/test_tasks.py",
     "rlm_broker/events/test_redaction.py",
     "rlm_broker/run/prompts",
     "rlm_broker/run/test_calls.py",
@@ -50,15 +53,15 @@ FAST = (
     "test_states.py",
 )
 """Pure tests below this folder: they open no sandbox, and make up the tier `fast`."""
-LEFT_OUT = "not browser and not notebook and not installer and not ray"
+LEFT_OUT = "not browser and not notebook and not installer and not inspect and not ray"
 """Tests of the tiers `fast` and `default`."""
-EXAMPLES = {"fast": 20, "default": 20, "all": 100}
-"""Examples that hypothesis makes for each property."""
+EXAMPLES = {"": 20, "fast": 20, "default": 20, "all": 100}
+"""Tier: examples that hypothesis makes for each property. Without a tier pytest runs what it is given."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Take the tier; a call of pytest without `scripts/test` runs what it names."""
-    parser.addoption("--tier", choices=EXAMPLES, default="all", help="which tests are run: see `scripts/test --help`")
+    parser.addoption("--tier", choices=EXAMPLES, default="", help="which tests are run: see `scripts/test --help`")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     slow = [HealthCheck.too_slow]
     settings.register_profile(tier, max_examples=EXAMPLES[tier], deadline=None, suppress_health_check=slow)
     settings.load_profile(tier)
-    if tier != "all" and not config.option.markexpr:
+    if tier in ("fast", "default") and not config.option.markexpr:
         config.option.markexpr = LEFT_OUT
     if tier == "fast" and (missing := [path for path in FAST if not (Path(__file__).parent / path).exists()]):
         raise pytest.UsageError(f"tests/conftest.py: FAST names what does not exist: {', '.join(missing)}")
@@ -106,7 +109,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"skipped {count}: {reason}")
     if terminalreporter.config.option.markexpr == LEFT_OUT:
         terminalreporter.write_line(
-            "left out: tests that need a browser, a notebook, an installer or Ray (scripts/test all)"
+            "left out: tests that need a browser, a notebook, an installer, inspect_ai or Ray (scripts/test all)"
         )
 
 
@@ -117,6 +120,13 @@ def open_sandbox() -> Iterator[rlm_broker.Sandbox]:
     It keeps no workers ready, so that the processes below the tests are the same before and after each of them.
     """
     with rlm_broker.Sandbox(warm=0) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def loop_sandbox() -> AsyncIterator[rlm_broker.Sandbox]:
+    """The same on the loop of tests that all run on one, as `pytest.mark.asyncio(loop_scope="module")` says."""
+    async with rlm_broker.Sandbox(warm=0) as opened:
         yield opened
 
 

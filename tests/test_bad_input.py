@@ -30,6 +30,7 @@ from rlm_broker import (
     ValueTooLarge,
     store,
 )
+from tests.support.tables import table
 
 BAD: list[Any] = [
     *(object(), 5, -1, float("nan"), 10**30, True, "", "\ud800", "\0", "no/such", b"x"),
@@ -88,7 +89,7 @@ def require_ours(call: Callable[..., Any], base: dict[str, Any], names: list[str
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("constructor", "base", "names"), CONSTRUCTORS)
+@table("constructor, base, names", CONSTRUCTORS)
 def test_constructor_raises_only_documented_errors(
     constructor: Callable[..., Any], base: dict[str, Any], names: list[str]
 ) -> None:
@@ -126,7 +127,6 @@ def test_sandbox_raises_only_documented_errors(rlm: RLM, repl: SandboxedRepl) ->
 
 
 def test_oversized_value_is_refused_by_name() -> None:
-    """A value that no message can hold is refused by its name."""
     with Sandbox(Limits(max_frame_bytes=1 << 16)) as sandbox, sandbox.repl() as repl:
         with pytest.raises(ValueTooLarge, match="the value big is too large for a message to a REPL: frame of"):
             repl.provide({"small": 1, "big": "x" * (1 << 17)})

@@ -16,7 +16,6 @@ from tests.support.places import PROJECT
 
 
 def test_command_prints_table_and_writes_files(tmp_path: Path) -> None:
-    """The command prints a table, and writes the figures and a picture."""
     command = [sys.executable, "-m", "scripts.bench", "--quick", "queries", "context_curve", "--json"]
     done = subprocess.run(
         [*command, str(tmp_path / "bench.json")], cwd=PROJECT, capture_output=True, text=True, check=True

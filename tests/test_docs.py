@@ -17,15 +17,7 @@ from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.places import PROJECT
 
 
-def test_documents_name_existing_limits() -> None:
-    text = "".join(path.read_text() for path in (PROJECT / "docs").rglob("*.md"))
-    for call in re.findall(r"\bLimits\(([^()]*)\)", text):
-        names = [part.partition("=")[0].strip() for part in call.split(",") if part.strip()]
-        assert set(names) - set(Limits.model_fields) == set()
-
-
 def test_differences_name_the_default_limits() -> None:
-    """The defaults in the list of differences are those of `Limits`."""
     text = (PROJECT / "docs" / "differences.md").read_text().partition("## Other defaults")[2].partition("\n## ")[0]
     rows = re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)
     assert len(rows) == 7
@@ -34,7 +26,6 @@ def test_differences_name_the_default_limits() -> None:
 
 
 def test_walkthrough_of_first_fork_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way to the first fork is as the walkthrough says."""
     text = (PROJECT / "docs/walkthrough.md").read_text().partition("## From a question to the first fork")[2]
     steps = re.findall(r"`[\w/]+\.py:([\w.]+)`", text.partition("\n## ")[0])
     ways: list[set[str]] = []

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import forked_python, page_code, page_run
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 WAIT_S = 280
 WITH_LITELLM = frozenset({"tutorial.md", "dspy.md", "rlms.md", "smolagents.md"})
@@ -25,10 +26,27 @@ def _has_code(path: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in PAGES if _has_code(path)], ids=lambda path: str(path.relative_to(PROJECT))
-)
-def test_page_code_runs(path: Path, tmp_path: Path) -> None:
+PAGES_WITH_CODE = [path for path in PAGES if _has_code(path)]
+PARTS = 6
+TOGETHER = [path for path in PAGES_WITH_CODE if path.name in WITH_LITELLM]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_page_code_runs(part: int, tmp_path: Path) -> None:
+    """Two pages run at the same time: many wait for the end of a block or of a server."""
+    forked_python.address()  # one process for both threads
+
+    @table("path", [path for path in PAGES_WITH_CODE if path not in TOGETHER][part::PARTS], at_once=2)
+    def run(path: Path, tmp_path: Path) -> None:
+        found = faults(path, tmp_path)
+        assert not found, "\n".join(found)
+
+    run(tmp_path=tmp_path)
+
+
+@table("path", TOGETHER, at_once=2)
+def test_code_of_pages_that_name_providers_runs(path: Path, tmp_path: Path) -> None:
+    """These are one test, so that litellm is imported by one process of all that run tests."""
     found = faults(path, tmp_path)
     assert not found, "\n".join(found)
 

@@ -15,6 +15,7 @@ from tests.support.forked_python import Python, python
 from tests.support.markup import read
 from tests.support.notebook_kernel import WAIT_S, kernel_environment
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 EXAMPLES = PROJECT / "examples"
 ENVIRONMENT = {"PYTHONPATH": str(PROJECT), "PATH": "/usr/bin:/bin"}
@@ -45,7 +46,7 @@ def run(name: str, *arguments: str) -> str:
     return python(EXAMPLES / name, *arguments, env=ENVIRONMENT, check=True).stdout
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@table("name", EXPECTED)
 def test_example_prints_its_documented_output(name: str) -> None:
     assert run(name).startswith(EXPECTED[name])
 
@@ -105,7 +106,7 @@ def post(address: str, **fields: str) -> tuple[int, Any]:
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs_to_its_end_and_shows_pages(path: Path, tmp_path: Path) -> None:
     for package in ("nbclient", "ipykernel"):
         pytest.importorskip(package, reason="needs nbclient and ipykernel")

@@ -10,6 +10,7 @@ import pytest
 from scripts.hosts.__main__ import KINDS, every_host, shown, tried
 from scripts.hosts.hosts import Host
 from scripts.hosts.surroundings import CANNOT_BE_MADE, PROJECT
+from tests.support.tables import table
 
 
 def test_command_writes_rows_for_each_host(tmp_path: Path) -> None:
@@ -44,8 +45,8 @@ sys.exit("Traceback" if "exec" in sys.argv else 0)
 """
 
 
-@pytest.mark.parametrize(
-    ("program", "defect"),
+@table(
+    "program, defect",
     [
         (SAYS_STRICT, "doctor says strict, and exec ends with 1"),
         ("raise OSError('no legs')", "doctor: OSError: no legs"),

@@ -64,6 +64,7 @@ def test_wheel_and_sdist_say_that_they_are_typed(wheel: Path, tmp_path: Path, mo
         assert f"{package}/py.typed" in packed
 
 
+@pytest.mark.installer
 def test_pyright_accepts_examples_and_rejects_misuse(programs: Path) -> None:
     settings = {"include": ["examples/*.py", "rejected.py"], "venvPath": ".", "venv": "env"}
     (programs / "pyrightconfig.json").write_text(json.dumps({**settings, "typeCheckingMode": "standard"}))

@@ -10,6 +10,7 @@ import pytest
 import rlm_broker
 from scripts.lint import documents, patterns, prose, public_names, ratchet, rooms, shapes
 from scripts.lint.project import Figure, Finding, Project
+from tests.support.tables import table
 
 TABLE = """
 | room | subject | floor | packages |
@@ -67,7 +68,7 @@ def counted(figures: Iterator[Figure]) -> dict[tuple[str, str], int]:
     return {(figure.subject, figure.kind): figure.value for figure in figures if figure.value}
 
 
-@pytest.mark.parametrize("rule", [prose, rooms, shapes, documents, public_names, patterns])
+@table("rule", [prose, rooms, shapes, documents, public_names, patterns])
 def test_tree_that_holds_the_rules_has_no_findings(tmp_path: Path, rule: object) -> None:
     rules: Callable[[Project], Iterator[Finding]] = getattr(rule, "rules")  # noqa: B009 - of a module
     found = findings(rules(project(tmp_path)))
@@ -134,7 +135,7 @@ BREAKS = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "path", "text", "said"), BREAKS)
+@table("rule, path, text, said", BREAKS)
 def test_rule_finds_what_breaks_it(tmp_path: Path, rule: object, path: str, text: str, said: str) -> None:
     rules: Callable[[Project], Iterator[Finding]] = getattr(rule, "rules")  # noqa: B009 - of a module
     found = findings(rules(project(tmp_path, **{path: text})))
@@ -186,7 +187,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("subject", "kind", "changed", "value"), SHAPES)
+@table("subject, kind, changed, value", SHAPES)
 def test_shapes_are_counted(
     tmp_path: Path, subject: str, kind: str, changed: dict[str, str], value: int | None
 ) -> None:
@@ -218,8 +219,8 @@ def test_possessive_groups_are_found_in_modules(tmp_path: Path, monkeypatch: pyt
     assert found.startswith("rlm_broker/bad_patterns.py:1: rlm_broker.bad_patterns.BAD: write (?>")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "text"),
+@table(
+    "pattern, text",
     [("(?:ab?c)++", "aca"), (r"(?:[^-]|-(?!----))*+", "a-----"), (r"(?:\.[a-z]++)++", ".a."), ("(?:(a)|b)*+", "ab")],
 )
 def test_faults_of_3_11_2_are_recognized(pattern: str, text: str) -> None:

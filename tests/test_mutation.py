@@ -10,6 +10,7 @@ from scripts.mutation import table, trials
 from scripts.mutation.mutants import mutants_of, sampled
 from scripts.mutation.table import MODULES, Survivor
 from scripts.mutation.trials import FailsAnyway, Tried, try_all
+from tests.support import tables
 from tests.support.places import PROJECT
 
 SMALL = """
@@ -70,7 +71,6 @@ def test_unnoticed_fault_survives(tried: list[Tried], root: Path) -> None:
 
 
 def test_endless_fault_is_ended_and_noticed(tried: list[Tried]) -> None:
-    """A fault that makes tests endless is ended and counts as noticed."""
     assert ("spent -= 1", "pass") in changes(tried, "too slow")
 
 
@@ -114,7 +114,7 @@ MUTATED = [
 ]
 
 
-@pytest.mark.parametrize(("source", "expected"), MUTATED)
+@tables.table("source, expected", MUTATED)
 def test_each_kind_of_fault(source: str, expected: list[str]) -> None:
     mutated = [each.source for each in mutants_of(source)]
     assert mutated[: len(expected)] == expected
@@ -139,7 +139,6 @@ def test_sample_is_fixed_by_its_seed() -> None:
 
 
 def test_table_names_existing_modules_and_tests() -> None:
-    """The table names modules, tests and faults that exist."""
     for module, tests in MODULES.items():
         assert tests
         assert all((PROJECT / path).is_file() for path in [module, *tests])
@@ -152,7 +151,6 @@ def test_table_names_existing_modules_and_tests() -> None:
 def test_command_prints_and_writes_each_fault(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command prints survivors and a row, and writes the outcome of each fault."""
     file = tmp_path / "tried.json"
     known = Survivor("small.py", "is_allowed", "spent >= most", "(spent < most)", "an example")
     monkeypatch.setattr(command, "PROJECT", root)

@@ -27,7 +27,7 @@ from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.messages import Message, Output, Query, Ready, Reply, Result, Slot, encode
 
-SETTINGS = settings(max_examples=40, stateful_step_count=30, derandomize=True)
+SETTINGS = settings(stateful_step_count=30, derandomize=True)
 STEPS = 20
 """Turns of the loop after which everything that can go on has gone on."""
 SESSIONS = st.sampled_from("abcd")

@@ -78,12 +78,6 @@ def _output_type(help: str) -> Option:
     return Option("-o --output-type", "FILE", help, type=FILE)
 
 
-def _runs_at_a_time(most: int | None) -> Option:
-    return Option(
-        "--max-concurrent", "N", "Runs at the same time (default 16).", type=click.IntRange(1, most), default=16
-    )
-
-
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 ASK = LazyCommand(
@@ -130,7 +124,13 @@ BATCH = LazyCommand(
         click.Argument(["input"], required=False, type=FILE, metavar="INPUT"),
         Option("--out", "FILE", "File of results, as JSON lines.", type=PATH),
         Option("--status", "FILE", "Show how far the batch of FILE is.", type=PATH),
-        _runs_at_a_time(MOST_RUNS),
+        Option(
+            "--max-concurrent",
+            "N",
+            "Runs at the same time (default 16).",
+            type=click.IntRange(1, MOST_RUNS),
+            default=16,
+        ),
         Flag("--fail-fast", "End the batch when an item fails; default: a failure is a result."),
         RETRY_FAILED,
         Option("--batch-budget-usd", "USD", "Dollars of the whole batch.", type=click.FloatRange(min=0, min_open=True)),
@@ -172,47 +172,30 @@ After 3, 4, 5, 130, 143, 129 and a kill the same command goes on with the items 
 
 EVAL = LazyCommand(
     "eval",
-    """Measure whether an RLM is worth it for a model: questions with known answers, asked in several ways.
+    """Print the line that measures whether an RLM is worth it for a model, by questions with known answers.
 
-    Each question is asked in each arm. A table has the score of each with an interval, cost, tokens and seconds.
+    The line is a command of inspect_ai, which has logs, a viewer, statistics, retries and prices. Each question is
+    asked in each arm. pip install 'rlm-broker[eval]' brings it.
     """,
     (
-        *MODELS,
-        Option("--tasks", "LIST", "Generated tasks, with commas between (default all)."),
-        Option("--lengths", "LIST", "Lengths of the contexts, such as 8k,1m (default 8k,64k)."),
-        click.Option(
-            ["--length-unit"],
-            type=click.Choice(("tokens", "chars")),
-            help="Unit of the lengths (default tokens, estimated).",
-        ),
-        Option("--samples", "N", "Questions of each task at each length (default 5).", type=click.IntRange(1, 10_000)),
-        Option("--seed", "N", "Seed of the generated questions (default 0).", type=int),
-        Option("--data", "FILE", "Your own questions with answers, as JSON lines, in place of the tasks.", type=FILE),
-        Option("--arms", "LIST", "Ways to ask each question (default plain,rlm1,rlm2).", default="plain,rlm1,rlm2"),
-        _runs_at_a_time(None),
-        Option("--batch-budget-usd", "USD", "Maximum cost of the whole evaluation.", type=float),
-        Option("--batch-tokens", "N", "Maximum tokens of the whole evaluation.", type=int),
-        RETRY_FAILED,
-        *SANDBOX,
-        *RUN,
-        *CLUSTER,
-        LIMIT,
-        Option("--out", "FOLDER", "Keep the results, so that a killed evaluation goes on.", type=FOLDER),
-        Option("--picture", "FILE", "Write the scores as an SVG file.", type=PATH),
-        Flag("--dry-run", "Say how many runs there would be, and end."),
-        JSON,
-        QUIET,
+        MODEL,
+        SUB_MODEL,
+        Option("--tasks", "LIST", "Generated tasks (default needles,messages).", default="needles,messages"),
+        Option("--length", "LIST", "Lengths of the contexts in tokens, such as 8k,1m (default 8k).", default="8k"),
+        Option("--samples", "N", "Questions of each task at each length.", type=click.IntRange(1, 10_000)),
+        Option("--seed", "N", "Seed of the generated questions (default 0).", type=int, default=0),
+        Option("--data", "FILE", "Your own questions or OOLONG's, as JSON lines, in place of the tasks.", type=FILE),
+        Option("--arms", "LIST", "Ways to ask each question (default rlm,plain).", default="rlm,plain"),
         DEBUG,
     ),
-    epilog=f"""\b
-tasks: needle, needles, absent (facts in much text), count, classify (sums over lines), pairs (a join of two lists)
-arms:  plain (the context is in the prompt), rlm1, rlm2 (runs with a REPL, and their children with one); an arm may
-       have settings of its own, such as rlm1:max_iterations=10 or rlm1:recursion=auto
+    epilog="""\b
+tasks: needles (a fact that shares no word with its question, one of two hops, one that is missing),
+       messages (counts, users and dates over messages that have to be judged one by one)
+arms:  plain (the context is in the prompt), rlm (runs with a REPL), rlm2 (and their children with one); an arm may
+       have settings of its own, such as rlm:max_iterations=10 or rlm:recursion=auto
 
 \b
-exit codes: 0 all items have ended, 1 all items of an arm failed, 2 the command line or configuration is wrong,
-3 a limit ended it (the same command goes on), 4 the isolation cannot be had,
-{BY_SIGNALS} (the same command with --out goes on)""",
+exit codes: 0 the line was printed, 2 the command line or configuration is wrong""",
 )
 
 # -- code, servers -----------------------------------------------------------------------------------------------------
@@ -453,7 +436,7 @@ VIEW = LazyCommand(
 COMMANDS: dict[str, tuple[str, click.Command]] = {
     "ask": ("Ask a question about a text, files or folders.", ASK),
     "batch": ("Ask many questions, and go on where a killed batch was.", BATCH),
-    "eval": ("Measure whether an RLM is worth it for a model, by questions with known answers.", EVAL),
+    "eval": ("Print the line that measures whether an RLM is worth it for a model.", EVAL),
     "exec": ("Run a Python file in a sandbox, without any model.", EXEC),
     "serve": ("Serve an RLM as a model over HTTP, and its sandbox.", SERVE),
     "mcp": ("Serve a sandbox and questions about files to an MCP client.", MCP),

@@ -62,7 +62,8 @@ class RunStarted(Event, frozen=True):
     """A run began.
 
     Attributes:
-        question: Question of the root run, or the whole prompt of a child run.
+        question: Question of the root run; without one, the beginning of the text that has the task in it. Of a child
+            run, its whole prompt.
         model: Name of the run's model.
         metadata: Models, limits, versions and context of the root run, without secrets; empty for a child.
         block: Block of the parent run that started a child; 0 for the root.

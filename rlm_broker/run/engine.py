@@ -25,7 +25,7 @@ from rlm_broker.concurrency.deadline import Late, StopRequested
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored import StoredContext, beginning
 from rlm_broker.errors import ConfigurationError, LimitReached, ReplayDiverged, SandboxFailed
 from rlm_broker.events.event import RunStarted, TreeEvents
 from rlm_broker.limits import Limits, with_set
@@ -45,6 +45,8 @@ from rlm_broker.version import __version__
 from rlm_broker.watch.board import BOARD
 from rlm_broker.watch.server import start_if_wanted
 
+TASK_CHARS = 2_000
+"""Characters of a context with the task in it that the first event of a run has in place of a question."""
 ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
 
@@ -322,7 +324,7 @@ def root_run(
     tree = Tree(calls, ledger, sandbox, events, request.instructions, request.query_handler, request.is_auto)
     if events.is_wanted:
         metadata = _metadata(routing, sandbox, limits, context)
-        events.of(ROOT_RUN, 0)(RunStarted, request.question, metadata["model"], metadata)
+        events.of(ROOT_RUN, 0)(RunStarted, request.question or _task_in(context), metadata["model"], metadata)
     ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s - request.spent_s
     caller = Caller(ROOT_RUN, 0, request.question)
     runner = open_run(tree, caller, ends_at, request.tools, request.output_type, request.repl)
@@ -368,6 +370,11 @@ def require_types(request: RunRequest, routing: Routing) -> None:
 def _events(request: RunRequest, job: RunJob) -> TreeEvents:
     followers = [] if job.log is None else [job.log.add]
     return TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
+
+
+def _task_in(context: StoredContext) -> str | None:
+    """Return the beginning of a text that has the task in it, for those who watch the run; None for another context."""
+    return beginning(context, TASK_CHARS).text if context.info.type_name == "str" else None
 
 
 def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: StoredContext) -> dict[str, Any]:

@@ -39,24 +39,16 @@ class ServerKey:
     owner: Owner
     rights: frozenset[Right]
 
-    def require(self, right: Right) -> None:
-        """Refuse a request that the key may not make.
-
-        Raises:
-            ApiError: 403.
-        """
-        if right not in self.rights:
-            raise ApiError(403, f"this key lacks the right {right!r}", code="not_allowed")
-
-    def require_one_of(self, *rights: Right) -> None:
+    def require(self, *rights: Right) -> None:
         """Refuse a request that needs one of these rights, if the key has none of them.
 
         Raises:
             ApiError: 403.
         """
         if not self.rights.intersection(rights):
-            said = " and ".join(repr(right) for right in rights)
-            raise ApiError(403, f"this key lacks the rights {said}: one of them is needed", code="not_allowed")
+            said = "rights " if len(rights) > 1 else "right "
+            said += " and ".join(map(repr, rights)) + (": one of them is needed" if len(rights) > 1 else "")
+            raise ApiError(403, f"this key lacks the {said}", code="not_allowed")
 
 
 class Keys:
@@ -172,6 +164,7 @@ class Guard:
         app: Application behind it.
         keys: Keys of the server.
         hosts: Names under which clients may reach it, besides loopback and addresses in numbers.
+        open_paths: Paths that need no key.
         on_response: Called with the route, the status and the seconds of each request that has ended.
     """
 
@@ -181,11 +174,13 @@ class Guard:
         keys: Keys,
         hosts: Iterable[str] = (),
         *,
+        open_paths: frozenset[str] = OPEN_PATHS,
         on_response: Callable[[str, int, float], None] | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
         self._hosts = LOCAL_NAMES | {host.lower() for host in hosts}
+        self._open_paths = open_paths
         self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -232,7 +227,7 @@ class Guard:
         if is_other or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise ApiError(403, "requests of web pages of other origins are refused", code="origin")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path not in OPEN_PATHS:
+        if path not in self._open_paths:
             scope[KEY] = self._keys.authenticated(request.headers.get("authorization"))
 
 

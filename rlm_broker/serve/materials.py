@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rlm_broker import OpenFile, StoredContext, store_as_it_is
 from rlm_broker.context.memfd import Memfd
-from rlm_broker.context.store import OpenFile, store_as_it_is
-from rlm_broker.context.stored import MAX_NAME_CHARS, StoredContext
+from rlm_broker.context.stored import MAX_NAME_CHARS
 from rlm_broker.serve.hosting.files import UploadedFile
 
 MOST_SHARED: Final = 64

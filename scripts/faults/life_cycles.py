@@ -7,8 +7,11 @@ task, thread or folder is left. A second Ctrl+C on the caller's own loop may lea
 
 import asyncio
 import contextlib
+import faulthandler
+import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -42,6 +45,8 @@ HERE, OTHER, BACKGROUND = HOMES = ("this loop", "another loop", "the background 
 THINGS: Final = ("repl", "repl", "repl", "repl", "template", "sandbox", "rlm")
 LONGEST_TURNS, LONGEST_S = 200, 0.03
 """Latest moment of a cut in a phase, in turns of the loop and in seconds: about what an opening takes."""
+LONGEST_SEQUENCE_S = 100.0
+"""Seconds until a sequence counts as hanging. On a busy machine one takes some seconds."""
 BUSY_S = 0.002
 POOLS: Final = ("asyncio_", "rlm-broker-call-")
 """Beginnings of the names of threads that wait for further work."""
@@ -105,12 +110,37 @@ def random_sequences(number: int, seed: int = 0) -> Scene:
         with _Homes() as homes:
             for each in range(seed, seed + number):
                 life = Life.drawn(each)
-                if left := homes.play(life):
-                    wrong.append(f"{life}: {', '.join(left)}")
+                with _ends(life):
+                    if left := homes.play(life):
+                        wrong.append(f"{life}: {', '.join(left)}")
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         return Report(f"{number} sequences, {len(wrong)} of them wrong", not wrong, left=[*wrong[:SHOWN], *more])
 
     return scene
+
+
+@contextlib.contextmanager
+def _ends(life: Life) -> Iterator[None]:
+    """End this process if a sequence does not end: its stacks and its name are the end of what it says.
+
+    CPython drops a KeyboardInterrupt that comes within a finalizer. The block would sleep on until the cell counts as
+    hanging.
+    """
+
+    def give_up() -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        print(f"{life} does not end", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    watchdog = threading.Timer(LONGEST_SEQUENCE_S, give_up)
+    watchdog.name = "watchdog"
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+        watchdog.join()
 
 
 class _Homes:

@@ -10,20 +10,19 @@ import socket
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import pytest
 
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.places import SHORT
 from tests.support.processes import living_below
-from tests.support.skips import PROTECTS_NOTHING
+from tests.support.tables import Rows
 
 PROTECTED = ("strict", "standard")
 LIMITS = Limits(
@@ -142,9 +141,6 @@ class Attack:
     shown: bool = True
     timeout_s: float = 60.0
 
-    def __str__(self) -> str:
-        return self.name
-
 
 def said_secret(arena: Arena, block: Block) -> bool:
     """A secret of the host is in what came out."""
@@ -200,13 +196,14 @@ def arena_of(level: str) -> Iterator[Arena]:
     assert not left, [process.cmdline() for process in left if psutil.pid_exists(process.pid)]
 
 
-def check(arena: Arena, attack: Attack) -> None:
-    """Require that the attack fails at this level, or succeeds where no layer protects."""
-    if arena.level != "process" and arena.level not in attack.levels:
-        pytest.skip(f"the level {arena.level} does not promise this")
-    if arena.level == "process" and not attack.shown:
-        pytest.skip(PROTECTS_NOTHING)
-    block = arena.attack(attack)
-    seen = f"{block.status} {block.error} {block.stdout[:300]} {block.stderr[-300:]}"
-    assert attack.succeeded(arena, block) == (arena.level == "process"), seen
-    arena.goes_on()
+def check(arena: Arena, attacks: Iterable[Attack]) -> None:
+    """Require that each attack fails at this level, or succeeds where no layer protects."""
+    rows = Rows()
+    for attack in attacks:
+        if attack.shown if arena.level == "process" else arena.level in attack.levels:
+            with rows.trying(attack.name):
+                block = arena.attack(attack)
+                seen = f"{block.status} {block.error} {block.stdout[:300]} {block.stderr[-300:]}"
+                assert attack.succeeded(arena, block) == (arena.level == "process"), seen
+                arena.goes_on()
+    rows.end()

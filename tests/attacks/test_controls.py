@@ -8,8 +8,8 @@ import pytest
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from tests.support.needs import require_cpp_library, require_time_zones
-from tests.support.skips import ONE_PROCESS
+from tests.support.skips import require_cpp_library, require_time_zones
+from tests.support.tables import table
 
 PROGRAMS = {
     "regular_expressions": "import re; assert len(re.findall(r'\\b\\w+ing\\b', 'sing ' * 200_000)) == 200_000",
@@ -66,24 +66,17 @@ def repl(request: pytest.FixtureRequest) -> Iterator[SandboxedRepl]:
         yield opened
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@table("name", [*PROGRAMS, *WITH_PROCESSES])
 def test_ordinary_work_works(repl: SandboxedRepl, name: str) -> None:
+    """Ordinary work works, that with processes where the level allows processes."""
     if name == "dates_and_zones":
         require_time_zones()
-    block = repl.execute(PROGRAMS[name])
-    assert block.status == "ok", block.stderr
+    if name in PROGRAMS or repl.isolation.level == "strict":
+        block = repl.execute({**PROGRAMS, **WITH_PROCESSES}[name])
+        assert block.status == "ok", block.stderr
 
 
-@pytest.mark.parametrize("name", WITH_PROCESSES)
-def test_processes_work_where_the_level_allows(repl: SandboxedRepl, name: str) -> None:
-    """Ordinary work with processes works at each level that allows processes."""
-    if repl.isolation.level != "strict":
-        pytest.skip(ONE_PROCESS)
-    block = repl.execute(WITH_PROCESSES[name])
-    assert block.status == "ok", block.stderr
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
+@table("name", LIBRARIES)
 def test_libraries_for_data_work(repl: SandboxedRepl, name: str) -> None:
     require_cpp_library()
     if importlib.util.find_spec(name) is None:
@@ -92,7 +85,7 @@ def test_libraries_for_data_work(repl: SandboxedRepl, name: str) -> None:
     assert block.status == "ok", block.stderr
 
 
-@pytest.mark.parametrize("draw", ["import random; print(random.random())", "import numpy; print(numpy.random.rand())"])
+@table("draw", ["import random; print(random.random())", "import numpy; print(numpy.random.rand())"])
 def test_workers_draw_different_random_numbers(draw: str) -> None:
     if "numpy" in draw and importlib.util.find_spec("numpy") is None:
         pytest.skip("numpy is not installed")

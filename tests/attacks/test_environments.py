@@ -8,6 +8,7 @@ import pytest
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.attacks.arena import LIMITS, PROTECTED
 from tests.support.places import PROJECT
+from tests.support.tables import table
 from tests.support.venvs import a_venv
 
 WRITES = """
@@ -78,7 +79,7 @@ def environment(tmp_path: Path) -> Path:
     return tmp_path / "environments" / "lenses"
 
 
-@pytest.mark.parametrize("level", PROTECTED)
+@table("level", PROTECTED)
 async def test_environment_is_read_only(level: str, environment: Path) -> None:
     def everything() -> list[tuple[str, int, int, int]]:
         found = sorted([environment.parent, *environment.parent.rglob("*")])
@@ -93,7 +94,7 @@ async def test_environment_is_read_only(level: str, environment: Path) -> None:
     assert everything() == before
 
 
-@pytest.mark.parametrize("level", PROTECTED)
+@table("level", PROTECTED)
 async def test_environment_neighbours_are_invisible(level: str, environment: Path) -> None:
     """Code sees no other environment, and no folder around its own."""
     other, around = environment.with_name("other"), environment.parent.parent

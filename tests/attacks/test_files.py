@@ -101,7 +101,6 @@ def test_hard_link_to_host_file_is_refused(protected: Arena) -> None:
 
 
 def test_unreadable_folder_costs_only_its_repl(protected: Arena) -> None:
-    """A folder that is unreadable or endless costs only its REPL."""
     with protected.sandbox.repl() as repl:
         repl.execute(
             "import os\nos.makedirs('shut/in'); os.chmod('shut', 0)\n"

@@ -9,6 +9,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.processes import living_below, until_used
+from tests.support.tables import table
 
 MIB = 1 << 20
 LIMITS = Limits(
@@ -153,6 +154,10 @@ print(os.sysconf("SC_NPROCESSORS_ONLN") == os.cpu_count())
 """
 
 
+NEEDS_PROCESSES = pytest.mark.parametrize("sandbox", ["strict"], indirect=True)
+"""At the level standard a REPL is one process."""
+
+
 @pytest.fixture(scope="module", params=["strict", "standard"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with Sandbox(LIMITS, request.param, allow_exec=request.param == "strict", warm=0) as opened:
@@ -166,6 +171,7 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
         assert opened.execute("print(context)").stdout == "the context\n"
 
 
+@NEEDS_PROCESSES
 @pytest.mark.parametrize(
     ("program", "limit"),
     [
@@ -179,17 +185,14 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
     ids=["processes_without_first_threads", "few_sockets_each", "children_waited_for", "copies", "mappings", "children_of_nobody"],
 )  # fmt: skip
 def test_processes_past_a_limit_are_ended(repl: SandboxedRepl, program: str, limit: str) -> None:
-    if repl.isolation.level != "strict":
-        pytest.skip("at this level there is one process")
     block = repl.execute(program, timeout_s=50)
     assert block.status == "killed", block
     assert f"{limit} = " in (block.error or "")
     assert block.stdout == ""
 
 
+@NEEDS_PROCESSES
 def test_cpu_time_of_orphans_is_bounded_between_blocks(repl: SandboxedRepl) -> None:
-    if repl.isolation.level != "strict":
-        pytest.skip("at this level there is one process")
     assert repl.execute("x = 1").status == "ok"
     before = living_below()
     program = BURN_IN_CHILDREN_OF_NOBODY + "if os.fork() == 0: burn()"
@@ -198,16 +201,16 @@ def test_cpu_time_of_orphans_is_bounded_between_blocks(repl: SandboxedRepl) -> N
     assert "cpu_s = " in (repl.execute("x").error or "")
 
 
-@pytest.mark.parametrize("then", ["", "ctypes.CDLL(None).syscall(<exit>, 0)"], ids=["a_thread", "no_first_thread"])
+@pytest.mark.parametrize("sandbox", ["standard"], indirect=True)  # elsewhere the folder is a file system of its own
+@table("then", ["", "ctypes.CDLL(None).syscall(<exit>, 0)"])
 def test_unlinked_files_count_in_every_thread(repl: SandboxedRepl, then: str) -> None:
-    if repl.isolation.level != "standard":
-        pytest.skip("elsewhere the folder is a file system of its own")
     ends = then.replace("<exit>", "60" if os.uname().machine == "x86_64" else "93") or "time.sleep(60)"
     block = repl.execute(f"{UNLINK_WHILE_OPEN}\n{ends}", timeout_s=50)
     assert block.status == "killed"
     assert "scratch_bytes = " in (block.error or "")
 
 
+@NEEDS_PROCESSES
 @pytest.mark.parametrize(
     ("program", "said"),
     [
@@ -216,11 +219,8 @@ def test_unlinked_files_count_in_every_thread(repl: SandboxedRepl, then: str) ->
         (WAIT_FOR_SHORT_CHILDREN, ""),
         (SHARE_FEW_SOCKETS, "True\n"),
     ],
-    ids=["readers", "programs", "short_children", "shared_sockets"],
 )
 def test_ordinary_processes_stay_below_the_limits(repl: SandboxedRepl, program: str, said: str) -> None:
-    if repl.isolation.level != "strict":
-        pytest.skip("at this level there is one process")
     block = repl.execute(program, timeout_s=50)
     assert (block.status, block.stdout) == ("ok", said), block
 
@@ -237,7 +237,6 @@ def test_memory_of_the_machine_is_refused(repl: SandboxedRepl) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one id for all workers")
 def test_repl_forks_choose_no_process_id(sandbox: Sandbox) -> None:
-    """Forks of one REPL do not choose the process id of the next."""
     ask = "import os\nprint(os.getuid())"
     with sandbox.repl() as one:
         first = int(one.execute(ask).stdout)

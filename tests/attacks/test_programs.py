@@ -149,7 +149,6 @@ def test_busy_program_ends_with_all_children(arena: Arena, name: str) -> None:
 
 
 def test_program_that_kills_costs_its_repl(arena: Arena) -> None:
-    """A program that kills all it can costs its own REPL alone."""
     with arena.sandbox.repl("its context") as repl:
         assert repl.execute("kept = 1").status == "ok"
         result = repl.run(["python3", "-c", "import os, time; os.kill(-1, 9); time.sleep(1000)"], timeout_s=1)

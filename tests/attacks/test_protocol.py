@@ -14,6 +14,7 @@ from rlm_broker.results import Block
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 LIMITS = Limits(interrupt_grace_s=0.3, max_repl_restarts=1000, max_frame_bytes=1 << 20, max_queries_in_flight=64)
@@ -104,7 +105,7 @@ def run_beside_a_sibling(sandbox: Sandbox, code: str, timeout_s: float = WAIT_S)
     return block, mine
 
 
-@pytest.mark.parametrize("name", VIOLATIONS)
+@table("name", VIOLATIONS)
 def test_forged_frame_ends_only_its_own_repl(sandbox: Sandbox, name: str) -> None:
     block, answers = run_beside_a_sibling(sandbox, VIOLATIONS[name] + "\ntime.sleep(1000)")
     assert block.status == "killed"
@@ -120,7 +121,6 @@ def test_half_a_frame_ends_at_the_timeout(sandbox: Sandbox) -> None:
 
 
 def test_forged_result_costs_only_its_block(sandbox: Sandbox) -> None:
-    """Code may forge the result of its own block; the forgery costs only this block."""
     code = "say(type='result', block=N, status='ok', final_answer='mine')\ntime.sleep(0.2)"
     mine = Answers()
     with sandbox.repl("mine", mine) as victim:
@@ -161,7 +161,7 @@ def test_connection_scribble_hurts_only_itself(sandbox: Sandbox) -> None:
 # -- budgets ---------------------------------------------------------------------------------------------------------
 
 
-def counted_run(code: str, limits: Limits) -> tuple[object, list[str]]:
+def counted_run(sandbox: Sandbox, code: str, limits: Limits) -> tuple[object, list[str]]:
     """A root that runs `code` in each of its turns; what it ended with, and what was asked of each model."""
     asked: list[str] = []
 
@@ -174,12 +174,13 @@ def counted_run(code: str, limits: Limits) -> tuple[object, list[str]]:
         return "ok"
 
     try:
-        return RLM(FunctionClient(root, "root"), FunctionClient(sub, "sub"), limits=limits).completion("", "?"), asked
+        rlm = RLM(FunctionClient(root, "root"), FunctionClient(sub, "sub"), limits=limits, sandbox=sandbox)
+        return rlm.completion("", "?"), asked
     except LimitReached as reached:
         return reached, asked
 
 
-@pytest.mark.parametrize(
+@table(
     "code",
     [
         "for _ in range(100): llm_query('x')",
@@ -190,28 +191,26 @@ def counted_run(code: str, limits: Limits) -> tuple[object, list[str]]:
         RAW + "for i in range(100): say(type='query', id=f'1:{i}', want='llm', prompts=['x'])\nreplies(100)",
         "rlm_query_batched(list(map(str, range(100))))",
     ],
-    ids=["one_by_one", "at_once", "with_a_wish", "by_threads", "by_hand", "by_children"],
 )
-def test_call_count_is_out_of_reach(code: str) -> None:
+def test_call_count_is_out_of_reach(sandbox: Sandbox, code: str) -> None:
     """Code cannot change the number of its calls."""
-    ended, asked = counted_run(code, Limits(max_llm_calls=10, max_iterations=3))
+    ended, asked = counted_run(sandbox, code, Limits(max_llm_calls=10, max_iterations=3))
     assert len(asked) <= 10
     assert isinstance(ended, LimitReached)
 
 
-@pytest.mark.parametrize("model", ["root", "Root", "root ", "openai/gpt-5", "", "../root"])
-def test_expensive_model_cannot_be_named(model: str) -> None:
+@table("model", ["root", "Root", "root ", "openai/gpt-5", "", "../root"])
+def test_expensive_model_cannot_be_named(sandbox: Sandbox, model: str) -> None:
     code = f"print(llm_query('x', model={model!r}))\nFINAL('done')"
-    _, asked = counted_run(code, Limits(max_iterations=1))
+    _, asked = counted_run(sandbox, code, Limits(max_iterations=1))
     assert asked.count("root") == 1
 
 
-def test_query_below_last_depth_starts_no_child() -> None:
-    """A query for a child below the last depth starts no child."""
+def test_query_below_last_depth_starts_no_child(sandbox: Sandbox) -> None:
     code = (
         RAW
         + f"send({json.dumps(dict(type='query', id='1:1', want='rlm', prompts=['x'])).encode()!r})\nreplies(1)\nFINAL('x')"
     )
-    ended, asked = counted_run(code, Limits(max_depth=1, max_iterations=1))
+    ended, asked = counted_run(sandbox, code, Limits(max_depth=1, max_iterations=1))
     assert not isinstance(ended, LimitReached)
     assert asked.count("root") == 1

@@ -6,12 +6,11 @@ piece of work of known size.
 
 import json
 
-import pytest
-
 from scripts.siege.__main__ import MOST_GROWTH_MB
 from scripts.siege.attacks import ATTACKS
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 ROUND_TRIPS = 60
 """Round trips of the honest REPL before, during and after the attack: fewer than the command makes, which shows a percentile."""
@@ -20,7 +19,7 @@ STEP_UNITS = 8
 longest that was seen there is 4.6. Without bounds, steps took from 0.5 s to 30 s."""
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@table("attack", ATTACKS, at_once=3)
 def test_siege_leaves_the_honest_repl_its_turns(attack: str) -> None:
     """The honest REPL gets all its replies, or the orchestrator fails; no step is long, and memory is bounded."""
     done = python("-m", "scripts.siege.orchestrator", attack, str(ROUND_TRIPS), cwd=PROJECT, check=True)

@@ -10,6 +10,7 @@ from rlm_broker.errors import ValueUnavailable
 from rlm_broker.limits import Limits
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 FORGES = """
@@ -51,7 +52,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield opened
 
 
-@pytest.mark.parametrize("name", CRAFTED)
+@table("name", CRAFTED)
 def test_crafted_value_is_one_sentence(sandbox: Sandbox, name: str) -> None:
     crafted, why = CRAFTED[name]
     half = len(crafted) // 2
@@ -73,7 +74,6 @@ def test_crafted_value_is_one_sentence(sandbox: Sandbox, name: str) -> None:
 
 
 def test_crafted_final_value_keeps_its_text(sandbox: Sandbox) -> None:
-    """A crafted final value is one sentence, and its text is there."""
     with sandbox.repl() as repl:
         block = repl.execute(f"{FORGES}\nresult(1, 'final_value', b'{{\"$x\":1}}')", timeout_s=WAIT_S)
         assert (block.status, block.final_answer, block.final_value) == ("ok", "text", None)
@@ -87,7 +87,6 @@ def test_value_not_requested_is_absent(sandbox: Sandbox) -> None:
 
 
 def test_value_too_deep_breaks_the_protocol(sandbox: Sandbox) -> None:
-    """A value too deep for any reader breaks the protocol, and the next block runs."""
     with sandbox.repl() as repl:
         block = repl.execute(f"{FORGES}\nresult(1, 'value', b'[' * 100_000)", timeout_s=WAIT_S, value=True)
         assert (block.status, block.value) == ("killed", None)
@@ -102,7 +101,7 @@ n = [Meta('Forges', (), {})()]
 """
 
 
-@pytest.mark.parametrize("sent", [b"5", b"[1,2]", b'{"$tuple":[1]}', b'{"$x":1}', b"null"])
+@table("sent", [b"5", b"[1,2]", b'{"$tuple":[1]}', b'{"$x":1}', b"null"])
 def test_unrequested_get_value_is_an_error(sandbox: Sandbox, sent: bytes) -> None:
     with sandbox.repl() as repl:
         repl.execute(f"SENT = {sent!r}\n{FORGES}\n{ANSWERS_GET}")
@@ -113,7 +112,6 @@ def test_unrequested_get_value_is_an_error(sandbox: Sandbox, sent: bytes) -> Non
 
 
 async def test_crafted_tool_arguments_are_call_errors() -> None:
-    """Crafted arguments of a tool are an error of the call."""
     seen: list[object] = []
 
     def see(value: object) -> None:

@@ -11,6 +11,7 @@ from rlm_broker.events.event import CallEnded, Event, RunEnded
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.usage import Usage, UsageSummary
 
 ROOT_CODE = "answers = llm_query('one') + llm_query('two')\nFINAL({'n': int(rlm_query('child'))})"
@@ -37,9 +38,11 @@ class Priced:
         """Close no resource: there is none."""
 
 
-def test_completion_has_all_of_a_run() -> None:
+def test_completion_has_all_of_a_run(open_sandbox: Sandbox) -> None:
     started = time.monotonic()
-    done = RLM(Priced(), limits=Limits(max_depth=2)).completion("the text", "the question", output_type=Answer)
+    done = RLM(Priced(), limits=Limits(max_depth=2), sandbox=open_sandbox).completion(
+        "the text", "the question", output_type=Answer
+    )
     elapsed_s = time.monotonic() - started
     usage = Usage(4, 700, 40, 0.875)
     (turn,) = done.trajectory
@@ -74,10 +77,12 @@ def test_completion_has_all_of_a_run() -> None:
     assert (child.depth, child.prompt_preview, child.result_preview, child.error) == (1, "child", "7", None)
 
 
-def test_call_cost_is_in_its_event() -> None:
+def test_call_cost_is_in_its_event(open_sandbox: Sandbox) -> None:
     """The cost of each call is in its event, and the sums are sums of these costs."""
     events: list[Event] = []
-    done = RLM(Priced(), limits=Limits(max_depth=2), on_event=events.append).completion("the text", "?")
+    done = RLM(Priced(), limits=Limits(max_depth=2), on_event=events.append, sandbox=open_sandbox).completion(
+        "the text", "?"
+    )
     calls = [event for event in events if isinstance(event, CallEnded)]
     assert [(call.depth, call.usage.total_cost) for call in calls] == [(0, 0.5), *[(1, 0.125)] * 3]
     ended = {event.run: event for event in events if isinstance(event, RunEnded)}
@@ -87,8 +92,10 @@ def test_call_cost_is_in_its_event() -> None:
     assert {depth: usage.total_cost for depth, usage in done.usage_by_depth.items()} == {0: 0.5, 1: 0.375}
 
 
-def test_run_without_repl_has_time_and_usage() -> None:
-    done = RLM(ScriptedClient(["plain"], cost_per_call=0.5), limits=Limits(max_depth=0)).completion("the text", "?")
+def test_run_without_repl_has_time_and_usage(open_sandbox: Sandbox) -> None:
+    done = RLM(
+        ScriptedClient(["plain"], cost_per_call=0.5), limits=Limits(max_depth=0), sandbox=open_sandbox
+    ).completion("the text", "?")
     assert (done.response, done.isolation, done.iterations, done.trajectory) == ("plain", None, 0, ())
     assert done.execution_time > 0
     assert done.usage_by_depth[0].total_cost == 0.5

@@ -18,6 +18,7 @@ import pytest
 from sandbox_worker.isolation.zygote_layers import _others_can_read
 from tests.support.places import PROJECT
 from tests.support.skips import NEEDS_CRUN, NEEDS_ROOT
+from tests.support.tables import table
 
 WAIT_S = 90
 CAPABILITIES = [
@@ -98,13 +99,11 @@ def run_in_container(folder: Path, profile: dict[str, Any] | None, command: list
 SHIPPED = json.loads((PROJECT / "rlm_broker" / "profiles" / "seccomp.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("profile", "level"),
+@table(
+    "profile, level",
     [(PROFILE, "standard"), (SHIPPED, "strict"), (None, "strict")],
-    ids=["docker", "shipped", "unconfined"],
 )
 def test_auto_level_follows_the_container_profile(tmp_path: Path, profile: dict[str, Any] | None, level: str) -> None:
-    """Inside a container, `auto` is the level that its profile allows."""
     if not all(_others_can_read(path) for path in (sys.prefix, sys.base_prefix)):
         level = "standard"  # where root may not build a root of its own, it becomes another user first
     report = json.loads(run_in_container(tmp_path, profile, [sys.executable, "-m", "rlm_broker", "doctor", "--json"]))
@@ -139,7 +138,6 @@ with Sandbox(Limits(memory_bytes=160 << 20), "strict") as sandbox, sandbox.repl(
 
 
 def test_masked_proc_keeps_the_memory_watch(tmp_path: Path) -> None:
-    """If /proc is masked, workers have none, and their memory is watched all the same."""
     if not all(_others_can_read(path) for path in (sys.prefix, sys.base_prefix)):
         pytest.skip("root of this container becomes another user, who cannot read this Python")
     proc, status, error, processes, after = json.loads(run_in_container(tmp_path, None, [sys.executable, "-c", HOG]))

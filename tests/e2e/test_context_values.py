@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlm_broker import RLM, ReplLimits, Sandbox, ScriptedClient, store
+from tests.support.tables import table
 from tests.support.venvs import a_venv
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="needs pandas")
@@ -19,9 +20,8 @@ def frame(rows: int) -> Any:
     return pandas.DataFrame({"n": range(rows), "text": [f"row {number}" for number in range(rows)]})
 
 
-@pytest.mark.parametrize("rows", [3, 50_000], ids=["small", "mapped"])
+@table("rows", [3, 50_000])
 def test_context_table_survives_a_kill(rows: int) -> None:
-    """A table is a table in a REPL, also after a kill."""
     table = frame(rows)
     expected = f"DataFrame ({rows}, 2) {table['n'].sum()} True\n"
     with Sandbox(warm=1) as sandbox, sandbox.repl(table) as repl:
@@ -65,23 +65,23 @@ def test_context_table_without_package_fails_each_block(tmp_path: Path) -> None:
                 assert "which is not installed here" in str(block.error)
 
 
-def test_context_table_past_memory_is_told() -> None:
+def test_context_table_past_memory_is_told(open_sandbox: Sandbox) -> None:
     import numpy
 
     array = numpy.zeros(20_000_000)
-    with Sandbox(ReplLimits(memory_bytes=400 << 20)) as sandbox, sandbox.repl(array) as repl:
+    with open_sandbox.repl(array, limits=ReplLimits(memory_bytes=400 << 20)) as repl:
         block = repl.execute("1")
         assert block.status in ("error", "killed")
         assert "memory" in str(block.error)
 
 
-def test_run_tells_the_context_type() -> None:
+def test_run_tells_the_context_type(open_sandbox: Sandbox) -> None:
     seen: list[str] = []
 
     def model(messages: Any) -> str:
         seen.append(str(messages))
         return "```repl\nFINAL(context['n'].max())\n```"
 
-    with RLM(ScriptedClient(model)) as rlm:
+    with RLM(ScriptedClient(model), sandbox=open_sandbox) as rlm:
         assert rlm.completion(frame(1_000), "What is the largest?").response == "999"
     assert "`context` is a DataFrame of shape (1000, 2)." in seen[0]

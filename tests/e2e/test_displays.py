@@ -10,6 +10,7 @@ import pytest
 from rlm_broker import RLM, Block, BlockEnded, Display, Event, Limits, Sandbox, ScriptedClient, TraceWriter
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, within_longer
 
 MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
@@ -56,9 +57,8 @@ def png(display: Display) -> bytes:
 
 
 @MATPLOTLIB
-@pytest.mark.parametrize("level", LEVELS)
+@table("level", LEVELS)
 def test_first_figure_is_shown_without_text(level: str) -> None:
-    """The first figure of a REPL is shown without any text beside it."""
     code = (
         "import matplotlib.pyplot as plt\nimport sys\nplt.plot([1, 2])\nplt.show()\nassert 'tkinter' not in sys.modules"
     )
@@ -87,7 +87,7 @@ ONCE = {
 
 @MATPLOTLIB
 @PIL
-@pytest.mark.parametrize("way", ONCE)
+@table("way", ONCE)
 def test_figure_is_shown_once(drawing: SandboxedRepl, way: str) -> None:
     assert types(drawing.execute(ONCE[way])) == [["image/png"]]
     assert drawing.execute("plt.get_fignums()").stdout == "[]\n"
@@ -96,7 +96,6 @@ def test_figure_is_shown_once(drawing: SandboxedRepl, way: str) -> None:
 @MATPLOTLIB
 @PIL
 def test_figure_is_shown_again_when_changed(drawing: SandboxedRepl) -> None:
-    """A figure that changes, or comes in another block, is shown again."""
     block = drawing.execute("fig, ax = plt.subplots(); fig.show(); ax.set_title('x'); plt.show()")
     assert types(block) == [["image/png"]] * 2
     assert png(block.displays[0]) != png(block.displays[1])
@@ -151,7 +150,6 @@ def test_figures_of_a_block_that_raises_are_shown(drawing: SandboxedRepl) -> Non
 @MATPLOTLIB
 @PIL
 def test_font_list_note_is_left_out(drawing: SandboxedRepl) -> None:
-    """The note on the list of fonts is left out, and no other note is."""
     note = "Matplotlib is building the font cache; this may take a moment."
     block = drawing.execute(
         f"import logging\nfor said in ({note!r}, 'other'): matplotlib.font_manager._log.warning(said)"
@@ -167,7 +165,7 @@ def test_matplotlib_backend_is_chosen_by_variable(sandbox: Sandbox) -> None:
 
 
 @MATPLOTLIB
-@pytest.mark.parametrize("level", LEVELS)
+@table("level", LEVELS)
 def test_template_with_matplotlib_shows_figures(level: str) -> None:
     with (
         Sandbox(isolation=level, warm=0) as opened,
@@ -181,7 +179,6 @@ def test_template_with_matplotlib_shows_figures(level: str) -> None:
 @MATPLOTLIB
 @PIL
 def test_figures_past_the_bound_are_counted(drawing: SandboxedRepl) -> None:
-    """Figures past the bound are counted and not drawn."""
     more = "Image.new('L', (9, 9)).show(); figs = [plt.figure() for _ in range(3)]; display(figs[0]); figs[1].show()"
     block = drawing.execute(f"for _ in range({MAX_DISPLAYS}): Image.new('L', (9, 9)).show()\n{more}\nNone")
     assert (len(block.displays), block.displays_omitted) == (MAX_DISPLAYS, 4)
@@ -192,7 +189,7 @@ def test_figures_past_the_bound_are_counted(drawing: SandboxedRepl) -> None:
 
 @MATPLOTLIB
 @PIL
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "1", "P", "F", "CMYK", "HSV"])
+@table("mode", ["RGB", "RGBA", "L", "1", "P", "F", "CMYK", "HSV"])
 def test_pil_image_is_shown_in_each_mode(drawing: SandboxedRepl, mode: str) -> None:
     block = drawing.execute(f"Image.new({mode!r}, (30, 20)).show('title')")
     assert types(block) == [["image/png"]]
@@ -208,7 +205,6 @@ def test_large_pil_image_is_sent_as_jpeg(drawing: SandboxedRepl) -> None:
 
 
 def test_pandas_table_has_html_and_text(repl: SandboxedRepl) -> None:
-    """A table of pandas has HTML, and its text is printed as before."""
     block = repl.execute("import pandas\ntable = pandas.DataFrame({'a': [1, 2]})\ntable")
     assert types(block) == [["text/html", "text/plain"]]
     assert block.stdout == "   a\n0  1\n1  2\n"
@@ -216,7 +212,6 @@ def test_pandas_table_has_html_and_text(repl: SandboxedRepl) -> None:
 
 
 def test_display_prints_like_the_last_expression(repl: SandboxedRepl) -> None:
-    """`display` prints and shows each object as the last expression is shown."""
     repl.execute(f"{RICH}def _repr_html_(self): return '<b>'")
     last = repl.execute("Rich()")
     block = repl.execute("display(Rich(), 'text', 5)")
@@ -225,9 +220,9 @@ def test_display_prints_like_the_last_expression(repl: SandboxedRepl) -> None:
     assert repl.execute("display = 5\ndisplay").stdout == "5\n"  # a builtin, which code may hide
 
 
-def test_tool_may_be_named_display() -> None:
+def test_tool_may_be_named_display(open_sandbox: Sandbox) -> None:
     script = ScriptedClient(["```repl\nFINAL(display('x'))\n```"])
-    completion = RLM(script, tools={"display": lambda text: f"tool {text}"}).completion("c", "q")
+    completion = RLM(script, tools={"display": lambda text: f"tool {text}"}, sandbox=open_sandbox).completion("c", "q")
     assert completion.response == "tool x"
 
 
@@ -268,14 +263,14 @@ IGNORED = [
 ]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@table("method", METHODS)
 def test_object_is_shown_by_its_methods(repl: SandboxedRepl, method: str) -> None:
     block = repl.execute(f"{RICH}{method}\nRich()")
     assert types(block) == [sorted([*METHODS[method], "text/plain"])]
     assert block.stdout == "Rich()\n"
 
 
-@pytest.mark.parametrize("method", IGNORED)
+@table("method", IGNORED)
 def test_display_method_that_fails_is_left_out(repl: SandboxedRepl, method: str) -> None:
     """A method that fails or returns a value of another type is left out."""
     block = repl.execute(f"{RICH}{method}\nRich()")
@@ -294,7 +289,7 @@ def test_display_method_ends_at_the_block_timeout(repl: SandboxedRepl) -> None:
 # -- bounds --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", ["1 << 30", f"{MAX_DISPLAY_BYTES}"])
+@table("size", ["1 << 30", f"{MAX_DISPLAY_BYTES}"])
 def test_display_too_large_is_counted(repl: SandboxedRepl, size: str) -> None:
     block = repl.execute(f"{RICH}def _repr_png_(self): return bytes({size})\nRich()")
     assert (types(block), block.displays_omitted, block.stdout) == ([], 1, "Rich()\n")
@@ -346,7 +341,7 @@ def test_display_in_forked_process_is_dropped(repl: SandboxedRepl) -> None:
     assert (types(block), block.stdout) == ([], "Rich()\n")
 
 
-@pytest.mark.parametrize("end", ["1 / 0", "raise SystemExit", "os.kill(os.getpid(), 9)", "while True: pass"])
+@table("end", ["1 / 0", "raise SystemExit", "os.kill(os.getpid(), 9)", "while True: pass"])
 def test_displays_stay_however_the_block_ends(repl: SandboxedRepl, end: str) -> None:
     code = f"{RICH}def _repr_html_(self): return 'x'\nimport os\ndisplay(Rich())\n{end}"
     block = within_longer(lambda limit_s: repl.execute(code, timeout_s=limit_s), lambda block: block.displays)
@@ -359,7 +354,7 @@ def test_displays_stay_however_the_block_ends(repl: SandboxedRepl, end: str) -> 
 
 
 @MATPLOTLIB
-def test_displays_reach_the_model_and_trace(tmp_path: Path) -> None:
+def test_displays_reach_the_model_and_trace(tmp_path: Path, open_sandbox: Sandbox) -> None:
     """The model is told of pictures, and the trace has their sizes."""
     seen: list[str] = []
     code = "import matplotlib.pyplot as plt; plt.figure(figsize=(2, 1)); plt.savefig('x.png', dpi=50); plt.close()"
@@ -375,7 +370,7 @@ def test_displays_reach_the_model_and_trace(tmp_path: Path) -> None:
             events.append(event)
             trace(event)
 
-        completion = RLM(reply, on_event=on_event).completion("c", "q")
+        completion = RLM(reply, on_event=on_event, sandbox=open_sandbox).completion("c", "q")
     (block,) = completion.trajectory[0].blocks
     size = len(png(block.displays[0]))
     assert "Block 1: ran\n[picture: image/png, 100 x 50]" in seen[1]

@@ -24,19 +24,22 @@ from rlm_broker import (
 from rlm_broker.errors import ReplClosed, WorkerDied
 from rlm_broker.events.event import BlockStarted, Event
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.tables import table
 
 LOOKS = "an idea\n```repl\nprint(6 * 7)\n```"
 HANGS = "more to come\n```repl\nprint('first')\n```\n```repl\nwhile True: pass\n```"
 
 
-def failed(kind: type[RunFailed], replies: list[Any], limits: Limits | None = None, **options: Any) -> RunFailed:
+def failed(
+    sandbox: Sandbox, kind: type[RunFailed], replies: list[Any], limits: Limits | None = None, **options: Any
+) -> RunFailed:
     with pytest.raises(kind) as caught:
-        RLM(ScriptedClient(replies), limits=limits).completion("text", "?", **options)
+        RLM(ScriptedClient(replies), limits=limits, sandbox=sandbox).completion("text", "?", **options)
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("kind", "replies", "limits", "options"),
+@table(
+    "kind, replies, limits, options",
     [
         (LimitReached, [LOOKS, LOOKS], Limits(max_llm_calls=1), {}),
         (ModelFailed, [LOOKS, RuntimeError("down")], None, {}),
@@ -44,9 +47,9 @@ def failed(kind: type[RunFailed], replies: list[Any], limits: Limits | None = No
     ],
 )
 def test_failed_run_carries_its_conversation_turns_and_usage(
-    kind: type[RunFailed], replies: list[Any], limits: Limits | None, options: dict[str, Any]
+    open_sandbox: Sandbox, kind: type[RunFailed], replies: list[Any], limits: Limits | None, options: dict[str, Any]
 ) -> None:
-    error = failed(kind, replies, limits, **options)
+    error = failed(open_sandbox, kind, replies, limits, **options)
     assert error.partial_answer == ("many" if kind is OutputInvalid else "an idea")
     assert [message.role for message in error.messages][:4] == ["system", "user", "assistant", "user"]
     assert error.messages[2].content == LOOKS
@@ -57,17 +60,18 @@ def test_failed_run_carries_its_conversation_turns_and_usage(
     assert error.execution_time > 0
 
 
-def test_cut_turn_keeps_its_ended_blocks() -> None:
-    """A turn that is cut short keeps the blocks that ended."""
-    error = failed(LimitReached, [LOOKS, HANGS], Limits(run_timeout_s=1.5))
+def test_cut_turn_keeps_its_ended_blocks(open_sandbox: Sandbox) -> None:
+    error = failed(open_sandbox, LimitReached, [LOOKS, HANGS], Limits(run_timeout_s=1.5))
     assert error.partial_answer == "more to come"
     assert [len(turn.blocks) for turn in error.trajectory] == [1, 1]
     assert error.trajectory[1].blocks[0].stdout == "first\n"
 
 
-def test_failed_run_includes_its_children() -> None:
+def test_failed_run_includes_its_children(open_sandbox: Sandbox) -> None:
     asks = "```repl\nprint(rlm_query('child'))\n```"
-    error = failed(LimitReached, [asks, "FINAL(of the child)", LOOKS], Limits(max_depth=2, max_llm_calls=2))
+    error = failed(
+        open_sandbox, LimitReached, [asks, "FINAL(of the child)", LOOKS], Limits(max_depth=2, max_llm_calls=2)
+    )
     assert [child.result_preview for child in error.child_traces] == ["of the child"]
     assert {depth: usage.total_calls for depth, usage in error.usage_by_depth.items()} == {0: 1, 1: 1}
 
@@ -85,18 +89,18 @@ def test_ctrl_c_keeps_the_partial_run(open_sandbox: Sandbox) -> None:
     assert caught.value.usage_summary.total.total_calls == 2
 
 
-def test_diverged_replay_carries_its_run(tmp_path: Path) -> None:
+def test_diverged_replay_carries_its_run(tmp_path: Path, open_sandbox: Sandbox) -> None:
     recording = tmp_path / "run.jsonl"
-    with RLM(ScriptedClient([LOOKS, "FINAL(1)"]), models=Models(record=recording)) as rlm:
+    with RLM(ScriptedClient([LOOKS, "FINAL(1)"]), models=Models(record=recording), sandbox=open_sandbox) as rlm:
         rlm.completion("text", "?")
     with pytest.raises(ReplayDiverged) as caught:
-        RLM(models=Models(replay=recording)).completion("text", "another question")
+        RLM(models=Models(replay=recording), sandbox=open_sandbox).completion("text", "another question")
     assert caught.value.messages
 
 
-async def test_awaited_failed_run_carries_the_same() -> None:
+async def test_awaited_failed_run_carries_the_same(open_sandbox: Sandbox) -> None:
     with pytest.raises(ModelFailed) as caught:
-        await RLM(ScriptedClient([LOOKS, RuntimeError("down")])).acompletion("text", "?")
+        await RLM(ScriptedClient([LOOKS, RuntimeError("down")]), sandbox=open_sandbox).acompletion("text", "?")
     assert (caught.value.partial_answer, len(caught.value.trajectory)) == ("an idea", 1)
 
 
@@ -106,7 +110,7 @@ def test_error_outside_a_run_carries_nothing() -> None:
     assert error.usage_summary.total.total_calls == 0
 
 
-@pytest.mark.parametrize(
+@table(
     "error",
     [
         LimitReached("max_tokens", 5, 4, "so far"),

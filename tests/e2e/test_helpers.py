@@ -1,25 +1,19 @@
 """Helpers that code finds for large texts and for queries, in real sandboxes."""
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlm_broker import RLM, LevelName, Query, Sandbox, ScriptedClient, Slot, Variable
+from tests.support.tables import table
 from tests.support.venvs import a_venv
 
 FOLDER = {"a.txt": "alpha\nbeta\n" * 1000, "b.txt": "gamma\n" * 1000 + "beta at last"}
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox() as opened:
-        yield opened
-
-
-@pytest.mark.parametrize("isolation", ["strict", "standard", "process"])
+@table("isolation", ["strict", "standard", "process"])
 @pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
 def test_helpers_work_on_a_folder_at_each_level(isolation: LevelName) -> None:
     with Sandbox(isolation=isolation) as sandbox, sandbox.repl(FOLDER) as repl:
@@ -34,16 +28,16 @@ def test_helpers_work_with_the_packages_of_an_environment(tmp_path: Path) -> Non
         assert repl.execute("search('y', context)").stdout == "1 match\nline 1 [2:3] 'x y'\n"
 
 
-def test_helpers_are_variables_that_code_overwrites_for_good(sandbox: Sandbox) -> None:
-    with sandbox.repl(FOLDER) as repl:
+def test_helpers_are_variables_that_code_overwrites_for_good(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(FOLDER) as repl:
         repl.execute("lines = context['a.txt'].splitlines()\ndel chunks\ndef search(x): return x * 2")
         assert repl.execute("[len(lines), search(4), 'chunks' in globals()]", value=True).value == [2000, 8, False]
         assert repl.execute("FINAL_VAR(lines[0])").final_answer == "alpha"
         assert repl.execute("SHOW_VARS()", value=True).value == {"lines": "list", "search": "function"}
 
 
-def test_helpers_are_no_variables_of_the_code(sandbox: Sandbox) -> None:
-    with sandbox.repl("text") as repl:
+def test_helpers_are_no_variables_of_the_code(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl("text") as repl:
         assert repl.execute("SHOW_VARS()", value=True).value == {}
         assert repl.execute("FINAL_VAR('lines')").error == (
             "NameError: FINAL_VAR: there is no variable 'lines'; variables: none yet"
@@ -51,16 +45,16 @@ def test_helpers_are_no_variables_of_the_code(sandbox: Sandbox) -> None:
         assert "first: int = 1" in repl.execute("help(lines)").stdout
 
 
-def test_helper_names_are_free_for_tools(sandbox: Sandbox) -> None:
+def test_helper_names_are_free_for_tools(open_sandbox: Sandbox) -> None:
     async def answer(query: Query) -> list[Slot]:
         assert query.tool == "search"
         return [Slot(text='"found"')]
 
-    with sandbox.repl("x", answer, tools=["search"], values={"lines": [1]}) as repl:
+    with open_sandbox.repl("x", answer, tools=["search"], values={"lines": [1]}) as repl:
         assert repl.execute("[search('x'), lines]", value=True).value == ["found", [1]]
 
 
-def test_chunks_are_prompts() -> None:
+def test_chunks_are_prompts(open_sandbox: Sandbox) -> None:
     seen: list[Any] = []
 
     def reply(request: Any) -> str:
@@ -70,10 +64,10 @@ def test_chunks_are_prompts() -> None:
         assert request.temperature == 0
         return str(seen[-1]).upper()
 
-    assert RLM(ScriptedClient(reply)).completion("aaa bbb ccc", "?").response == "AAA ,BBB ,CCC"
+    assert RLM(ScriptedClient(reply), sandbox=open_sandbox).completion("aaa bbb ccc", "?").response == "AAA ,BBB ,CCC"
 
 
-def test_queries_take_messages_and_types() -> None:
+def test_queries_take_messages_and_types(open_sandbox: Sandbox) -> None:
     def reply(request: Any) -> str:
         if request.is_loop:
             return (
@@ -84,11 +78,14 @@ def test_queries_take_messages_and_types() -> None:
         roles = [message.role for message in request.messages]
         return f"{roles}" if request.max_completion_tokens else str(len(roles))
 
-    assert RLM(ScriptedClient(reply)).completion("x", "?").response == "[\"['system', 'user']\", 3, 1]"
+    assert (
+        RLM(ScriptedClient(reply), sandbox=open_sandbox).completion("x", "?").response
+        == "[\"['system', 'user']\", 3, 1]"
+    )
 
 
-def test_block_tells_its_new_variables(sandbox: Sandbox) -> None:
-    with sandbox.repl("text") as repl:
+def test_block_tells_its_new_variables(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl("text") as repl:
         block = repl.execute("n = 5\nrows = [1, 2]\nlines = rows", variables=True)
         assert block.variables == (Variable("lines", "list", 2), Variable("n", "int"), Variable("rows", "list", 2))
         assert repl.execute("rows.append(3)\n1 / 0", variables=True).variables == (
@@ -101,7 +98,7 @@ def test_block_tells_its_new_variables(sandbox: Sandbox) -> None:
         assert pickle.loads(pickle.dumps(block)) == block
 
 
-def test_unrequested_variables_are_dropped(sandbox: Sandbox) -> None:
+def test_unrequested_variables_are_dropped(open_sandbox: Sandbox) -> None:
     forge = (
         "import gc, msgspec\nfrom sandbox_worker.repl.repl import Repl\n"
         "(own,) = [each for each in gc.get_objects() if type(each) is Repl]\n"
@@ -111,7 +108,7 @@ def test_unrequested_variables_are_dropped(sandbox: Sandbox) -> None:
         "    return frame(self, msgspec.structs.replace(result, variables=[VariableFact('forged', 'int')]))\n"
         "Repl._frame_of = forged"
     )
-    with sandbox.repl("text") as repl:
+    with open_sandbox.repl("text") as repl:
         block = repl.execute(forge)
         assert (block.status, block.variables) == ("ok", ())
         assert repl.execute("1", variables=True).variables == (Variable("forged", "int"),)

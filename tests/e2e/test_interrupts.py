@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,19 +10,18 @@ from rlm_broker import ConfigurationError, ReplBusy, ReplLimits, Sandbox, Sandbo
 from rlm_broker.results import Block
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, for_ever
 
 PATIENT = ReplLimits(interrupt_grace_s=100 * WAIT_S)
 QUICK = ReplLimits(interrupt_grace_s=0.1)
 LOOPS = "print('begun')\nwhile True: pass"
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + LOOPS
-pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
-
-
-@pytest.fixture(scope="module")
-def open_sandbox() -> Iterator[Sandbox]:
-    with Sandbox(warm=0) as opened:
-        yield opened
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore:The test .* is marked with"),  # some are not async
+    pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning"),
+]
 
 
 async def begun(repl: SandboxedRepl, code: str) -> "asyncio.Task[Block]":
@@ -40,8 +38,8 @@ async def cancelled(task: "asyncio.Task[Block]") -> None:
     assert task.cancelled()
 
 
-async def test_second_block_is_refused_as_busy() -> None:
-    async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
+async def test_second_block_is_refused_as_busy(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl(limits=PATIENT) as repl:
         task = await begun(repl, LOOPS)
         with pytest.raises(ReplBusy, match="runs a block already: one at a time") as refused:
             await repl.aexecute("1")
@@ -51,7 +49,7 @@ async def test_second_block_is_refused_as_busy() -> None:
         assert (await task).status == "interrupted"
 
 
-@pytest.mark.parametrize("level", ["strict", "standard", "process"])
+@table("level", ["strict", "standard", "process"])
 async def test_interrupt_keeps_variables(level: str) -> None:
     async with Sandbox(PATIENT, level) as sandbox, sandbox.repl() as repl:
         await repl.aexecute("x = 41")
@@ -63,9 +61,8 @@ async def test_interrupt_keeps_variables(level: str) -> None:
         assert (await repl.aexecute("x + 1")).stdout == "42\n"
 
 
-async def test_block_ignoring_the_interrupt_is_killed() -> None:
-    """A block that ignores the interrupt is killed with the reason."""
-    async with Sandbox(QUICK) as sandbox, sandbox.repl() as repl:
+async def test_block_ignoring_the_interrupt_is_killed(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl(limits=QUICK) as repl:
         task = await begun(repl, DEAF)
         await repl.ainterrupt()
         block = await task
@@ -88,8 +85,8 @@ async def test_interrupt_without_block_is_harmless() -> None:
         await repl.ainterrupt()
 
 
-async def test_interrupt_while_the_repl_is_replaced_runs_no_block() -> None:
-    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+async def test_interrupt_while_the_repl_is_replaced_runs_no_block(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl() as repl:
         await repl.aexecute("import os; os._exit(1)")
         task = asyncio.create_task(repl.aexecute("open('ran', 'w')"))
         await asyncio.sleep(0)
@@ -99,14 +96,14 @@ async def test_interrupt_while_the_repl_is_replaced_runs_no_block() -> None:
         assert (await repl.aexecute("import os; os.path.exists('ran')")).stdout == "False\n"
 
 
-async def test_interrupt_ends_a_block_that_waits_for_an_answer() -> None:
+async def test_interrupt_ends_a_block_that_waits_for_an_answer(loop_sandbox: Sandbox) -> None:
     asked = asyncio.Event()
 
     async def never(_query: Query) -> list[Slot]:
         asked.set()
         await for_ever()
 
-    async with Sandbox(PATIENT) as sandbox, sandbox.repl(answer=never) as repl:
+    async with loop_sandbox.repl(answer=never, limits=PATIENT) as repl:
         task = asyncio.create_task(repl.aexecute("x = 1\nllm_query('?')"))
         await asyncio.wait_for(asked.wait(), WAIT_S)
         await repl.ainterrupt()
@@ -114,8 +111,8 @@ async def test_interrupt_ends_a_block_that_waits_for_an_answer() -> None:
         assert (await repl.aexecute("x")).stdout == "1\n"
 
 
-def test_interrupt_from_another_thread_ends_a_block() -> None:
-    with Sandbox(PATIENT) as sandbox, sandbox.repl() as repl:
+def test_interrupt_from_another_thread_ends_a_block(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(limits=PATIENT) as repl:
         printed = threading.Event()
 
         def interrupt() -> None:
@@ -129,8 +126,8 @@ def test_interrupt_from_another_thread_ends_a_block() -> None:
         assert block.status == "interrupted"
 
 
-async def test_cancelled_block_is_interrupted_and_variables_stay() -> None:
-    async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
+async def test_cancelled_block_is_interrupted_and_variables_stay(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl(limits=PATIENT) as repl:
         await repl.aexecute("x = 41")
         processes = living_below()
         await cancelled(await begun(repl, LOOPS))
@@ -138,8 +135,8 @@ async def test_cancelled_block_is_interrupted_and_variables_stay() -> None:
         assert living_below() == processes
 
 
-async def test_block_cancelled_at_any_moment_keeps_variables() -> None:
-    async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
+async def test_block_cancelled_at_any_moment_keeps_variables(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl(limits=PATIENT) as repl:
         await repl.aexecute("x = 41\nimport time")
         for wait_ms in range(40):
             code = "time.sleep(0.01)\nwhile True: pass" if wait_ms % 2 else "import os; os.write(1, b'.'); 1"
@@ -148,16 +145,15 @@ async def test_block_cancelled_at_any_moment_keeps_variables() -> None:
             assert (await repl.aexecute("x")).stdout == "41\n"
 
 
-async def test_cancelled_deaf_block_is_replaced() -> None:
+async def test_cancelled_deaf_block_is_replaced(loop_sandbox: Sandbox) -> None:
     """A cancelled block that does not react is killed, and its REPL is replaced."""
-    async with Sandbox(QUICK) as sandbox, sandbox.repl("the context") as repl:
+    async with loop_sandbox.repl("the context", limits=QUICK) as repl:
         await repl.aexecute("x = 1")
         await cancelled(await begun(repl, DEAF))
         assert (await repl.aexecute("print(context, 'x' in globals())")).stdout == "the context False\n"
 
 
 async def test_close_does_not_wait_for_grace() -> None:
-    """A sandbox that is closed during an interrupt does not wait for the grace."""
     async with Sandbox(PATIENT, warm=0) as sandbox:
         repl = await sandbox.repl().__aenter__()
         idle = living_below()
@@ -171,14 +167,14 @@ async def test_close_does_not_wait_for_grace() -> None:
         assert living_below() < idle
 
 
-async def test_repl_close_does_not_wait_for_grace() -> None:
-    async with Sandbox(PATIENT, warm=0) as sandbox, sandbox.repl() as repl:
+async def test_repl_close_does_not_wait_for_grace(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl(limits=PATIENT) as repl:
         repl.kills_when_cancelled = True
         async with asyncio.timeout(WAIT_S):
             await cancelled(await begun(repl, DEAF))
 
 
-async def test_cancelled_block_ends_its_queries() -> None:
+async def test_cancelled_block_ends_its_queries(loop_sandbox: Sandbox) -> None:
     ended: list[str] = []
     asked = asyncio.Event()
 
@@ -189,7 +185,7 @@ async def test_cancelled_block_ends_its_queries() -> None:
         finally:
             ended.append("query")
 
-    async with Sandbox(PATIENT) as sandbox, sandbox.repl(answer=answer) as repl:
+    async with loop_sandbox.repl(answer=answer, limits=PATIENT) as repl:
         task = asyncio.create_task(repl.aexecute("x = 1; llm_query('?')"))
         await asyncio.wait_for(asked.wait(), WAIT_S)
         await cancelled(task)
@@ -197,8 +193,8 @@ async def test_cancelled_block_ends_its_queries() -> None:
         assert (await repl.aexecute("x")).stdout == "1\n"
 
 
-@pytest.mark.parametrize("name", ["timeout_s", "wall_timeout_s"])
-@pytest.mark.parametrize("given", [0, -1, True, "1", float("nan"), float("inf")])
+@table("name", ["timeout_s", "wall_timeout_s"])
+@table("given", [0, -1, True, "1", float("nan"), float("inf")])
 def test_times_must_be_positive_numbers(open_sandbox: Sandbox, name: str, given: object) -> None:
     with (
         open_sandbox.repl() as repl,
@@ -207,18 +203,18 @@ def test_times_must_be_positive_numbers(open_sandbox: Sandbox, name: str, given:
         repl.execute("1", **{name: given})  # type: ignore[arg-type]
 
 
-async def test_wall_time_holds_while_a_block_waits() -> None:
+async def test_wall_time_holds_while_a_block_waits(loop_sandbox: Sandbox) -> None:
     async def never(_query: Query) -> list[Slot]:
         await for_ever()
 
-    async with Sandbox(PATIENT) as sandbox, sandbox.repl(answer=never) as repl:
+    async with loop_sandbox.repl(answer=never, limits=PATIENT) as repl:
         block = await repl.aexecute("llm_query('?')", wall_timeout_s=0.2)
         assert (block.status, block.limit) == ("interrupted", "block_wall_timeout_s")
         assert "block_wall_timeout_s = 0.2 s" in (block.error or "")
 
 
-async def test_stdin_of_a_block_is_read_to_its_end() -> None:
-    async with Sandbox() as sandbox, sandbox.repl() as repl:
+async def test_stdin_of_a_block_is_read_to_its_end(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl() as repl:
         code = "first = input('? ')\nimport sys\nrest = sys.stdin.read()\nprint([first, rest])"
         block = await repl.aexecute(code, stdin="one\ntwo \N{SNOWMAN}\nthree")
         assert block.stdout == "? ['one', 'two \N{SNOWMAN}\\nthree']\n"
@@ -228,8 +224,8 @@ async def test_stdin_of_a_block_is_read_to_its_end() -> None:
         assert (await repl.aexecute("input()", stdin="")).error == "EOFError: EOF when reading a line"
 
 
-async def test_stdin_that_cannot_be_given_is_refused() -> None:
-    async with Sandbox(ReplLimits(max_frame_bytes=1 << 12)) as sandbox, sandbox.repl() as repl:
+async def test_stdin_that_cannot_be_given_is_refused(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl(limits=ReplLimits(max_frame_bytes=1 << 12)) as repl:
         with pytest.raises(ConfigurationError, match="stdin must be text or None, not bytes"):
             await repl.aexecute("1", stdin=b"x")  # type: ignore[arg-type]
         assert "too long" in ((await repl.aexecute("1", stdin="x" * (1 << 13))).error or "")
@@ -249,8 +245,8 @@ for line in open('/proc/self/maps'):
 """
 
 
-async def test_forged_interrupt_ends_only_its_own_block() -> None:
-    async with Sandbox(isolation="strict") as sandbox, sandbox.repl() as repl, sandbox.repl() as other:
+async def test_forged_interrupt_ends_only_its_own_block(loop_sandbox: Sandbox) -> None:
+    async with loop_sandbox.repl() as repl, loop_sandbox.repl() as other:
         assert "written" in (await repl.aexecute(SCRIBBLES)).stdout
         block = await repl.aexecute("1")
         assert (block.status, block.error, block.limit) == ("error", "KeyboardInterrupt", None)

@@ -11,6 +11,7 @@ from rlm_broker import ConfigurationError, ContextRefused, ReplClosed, ReplLimit
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.repl_process import MAX_LATER
 from tests.support.skips import ONE_PROCESS
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 MIB = 1 << 20
@@ -75,7 +76,7 @@ GROWS = {
 }
 
 
-@pytest.mark.parametrize("grows", GROWS)
+@table("grows", GROWS)
 def test_address_space_of_contexts_cannot_be_taken(sandbox: Sandbox, grows: str) -> None:
     """Code that takes the address space of contexts is ended at its memory limit."""
     if sandbox.level == "standard" and grows == "processes":
@@ -101,8 +102,8 @@ def test_memory_is_not_filled_in_one_call(sandbox: Sandbox) -> None:
         assert repl.execute(RAISED + fill).stdout == "[(-1, 1), (-1, 1), (-1, 1), (-1, 1)]\n"
 
 
-def test_programs_have_no_context_address_space() -> None:
-    with Sandbox(LIMITS, "strict", warm=0) as sandbox, sandbox.repl() as repl:
+def test_programs_have_no_context_address_space(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(limits=LIMITS) as repl:
         said = repl.run(["sh", "-c", "ulimit -v; ulimit -Hv"])
         assert all(int(kilobytes) < LIMITS.memory_bytes // 512 for kilobytes in said.stdout.split())
 
@@ -130,7 +131,7 @@ STEALS = {
 }
 
 
-@pytest.mark.parametrize("steals", STEALS)
+@table("steals", STEALS)
 def test_context_socket_misuse_harms_only_itself(repl: SandboxedRepl, steals: str) -> None:
     repl.add_context("one")
     around = "import array, os, socket\ns = socket.socket(fileno=7)\ntry:\n    {}\nfinally:\n    s.detach()"
@@ -144,7 +145,6 @@ def test_context_socket_misuse_harms_only_itself(repl: SandboxedRepl, steals: st
 
 
 def test_stolen_context_fails_its_block(repl: SandboxedRepl) -> None:
-    """A stolen context is an error of the block that needs it."""
     assert repl.execute("import os; os.close(7)").status == "ok"
     repl.add_context("lost")
     block = repl.execute("context_1")

@@ -12,6 +12,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.contexts import form_of
 from tests.support.processes import living_below
+from tests.support.tables import table
 
 MIB = 1 << 20
 FILES = 1_000
@@ -67,7 +68,6 @@ def written_bytes(processes: set[psutil.Process]) -> int:
 
 
 def test_folder_past_memory_limit_is_read_whole(sandbox: Sandbox, large: StoredContext) -> None:
-    """A folder larger than the memory limit is read whole."""
     count = "sum(text.count('9') for text in context.values()), sum(map(len, context.values())), len(context)"
     with sandbox.repl(large) as repl:
         block = repl.execute(count)
@@ -163,7 +163,7 @@ text[:7]
         assert one.execute("context['part_0/0.txt'][:7]").stdout == "'0123456'\n"
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
+@table("level", ["strict", "standard"])
 async def test_template_maps_once_for_all_repls(level: str, tree: Path) -> None:
     setup = "sizes = {name: len(text) for name, text in context.items()}"
     async with (
@@ -182,7 +182,7 @@ async def test_template_maps_once_for_all_repls(level: str, tree: Path) -> None:
             assert (await three.aexecute("len(context)")).stdout == "1000\n"
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
+@table("level", ["strict", "standard"])
 def test_small_folder_reaches_a_ready_repl(tmp_path: Path, level: str) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"file {name} \u20ac")
@@ -192,10 +192,9 @@ def test_small_folder_reaches_a_ready_repl(tmp_path: Path, level: str) -> None:
                 assert repl.execute("print(context)").stdout == "{'a': 'file a \u20ac', 'b': 'file b \u20ac'}\n"
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
-@pytest.mark.parametrize("warm", [0, 1])
+@table("level", ["strict", "standard"])
+@table("warm", [0, 1])
 async def test_stored_contexts_are_one_dict_for_repls(level: str, warm: int) -> None:
-    """Stored contexts are one dict, for any number of REPLs."""
     with store("x" * 1_000_000) as log, store([{"n": 1}]) as rows:
         both = {"log": log, "rows": rows, "note": "plain"}
         async with Sandbox(LIMITS, level, warm=warm) as sandbox:

@@ -35,6 +35,7 @@ from rlm_broker.sandbox.sandbox import Sandbox, place
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
 from tests.support.processes import living_below
+from tests.support.tables import table
 from tests.support.waiting import until
 
 CANARY = "sk-canary-of-the-test-0123456789"
@@ -134,15 +135,19 @@ def outcome(done: Completion) -> tuple[Any, ...]:
     return done.response, [turn.blocks[0].stdout for turn in done.trajectory if turn.blocks], len(done.messages)
 
 
-def test_replay_needs_no_provider(tmp_path: Path) -> None:
+def test_replay_needs_no_provider(tmp_path: Path, open_sandbox: Sandbox) -> None:
     """A replay gives the outcome of the recorded run without a provider."""
     file = tmp_path / "run.jsonl"
     events: list[Event] = []
     with FakeOpenAI(multi_turn) as server:
         model = Model(base_url=server.base_url, name="m", usd_per_million_tokens=(1.0, 1.0))
-        first = RLM(model, models=Models(record=file)).completion("some text to read", "What is in it?")
+        first = RLM(model, models=Models(record=file), sandbox=open_sandbox).completion(
+            "some text to read", "What is in it?"
+        )
         assert len(server.requests) == 5
-    replayed = RLM(models=Models(replay=file), on_event=events.append).completion("some text to read", "What is in it?")
+    replayed = RLM(models=Models(replay=file), on_event=events.append, sandbox=open_sandbox).completion(
+        "some text to read", "What is in it?"
+    )
     assert outcome(replayed) == outcome(first)
     assert "SOME TEXT" in first.trajectory[0].blocks[0].stdout
     assert "Error: m: HTTP status 400: no thanks" in first.trajectory[0].blocks[0].stdout.replace("\\", "")
@@ -177,16 +182,16 @@ def test_recording_holds_the_seed_of_the_sandbox(tmp_path: Path) -> None:
     assert [Recording(tmp_path / name).models.seed for name in ("lent", "own")] == [5, 6]
 
 
-def test_replay_divergence_shows_the_difference(tmp_path: Path) -> None:
+def test_replay_divergence_shows_the_difference(tmp_path: Path, open_sandbox: Sandbox) -> None:
     """A replay that asks for another completion ends with the difference."""
     before = living_below()
     file = tmp_path / "run.jsonl"
     with FakeOpenAI(multi_turn) as server:
-        RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file)).completion(
+        RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file), sandbox=open_sandbox).completion(
             "some text to read", "What is in it?"
         )
     with pytest.raises(ReplayDiverged) as diverged:
-        RLM(models=Models(replay=file)).completion("some next to read", "What is in it?")
+        RLM(models=Models(replay=file), sandbox=open_sandbox).completion("some next to read", "What is in it?")
     said = str(diverged.value).splitlines()
     assert "(run 1, block 0, call 1); the nearest recorded is run 1, block 0, call 1:" in said[0]
     assert "-some text to read" in said
@@ -195,53 +200,54 @@ def test_replay_divergence_shows_the_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped_in", ["the root's call", "a call of its code"])
-async def test_replay_of_stopped_run_ends_there(tmp_path: Path, stopped_in: str) -> None:
-    """A replay of a stopped run ends at the call where that run was stopped."""
+async def test_replay_of_stopped_run_ends_there(tmp_path: Path, stopped_in: str, open_sandbox: Sandbox) -> None:
     file = tmp_path / "run.jsonl"
     root_answers = stopped_in == "a call of its code"
     replies = [completion("```repl\nprint(llm_query('x'))\n```")] if root_answers else []
     with FakeOpenAI(*replies, Answer(never=True)) as server:
-        rlm = RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file))
+        rlm = RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file), sandbox=open_sandbox)
         run = asyncio.create_task(rlm.acompletion("some text", "?"))
         await until(lambda: len(server.requests) == len(replies) + 1)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
     with pytest.raises(ReplayDiverged) as ended:
-        await RLM(models=Models(replay=file)).acompletion("some text", "?")
+        await RLM(models=Models(replay=file), sandbox=open_sandbox).acompletion("some text", "?")
     call = "run 1, block 1, call 1" if root_answers else "run 1, block 0, call 1"
     assert str(ended.value) == f"the recording {file} ends here: its run was stopped in this call ({call})"
 
 
-def test_replay_repeats_the_time_limit(tmp_path: Path) -> None:
+def test_replay_repeats_the_time_limit(tmp_path: Path, open_sandbox: Sandbox) -> None:
     """A replay of a run that reached its time limit reaches the limit again."""
     file, limits = tmp_path / "run.jsonl", Limits(run_timeout_s=0.3)
     with FakeOpenAI(Answer(never=True)) as server, pytest.raises(LimitReached, match="run_timeout_s"):
-        RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file), limits=limits).completion(
-            "some text", "?"
-        )
+        RLM(
+            Model(base_url=server.base_url, name="m"), models=Models(record=file), limits=limits, sandbox=open_sandbox
+        ).completion("some text", "?")
     with pytest.raises(LimitReached, match="run_timeout_s"):
-        RLM(models=Models(replay=file), limits=limits).completion("some text", "?")
+        RLM(models=Models(replay=file), limits=limits, sandbox=open_sandbox).completion("some text", "?")
 
 
-def test_replay_knows_allowed_model_names(tmp_path: Path) -> None:
+def test_replay_knows_allowed_model_names(tmp_path: Path, open_sandbox: Sandbox) -> None:
     file = tmp_path / "run.jsonl"
     code = "FINAL(llm_query('x', model='reader') + llm_query('y', model='alias-1') + llm_query('z', model='nobody'))"
     root, reader = ScriptedClient([f"```repl\n{code}\n```"], "root"), ScriptedClient(["one ", "two "], "reading")
     routes = [Route("reader", "alias-*")]
-    first = RLM(root, models=Models({"reader": reader}, routes=routes, record=file)).completion("x", "?")
-    again = RLM(models=Models(replay=file)).completion("x", "?")
+    first = RLM(root, models=Models({"reader": reader}, routes=routes, record=file), sandbox=open_sandbox).completion(
+        "x", "?"
+    )
+    again = RLM(models=Models(replay=file), sandbox=open_sandbox).completion("x", "?")
     assert first.response == again.response
     assert str(first.response).startswith("one two Error: code may not call model 'nobody'")
     assert again.usage_summary.model_usage_summaries.keys() == {"root", "reading"}
 
 
-async def test_call_text_is_streamed() -> None:
+async def test_call_text_is_streamed(open_sandbox: Sandbox) -> None:
     """The text of each call is told as it comes."""
     replies = [streamed("```repl\n", "print(llm_query('x'))", "\n```"), streamed("a", "b"), streamed("FINAL(done)")]
     texts: dict[int, list[str]] = {}
     with FakeOpenAI(*replies) as server:
-        async for event in RLM(Model(base_url=server.base_url, name="m")).stream("x", "?"):
+        async for event in RLM(Model(base_url=server.base_url, name="m"), sandbox=open_sandbox).stream("x", "?"):
             if isinstance(event, CallText):
                 texts.setdefault(event.call, []).append(event.text)
             if isinstance(event, Completion):
@@ -263,7 +269,6 @@ def test_retry_is_an_event(open_sandbox: Sandbox) -> None:
 
 
 def test_pictures_of_code_are_sent_as_data(open_sandbox: Sandbox) -> None:
-    """Pictures of code are sent as data; addresses of pictures are refused."""
     code = (
         "picture = lambda url: [{'type': 'text', 'text': 'what?'}, {'type': 'image_url', 'image_url': {'url': url}}]\n"
         "print(llm_query(picture('data:image/png;base64,AAAA')))\n"
@@ -296,9 +301,9 @@ def test_pictures_of_the_user_pass_through_untouched(open_sandbox: Sandbox) -> N
     assert server.requests[0]["messages"] == [{"role": "user", "content": content}]
 
 
-@pytest.mark.parametrize("kind", ["direct", "litellm"])
+@table("kind", ["direct", "litellm"])
 def test_key_stays_with_its_client(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], open_sandbox: Sandbox
 ) -> None:
     """The provider itself repeats the key in its errors; code looks for it; and everything that is written is read."""
     monkeypatch.setenv("CANARY_API_KEY", CANARY)
@@ -321,7 +326,7 @@ def test_key_stays_with_its_client(
             model: Any = Model(base_url=server.base_url, name="m", api_key="env:CANARY_API_KEY")
         else:
             model = LiteLLMClient("openai/m", api_base=server.base_url, api_key=CANARY)
-        rlm = RLM(model, on_event=write, models=Models(record=recording, cache=cache))
+        rlm = RLM(model, on_event=write, models=Models(record=recording, cache=cache), sandbox=open_sandbox)
         with pytest.raises(ModelFailed) as failed:
             rlm.completion("some text", "?")
     stack = [frame for frame, _ in traceback.walk_tb(failed.value.__traceback__)]
@@ -364,29 +369,33 @@ def test_handler_sets_how_clients_are_called() -> None:
     assert len(server.requests) == 1
 
 
-async def test_concurrent_runs_share_bounds_and_connections() -> None:
+async def test_concurrent_runs_share_bounds_and_connections(open_sandbox: Sandbox) -> None:
     """Runs of one `RLM` at the same time share their bounds, and close no other run's connection."""
     with FakeOpenAI(replace(completion("done"), together=2)) as server:
-        rlm = RLM(Model(base_url=server.base_url, name="m", max_concurrent=2), limits=Limits(max_depth=0))
+        rlm = RLM(
+            Model(base_url=server.base_url, name="m", max_concurrent=2),
+            limits=Limits(max_depth=0),
+            sandbox=open_sandbox,
+        )
         answers = await asyncio.gather(*(rlm.acompletion(f"{n}") for n in range(8)))
     assert [answer.response for answer in answers] == ["done"] * 8
     assert len(server.requests) == 8
     assert server.at_once == 2
 
 
-def test_replay_calls_no_client_under_any_policy(tmp_path: Path) -> None:
+def test_replay_calls_no_client_under_any_policy(tmp_path: Path, open_sandbox: Sandbox) -> None:
     file = tmp_path / "run.jsonl"
     root = ScriptedClient(["```repl\nFINAL(llm_query('x', model='offline'))\n```"], "root")
-    first = RLM(root, models=Models(policy="open", record=file)).completion("x", "?")
+    first = RLM(root, models=Models(policy="open", record=file), sandbox=open_sandbox).completion("x", "?")
     lines = file.read_text().splitlines()
     file.write_text("\n".join(line for line in lines if '"depth":1' not in line) + "\n")
     with pytest.raises(ReplayDiverged):
-        RLM(models=Models(replay=file)).completion("x", "?")
+        RLM(models=Models(replay=file), sandbox=open_sandbox).completion("x", "?")
     file.write_text("\n".join(lines) + "\n")
-    assert RLM(models=Models(replay=file)).completion("x", "?").response == first.response
+    assert RLM(models=Models(replay=file), sandbox=open_sandbox).completion("x", "?").response == first.response
 
 
-def test_replay_repeats_a_batch_timeout(tmp_path: Path) -> None:
+def test_replay_repeats_a_batch_timeout(tmp_path: Path, open_sandbox: Sandbox) -> None:
     """The replay of a batch that ran out of time runs out of time again."""
     file = tmp_path / "run.jsonl"
 
@@ -400,17 +409,17 @@ def test_replay_repeats_a_batch_timeout(tmp_path: Path) -> None:
 
     limits = Limits(max_concurrent_calls=2)
     with FakeOpenAI(answer) as server:
-        first = RLM(Model(base_url=server.base_url, name="m"), models=Models(record=file), limits=limits).completion(
-            "x", "?"
-        )
-    again = RLM(models=Models(replay=file), limits=limits).completion("x", "?")
+        first = RLM(
+            Model(base_url=server.base_url, name="m"), models=Models(record=file), limits=limits, sandbox=open_sandbox
+        ).completion("x", "?")
+    again = RLM(models=Models(replay=file), limits=limits, sandbox=open_sandbox).completion("x", "?")
     assert outcome(again) == outcome(first)
     printed = first.trajectory[0].blocks[0].stdout
     assert printed.count("not done within timeout_s = 0.5") == 5
     assert "is 0" in printed
 
 
-async def test_cut_batch_frees_its_places() -> None:
+async def test_cut_batch_frees_its_places(open_sandbox: Sandbox) -> None:
     """A batch that is cut off leaves no place of the client taken."""
     root = ScriptedClient(
         [
@@ -425,11 +434,11 @@ async def test_cut_batch_frees_its_places() -> None:
 
     with FakeOpenAI(answer) as server:
         sub = Model(base_url=server.base_url, name="m", max_concurrent=2)
-        rlm = RLM(root, sub, limits=Limits(max_concurrent_calls=4, run_timeout_s=60))
+        rlm = RLM(root, sub, limits=Limits(max_concurrent_calls=4, run_timeout_s=60), sandbox=open_sandbox)
         assert (await rlm.acompletion("x", "?")).response == "yes"
 
 
-def test_replay_repeats_a_full_window(tmp_path: Path) -> None:
+def test_replay_repeats_a_full_window(tmp_path: Path, open_sandbox: Sandbox) -> None:
     """The replay of a run that filled its small window is the run as it was."""
     file = tmp_path / "run.jsonl"
     code = "```repl\nprint('a line of much text\\n' * 3, 'x' * 9_000)\n```"
@@ -440,8 +449,8 @@ def test_replay_repeats_a_full_window(tmp_path: Path) -> None:
 
     with FakeOpenAI(answer) as server:
         model = Model(base_url=server.base_url, name="m", context_tokens=6_000)
-        first = RLM(model, models=Models(record=file)).completion("some text " * 500, "What?")
+        first = RLM(model, models=Models(record=file), sandbox=open_sandbox).completion("some text " * 500, "What?")
     assert first.response == "done"
     assert any("characters cut" in str(message.content) for message in first.messages[3:-2:2])
-    again = RLM(models=Models(replay=file)).completion("some text " * 500, "What?")
+    again = RLM(models=Models(replay=file), sandbox=open_sandbox).completion("some text " * 500, "What?")
     assert again.messages[1:] == first.messages[1:]

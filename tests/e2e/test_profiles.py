@@ -16,6 +16,7 @@ from scripts.hosts import seccomp_profile
 from scripts.hosts.surroundings import PROFILES, follow_profile
 from tests.support.forked_child import in_child
 from tests.support.launcher import needs_strict
+from tests.support.tables import table
 
 SECCOMP, APPARMOR = PROFILES / "seccomp.json", PROFILES / "apparmor"
 
@@ -35,7 +36,7 @@ def test_seccomp_profile_allows_each_call_once() -> None:
 
 
 @needs_strict
-@pytest.mark.parametrize("name", seccomp_profile.FOR_STRICT)
+@table("name", seccomp_profile.FOR_STRICT)
 def test_strict_needs_each_added_call(name: str, tmp_path: Path) -> None:
     """`strict` fails without each call that the profile adds for it."""
 
@@ -71,7 +72,6 @@ def test_apparmor_profile_is_accepted_by_the_parser() -> None:
 
 
 def test_documents_name_profiles_and_strict_calls() -> None:
-    """The documents name the profiles and exactly the calls that `strict` needs."""
     text = (PROFILES.parents[1] / "SECURITY.md").read_text()
     assert "rlm_broker/profiles/seccomp.json" in text
     assert "rlm_broker/profiles/apparmor" in text

@@ -57,7 +57,6 @@ async def test_time_and_restart_limits_are_per_repl() -> None:
 
 
 async def test_ready_worker_needs_equal_bounds() -> None:
-    """A ready worker is taken only by a REPL of equal bounds."""
     async with Sandbox(warm=1) as sandbox:
         pool = pool_of(sandbox)
         await until(lambda: pool.ready)
@@ -79,7 +78,6 @@ async def test_ready_worker_needs_equal_bounds() -> None:
 
 
 async def test_pool_does_not_grow_for_other_bounds() -> None:
-    """REPLs with other bounds do not make the pool grow."""
     async with Sandbox() as sandbox:
         for _ in range(3):
             async with sandbox.repl(limits=ReplLimits(memory_bytes=64 << 20)) as repl:
@@ -95,7 +93,6 @@ async def test_restart_keeps_repl_bounds() -> None:
 
 
 async def test_shared_context_keeps_bounds_of_each_repl() -> None:
-    """A shared context is forked with the bounds of each REPL."""
     records = [{"number": number, "text": "x" * 200} for number in range(30_000)]
     async with Sandbox(isolation="strict") as sandbox:
         for _ in range(3):

@@ -44,7 +44,6 @@ def test_rlm_answers_a_question_through_its_repl(open_sandbox: Sandbox) -> None:
 
 
 def test_block_output_is_told_and_variables_persist(open_sandbox: Sandbox) -> None:
-    """The model is told the output of a block, and variables persist between turns."""
     seen: list[str] = []
 
     def reply(messages: Messages) -> str:
@@ -58,7 +57,6 @@ def test_block_output_is_told_and_variables_persist(open_sandbox: Sandbox) -> No
 
 
 def test_skipped_code_is_named_with_its_reason(open_sandbox: Sandbox) -> None:
-    """Code that was not run is named to the model with the reason."""
     seen: list[str] = []
 
     def reply(messages: Messages) -> str:
@@ -70,7 +68,6 @@ def test_skipped_code_is_named_with_its_reason(open_sandbox: Sandbox) -> None:
 
 
 def test_run_out_of_turns_asks_once_more(open_sandbox: Sandbox) -> None:
-    """A run out of turns asks once more, in the user role."""
     roles: list[str] = []
 
     def reply(messages: Messages) -> str:
@@ -100,8 +97,6 @@ def test_child_run_has_its_own_repl(open_sandbox: Sandbox) -> None:
 
 
 def test_failed_slot_leaves_its_batch_alone(open_sandbox: Sandbox) -> None:
-    """A failed slot of a batch leaves the other slots alone."""
-
     def reply(messages: Messages) -> str:
         last = messages[-1]["content"]
         if "Question" in last:
@@ -145,7 +140,6 @@ def test_run_timeout_keeps_the_partial_answer() -> None:
 
 
 def test_events_come_in_order_with_usage(open_sandbox: Sandbox) -> None:
-    """The events of a run come in order, with the usage of each call."""
     events: list[Event] = []
     RLM(
         scripted("```repl\nllm_query('x')\n```", "sub answer", "FINAL(1)"), on_event=events.append, sandbox=open_sandbox
@@ -177,7 +171,6 @@ async def test_acompletion_runs_on_the_callers_loop() -> None:
 
 
 def test_offline_model_finds_a_fact_in_file(tmp_path: Path, open_sandbox: Sandbox) -> None:
-    """The offline model finds a fact in a file and says where it is."""
     log = tmp_path / "server.log"
     log.write_text("INFO all is well\n" * 2000 + "The custodian of the vault is Ada Quill.\n" + "INFO fine\n" * 2000)
     response = RLM("offline", sandbox=open_sandbox).completion(log, "Who is the custodian of the vault?").response or ""
@@ -191,8 +184,7 @@ def test_bad_input_is_refused_in_one_sentence() -> None:
         RLM("nonsense")
 
 
-async def test_stream_yields_events_then_the_completion() -> None:
-    """A run can be followed event by event to its completion."""
+async def test_stream_yields_events_then_the_completion(open_sandbox: Sandbox) -> None:
     code = "print('first', flush=True)\nllm_query('wait')\nprint('second')\nFINAL('done')"
     said = asyncio.Event()
 
@@ -203,7 +195,7 @@ async def test_stream_yields_events_then_the_completion() -> None:
         return f"```repl\n{code}\n```"
 
     seen: list[object] = []
-    async for event in RLM(FunctionClient(reply)).stream("c", "q"):
+    async for event in RLM(FunctionClient(reply), sandbox=open_sandbox).stream("c", "q"):
         seen.append(event)
         if isinstance(event, BlockPrinted) and "first" in event.text:
             said.set()  # the block goes on only when its first line was seen here
@@ -214,25 +206,26 @@ async def test_stream_yields_events_then_the_completion() -> None:
     assert seen[-1].response == "done"
 
 
-async def test_stream_stopped_ends_its_run() -> None:
+async def test_stream_stopped_ends_its_run(open_sandbox: Sandbox) -> None:
     before = living_below()
-    async with contextlib.aclosing(RLM(ScriptedClient(["```repl\nwhile True: pass\n```"])).stream("c", "q")) as events:
+    async with contextlib.aclosing(
+        RLM(ScriptedClient(["```repl\nwhile True: pass\n```"]), sandbox=open_sandbox).stream("c", "q")
+    ) as events:
         async for event in events:
             if isinstance(event, BlockStarted):
                 break
     assert not living_below() - before
 
 
-async def test_stream_raises_the_error_at_its_end() -> None:
+async def test_stream_raises_the_error_at_its_end(open_sandbox: Sandbox) -> None:
     """The error of a run that is followed is raised at the end of its events."""
-    events = RLM(ScriptedClient([ModelFailed("the provider is down")])).stream("c", "q")
+    events = RLM(ScriptedClient([ModelFailed("the provider is down")]), sandbox=open_sandbox).stream("c", "q")
     assert isinstance(await anext(events), RunStarted)
     with pytest.raises(ModelFailed, match="down"):
         [event async for event in events]
 
 
 def test_requests_have_question_and_own_traceback_lines(open_sandbox: Sandbox) -> None:
-    """Each request has the question, and a traceback has the lines of the model's own code."""
     client = ScriptedClient(
         [
             "```repl\nprint(len(context))\n```",
@@ -262,13 +255,11 @@ def test_completion_has_its_total_time(open_sandbox: Sandbox) -> None:
 
 
 def test_offline_model_refuses_typed_answers() -> None:
-    """The offline model gives no typed answers and says so at once."""
     with pytest.raises(ConfigurationError, match="offline answers in text: leave out output_type"):
         RLM("offline").completion("a,b", "How many?", output_type=int)
 
 
 def test_refused_answer_is_not_called_missing(open_sandbox: Sandbox) -> None:
-    """An answer that was refused is not reported as missing."""
     seen: list[str] = []
 
     def reply(messages: Messages) -> str:

@@ -12,6 +12,7 @@ import pytest
 from rlm_broker import ConfigurationError, FunctionClient, LMHandler, ReplClosed, Sandbox
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import MAX_QUERY_BYTES
+from tests.support.tables import table
 
 
 class Person(pydantic.BaseModel):
@@ -25,15 +26,9 @@ def even(number: int) -> int:
     return number
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(warm=0) as opened:
-        yield opened
-
-
 @pytest.fixture
-def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
-    with sandbox.repl("text") as opened:
+def repl(open_sandbox: Sandbox) -> Iterator[SandboxedRepl]:
+    with open_sandbox.repl("text") as opened:
         yield opened
 
 
@@ -44,8 +39,8 @@ def test_submit_ends_its_block(repl: SandboxedRepl) -> None:
     assert (block.stdout, block.final_answer) == ("after\n", "1")
 
 
-@pytest.mark.parametrize(
-    ("submit", "code", "value"),
+@table(
+    "submit, code, value",
     [
         ({"n": int, "why": str}, "SUBMIT(n=1, why='x')", {"n": 1, "why": "x"}),
         ({"n": int}, "SUBMIT('7')", {"n": 7}),
@@ -70,8 +65,8 @@ def test_submit_fields_have_types(repl: SandboxedRepl, submit: dict[str, Any], c
     assert block.final_value_problem is None
 
 
-@pytest.mark.parametrize(
-    ("submit", "code", "problem"),
+@table(
+    "submit, code, problem",
     [
         ({"n": int}, "SUBMIT(n='many')", "n: Input should be a valid integer"),
         ({"n": int, "m": int}, "SUBMIT(n=1)", "give the fields n, m, each once; given were n"),
@@ -84,14 +79,12 @@ def test_submit_fields_have_types(repl: SandboxedRepl, submit: dict[str, Any], c
     ],
 )
 def test_submit_error_lets_code_go_on(repl: SandboxedRepl, submit: dict[str, Any], code: str, problem: str) -> None:
-    """Code is told the fault of its submission and can go on."""
     block = repl.execute(f"try:\n    {code}\nexcept TypeError as error:\n    print(error)", submit=submit)
     assert problem in block.stdout
     assert (block.status, block.final_answer, block.final_value) == ("ok", None, None)
 
 
 def test_submission_without_check_is_refused(repl: SandboxedRepl) -> None:
-    """A submission that a REPL claims without a check is no submission."""
     forge = (
         "import gc\n"
         "own = next(each for each in gc.get_objects() if type(each).__name__ == 'Submission')\n"
@@ -108,8 +101,8 @@ def test_submission_without_check_is_refused(repl: SandboxedRepl) -> None:
     assert "one submission at a time" in repl.execute(query, submit={"n": int}).stdout
 
 
-@pytest.mark.parametrize(
-    ("submit", "problem"),
+@table(
+    "submit, problem",
     [
         ("n", "submit must be True or a dict from field to type, such as {'answer': str}, not str"),
         ({}, "submit has no fields"),
@@ -128,10 +121,10 @@ def test_unusable_submit_is_refused(repl: SandboxedRepl, submit: Any, problem: s
     assert repl.execute("'x' in globals()").stdout == "False\n"
 
 
-def test_tools_come_and_go(sandbox: Sandbox) -> None:
+def test_tools_come_and_go(open_sandbox: Sandbox) -> None:
     with LMHandler(FunctionClient(lambda _: "")) as handler:
         answers = handler.answers(tools={"one": lambda: 1})
-        with sandbox.repl("text", answer=answers, tools=answers.tools) as repl:
+        with open_sandbox.repl("text", answer=answers, tools=answers.tools) as repl:
             assert repl.execute("one()").stdout == "1\n"
             answers.set_tools({"two": lambda: 2, "LIMIT": 3})
             repl.set_tools(answers.tools)
@@ -167,8 +160,8 @@ def test_value_given_once_is_the_codes_own(repl: SandboxedRepl) -> None:
     assert repl.execute("rows, fixed").stdout == "([1], [1])\n"
 
 
-def test_closed_repl_takes_no_tools_or_values(sandbox: Sandbox) -> None:
-    with sandbox.repl() as repl:
+def test_closed_repl_takes_no_tools_or_values(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl() as repl:
         pass
     with pytest.raises(ReplClosed):
         repl.set_tools(["search"])

@@ -16,6 +16,7 @@ from rlm_broker.sandbox.workers.fork_server import ForkServer
 from scripts.hosts.surroundings import CANNOT_BE_MADE, SURROUNDINGS
 from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 WAIT_S = 100
 BROKER = [sys.executable, "-m", "rlm_broker"]
@@ -51,18 +52,14 @@ def doctor(names: str) -> dict[str, Any]:
 
 
 @needs_strict
-@pytest.mark.parametrize(
+@table(
     "names",
     [
-        "no-sigchld",
-        "odd-tmp",
-        "no-dev-zero",
-        "our-profile",
+        "no-sigchld,no-dev-zero,nohup,long-tmp",
+        "odd-tmp,our-profile",
         "public-python,cap-five",
         "public-python,no-sys-admin",
         "public-python,ordinary-user",
-        "long-tmp",
-        "nohup",
     ],
 )
 def test_strict_works_within(names: str) -> None:
@@ -79,7 +76,7 @@ def test_strict_works_without_host_name_layer() -> None:
 
 
 @needs_strict
-@pytest.mark.parametrize("names", ["cap-drop-all", "cap-no-kill"])
+@table("names", ["cap-drop-all", "cap-no-kill"])
 def test_root_without_capabilities_gets_standard(names: str) -> None:
     """Its workers stay uid 0: one that became another user could be neither made nor killed."""
     report = doctor(f"public-python,{names}")
@@ -91,9 +88,8 @@ def test_root_without_capabilities_gets_standard(names: str) -> None:
     assert "`docker run --user 1000`" in strict["remedy"]
 
 
-@pytest.mark.parametrize("names", ["cap-four", "cap-five"])
+@table("names", ["cap-four", "cap-five"])
 def test_standard_scratch_folder_is_always_removed(names: str) -> None:
-    """The scratch folder of `standard` is removed, whichever capabilities root has."""
     code = "import os\nos.mkdir('a', 0o700)\nos.mkdir('a/b', 0)\nopen('a/c', 'w').close()\nprint(os.getuid() > 0)"
     done = run(f"public-python,{names}", *BROKER, "exec", "--isolation", "standard", "-", code=code)
     assert (done.returncode, done.stderr) == (0, "")
@@ -101,8 +97,8 @@ def test_standard_scratch_folder_is_always_removed(names: str) -> None:
 
 
 @needs_strict
-@pytest.mark.parametrize(
-    ("names", "layer", "remedy"),
+@table(
+    "names, layer, remedy",
     [
         ("docker-default", "namespaces", "docker run --security-opt seccomp=seccomp.json"),
         ("chroot", "private root", "in a chroot"),
@@ -120,8 +116,8 @@ def test_standard_works_where_strict_does_not(names: str, layer: str, remedy: st
     assert remedy in strict["remedy"]
 
 
-@pytest.mark.parametrize(
-    ("names", "kind", "sentence"),
+@table(
+    "names, kind, sentence",
     [
         ("system-service", "isolation", "killed by SIGSYS"),
         ("system-service-eperm", "isolation", "landlock_create_ruleset: Operation not permitted"),
@@ -141,7 +137,7 @@ def test_auto_without_any_level_says_why(names: str, kind: str, sentence: str) -
     assert sentence in report["levels"]["standard"]["problem"]
 
 
-@pytest.mark.parametrize(("names", "words"), [("no-proc", "`mount -t proc proc /proc`"), ("no-tmp", "--tmpfs /tmp")])
+@table("names, words", [("no-proc", "`mount -t proc proc /proc`"), ("no-tmp", "--tmpfs /tmp")])
 def test_exec_without_level_exits_with_4(names: str, words: str) -> None:
     """`exec` without any level ends with exit code 4 and one line."""
     done = run(names, *BROKER, "exec", "-", code="print(1)")
@@ -178,7 +174,7 @@ def test_doctor_and_auto_agree_on_shortage(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
-@pytest.mark.parametrize(("names", "why"), [("closed-home", "Permission denied"), ("no-home", "this user has no home")])
+@table("names, why", [("closed-home", "Permission denied"), ("no-home", "this user has no home")])
 def test_unreadable_home_has_no_settings(names: str, why: str) -> None:
     """A home that cannot be read has no settings, and a line says so."""
     done = run(names, *BROKER, "exec", "-", code="print(6 * 7)")

@@ -16,6 +16,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, Out
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, for_ever, until
 
 CATCHES = "try: result = t()\nexcept Exception as error: result = str(error)\nFINAL(str(result))"
@@ -25,38 +26,37 @@ def block(code: str) -> str:
     return f"```repl\n{code}\n```"
 
 
-def still_works() -> None:
-    assert RLM(ScriptedClient(["FINAL(fine)"])).completion("c", "q").response == "fine"
+def still_works(sandbox: Sandbox) -> None:
+    assert RLM(ScriptedClient(["FINAL(fine)"]), sandbox=sandbox).completion("c", "q").response == "fine"
 
 
-def test_async_tool_that_exits_ends_its_call() -> None:
+def test_async_tool_that_exits_ends_its_call(open_sandbox: Sandbox) -> None:
     async def t() -> None:
         sys.exit(3)
 
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}).completion("c", "q")
+    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
     assert "SystemExit: 3" in (done.response or "")
-    still_works()
+    still_works(open_sandbox)
 
 
-def test_async_model_that_exits_fails_its_call() -> None:
+def test_async_model_that_exits_fails_its_call(open_sandbox: Sandbox) -> None:
     async def model(_messages: list[dict[str, Any]]) -> str:
         sys.exit(3)
 
     with pytest.raises(ModelFailed, match="SystemExit"):
-        RLM(model).completion("c", "q")
-    still_works()
+        RLM(model, sandbox=open_sandbox).completion("c", "q")
+    still_works(open_sandbox)
 
 
-def test_callback_that_exits_stops_nothing() -> None:
-    done = RLM(ScriptedClient(["FINAL(1)"]), on_event=lambda _: sys.exit(1)).completion("c", "q")
+def test_callback_that_exits_stops_nothing(open_sandbox: Sandbox) -> None:
+    done = RLM(ScriptedClient(["FINAL(1)"]), on_event=lambda _: sys.exit(1), sandbox=open_sandbox).completion("c", "q")
     assert done.response == "1"
 
 
-def test_prompt_function_that_exits_ends_its_run() -> None:
-    """A prompt function that exits ends its run, and not the loop that all runs share."""
+def test_prompt_function_that_exits_ends_its_run(open_sandbox: Sandbox) -> None:
     with pytest.raises(SystemExit):
-        RLM(ScriptedClient([]), instructions=lambda _: sys.exit(3)).completion("c", "q")
-    still_works()
+        RLM(ScriptedClient([]), instructions=lambda _: sys.exit(3), sandbox=open_sandbox).completion("c", "q")
+    still_works(open_sandbox)
 
 
 def test_generator_is_refused_as_tool_result(open_sandbox: Sandbox) -> None:
@@ -69,8 +69,6 @@ def test_generator_is_refused_as_tool_result(open_sandbox: Sandbox) -> None:
 
 
 def test_tool_timeout_error_is_its_own(open_sandbox: Sandbox) -> None:
-    """A `TimeoutError` that a tool raises is told as the tool's own."""
-
     def t() -> None:
         raise TimeoutError("the database did not answer")
 
@@ -99,7 +97,6 @@ def test_callable_object_is_a_tool(open_sandbox: Sandbox) -> None:
 
 
 def test_hung_tools_leave_other_rlms_alone(open_sandbox: Sandbox) -> None:
-    """Hung tools of one `RLM` leave those of another alone."""
     stop = threading.Event()
     code = (
         "import threading\ndef ask():\n    try: hang()\n    except Exception: pass\n"
@@ -133,7 +130,6 @@ def _ask_shared(_number: int) -> str | None:
 
 
 def test_rlm_used_before_a_fork_works_after() -> None:
-    """An `RLM` that was made and used before a fork works after the fork."""
     assert _ask_shared(0) == "7"
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.map_async(_ask_shared, range(2)).get(WAIT_S) == ["7", "7"]
@@ -163,17 +159,15 @@ def test_unsent_calls_are_not_counted(open_sandbox: Sandbox) -> None:
     assert RLM(model, limits=limits, sandbox=open_sandbox).completion("c", "q").response == "17"
 
 
-@pytest.mark.parametrize("replies", [["hm", " ", " ", " "], ["I think it is 5.", "perhaps", "who knows", "no"]])
-@pytest.mark.parametrize("max_depth", [0, 1])
+@table("replies", [["hm", " ", " ", " "], ["I think it is 5.", "perhaps", "who knows", "no"]])
+@table("max_depth", [0, 1])
 def test_answer_of_wrong_type_is_never_taken(replies: list[str], max_depth: int, open_sandbox: Sandbox) -> None:
-    """An answer that is not of the wanted type is never taken for one."""
     limits = Limits(max_iterations=1, max_depth=max_depth)
     with pytest.raises(OutputInvalid):
         RLM(ScriptedClient(replies), limits=limits, sandbox=open_sandbox).completion("c", "q", output_type=int)
 
 
 def test_block_output_is_told_beside_refused_answer(open_sandbox: Sandbox) -> None:
-    """The model sees the output of a block although its answer is refused."""
     client = ScriptedClient([block("print('important')\nFINAL('x')"), "FINAL(5)"])
     assert RLM(client, sandbox=open_sandbox).completion("c", "q", output_type=int).parsed == 5
     told = str(client.requests[1].messages[-1].content)
@@ -182,7 +176,6 @@ def test_block_output_is_told_beside_refused_answer(open_sandbox: Sandbox) -> No
 
 
 def test_persistent_rlm_renews_restarts_per_question() -> None:
-    """A persistent `RLM` has its restarts anew for each question."""
     replies = [reply for _ in range(4) for reply in (block("import os; os._exit(1)"), "FINAL(on)")]
     with RLM(ScriptedClient(replies), persistent=True, limits=Limits(max_repl_restarts=1)) as rlm:
         assert [rlm.completion("c", "q").response for _ in range(4)] == ["on"] * 4
@@ -201,7 +194,6 @@ def test_long_histories_spoil_no_later_question() -> None:
 
 
 def test_value_too_large_is_refused_with_reason() -> None:
-    """A value too large for a message is refused with the reason."""
     rlm = RLM(ScriptedClient([]), limits=Limits(max_frame_bytes=1 << 16), tools={"BIG": "x" * (1 << 17)})
     with pytest.raises(ConfigurationError, match="the value BIG is too large for a message to a REPL"):
         rlm.completion("c", "q")

@@ -7,7 +7,7 @@ import datetime
 import decimal
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ import pytest
 
 from rlm_broker import RLM, ConfigurationError, Limits, Sandbox, ScriptedClient, ValueUnavailable
 from rlm_broker.sandbox.repl import SandboxedRepl
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
+
+RunWithTools = Callable[..., str]
 
 CROSSES: list[Any] = [
     {"text": "é\n", "numbers": [1, -1.5, 2**70, True, None], "empty": [{}, []]},
@@ -79,9 +82,8 @@ def test_values_cross_both_ways_unchanged(sandbox: Sandbox) -> None:
         assert repl.get("X", "Y") == (CROSSES, tuple(CROSSES))
 
 
-@pytest.mark.parametrize(("code", "why"), REFUSED)
+@table("code, why", REFUSED)
 def test_value_that_does_not_cross_is_refused(sandbox: Sandbox, code: str, why: str) -> None:
-    """A value that does not cross is refused with its place."""
     value = {"a": [eval(code)]}
     with pytest.raises(ConfigurationError) as refused:
         sandbox.repl(values={"X": value})
@@ -105,11 +107,16 @@ def test_value_without_its_package_fails_its_block(repl: SandboxedRepl) -> None:
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-def run_with_tools(code: str, **tools: Any) -> str:
-    return str(RLM(lambda _messages: f"```repl\n{code}\n```", tools=tools).completion("c", "q").response)
+@pytest.fixture
+def run_with_tools(sandbox: Sandbox) -> RunWithTools:
+    def run(code: str, **tools: Any) -> str:
+        rlm = RLM(lambda _messages: f"```repl\n{code}\n```", tools=tools, sandbox=sandbox)
+        return str(rlm.completion("c", "q").response)
+
+    return run
 
 
-def test_tool_arguments_and_results_cross_unchanged() -> None:
+def test_tool_arguments_and_results_cross_unchanged(run_with_tools: RunWithTools) -> None:
     seen: list[Any] = []
 
     def echo(value: Any, **more: Any) -> Any:
@@ -121,9 +128,7 @@ def test_tool_arguments_and_results_cross_unchanged() -> None:
     assert seen == [(CROSSES, {"more": (1, {2})})]
 
 
-def test_array_is_a_typed_tool_argument() -> None:
-    """An array may be an annotated argument of a tool."""
-
+def test_array_is_a_typed_tool_argument(run_with_tools: RunWithTools) -> None:
     def mean(values: numpy.ndarray) -> float:
         return float(values.mean())
 
@@ -131,28 +136,25 @@ def test_array_is_a_typed_tool_argument() -> None:
     assert run_with_tools(code, mean=mean).startswith('[2.0, "mean(): 0: Input should be an instance of ndarray')
 
 
-@pytest.mark.parametrize(("code", "why"), REFUSED)
-def test_tool_result_that_does_not_cross_fails(code: str, why: str) -> None:
-    """A result that does not cross is an error with its place."""
+@table("code, why", REFUSED)
+def test_tool_result_that_does_not_cross_fails(run_with_tools: RunWithTools, code: str, why: str) -> None:
     told = run_with_tools("try: bad()\nexcept RuntimeError as error: FINAL(error)", bad=lambda: {"a": [eval(code)]})
     assert told.startswith(f"bad(): its result['a'][0] {why}")
 
 
-@pytest.mark.parametrize(("code", "why"), REFUSED)
-def test_tool_argument_that_does_not_cross_fails(code: str, why: str) -> None:
-    """An argument that does not cross is a `TypeError` with its place."""
+@table("code, why", REFUSED)
+def test_tool_argument_that_does_not_cross_fails(run_with_tools: RunWithTools, code: str, why: str) -> None:
     for argument, place in ((f"[1, {code}]", "args[0][1]"), (f"x={{'a': {code}}}", "kwargs['x']['a']")):
         told = run_with_tools(f"try: echo({argument})\nexcept TypeError as error: FINAL(error)", echo=lambda x: x)
         assert told == f"echo(): {place} {why}"
 
 
-def test_recursive_tool_argument_is_a_type_error() -> None:
+def test_recursive_tool_argument_is_a_type_error(run_with_tools: RunWithTools) -> None:
     code = "a = [1]\na.append(a)\ntry: echo(a)\nexcept TypeError as error: FINAL(error)"
     assert run_with_tools(code, echo=lambda x: x) == "echo(): args[0][1] contains itself"
 
 
-def test_models_and_dataclasses_become_dicts() -> None:
-    """Models and dataclasses become dicts, and their fields are checked."""
+def test_models_and_dataclasses_become_dicts(run_with_tools: RunWithTools) -> None:
     code = "FINAL(repr([ONE, one(), many()]))"
     given = {"ONE": Point(1.5, ["a"]), "one": lambda: Person(name="Ada", born=None), "many": lambda: [Point(0, [])]}
     assert run_with_tools(code, **given) == repr(
@@ -163,7 +165,7 @@ def test_models_and_dataclasses_become_dicts() -> None:
     assert told == "one(): its result['born'] is a lock, which does not cross"
 
 
-def test_tool_result_subclass_becomes_its_base() -> None:
+def test_tool_result_subclass_becomes_its_base(run_with_tools: RunWithTools) -> None:
     """A result of a subclass arrives as the built-in class."""
     code = "FINAL(repr(count()))"
     assert run_with_tools(code, count=lambda: collections.Counter("aab")) == "{'a': 2, 'b': 1}"
@@ -172,8 +174,8 @@ def test_tool_result_subclass_becomes_its_base() -> None:
 # -- out of a REPL ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "value"),
+@table(
+    "code, value",
     [
         ("x = 1\n{'a': (x, {2})}", {"a": (1, {2})}),
         ("x = 1", None),
@@ -195,8 +197,8 @@ def test_failed_block_has_no_value(repl: SandboxedRepl) -> None:
     assert (block.status, block.value, block.value_problem) == ("error", None, None)
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
+@table(
+    "code, why",
     [
         *((f"[1, {code}]", f"the value[1] {why}") for code, why in REFUSED),
         ("'x' * (5 << 20)", "the value is too large: frame of 5,242,"),
@@ -211,7 +213,6 @@ def test_failed_block_has_no_value(repl: SandboxedRepl) -> None:
     ],
 )
 def test_value_that_cannot_come_says_why(repl: SandboxedRepl, code: str, why: str) -> None:
-    """A value that cannot come says why, and the rest of the block is there."""
     block = repl.execute(f"print('before')\nFINAL('final')\n{code}", value=True)
     assert (block.status, block.value, block.final_answer) == ("ok", None, "final")
     assert block.stdout.startswith("before\n")
@@ -244,8 +245,8 @@ async def test_get_and_value_are_there_for_await() -> None:
             await repl.aget("m")
 
 
-@pytest.mark.parametrize(
-    ("names", "error", "why"),
+@table(
+    "names, error, why",
     [
         (("missing",), ValueUnavailable, "there is no variable 'missing'"),
         (("n", "missing"), ValueUnavailable, "there is no variable 'missing'"),
@@ -269,15 +270,14 @@ def test_get_fails_with_one_error(
 
 
 def test_get_after_a_kill_names_the_variable(repl: SandboxedRepl) -> None:
-    """`get` after a kill says that the variable is gone."""
     repl.execute("n = 1")
     repl.execute("import os; os._exit(1)")
     with pytest.raises(ValueUnavailable, match="there is no variable 'n'"):
         repl.get("n")
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "value"),
+@table(
+    "code, text, value",
     [
         ("FINAL({'a': (1, {2})})", "{'a': (1, {2})}", {"a": (1, {2})}),
         ("FINAL('text')", "text", "text"),
@@ -296,7 +296,6 @@ def test_submission_has_text_and_value(repl: SandboxedRepl, code: str, text: str
 
 
 def test_submission_that_does_not_cross_keeps_text(repl: SandboxedRepl) -> None:
-    """A submitted value that does not cross says why, and its text is there."""
     block = repl.execute("FINAL({'a': print})")
     assert (block.final_answer, block.final_value) == ("{'a': <built-in function print>}", None)
     assert block.final_value_problem == "the final answer['a'] is a builtin_function_or_method, which does not cross"
@@ -324,15 +323,15 @@ def test_replaced_builtins_give_value_or_reason(repl: SandboxedRepl) -> None:
     assert repl.get("n") == 1
 
 
-def test_nan_reaches_the_trajectory() -> None:
-    done = RLM(lambda _messages: "```repl\nFINAL((float('nan'), {1}))\n```").completion("c", "q")
+def test_nan_reaches_the_trajectory(sandbox: Sandbox) -> None:
+    done = RLM(lambda _messages: "```repl\nFINAL((float('nan'), {1}))\n```", sandbox=sandbox).completion("c", "q")
     value = done.trajectory[-1].blocks[-1].final_value
     assert type(value) is tuple
     assert math.isnan(value[0])
     assert value[1] == {1}
 
 
-def test_table_crosses_both_ways(sandbox: Sandbox) -> None:
+def test_table_crosses_both_ways(run_with_tools: RunWithTools, sandbox: Sandbox) -> None:
     table = pandas.DataFrame({"name": ["Ada", "Alan"], "born": [1815, 1912]}, index=["a", "b"])
     with sandbox.repl(values={"table": table}) as repl:
         repl.execute("old = table[table.born < 1900]")
@@ -341,7 +340,7 @@ def test_table_crosses_both_ways(sandbox: Sandbox) -> None:
     assert told == str(2 + 1815 + 1912)
 
 
-@pytest.mark.parametrize("value", [1, None, "yes"])
+@table("value", [1, None, "yes"])
 def test_value_flag_must_be_a_bool(sandbox: Sandbox, value: Any) -> None:
     """A `value` that is no bool is refused, and the REPL lives on."""
     with sandbox.repl() as repl:

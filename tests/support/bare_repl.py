@@ -5,11 +5,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from sandbox_worker import RELEASE
 from sandbox_worker.repl.channel import Channel
@@ -32,6 +31,7 @@ from sandbox_worker.wire.messages import (
     decode_from_worker,
     encode,
 )
+from tests.support.forked_python import Python
 from tests.support.places import PROJECT
 
 MAX_FRAME_BYTES = 1 << 20
@@ -57,9 +57,10 @@ class Ran:
 class BareRepl:
     """The orchestrator's end of the connection of a REPL."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+    def __init__(self, process: Python, connection: socket.socket, output: BinaryIO) -> None:
         self.process = process
         self.connection = connection
+        self._output = output
         connection.settimeout(WAIT_S)
         self._frames = FrameDecoder(MAX_FRAME_BYTES)
         self._heard: list[FromWorker] = []
@@ -117,39 +118,34 @@ class BareRepl:
     def written_to_descriptors(self) -> bytes:
         """Hang up, and return what descriptors 1 and 2 got, which is init's business and not the connection's."""
         self.connection.close()
-        return self.process.communicate(timeout=WAIT_S)[0]
+        return self._output.read()
 
 
 @contextmanager
 def bare_repl(**contexts: Any) -> Iterator[BareRepl]:
-    """A REPL that holds `contexts`, for the length of a `with`."""
+    """A REPL that holds `contexts`, for the length of a `with`. Its connection comes as its stdin."""
     ours, theirs = socket.socketpair()
-    serve = f"from tests.support.bare_repl import serve; serve({theirs.fileno()}, {json.dumps(contexts)!r})"
-    with ours, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-c", serve],
-            cwd=PROJECT,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        theirs.close()
+    read, write = os.pipe()
+    serve = f"from tests.support.bare_repl import serve; serve({json.dumps(contexts)!r})"
+    with ours, open(read, "rb") as output:
+        with theirs, open(write, "wb"):
+            process = Python(["-c", serve], cwd=PROJECT, stdin=theirs.fileno(), stdout=write, stderr=subprocess.STDOUT)
         try:
-            repl = BareRepl(process, ours)
+            repl = BareRepl(process, ours, output)
             assert repl.hear() == Ready(RELEASE)
             yield repl
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate(timeout=WAIT_S)
+            process.wait()
 
 
-def serve(connection_fd: int, contexts: str) -> None:
+def serve(contexts: str) -> None:
     """Become the REPL, in the new process."""
+    connection = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     interrupts = Interrupts()
     interrupts.install()
     reserve = Reserve()
-    channel = Channel(socket.socket(fileno=connection_fd), MAX_FRAME_BYTES, interrupts, reserve)
+    channel = Channel(connection, MAX_FRAME_BYTES, interrupts, reserve)
     Repl(json.loads(contexts), channel, interrupts, reserve, OUTPUT, bytes(BELL_BYTES)).serve()

@@ -21,12 +21,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
+from rlm_broker import ConfigurationError, OpenFile, StoredContext, ValueTooLarge, store_as_it_is
 from rlm_broker.context.memfd import Memfd
-from rlm_broker.context.store import OpenFile, store_as_it_is
-from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
-from rlm_broker.values.validation import quoted
 
 ID_BYTES: Final = 16
 """Random bytes of an id, which an attacker cannot guess."""
@@ -309,4 +306,4 @@ def _stored(fd: int, name: str) -> StoredContext:
 
 
 def _unknown(id: str) -> UnknownHandle:
-    return UnknownHandle(f"there is no file {quoted(id)}: it was deleted, has expired, or never existed")
+    return UnknownHandle(f"there is no file {id[:100]!r}: it was deleted, has expired, or never existed")

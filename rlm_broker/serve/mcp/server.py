@@ -20,7 +20,6 @@ from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 if TYPE_CHECKING:
     from rlm_broker.serve.hosting.owner import Owner
-    from rlm_broker.serve.mcp.outcomes import ToolOutcome
     from rlm_broker.serve.mcp.work import Work
 
 NAME = "rlm-broker"
@@ -94,7 +93,7 @@ def server_of(
         try:
             if require is not None:
                 require(context, form.right)
-            return _result(await (await work(call)).done(call, form, arguments))
+            return await (await work(call)).done(call, form, arguments)
         except RlmBrokerError as error:
             return _refusal(str(error))
         except Exception:  # noqa: BLE001 - the SDK would show its text to the client
@@ -129,14 +128,6 @@ def _tool(form: forms.ToolForm, block_timeout_s: float) -> types.Tool:
         annotations=types.ToolAnnotations(
             read_only_hint=form.is_read_only, destructive_hint=form.is_destructive, open_world_hint=form.is_open
         ),
-    )
-
-
-def _result(told: "ToolOutcome") -> types.CallToolResult:
-    content: list[types.ContentBlock] = [types.TextContent(text=told.text)]
-    content += [types.ImageContent(data=each.data, mime_type=each.mime) for each in told.pictures]
-    return types.CallToolResult(
-        content=content, structured_content=told.result.model_dump(mode="json"), is_error=told.is_error
     )
 
 

@@ -12,7 +12,7 @@ import base64
 import contextlib
 import os
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -46,7 +46,7 @@ from rlm_broker.serve.sandboxes.blocks import (
     put,
     tightened,
 )
-from rlm_broker.serve.uploads import FILE, Content, Form, is_form, received
+from rlm_broker.serve.uploads import FILE, Content, is_form, received
 from rlm_broker.values.validation import quoted
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
@@ -248,17 +248,10 @@ class FileById(BaseModel):
     file_id: str
 
 
-class _File:
-    """A file in a container.
-
-    Attributes:
-        path: Its path below the scratch folder; bytes that are not UTF-8 are lone surrogates.
-        size_bytes: Its bytes.
-    """
-
-    def __init__(self, path: str, size_bytes: int) -> None:
-        self.path = path
-        self.size_bytes = size_bytes
+class _File(NamedTuple):
+    path: str
+    """Path below the scratch folder; bytes that are not UTF-8 are lone surrogates."""
+    size_bytes: int
 
 
 class _ContainerFiles:
@@ -271,15 +264,14 @@ class _ContainerFiles:
             asked, _ = await parsed(request, FileById, settings.body_bytes, settings.stall_s)
             return await self._put(held, files_of(self._parts, held.owner, [asked.file_id], "file_id")[0])
         with self._parts.files.receiving(held.owner) as upload:
-            form = await received(request, upload.write, settings.file_bytes, settings.stall_s)
-            if form.filename is None:
+            form, name = await received(request, upload.write, settings.file_bytes, settings.stall_s)
+            if name is None:
                 return await self._put(held, self._by_id(held, form))
-            if form.fields:
-                name = next(iter(form.fields))
-                raise ApiError(400, f"the form has a field {name[:80]!r} beside its file", param=name[:80])
+            for field in form:
+                raise ApiError(400, f"the form has a field {field[:80]!r} beside its file", param=field[:80])
             async with self._parts.repls.used(held.owner, held.id):
-                await held.repl.files.awrite(form.filename, Path(f"/proc/self/fd/{upload.fileno()}"))
-            return self._made(held, _File(form.filename, upload.size_bytes))
+                await held.repl.files.awrite(name, Path(f"/proc/self/fd/{upload.fileno()}"))
+            return self._made(held, _File(name, upload.size_bytes))
 
     async def list(self, request: Request) -> Response:
         held, page = container_of(self._parts, request), page_of(request, Page)
@@ -314,10 +306,10 @@ class _ContainerFiles:
             await put(held.repl, file)
         return self._made(held, _File(file.name, file.size_bytes))
 
-    def _by_id(self, held: HeldRepl, form: Form) -> UploadedFile:
-        if not form.fields:
+    def _by_id(self, held: HeldRepl, form: dict[str, str]) -> UploadedFile:
+        if not form:
             raise ApiError(400, f"the form has no file: send it as {FILE!r}, with a filename, or file_id", param=FILE)
-        asked = validated(form.fields, FileById)
+        asked = validated(form, FileById)
         return files_of(self._parts, held.owner, [asked.file_id], "file_id")[0]
 
     def _made(self, held: HeldRepl, file: _File) -> Response:

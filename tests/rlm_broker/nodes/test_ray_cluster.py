@@ -87,7 +87,7 @@ def test_node_that_comes_gives_repls_and_one_that_leaves_none(machines: Any, clu
 def test_resources_and_most_nodes_choose_nodes(machines: Any, cluster: RayCluster) -> None:
     assert len(cluster.nodes()) == 2
     for given in ({"resources": {"rlm": 1}}, {"max_nodes": 1}):
-        with RayCluster(machines.address, **given) as other, other.repl("four") as repl:  # type: ignore[arg-type]
+        with RayCluster(machines.address, **given) as other, other.repl("four") as repl:
             assert repl.execute("print(len(context))").stdout == "4\n"
             assert len(other.nodes()) == 1
     until_now(lambda: len(agents()) == 2)

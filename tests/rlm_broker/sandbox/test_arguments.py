@@ -10,13 +10,14 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.arguments import MAX_ENV_BYTES, environment_of
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Environment
+from tests.support.tables import table
 
 LEVELS = pytest.mark.parametrize("level", ["strict", "standard"])
 DRAWS = "import random; print(random.random())"
 
 
-@pytest.mark.parametrize(
-    ("env", "why"),
+@table(
+    "env, why",
     [
         ("PATH=/bin", "env must be a dict from name to text, not str"),
         ({"": "x"}, "a variable's name must be text without '=', not ''"),
@@ -34,7 +35,7 @@ def test_variable_that_cannot_be_set_is_refused(env: Any, why: str) -> None:
         environment_of(env, None)
 
 
-@pytest.mark.parametrize("seed", [-1, 1 << 32, True, "7", 1.0])
+@table("seed", [-1, 1 << 32, True, "7", 1.0])
 def test_seed_that_is_none_is_refused(seed: Any) -> None:
     with pytest.raises(ConfigurationError, match="seed must be an integer from 0"):
         environment_of(None, seed)
@@ -61,7 +62,7 @@ def test_bad_values_are_refused_where_they_are_given() -> None:
 
 
 @LEVELS
-@pytest.mark.parametrize("warm", [0, 1])
+@table("warm", [0, 1])
 def test_variables_are_there_at_once_and_after_a_kill(level: str, warm: int) -> None:
     look = "import os; print(os.environ['GREETING'], os.environ['HOME'] != '')"
     with Sandbox(isolation=level, warm=warm) as sandbox, sandbox.repl(env={"GREETING": "h\xe9llo \N{SNOWMAN}"}) as repl:
@@ -75,14 +76,12 @@ def test_variables_are_there_at_once_and_after_a_kill(level: str, warm: int) -> 
 
 
 def test_time_zone_holds_for_the_repls_clock(open_sandbox: Sandbox) -> None:
-    """The time zone variable holds for the clock of the REPL."""
     with open_sandbox.repl(env={"TZ": "XYZ+5"}) as repl:
         assert repl.execute("import time; print(time.localtime(0).tm_hour, time.tzname[0])").stdout == "19 XYZ\n"
 
 
 @LEVELS
 def test_seed_fixes_random_numbers_after_a_kill_too(level: str) -> None:
-    """The seed of a REPL fixes the numbers that it draws, also after a kill."""
     with Sandbox(isolation=level) as sandbox:
         drawn = []
         for seed in (7, 7, 8, None):

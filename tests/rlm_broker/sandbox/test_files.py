@@ -14,6 +14,7 @@ from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.sandbox import files
 from rlm_broker.sandbox.files import ReplFiles
 from sandbox_worker.wire.control import Entry, Listed
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
@@ -83,8 +84,8 @@ async def test_files_are_copied_beside_a_running_block(sandbox: Sandbox) -> None
         assert await repl.files.aread("done") == b"yes"
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
+@table(
+    "path, why",
     [
         ("/etc/passwd", "relative to the REPL's scratch folder"),
         ("../x", "without '..'"),
@@ -154,7 +155,6 @@ def test_scratch_bounds_hold_for_written_files(sandbox: Sandbox) -> None:
 
 
 def test_file_above_the_asked_size_is_refused(sandbox: Sandbox, tmp_path: Path) -> None:
-    """A file larger than asked for is refused, also a sparse file."""
     with sandbox.repl(limits=SMALL) as repl:
         repl.execute("f = open('sparse', 'wb'); f.truncate(1 << 20); f.close()")
         with pytest.raises(

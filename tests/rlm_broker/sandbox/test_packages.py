@@ -26,9 +26,10 @@ from rlm_broker.sandbox.workers import context_cache
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.python_paths import python_paths, read_venv, shown
 from tests.support.forked_python import Python, python
-from tests.support.needs import require_cpp_library
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
+from tests.support.skips import require_cpp_library
+from tests.support.tables import table
 from tests.support.venvs import a_venv
 from tests.support.waiting import WAIT_S, until, until_now
 from tests.support.wheels import COMPILES, stand_in_for_uv, write_wheel
@@ -72,7 +73,7 @@ async def test_code_imports_the_packages_of_a_list(installer: str) -> None:
             assert (await repl.aexecute(IMPORTS)).final_answer == "[]", level
 
 
-@pytest.mark.parametrize("level", [*LEVELS, "process"])
+@table("level", [*LEVELS, "process"])
 @pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
 async def test_code_imports_the_packages_of_a_venv(level: str, venv: Path) -> None:
     async with Sandbox(isolation=level, python=venv) as sandbox, sandbox.repl() as repl:
@@ -99,7 +100,7 @@ def test_worker_sees_only_needed_packages(venv: Path) -> None:
     assert ours - {"sandbox_worker"} == {"msgspec", *told.packages.own}
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@table("level", LEVELS)
 async def test_worker_has_the_needed_packages(level: str, venv: Path) -> None:
     """A query for JSON of a schema imports a validator in the REPL, also if the environment has none."""
     code = "import jsonschema\njsonschema.validate(7, {'type': 'integer'})\nprint('valid')"
@@ -145,7 +146,6 @@ for python in (sys.executable, "python", "python3"):
 
 
 async def test_foreign_venv_gives_packages_and_no_programs(tmp_path: Path) -> None:
-    """A venv of another build of Python gives its packages and not its programs."""
     own = a_venv(tmp_path / "own")  # it has no interpreter, so that none is shown
     (read_venv(own).site_packages[0] / "lenses.py").write_text("COUNT = 40\n")
     code = (
@@ -266,7 +266,7 @@ def test_shared_sandboxes_are_told_apart_by_their_packages(venv: Path) -> None:
 
 
 @pytest.mark.installer
-@pytest.mark.parametrize("how", ["python", "packages"])
+@table("how", ["python", "packages"])
 @pytest.mark.usefixtures("cache")
 def test_runs_have_the_packages_of_their_sandbox(how: str, venv: Path) -> None:
     given: dict[str, Any] = {"python": venv} if how == "python" else {"packages": LISTED}
@@ -274,8 +274,8 @@ def test_runs_have_the_packages_of_their_sandbox(how: str, venv: Path) -> None:
     assert RLM(script, sandbox=Sandbox(**given)).completion("text", "?").response == "40"
 
 
-@pytest.mark.parametrize(
-    ("given", "texts"),
+@table(
+    "given, texts",
     [
         ([], ()),
         (["six"], ("six",)),
@@ -298,7 +298,7 @@ def test_equal_lists_have_equal_names() -> None:
     assert one.digest != Requirements.of(["numpy>=2"]).digest
 
 
-@pytest.mark.parametrize(
+@table(
     "text",
     [
         *("-r other.txt", "--index-url=https://elsewhere", "-e .", "./folder", "/folder/a.whl", "a.whl/../b", ""),
@@ -313,7 +313,7 @@ def test_invalid_requirement_is_refused_in_one_sentence(text: str) -> None:
     assert len(str(why.value)) < 300
 
 
-@pytest.mark.parametrize("given", ["numpy", {"numpy"}, {"numpy": "2"}, 7, b"numpy"])
+@table("given", ["numpy", {"numpy"}, {"numpy": "2"}, 7, b"numpy"])
 def test_list_of_other_than_texts_is_refused(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="packages"):
         Requirements.of(given)
@@ -365,8 +365,8 @@ async def test_cache_is_private_also_where_groups_may_write(tmp_path: Path, monk
         os.umask(before)
 
 
-@pytest.mark.parametrize(
-    ("archive", "line"),
+@table(
+    "archive, line",
     [
         ({"hash": "sha256=ab", "hashes": {"sha256": "ab"}}, "lenses==1.0 --hash=sha256:ab"),
         ({"hash": "sha256=ab"}, "lenses==1.0 --hash=sha256:ab"),  # pip 23.0, which Debian 12 has
@@ -574,7 +574,6 @@ async def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeyp
 @pytest.mark.installer
 @pytest.mark.usefixtures("cache")
 async def test_installer_runs_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installer runs in a folder of its own and not in a project."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "pip.py").write_text("raise SystemExit('the code of a project')")
@@ -590,7 +589,6 @@ async def test_installer_runs_in_its_own_folder(tmp_path: Path, monkeypatch: pyt
     "code", ["sys.exit(3)", "os.kill(os.getpid(), 9)", INSTALLS + COMPILES + "sys.exit('install' in sys.argv)"]
 )
 def test_installer_failure_is_seen_despite_ignored_children(code: str, tmp_path: Path, cache: Path) -> None:
-    """A failure is seen also where a supervisor ignores ended children."""
     stand_in_for_uv(tmp_path / "programs", code)
     environment = {**os.environ, "RUNS": str(tmp_path / "runs"), "PYTHONPATH": str(PROJECT)}
     program = f"import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n{OPENS}"
@@ -611,7 +609,6 @@ async def test_loop_goes_on_while_packages_are_installed() -> None:
 
 
 async def test_cache_in_a_changeable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache in a folder that others can change is refused."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

@@ -34,6 +34,7 @@ from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
 from tests.support.skips import NEEDS_ROOT
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, until
 
 pytestmark = [needs_strict, pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")]
@@ -182,8 +183,8 @@ def test_program_that_cannot_be_started_is_an_error(repl: SandboxedRepl) -> None
         repl.run(["ls"], env={"PATH": "/nowhere"})
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
+@table(
+    "given, why",
     [
         ({"argv": []}, "argv names no program"),
         ({"argv": [""]}, "argv names no program"),
@@ -220,9 +221,7 @@ def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> 
     assert repl.run(["cat", os.fsdecode(b"\xff")]).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("level", "why"), [("standard", "'standard'.*use 'strict'"), ("process", "'process'.*use 'strict'")]
-)
+@table("level, why", [("standard", "'standard'.*use 'strict'"), ("process", "'process'.*use 'strict'")])
 def test_programs_need_a_level_that_ends_them(level: str, why: str) -> None:
     """Levels that would not end all processes of a program refuse it."""
     with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl, pytest.raises(ConfigurationError, match=why):
@@ -314,7 +313,6 @@ async def test_programs_end_with_a_killed_repl_and_say_so(sandbox: Sandbox) -> N
 
 
 async def test_program_is_watched_while_the_repl_is_dead(sandbox: Sandbox) -> None:
-    """A program runs and is watched while the REPL is dead."""
     async with sandbox.repl(limits=ReplLimits(cpu_s=0.5)) as repl:
         (pid,) = [each.pid for each in living_below() if not each.children()]
         os.kill(pid, signal.SIGKILL)
@@ -362,7 +360,6 @@ async def test_program_above_the_process_limit_is_not_started(sandbox: Sandbox) 
 
 
 async def test_memory_above_the_limit_ends_repl_and_programs(sandbox: Sandbox) -> None:
-    """Memory above the limit of all ends the REPL and each program."""
     async with sandbox.repl(limits=ReplLimits(memory_bytes=200 << 20)) as repl:
         await repl.aexecute("x = 1")
         other = asyncio.create_task(repl.arun(["sleep", "1000"]))

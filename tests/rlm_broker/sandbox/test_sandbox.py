@@ -21,6 +21,7 @@ from tests.support.fds import memfds
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
+from tests.support.tables import table
 from tests.support.waiting import turns, until, until_now
 
 
@@ -34,7 +35,6 @@ async def until_left(expected: tuple[int, int]) -> None:
 
 
 async def test_cancelled_start_leaves_no_process_or_descriptor() -> None:
-    """A start that is cancelled at any moment leaves no process and no descriptor."""
     chance = random.Random(7)
     async with Sandbox(warm=0) as sandbox:
         async with sandbox.repl("context") as repl:
@@ -68,7 +68,6 @@ async def test_failed_fork_leaves_no_connection(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_repl_not_entered_runs_no_code() -> None:
-    """A REPL that is not entered runs no code and leaves no process."""
     async with Sandbox(warm=0) as sandbox, sandbox.template() as template:
         before = left()
         for repl in (sandbox.repl(), template.repl()):
@@ -116,7 +115,7 @@ async def test_repl_closed_on_arrival_of_its_worker_may_be_opened_again(monkeypa
                 assert (await repl.aexecute("context")).stdout == "context\n"
 
 
-@pytest.mark.parametrize("use", ["block", "file", "program"])
+@table("use", ["block", "file", "program"])
 async def test_repl_that_is_used_while_it_opens_has_one_worker(use: str) -> None:
     async with Sandbox(warm=0) as sandbox:
         repl = sandbox.repl("context")
@@ -139,7 +138,6 @@ async def test_repl_that_is_used_while_it_opens_has_one_worker(use: str) -> None
 
 
 async def test_repl_entered_twice_has_one_worker() -> None:
-    """A REPL that is entered twice has one worker and is not entered again."""
     async with Sandbox(warm=0) as sandbox:
         before = left()
         repl = sandbox.repl()
@@ -193,9 +191,8 @@ def test_bad_settings_of_a_shared_sandbox_are_refused() -> None:
         Sandbox.shared(isolation="x")
 
 
-@pytest.mark.parametrize("isolation", ["auto", "standard", "process"])
+@table("isolation", ["auto", "standard", "process"])
 def test_shared_sandbox_is_cleaned_up_at_exit_and_fork(isolation: str, tmp_path: Path) -> None:
-    """A shared sandbox leaves no process or folder at exit or in a fork."""
     program = (
         "import os, warnings\n"
         "warnings.simplefilter('ignore')\n"

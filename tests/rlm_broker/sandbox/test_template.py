@@ -13,9 +13,10 @@ from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import zygote_process
 from rlm_broker.sandbox.workers.python_paths import python_paths
-from tests.support.needs import require_cpp_library
 from tests.support.processes import living_below
+from tests.support.skips import require_cpp_library
 from tests.support.sources import pool_of
+from tests.support.tables import table
 from tests.support.waiting import until
 
 
@@ -25,7 +26,7 @@ async def run(repl: Any, code: str) -> Block:
         return block
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
+@table("level", ["strict", "standard"])
 async def test_repl_has_the_templates_state_copied(level: str) -> None:
     """A REPL finds context, modules and variables of the template and shares none of its changes."""
     setup = "import json\nby_name = {each['name']: each for each in context}\ndef find(name): return by_name[name]"
@@ -99,7 +100,6 @@ async def test_forks_draw_different_random_numbers(open_sandbox: Sandbox) -> Non
 
 
 async def test_template_without_context_takes_one_per_repl(open_sandbox: Sandbox) -> None:
-    """A template without a context takes one for each REPL."""
     async with open_sandbox.template(setup="n = 1") as template:
         assert (await run(template.repl(context="text"), "print(context, n)")).stdout == "text 1\n"
         async with open_sandbox.template("fixed") as fixed:
@@ -108,8 +108,8 @@ async def test_template_without_context_takes_one_per_repl(open_sandbox: Sandbox
                 fixed.repl(context="another")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+@table(
+    "given, said",
     [
         (
             {"setup": "1/0"},
@@ -137,7 +137,6 @@ async def test_template_without_context_takes_one_per_repl(open_sandbox: Sandbox
 async def test_template_error_is_one_sentence_without_a_leak(
     given: dict[str, Any], said: str, open_sandbox: Sandbox
 ) -> None:
-    """An error in a template is one sentence, and no process is left."""
     before = living_below()
     with pytest.raises((ConfigurationError, SandboxFailed), match=said) as refused:
         async with open_sandbox.template(**given):
@@ -185,8 +184,8 @@ async def test_set_up_code_is_isolated_too(tmp_path: Path) -> None:
     assert "refused" not in seen
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+@table(
+    "given, said",
     [
         ({"setup": 5}, "imports must be a list"),
         ({"imports": "numpy"}, "imports must be a list"),
@@ -263,7 +262,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("level", ["strict", "standard"])
+@table("level", ["strict", "standard"])
 async def test_template_imports_a_module_that_writes_a_cache(level: str) -> None:
     code = "import os, sys\nprint('writes_a_cache' in sys.modules, os.listdir(os.environ['HOME']))"
     async with (

@@ -14,6 +14,7 @@ from sandbox_worker.init import files
 from sandbox_worker.init.files import MAX_ENTRIES, FileNotOpened, listed, open_to_read, open_to_write
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Entry, ListFolder, Opened, OpenToRead, Refused, pack
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -79,7 +80,7 @@ def make(scratch: Path, what: str) -> None:
             name.symlink_to("/dev/zero")
 
 
-@pytest.mark.parametrize("what", ["link", "loop", "folder", "fifo", "socket", "device"])
+@table("what", ["link", "loop", "folder", "fifo", "socket", "device"])
 def test_irregular_file_is_refused(scratch: Path, what: str) -> None:
     make(scratch, what)
     with pytest.raises(FileNotOpened, match=r"is a folder|is a link|is not a regular file"):
@@ -89,7 +90,7 @@ def test_irregular_file_is_refused(scratch: Path, what: str) -> None:
     assert (scratch.parent / "outside" / "secret").read_text() == "secret"
 
 
-@pytest.mark.parametrize("what", ["link", "fifo", "file"])
+@table("what", ["link", "fifo", "file"])
 def test_path_through_a_file_is_refused(scratch: Path, what: str) -> None:
     match what:
         case "link":
@@ -144,7 +145,6 @@ def test_path_that_changes_never_leads_outside(scratch: Path) -> None:
 
 
 def test_file_without_room_keeps_the_old_one(scratch: Path) -> None:
-    """A file without room is refused, and the old file stays."""
     (scratch / "file").write_bytes(b"old")
     with pytest.raises(FileNotOpened, match=r"needs 70,000 bytes, and scratch_bytes leaves room for 6\d,\d{3}"):
         open_to_write([b"file"], 70_000, BOUNDS)

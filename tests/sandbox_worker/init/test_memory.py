@@ -82,7 +82,6 @@ def test_memory_below_limit_counts_each_process() -> None:
 
 
 def test_memory_past_limit_counts_shared_pages_once() -> None:
-    """Past the limit, shared pages count once, and copies count as they are made."""
     with family() as readers:
         estimate = sum(each.status.memory_bytes for each in readers.seen())
         memory = Memory(readers.proc, estimate * 2 // 3)
@@ -119,7 +118,6 @@ def test_memory_measurement_holds_until_pages_are_written(clock: Clock) -> None:
 
 
 def test_hidden_process_counts_its_possible_memory() -> None:
-    """A hidden process counts as much as it could have."""
     with family(1) as one:
         (seen,) = one.seen()
         hidden = Seen(seen.pid, type(seen.status)(1, 2, 0, 0, seen.pid, is_hidden=True), seen.times)

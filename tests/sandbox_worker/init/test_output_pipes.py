@@ -65,7 +65,6 @@ def pipes(said: Said) -> Iterator[tuple[ReplOutput, WriteEnds]]:
 
 
 def test_output_before_begin_belongs_to_its_block(pipes: tuple[ReplOutput, WriteEnds], said: Said) -> None:
-    """Output that a block writes before init knows of the block belongs to this block."""
     output, ends = pipes
     os.write(ends.stdout, b"abcdefgh")
     output.begin_block()
@@ -75,7 +74,6 @@ def test_output_before_begin_belongs_to_its_block(pipes: tuple[ReplOutput, Write
 
 
 def test_output_read_before_block_uses_no_bounds(pipes: tuple[ReplOutput, WriteEnds], said: Said) -> None:
-    """Output that was read before a block uses up none of the block's bounds."""
     output, ends = pipes
     os.write(ends.stdout, b"abcdefgh")
     for fd in range(ends.stack):

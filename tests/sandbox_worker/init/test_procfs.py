@@ -13,6 +13,7 @@ import pytest
 
 from sandbox_worker.init.procfs import Proc, Status, Times
 from tests.support.places import PROJECT
+from tests.support.tables import table
 from tests.support.waiting import until_now
 
 MIB = 1 << 20
@@ -65,14 +66,13 @@ def test_mapped_bytes_grow_with_what_is_mapped() -> None:
     assert Proc().mapped_bytes()[0] - before >= len(buffer)
 
 
-@pytest.mark.parametrize(
+@table(
     "keeps",
     [
         "file = open('a', 'wb'); file.write(bytes(8 << 20)); file.flush(); os.unlink('a')",
         "fd = os.open('a', os.O_RDWR | os.O_CREAT); os.write(fd, bytes(8 << 20)); m = mmap.mmap(fd, 8 << 20); os.close(fd); os.unlink('a')",
         "fd = os.open('a', os.O_RDWR | os.O_CREAT); os.write(fd, bytes(8 << 20)); m = mmap.mmap(fd, 8 << 20); os.unlink('a')",
     ],
-    ids=["open", "mapped", "both"],
 )
 def test_unlinked_files_are_seen_once(tmp_path: Path, keeps: str) -> None:
     with running(f"import mmap\n{keeps}", tmp_path) as pid:
@@ -95,7 +95,6 @@ EXIT = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
 
 
 def test_process_without_first_thread_is_seen(tmp_path: Path) -> None:
-    """A process without its first thread is seen as any other process is."""
     keeps = "held = bytearray(b'x') * (32 << 20)\nfile = open('a', 'wb', buffering=0); file.write(bytes(8 << 20)); os.unlink('a')"
     with running(WITHOUT_ITS_FIRST_THREAD.format(keeps=keeps, exit=EXIT), tmp_path) as pid:
         proc = Proc()

@@ -68,7 +68,6 @@ def test_scratch_folder_swapped_for_link_stays_inside(tmp_path: Path) -> None:
 
 
 def test_scratch_tree_too_deep_is_too_many(tmp_path: Path) -> None:
-    """A tree too deep to look at counts as too many files."""
     before = os.open(".", os.O_RDONLY)
     try:
         os.chdir(tmp_path)

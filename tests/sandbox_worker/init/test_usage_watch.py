@@ -24,6 +24,7 @@ from sandbox_worker.init.usage_watch import (
 )
 from tests.support.clock import Clock
 from tests.support.places import PROJECT
+from tests.support.tables import table
 from tests.support.waiting import until_now
 
 MIB = 1 << 20
@@ -46,7 +47,6 @@ def child(code: str) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_watch_counts_written_memory_not_reserved() -> None:
-    """The watch counts memory that a REPL wrote to, and none that it only reserved."""
     with child("import mmap\nwritten = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
         looking._repl_pid = repl.pid
@@ -96,7 +96,6 @@ os.kill(pid, signal.SIGKILL)
 
 
 def test_watch_counts_cpu_time_from_block_start() -> None:
-    """CPU time counts from the start of the block, over all threads."""
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with child(burn) as repl:
         looking = Watch(Proc(), 1 << 40, MANY)
@@ -173,7 +172,7 @@ def test_sleeping_process_is_sampled_about_twice_a_second() -> None:
     assert min(waits) < 0.45
 
 
-@pytest.mark.parametrize("are_several", [False, True])
+@table("are_several", [False, True])
 def test_process_that_may_grow_unseen_is_sampled_often(are_several: bool) -> None:
     """The watch alone bounds a single process without RLIMIT_AS, and several processes with it."""
     with child("x = 1") as one, child("x = 1") as other:
@@ -283,7 +282,6 @@ def seen(pid: int, cpu_s: float = 0.0, childrens_s: float = 0.0, *, runs: bool =
 
 
 def test_cpu_time_of_the_living_is_the_kernels(counted: CpuTime) -> None:
-    """The CPU time of living processes is what the kernel says."""
     for look in range(1, 101):
         counted.look([seen(REPL, look * LOOK_S, runs=True)], LOOK_S)
     assert counted.block_s == pytest.approx(1.0)
@@ -305,14 +303,12 @@ def test_samples_are_at_most_one_per_cpu(counted: CpuTime) -> None:
 
 
 def test_waited_children_count_by_the_kernel(counted: CpuTime) -> None:
-    """Children that were waited for count by the kernel's figure."""
     for look in range(100):  # seen running all the time, since they wait for a CPU
         counted.look([seen(REPL, childrens_s=look * LOOK_S / 3), seen(100 + look, runs=True)], LOOK_S)
     assert counted.block_s == pytest.approx(0.33, abs=0.02)
 
 
 def test_waited_child_hides_no_unwaited_ones(counted: CpuTime) -> None:
-    """A child that was waited for hides no time of children that were not."""
     for look in range(100):
         counted.look([seen(REPL, childrens_s=look * LOOK_S / 10), seen(100 + look, runs=True)], LOOK_S)
     assert counted.block_s == pytest.approx(1.0, abs=0.02)
@@ -326,7 +322,6 @@ def test_child_that_lives_on_counts_once(counted: CpuTime) -> None:
 
 
 def test_young_process_with_threads_counts_as_running(counted: CpuTime) -> None:
-    """A young process with threads counts as running, in every state of its first thread."""
     for look in range(100):
         counted.look([seen(REPL), seen(100 + look, threads=2)], LOOK_S)
     assert counted.block_s == pytest.approx(2.0, abs=0.05)
@@ -336,7 +331,6 @@ PROGRAM = 50
 
 
 def test_program_time_counts_apart_from_block() -> None:
-    """Processes of a program count apart from those of the block."""
     times = CpuTimes(lambda pid: PROGRAM if pid >= PROGRAM else REPL)
     times.block.started(REPL)
     times.program_started(PROGRAM)

@@ -42,8 +42,6 @@ def test_capabilities_are_dropped_from_every_set() -> None:
 
 
 def test_dropped_capabilities_stay_away() -> None:
-    """Dropped capabilities stay away, and the securebits are locked."""
-
     def drop_and_try() -> list[object]:
         with_all_capabilities()
         capabilities.drop_all(capabilities.last())

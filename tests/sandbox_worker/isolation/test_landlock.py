@@ -11,6 +11,7 @@ import pytest
 from sandbox_worker.isolation import landlock, syscalls
 from sandbox_worker.isolation.landlock import CHANGE, EXECUTE, READ, READ_FILE, TRUNCATE, WRITE_FILE, Grant
 from tests.support.forked_child import in_child
+from tests.support.tables import table
 
 
 def _abi() -> int:
@@ -39,8 +40,8 @@ def refused(path: Path, flags: int) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    ("abi", "attributes"),
+@table(
+    "abi, attributes",
     [
         (1, [0x1FFF]),
         (2, [0x3FFF]),
@@ -79,8 +80,6 @@ def test_ungranted_paths_cannot_be_opened(tmp_path: Path) -> None:
 
 @needs_landlock
 def test_file_rule_omits_folder_rights() -> None:
-    """A rule about a file leaves out the rights of folders."""
-
     def attempts() -> list[str]:
         restrict(Grant("/dev/null", READ_FILE | WRITE_FILE | TRUNCATE | READ | CHANGE))
         return [refused(Path("/dev/null"), os.O_RDWR), refused(Path("/dev/zero"), os.O_RDONLY)]

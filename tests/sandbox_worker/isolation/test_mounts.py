@@ -10,10 +10,11 @@ import pytest
 
 from sandbox_worker.isolation import mounts, namespaces, syscalls
 from tests.support.forked_child import in_child
+from tests.support.tables import table
 
 
-@pytest.mark.parametrize(
-    ("paths", "expected"),
+@table(
+    "paths, expected",
     [
         (["/a", "/a/b", "/ab"], ["/a", "/ab"]),
         (["/a/b/c", "/a/b"], ["/a/b"]),
@@ -42,7 +43,7 @@ def in_private_root(
     before: Callable[[], object] = lambda: None,
 ) -> Any:
     """Build a root in a child's namespaces, go there, and return what `report` returns."""
-    new_root.mkdir()
+    new_root.mkdir(exist_ok=True)
 
     def build() -> Any:
         folder = namespaces.open_proc_self()
@@ -134,7 +135,6 @@ def test_link_is_shown_with_its_target(tmp_path: Path, folder: Path) -> None:
 
 
 def test_hidden_folder_is_empty_by_every_name(tmp_path: Path, folder: Path) -> None:
-    """A hidden folder is empty under every name of the folder that holds it."""
     link = tmp_path / "link"
     link.symlink_to(folder)
 
@@ -148,8 +148,6 @@ def test_hidden_folder_is_empty_by_every_name(tmp_path: Path, folder: Path) -> N
 
 
 def test_hidden_parent_does_not_hide_readable_folder(tmp_path: Path, folder: Path) -> None:
-    """A hidden folder does not hide a readable folder inside it."""
-
     def report() -> str:
         return (folder / "file").read_text()
 
@@ -157,7 +155,6 @@ def test_hidden_parent_does_not_hide_readable_folder(tmp_path: Path, folder: Pat
 
 
 def test_readable_path_covers_its_hidden_folder(tmp_path: Path, folder: Path) -> None:
-    """A readable path in a hidden folder is shown on top of the folder's cover."""
     secret = folder / "secret"
     for name in ("deep/package/inner", "other"):
         (secret / name).mkdir(parents=True)
@@ -176,7 +173,6 @@ def test_readable_path_covers_its_hidden_folder(tmp_path: Path, folder: Path) ->
 
 
 def test_link_to_a_file_stays_a_link(tmp_path: Path, folder: Path) -> None:
-    """A link to a file stays a link, and the file is shown."""
     link = tmp_path / "beside" / "python"
     link.parent.mkdir()
     link.symlink_to(folder / "file")
@@ -192,7 +188,7 @@ def test_file_cannot_be_hidden(tmp_path: Path, folder: Path) -> None:
         in_private_root(tmp_path / "root", list, [folder], [folder / "file"])
 
 
-@pytest.mark.parametrize("path", ["/", "/proc/self", "/dev", "/sys", "relative", "/no/such/folder"])
+@table("path", ["/", "/proc/self", "/dev", "/sys", "relative", "/no/such/folder"])
 def test_unusable_paths_are_refused_by_name(path: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=f"readable path '{path}'"):
         in_private_root(tmp_path / "root", list, [Path(path)])
@@ -212,7 +208,7 @@ def test_root_mounts_are_invisible_to_the_host(tmp_path: Path, folder: Path) -> 
     assert list((tmp_path / "root").iterdir()) == []
 
 
-@pytest.mark.parametrize("also_temporary", [True, False])
+@table("also_temporary", [True, False])
 def test_scratch_folder_is_bounded_with_shared_memory(tmp_path: Path, also_temporary: bool) -> None:
     mebibyte = bytes(1 << 20)
 

@@ -17,6 +17,7 @@ from sandbox_worker.isolation import namespaces, syscalls
 from sandbox_worker.isolation.namespaces import WorkerIds
 from tests.support.forked_child import in_child
 from tests.support.skips import NEEDS_ROOT
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason=NEEDS_ROOT)
@@ -30,8 +31,6 @@ def enter(flags: int) -> None:
 
 
 def test_second_thread_is_refused_by_count() -> None:
-    """A second thread is refused with the number of threads."""
-
     def with_thread() -> str:
         release = threading.Event()
         thread = threading.Thread(target=release.wait)
@@ -129,8 +128,6 @@ def say_pid(fork: Callable[[], int], pipe: int) -> None:
 
 
 def test_workers_are_pid_1_of_own_namespaces() -> None:
-    """Every worker is pid 1 of its own namespace, and other forks are not."""
-
     def serve(own_pidfd: int, pipe: int) -> None:
         for _ in range(3):
             say_pid(lambda: namespaces.fork_into_new_pid_namespace(own_pidfd), pipe)
@@ -155,7 +152,7 @@ def test_failed_fork_leaves_no_pid_namespace(monkeypatch: pytest.MonkeyPatch) ->
     assert as_zygote(serve) == "1 "
 
 
-@pytest.mark.parametrize(("ending", "expected"), [("exits_with_7", 7), ("is_killed", 128 + signal.SIGKILL)])
+@table("ending, expected", [("exits_with_7", 7), ("is_killed", 128 + signal.SIGKILL)])
 def test_monitor_ends_with_pid_1(ending: str, expected: int) -> None:
     monitor = os.fork()
     if monitor == 0:
@@ -194,7 +191,7 @@ def ended(pipe: int) -> bool:
     return bool(select.select([pipe], [], [], WAIT_S)[0]) and os.read(pipe, 1) == b""
 
 
-@pytest.mark.parametrize("victim", ["the_child", "the_monitor", "the_orchestrator"])
+@table("victim", ["the_child", "the_monitor", "the_orchestrator"])
 def test_monitor_and_child_end_together(victim: str) -> None:
     """If the monitor, its child or the orchestrator is killed, the first two are gone, and no descriptor is held."""
     read_end, write_end = os.pipe()

@@ -29,8 +29,6 @@ def test_hard_core_limit_of_0_is_reported() -> None:
 
 
 def test_limit_is_never_above_the_hard_one() -> None:
-    """A limit is set soft and hard, and never above the hard limit that holds."""
-
     def limits() -> list[object]:
         rlimits.set_hard(resource.RLIMIT_NOFILE, 100)
         lowered = resource.getrlimit(resource.RLIMIT_NOFILE)

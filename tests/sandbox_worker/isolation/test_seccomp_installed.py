@@ -146,7 +146,6 @@ def test_programs_start_where_allowed() -> None:
 
 @needs_table
 def test_thread_filter_allows_threads_and_no_processes(tmp_path: Path) -> None:
-    """Behind the filter for threads there are threads and no processes."""
     file = tmp_path / "the user's file"
     file.write_text("text")
     file.chmod(0o640)

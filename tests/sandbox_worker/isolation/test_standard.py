@@ -11,7 +11,8 @@ import pytest
 from sandbox_worker.isolation import landlock
 from sandbox_worker.isolation.zygote_layers import _others_can_read
 from tests.support.launcher import BOUNDS, ROOT_WITH_PUBLIC_PYTHON, SCRATCH_BYTES, USERS, Launcher, launcher_of
-from tests.support.needs import require_time_zones
+from tests.support.skips import require_time_zones
+from tests.support.tables import table
 
 
 def _why_not() -> str:
@@ -101,13 +102,13 @@ def standard(launcher: Launcher) -> dict[str, Any]:
     )
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@table("name", ATTACKS)
 def test_attack_is_refused_at_standard(standard: dict[str, Any], name: str) -> None:
     found, expected = standard["of repl"][name], ATTACKS[name][1]
     assert found in expected if isinstance(expected, tuple) else found == expected
 
 
-@pytest.mark.parametrize("name", ORDINARY)
+@table("name", ORDINARY)
 def test_ordinary_python_works_at_standard(standard: dict[str, Any], name: str) -> None:
     if name == "time_zones":
         require_time_zones()
@@ -137,7 +138,6 @@ def test_user_file_is_unchanged(launcher: Launcher) -> None:
 
 
 def test_root_worker_has_own_uid_and_thread_bound(launcher: Launcher, request: pytest.FixtureRequest) -> None:
-    """A worker of root has a uid of its own, and so a bound on its threads."""
     start = "__import__('threading').Thread(target=__import__('time').sleep, args=(5,), daemon=True).start()"
     code = f"[{start} for _ in range({2 * BOUNDS['max_processes']})]"
     report = launcher.run(level="standard", probes={"threads": code, "id": "os.getuid()"})

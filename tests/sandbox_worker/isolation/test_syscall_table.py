@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sandbox_worker.isolation.syscall_table import NUMBERS
+from tests.support.tables import table
 
 HEADERS = {
     "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
@@ -46,14 +47,13 @@ def test_header_names_have_their_numbers(machine: str) -> None:
 
 
 def test_table_numbers_are_in_the_header(machine: str) -> None:
-    """Every number of the table that the header could know is in the header."""
     expected = numbers_in(HEADERS[machine])
     ours = {name: number for name, number in NUMBERS[machine].items() if number <= max(expected.values())}
     newer_than_most_headers = {"uretprobe": 335, "uprobe": 336}
     assert ours.items() - newer_than_most_headers.items() <= expected.items()
 
 
-@pytest.mark.parametrize("name", ["x86_64", "aarch64"])
+@table("name", ["x86_64", "aarch64"])
 def test_numbers_are_unique(name: str) -> None:
     assert len(set(NUMBERS[name].values())) == len(NUMBERS[name])
 

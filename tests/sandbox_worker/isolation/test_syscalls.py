@@ -10,7 +10,6 @@ from tests.support.forked_child import in_child
 
 
 def test_refused_call_raises_with_its_reason() -> None:
-    """A refused call raises with its name and the kernel's reason."""
     with pytest.raises(OSError, match=r"setns: Bad file descriptor") as caught:
         syscalls.setns(-1, 0)
     assert caught.value.errno == errno.EBADF

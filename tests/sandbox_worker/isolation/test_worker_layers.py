@@ -8,8 +8,8 @@ import pytest
 
 from sandbox_worker.isolation import landlock
 from tests.support.launcher import BOUNDS, SCRATCH_BYTES, USERS, WHY_NOT_STRICT, Launcher, launcher_of, needs_strict
-from tests.support.needs import require_time_zones
-from tests.support.skips import NEEDS_ROOT
+from tests.support.skips import NEEDS_ROOT, require_time_zones
+from tests.support.tables import table
 
 
 @pytest.fixture(scope="module", params=USERS)
@@ -122,21 +122,21 @@ def holds(found: Any, expected: Any) -> bool:
 
 
 @needs_strict
-@pytest.mark.parametrize("name", ATTACKS)
+@table("name", ATTACKS)
 def test_attack_is_refused(strict: dict[str, Any], name: str) -> None:
     found, expected = strict["of repl"][name], ATTACKS[name][1]
     assert holds(found, expected), found
 
 
 @needs_strict
-@pytest.mark.parametrize("name", FACTS)
+@table("name", FACTS)
 def test_repl_in_isolation_is_as_expected(strict: dict[str, Any], name: str) -> None:
     found, expected = strict["of repl"][name], FACTS[name][1]
     assert holds(found, expected), found
 
 
 @needs_strict
-@pytest.mark.parametrize("name", ORDINARY)
+@table("name", ORDINARY)
 def test_ordinary_python_works_in_isolation(strict: dict[str, Any], name: str) -> None:
     if name == "time_zones":
         require_time_zones()
@@ -144,14 +144,13 @@ def test_ordinary_python_works_in_isolation(strict: dict[str, Any], name: str) -
 
 
 @needs_strict
-@pytest.mark.parametrize("name", OF_INIT)
+@table("name", OF_INIT)
 def test_init_can_do_its_work_and_not_much_more(strict: dict[str, Any], name: str) -> None:
     assert strict["of init"][name] == OF_INIT[name][1]
 
 
 @needs_strict
 def test_layers_are_reported_in_order(launcher: Launcher, strict: dict[str, Any]) -> None:
-    """The layers are reported in the order in which they were applied."""
     as_root = ["private root", "other uid", "namespaces", "pid 1", "own proc", "host name"]
     as_user = ["namespaces", "pid 1", "private root", "own proc", "host name"]
     root = os.getuid() == 0 and launcher.uid is None
@@ -164,7 +163,6 @@ def test_layers_are_reported_in_order(launcher: Launcher, strict: dict[str, Any]
 
 @needs_strict
 def test_init_outlives_attacks_and_monitor_ends(strict: dict[str, Any]) -> None:
-    """Init outlives all of it, and the monitor ends as the fork server does."""
     assert strict["init ended with"] == 5
     assert strict["exit code"] == 0
     assert strict["stderr"] == ""
@@ -196,7 +194,6 @@ def test_fork_bomb_is_bounded_and_killable(launcher: Launcher) -> None:
 
 @needs_strict
 def test_exec_allows_programs_of_scratch_folder(launcher: Launcher) -> None:
-    """With `exec`, programs run, also those of the scratch folder."""
     run = "__import__('subprocess').run({}, capture_output=True, text=True).{}"
     probes = {
         "a_program": run.format("['/bin/sh', '-c', 'echo $((6 * 7)) | cat']", "stdout"),

@@ -35,7 +35,6 @@ def failure(**changes: Any) -> list[str]:
 
 @needs_strict
 def test_failed_root_names_layer_and_path() -> None:
-    """A root that cannot be built names its layer and the path."""
     assert failure(new_root="/no/such/folder")[:2] == [
         "private root",
         "mount tmpfs on /no/such/folder: No such file or directory",

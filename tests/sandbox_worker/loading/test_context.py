@@ -17,6 +17,7 @@ import pytest
 from sandbox_worker.loading.context import SMALL_BYTES, ContextBroken, load
 from sandbox_worker.loading.form import SEALS, ContextForm, Width, span_bytes
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 REPOSITORY = str(PROJECT)
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -59,7 +60,7 @@ def around_page_boundaries() -> Iterator[tuple[str, Width]]:
             yield (character + "0123456789" * (length // 10 + 1))[:length], width
 
 
-@pytest.mark.parametrize("maps", [True, False], ids=["mapped", "copied"])
+@table("maps", [True, False])
 def test_text_of_any_width_is_ordinary(sealed: Sealed, maps: bool) -> None:
     """A text of any width and length is an ordinary `str` in every respect."""
     for text, width in around_page_boundaries():
@@ -153,18 +154,17 @@ def test_json_is_decoded_and_its_descriptor_stays_open(sealed: Sealed) -> None:
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     [json.dumps({"a": "\ud83d", "b": 1}).encode(), '["\ud83d\ude00"]'.encode("utf-8", "surrogatepass")],
-    ids=["escaped", "raw_and_adjacent"],
 )
 def test_json_with_lone_surrogates_is_decoded(sealed: Sealed, data: bytes) -> None:
     expected = {"a": "\ud83d", "b": 1} if data[:1] == b"{" else ["\ud83d\ude00"]
     assert load(sealed(data), ContextForm("json", len(data)), True) == expected
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
+@table(
+    "data, sentence",
     [
         (b"", "empty"),
         (b"{", "not JSON"),
@@ -175,7 +175,6 @@ def test_json_with_lone_surrogates_is_decoded(sealed: Sealed, data: bytes) -> No
         (b"[" * 200_000, "nested too deep"),
         (b'{"a":' * 200_000, "nested too deep"),
     ],
-    ids=["empty", "cut", "nan", "not_utf8", "two_values", "endless_number", "deep_lists", "deep_dicts"],
 )
 def test_invalid_json_is_refused_in_one_sentence(sealed: Sealed, data: bytes, sentence: str) -> None:
     with pytest.raises(ContextBroken, match=sentence):
@@ -183,8 +182,8 @@ def test_invalid_json_is_refused_in_one_sentence(sealed: Sealed, data: bytes, se
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("missing", [fcntl.F_SEAL_SEAL, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE])
-@pytest.mark.parametrize("form", [ContextForm("text", 3, 1, True), ContextForm("json", 3)], ids=["text", "json"])
+@table("missing", [fcntl.F_SEAL_SEAL, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW, fcntl.F_SEAL_WRITE])
+@table("form", [ContextForm("text", 3, 1, True), ContextForm("json", 3)])
 def test_memfd_without_all_seals_is_refused(sealed: Sealed, missing: int, form: ContextForm) -> None:
     with pytest.raises(ContextBroken, match="seals"):
         load(sealed(b"123", SEALS & ~missing), form, True)
@@ -197,7 +196,7 @@ def test_ordinary_file_is_refused(tmp_path: Path) -> None:
         load(file.fileno(), ContextForm("text", 3, 1, True), True)
 
 
-@pytest.mark.parametrize(
+@table(
     "form",
     [
         ContextForm("text", 8, 1, True),
@@ -216,7 +215,7 @@ def test_size_must_be_the_announced_one(sealed: Sealed, form: ContextForm) -> No
             load(sealed(bytes(8)), form, maps)
 
 
-@pytest.mark.parametrize(
+@table(
     "form",
     [
         ContextForm("text", 2, 2, True),
@@ -230,9 +229,7 @@ def test_form_that_contradicts_itself_is_refused(sealed: Sealed, form: ContextFo
         load(sealed(bytes(21)), ContextForm("texts", 8, 4, texts=1, names_bytes=4), True)
 
 
-@pytest.mark.parametrize(
-    "change", [{"length": -1}, {"width": 3}, {"kind": "pickle"}, {"length": 1 << 61}, {"more": 1}, {"texts": -1}]
-)
+@table("change", [{"length": -1}, {"width": 3}, {"kind": "pickle"}, {"length": 1 << 61}, {"more": 1}, {"texts": -1}])
 def test_impossible_form_is_refused_by_the_wire(change: dict[str, Any]) -> None:
     fields = {"kind": "text", "length": 1, "width": 1, "ascii": True}
     assert msgspec.convert(fields, ContextForm) == ContextForm("text", 1, 1, True)
@@ -241,7 +238,6 @@ def test_impossible_form_is_refused_by_the_wire(change: dict[str, Any]) -> None:
 
 
 def test_text_without_address_space_is_refused(tmp_path: Path) -> None:
-    """A text that finds no address space is refused with one sentence."""
     script = tmp_path / "script.py"
     script.write_text(
         """

@@ -10,6 +10,7 @@ import pytest
 
 from sandbox_worker.loading import context, self_test, strings
 from sandbox_worker.loading.self_test import mapping_works
+from tests.support.tables import table
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +37,8 @@ def test_this_interpreter_can_map_texts() -> None:
     assert mapping_works()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@table(
+    "name, value",
     [
         ("_LENGTH", strings._HASH),
         ("_HASH", strings._LENGTH),
@@ -70,7 +71,6 @@ def test_headers_not_fully_understood_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_header_with_missing_field_fails_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A header with a field that was not found fails in use."""
     read = strings._read
     for field in ("lengths_at", "pointers_at"):
         strings._model.cache_clear()
@@ -86,7 +86,6 @@ def test_header_with_missing_field_fails_in_use(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_self_test_crash_leaves_its_parent_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A self-test that crashes or differs says no and leaves its parent alive."""
     monkeypatch.setattr(self_test, "_survive_mapping", lambda _texts: os.kill(os.getpid(), signal.SIGKILL))
     assert not mapping_works()
     monkeypatch.setattr(self_test, "_survive_mapping", lambda _texts: 1 / 0)
@@ -96,7 +95,6 @@ def test_self_test_crash_leaves_its_parent_alive(monkeypatch: pytest.MonkeyPatch
 
 
 def test_self_test_notices_each_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The self-test notices each way in which a text could differ."""
     load = context.load
     known = dict(self_test._known_texts())
     assert {self_test._kind_of(text) for text in known.values()} == {0, 1, 2, 4}

@@ -24,6 +24,7 @@ from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.form import HEADER_BYTES, ContextForm
 from tests.support.places import PROJECT
 from tests.support.sealed import CODECS, characters_of, kind_of, memfd, texts_in_memfd, texts_with
+from tests.support.tables import table
 
 REPOSITORY = str(PROJECT)
 SAMPLES = ("a", "\xe9", "\u017c", "\U0001f600", "\ud83d", "\x00")
@@ -136,9 +137,8 @@ USES: list[Callable[[str], object]] = [
 ]
 
 
-@pytest.mark.parametrize("sample", ["a", "\xe9", "\u017c", "\U0001f600"])
+@table("sample", ["a", "\xe9", "\u017c", "\U0001f600"])
 def test_mapped_text_behaves_as_ordinary(sample: str) -> None:
-    """Each use of a mapped text gives the result of an ordinary text."""
     texts = [(sample + " 0123456789\n" * 200)[:length] for length in (1, 7, 12, 2000)]
     for text, same in zip(texts, loaded(texts), strict=True):
         assert type(same) is str
@@ -158,7 +158,6 @@ def test_mapped_text_behaves_as_ordinary(sample: str) -> None:
 
 
 def test_empty_text_is_shared_and_names_are_free() -> None:
-    """An empty text is the ordinary one, and names may have any characters."""
     names = ["", "lone \ud83d", "\ud83d\ude00", "\U0001f600", 'quote " and \\ and \0', "\x7f\xe9"]
     texts = ["x", "", "y", "", "", "z"]
     index = json.dumps(names, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -203,8 +202,8 @@ LENGTHS, KINDS, NAMES = [3, 5, 0, 21], [0, 1, 0, 4], b'["a","b","c","d"]'
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("lengths", "kinds", "sentence"),
+@table(
+    "lengths, kinds, sentence",
     [
         ([3, 5, 0, 21], [0, 1, 0, 3], r"have the kinds \[0, 1, 3\]"),
         ([3, 5, 0, 21], [0, 1, 0, 255], "have the kinds"),
@@ -223,14 +222,13 @@ LENGTHS, KINDS, NAMES = [3, 5, 0, 21], [0, 1, 0, 4], b'["a","b","c","d"]'
     ],
 )
 def test_false_lengths_and_kinds_are_refused(maps: bool, lengths: list[int], kinds: list[int], sentence: str) -> None:
-    """Lengths and kinds that are not those of the texts are refused."""
     with pytest.raises(ContextBroken, match=sentence):
         load(*texts_with(b"null", TEXTS, lengths, kinds), maps)
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("names", "sentence"),
+@table(
+    "names, sentence",
     [
         (b"", "names of the context's texts are broken: .*empty"),
         (b"{}", "names of the context's texts are broken"),
@@ -255,7 +253,7 @@ def test_false_names_are_refused(maps: bool, names: bytes, sentence: str) -> Non
 
 
 @BOTH
-@pytest.mark.parametrize("kind", ["text", "json", "texts"])
+@table("kind", ["text", "json", "texts"])
 def test_form_with_misplaced_texts_is_refused(maps: bool, kind: Any) -> None:
     """A form with texts is refused where its kind has none."""
     for texts, names_bytes in ((1, 4), (0, 4), (1, 0)):
@@ -307,11 +305,8 @@ def test_texts_announced_elsewhere_are_refused(maps: bool) -> None:
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line", ["0123456789abcde\n", "za\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n"], ids=["ascii", "polish"]
-)
+@table("line", ["0123456789abcde\n", "za\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n"])
 def test_texts_take_only_headers_and_names(tmp_path: Path, line: str) -> None:
-    """4,000 texts take the memory of their headers and names."""
     script = tmp_path / "script.py"
     script.write_text(
         """

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 
 def after(adapt: str, code: str) -> Any:
@@ -27,7 +26,6 @@ def test_multiprocessing_forks_and_may_be_told_otherwise() -> None:
 
 
 def test_popen_keeps_signature_source_and_group() -> None:
-    """`Popen` keeps its signature, its source and a group that was asked for."""
     code = (
         "import inspect, subprocess\n"
         "p = subprocess.Popen(['sleep', '60'], start_new_session=True, process_group=os.getpgrp())\n"
@@ -38,13 +36,13 @@ def test_popen_keeps_signature_source_and_group() -> None:
     assert after("STRICT, None", code) == [True, True, True]
 
 
-@pytest.mark.parametrize("module", ["random", "numpy.random"])
+@table("module", ["random", "numpy.random"])
 def test_later_imported_generator_begins_with_the_seed(module: str) -> None:
     code = f"import importlib\nprint(json.dumps(importlib.import_module('{module}').random()))"
     assert after("STANDARD, 5", code) == after("STANDARD, 5", code) != after("STANDARD, 6", code)
 
 
-@pytest.mark.parametrize("module", ["random", "numpy.random"])
+@table("module", ["random", "numpy.random"])
 def test_repl_seed_replaces_the_sandbox_seed(module: str) -> None:
     begin = "from sandbox_worker.repl.adaptation import begin_with\nimport importlib\n"
     draw = f"print(json.dumps(importlib.import_module('{module}').random()))"

@@ -10,6 +10,7 @@ from sandbox_worker.repl.queries import TYPED_ATTEMPTS
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import MessagePart, TextPart
 from tests.sandbox_worker.repl.test_queries import queries
+from tests.support.tables import table
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -80,15 +81,14 @@ def test_typed_batch_without_prompts_sends_no_query() -> None:
     assert channel.asked == []
 
 
-@pytest.mark.parametrize(
-    ("output_type", "error", "said"),
+@table(
+    "output_type, error, said",
     [
         (int, TypeError, r"llm_query_batched\(\) argument 'output_type' must be a JSON schema"),
         ({"type": "nothing"}, ValueError, "is not a JSON schema"),
     ],
 )
 def test_invalid_type_is_refused_before_asking(output_type: Any, error: type[Exception], said: str) -> None:
-    """An invalid type or argument is refused before any query is sent."""
     asking, channel = queries()
     with pytest.raises(error, match=said):
         asking.llm_query_batched(["a"], output_type=output_type)

@@ -6,6 +6,7 @@ import pytest
 
 from sandbox_worker.wire.messages import MAX_VARIABLES
 from tests.support.bare_repl import BareRepl, bare_repl
+from tests.support.tables import table
 
 Told = list[tuple[str, str, object]]
 BEGIN = """
@@ -31,7 +32,6 @@ def told(repl: BareRepl, code: str) -> Told:
 
 
 def test_new_variables_have_type_and_size(repl: BareRepl) -> None:
-    """New variables are told by name, with type and size."""
     assert told(repl, BEGIN) == [
         ("Odd", "type", None),
         ("double", "function", None),
@@ -44,7 +44,6 @@ def test_new_variables_have_type_and_size(repl: BareRepl) -> None:
 
 
 def test_sizes_are_those_of_built_in_containers(repl: BareRepl) -> None:
-    """Sizes are those of built-in containers and of their subclasses."""
     code = (
         "from collections import Counter as C\n"
         "class L(list):\n    def __len__(self): 1 / 0\n"
@@ -62,8 +61,8 @@ def test_sizes_are_those_of_built_in_containers(repl: BareRepl) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("code", "names"),
+@table(
+    "code, names",
     [
         ("print(n, text, rows)", []),
         ("n = n", []),
@@ -132,7 +131,6 @@ def test_values_run_no_code(repl: BareRepl) -> None:
 
 
 def test_dropped_object_is_freed_within_its_block(repl: BareRepl) -> None:
-    """An object that the block lets go of is freed within the block."""
     repl.run("import weakref\nclass Big(list): pass\nbig = Big([0]); seen = weakref.ref(big)")
     assert repl.run("del big\nprint(seen())", tells_variables=True).stdout == "None\n"
 

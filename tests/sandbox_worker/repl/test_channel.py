@@ -63,7 +63,6 @@ def question(prompt: str = "p") -> Query:
 
 
 def test_query_is_numbered_and_waits_for_reply(pair: tuple[Channel, Orchestrator]) -> None:
-    """A query gets its number and waits for its reply."""
     begin(pair, block=3)
     pair[1].say(Reply(id="3:1", slots=[Slot(text="answer")]))
     assert pair[0].ask(question()).slots == [Slot(text="answer")]
@@ -120,7 +119,6 @@ def test_forked_process_cannot_ask_for_its_parent(pair: tuple[Channel, Orchestra
 
 
 def test_query_too_large_is_not_sent(pair: tuple[Channel, Orchestrator]) -> None:
-    """A query that is too large is refused here, and no byte is sent."""
     begin(pair)
     with pytest.raises(FrameTooLarge):
         pair[0].ask(question("x" * MAX_FRAME_BYTES))

@@ -21,6 +21,7 @@ from sandbox_worker.wire.prompts import (
     ChildContext,
     beginning_and_end,
 )
+from tests.support.tables import table
 
 LONG = MAX_INLINE_BYTES + 1
 
@@ -76,8 +77,8 @@ def repl(folder: Path, then: Callable[[], object] = lambda: None, **own: Any) ->
     return Queries(cast("Channel", asked), lambda: None, lambda: own), asked
 
 
-@pytest.mark.parametrize(
-    ("part", "arrives"),
+@table(
+    "part, arrives",
     [
         ("a slice", "a slice"),
         ("", ""),
@@ -94,7 +95,6 @@ def repl(folder: Path, then: Callable[[], object] = lambda: None, **own: Any) ->
     ],
 )
 def test_small_value_goes_in_the_message(folder: Path, part: Any, arrives: Any) -> None:
-    """A small value goes in the message, and there is no file."""
     ask, asked = repl(folder)
     assert ask.rlm_query("task", context=part) == "done"
     (context,) = asked.contexts
@@ -103,12 +103,11 @@ def test_small_value_goes_in_the_message(folder: Path, part: Any, arrives: Any) 
     assert asked.files == {}
 
 
-@pytest.mark.parametrize(
+@table(
     "part",
     ["x" * LONG, "é中𝄞" * LONG, "lone \ud800", "lone \udfff and long " * LONG, "y" * 3_000_000, Text("z" * LONG)],
 )
 def test_long_text_is_a_file_during_its_query(folder: Path, part: str) -> None:
-    """A long text is a file of text while the query is open, and gone afterwards."""
     ask, asked = repl(folder)
     ask.rlm_query("task", context=part)
     (context,) = asked.contexts
@@ -120,7 +119,6 @@ def test_long_text_is_a_file_during_its_query(folder: Path, part: str) -> None:
 
 
 def test_large_value_is_a_json_file(folder: Path) -> None:
-    """A large value that is no text is a file of JSON."""
     part = {"rows": list(range(LONG))}
     ask, asked = repl(folder)
     ask.rlm_query("task", context=part)
@@ -156,7 +154,6 @@ def test_equal_parts_are_written_once(folder: Path) -> None:
 
 
 def test_long_prompt_becomes_a_context(folder: Path) -> None:
-    """A long prompt is a context, and its beginning and end are the prompt."""
     long, short = "w" * (LONG_TASK_CHARS + 1), "w" * LONG_TASK_CHARS
     ask, asked = repl(folder)
     ask.rlm_query_batched([short, long, long])
@@ -212,7 +209,7 @@ def test_unsendable_context_is_refused_in_words(folder: Path, part: Any, why: st
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("contexts", [["one"], ["one"] * 3, []])
+@table("contexts", [["one"], ["one"] * 3, []])
 def test_tasks_and_contexts_must_match_in_number(folder: Path, contexts: list[str]) -> None:
     ask, asked = repl(folder)
     with pytest.raises(ValueError, match=rf"2 tasks and {len(contexts)} contexts: give one for each"):
@@ -220,7 +217,7 @@ def test_tasks_and_contexts_must_match_in_number(folder: Path, contexts: list[st
     assert asked.queries == []
 
 
-@pytest.mark.parametrize("contexts", ["text", b"bytes", {"a": "b"}, 5])
+@table("contexts", ["text", b"bytes", {"a": "b"}, 5])
 def test_contexts_are_a_list(folder: Path, contexts: Any) -> None:
     ask, _ = repl(folder)
     with pytest.raises(TypeError, match="takes a list of contexts"):
@@ -264,7 +261,6 @@ def test_interrupt_leaves_no_file(folder: Path) -> None:
 
 
 def test_files_of_killed_repl_are_removed(folder: Path) -> None:
-    """Files of a REPL that was killed are removed, and no other files are."""
     (folder / f"{PREFIX}1-0123456789abcdef").write_text("of a REPL that is gone")
     (folder / "mine").write_text("of code")
     ask, asked = repl(folder)
@@ -284,7 +280,6 @@ def test_files_stay_where_the_repl_began(folder: Path) -> None:
 
 
 def test_message_size_is_bounded_before_files(folder: Path) -> None:
-    """The size of one message is bounded, and the rest goes into files."""
     parts = [f"{number:05}" + "x" * (MAX_INLINE_BYTES - 100) for number in range(40)]
     ask, asked = repl(folder)
     ask.rlm_query_batched(["t"] * len(parts), contexts=parts)
@@ -313,7 +308,6 @@ def test_own_contexts_are_looked_up_when_given(folder: Path) -> None:
 
 
 def test_changed_own_context_is_sent_by_value(folder: Path) -> None:
-    """An own context that code has changed goes by value, with the change."""
     own: dict[str, Any] = {"context": {"a": "b" * LONG}}
     ask, asked = repl(folder, **own)
     own["context"]["more"] = "changed"

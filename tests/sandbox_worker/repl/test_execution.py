@@ -10,6 +10,7 @@ import pytest
 
 from sandbox_worker.repl.execution import BlockOutcome, Executor
 from sandbox_worker.repl.memory_reserve import Reserve
+from tests.support.tables import table
 
 
 class Prompt:
@@ -41,8 +42,8 @@ def prompt() -> Iterator[Prompt]:
         asyncio.set_event_loop(None)
 
 
-@pytest.mark.parametrize(
-    ("code", "shown"),
+@table(
+    "code, shown",
     [
         ("1; 2", "2\n"),
         ("x = 5\nx", "5\n"),
@@ -85,7 +86,7 @@ def test_function_sees_the_globals_of_later_blocks(prompt: Prompt, capsys: pytes
     assert capsys.readouterr().out == "'late'\n"
 
 
-@pytest.mark.parametrize(
+@table(
     "code",
     [
         "await asyncio.sleep(0, 'done')",
@@ -104,7 +105,6 @@ def test_await_works_at_top_level(prompt: Prompt, capsys: pytest.CaptureFixture[
 
 
 def test_interrupted_asyncio_import_is_repaired() -> None:
-    """An import of asyncio that was interrupted is made good."""
     code = """if True:
         import sys
         from sandbox_worker.repl.execution import Executor
@@ -130,7 +130,6 @@ def test_interrupted_asyncio_import_is_repaired() -> None:
 
 
 def test_task_goes_on_in_next_awaiting_block(prompt: Prompt, capsys: pytest.CaptureFixture[str]) -> None:
-    """A task goes on in the next block that awaits."""
     prompt.run("import asyncio\ntask = asyncio.create_task(asyncio.sleep(0, 'done'))\nawait asyncio.sleep(0)")
     prompt.run("asyncio.run(asyncio.sleep(0))")
     assert prompt.run("await task").status == "ok"
@@ -160,7 +159,7 @@ def test_traceback_shows_own_lines_and_carets(prompt: Prompt) -> None:
     )
 
 
-@pytest.mark.parametrize("separator", ["\u2028", "\x0c", "\x1c", "\x85", "\r\n"])
+@table("separator", ["\u2028", "\x0c", "\x1c", "\x85", "\r\n"])
 def test_traceback_counts_lines_as_python_does(prompt: Prompt, separator: str) -> None:
     assert "    1 / 0\n" in prompt.complaint(f"s = '''a{separator}b'''\nx = 1\n1 / 0")
 
@@ -188,8 +187,8 @@ def test_traceback_causes_omit_our_frames(prompt: Prompt) -> None:
         assert "execution.py" not in complaint
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
+@table(
+    "code, error",
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise ValueError", "ValueError"),
@@ -219,9 +218,8 @@ def test_raised_object_is_an_outcome_of_one_line(prompt: Prompt, code: str, erro
     assert error[:980] in "".join(prompt.complaints)
 
 
-@pytest.mark.parametrize("method", ["__str__", "__repr__"])
+@table("method", ["__str__", "__repr__"])
 def test_exception_that_cannot_be_shown_is_an_outcome(prompt: Prompt, method: str) -> None:
-    """An exception that cannot be shown is still an outcome."""
     code = f"class Bites(Exception):\n    def {method}(self): raise self\nBites.__str__ = Bites.{method}\nraise Bites"
     assert prompt.run(code).error == "Bites: <exception str() failed>"
     assert "raise Bites" in "".join(prompt.complaints)
@@ -236,8 +234,8 @@ def test_exception_with_hostile_class_is_an_outcome(prompt: Prompt) -> None:
     assert prompt.complaints == ["Bites (its traceback cannot be shown: ZeroDivisionError)\n"]
 
 
-@pytest.mark.parametrize(
-    ("code", "line"),
+@table(
+    "code, line",
     [
         ("x = 1\nreturn 5", "    return 5\n"),
         ("x = 1\nyield x", "    yield x\n"),
@@ -248,8 +246,8 @@ def test_syntax_error_shows_its_line(prompt: Prompt, code: str, line: str) -> No
     assert line in prompt.complaint(code)
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "exit_code"),
+@table(
+    "code, error, exit_code",
     [
         ("sys.exit()", "sys.exit(0)", 0),
         ("sys.exit(3)", "sys.exit(3)", 3),
@@ -269,6 +267,7 @@ def test_syntax_error_shows_its_line(prompt: Prompt, code: str, line: str) -> No
     ],
 )
 def test_sys_exit_ends_the_block(prompt: Prompt, code: str, error: str, exit_code: int) -> None:
+    prompt.complaints.clear()
     outcome = prompt.run(f"import sys\n{code}")
     assert (outcome.status, outcome.exit_code) == ("exited", exit_code)
     assert (outcome.error or "").startswith(error)
@@ -283,7 +282,6 @@ def test_keyboard_interrupt_is_no_error(prompt: Prompt) -> None:
 
 
 def test_interrupted_await_names_its_line(prompt: Prompt) -> None:
-    """An interrupted await names the line that waited and cleans up."""
     code = (
         "import asyncio\n"
         "async def raises(): raise KeyboardInterrupt\n"

@@ -66,8 +66,6 @@ def test_interrupt_ends_a_wait_in_our_code() -> None:
 
 
 def test_interrupt_between_blocks_hits_no_block() -> None:
-    """An interrupt between two blocks has no effect and hits no later block."""
-
     def scenario() -> list[str]:
         interrupts = Interrupts()
         interrupts.install()

@@ -36,7 +36,6 @@ def test_line_is_sent_when_complete(sent: Sent) -> None:
 
 @pytest.mark.usefixtures("clock")  # a slower machine sends more pieces
 def test_line_flood_is_bundled_without_loss(sent: Sent) -> None:
-    """A flood of lines is bundled, and no line is lost."""
     out = printer(sent)
     for number in range(20_000):
         out.write(f"{number}\n")
@@ -46,7 +45,6 @@ def test_line_flood_is_bundled_without_loss(sent: Sent) -> None:
 
 
 def test_output_past_limit_keeps_head_and_tail(sent: Sent) -> None:
-    """Past the limit, head and tail are sent, and the cut is named."""
     out = printer(sent, limit=100)
     out.write("H" * 50 + "x" * 1000 + "T" * 50)
     out.end_block()
@@ -62,7 +60,6 @@ def test_pieces_fit_into_a_message(sent: Sent) -> None:
 
 
 def test_output_between_blocks_belongs_to_the_next(sent: Sent) -> None:
-    """Output that is printed between two blocks belongs to the next block."""
     out = printer(sent)
     out.end_block()
     out.write("late\n")
@@ -73,7 +70,6 @@ def test_output_between_blocks_belongs_to_the_next(sent: Sent) -> None:
 
 
 def test_stdout_takes_only_text_and_buffer_bytes(sent: Sent) -> None:
-    """Only text can be written to `sys.stdout`, and bytes through its buffer."""
     out = printer(sent)
     with pytest.raises(TypeError, match="write\\(\\) argument must be str, not bytes"):
         out.write(b"bytes")  # type: ignore[arg-type]
@@ -101,7 +97,6 @@ def test_threads_do_not_tear_lines(sent: Sent) -> None:
 
 
 def test_forked_process_prints_to_the_descriptor(sent: Sent) -> None:
-    """A forked process prints to the descriptor, and not to its parent's connection."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

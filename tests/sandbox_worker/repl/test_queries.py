@@ -10,6 +10,7 @@ from sandbox_worker.repl.queries import Queries
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Reply, Slot
 from sandbox_worker.wire.prompts import MessagePart, TextPart
+from tests.support.tables import table
 
 
 class Answering:
@@ -53,8 +54,6 @@ def test_batch_without_prompts_sends_no_query() -> None:
 
 
 def test_unsendable_prompt_is_an_error_in_place() -> None:
-    """A prompt that cannot be sent is an error in its place."""
-
     def refuse(_: Query) -> list[Slot]:
         raise FrameTooLarge(100, 10)
 
@@ -65,8 +64,6 @@ def test_unsendable_prompt_is_an_error_in_place() -> None:
 
 
 def test_large_batch_is_asked_in_parts() -> None:
-    """A batch that no message can hold is asked in parts."""
-
     def few(query: Query) -> list[Slot]:
         if len(query.prompts) > 3:
             raise FrameTooLarge(100, 10)
@@ -82,8 +79,8 @@ def test_large_batch_is_asked_in_parts() -> None:
     assert contexts == [["1", "2", "3", "4"], ["1", "2"], ["3", "4"]]
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
+@table(
+    "call, said",
     [
         (lambda asking: asking.llm_query(5), r"llm_query\(\) needs text: prompt is a int"),
         (lambda asking: asking.llm_query_batched("abc"), "takes a list of prompts, not one string"),
@@ -93,7 +90,6 @@ def test_large_batch_is_asked_in_parts() -> None:
     ],
 )
 def test_wrong_argument_is_a_named_type_error(call: Callable[[Queries], Any], said: str) -> None:
-    """A wrong argument is a `TypeError` that names the argument."""
     asking, channel = queries()
     with pytest.raises(TypeError, match=said):
         call(asking)
@@ -156,8 +152,8 @@ def test_prompt_may_be_chat_messages() -> None:
     assert [query.prompts for query in channel.asked] == [[sent], ["a", sent[1:]]]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "said"),
+@table(
+    "prompt, options, said",
     [
         (MESSAGES, {"system": "s"}, "takes either system= or a system message, not both: prompt has one"),
         ([{"role": "user", "content": "a"}, {"type": "text", "text": "b"}], {}, "not both"),

@@ -9,6 +9,7 @@ from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, HISTORY, RESERVED, numbered
 from tests.support.bare_repl import OUTPUT, BareRepl, bare_repl
+from tests.support.tables import table
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_variables_live_on_and_reserved_names_return(repl: BareRepl) -> None:
     assert repl.run("print(x, context, llm_query('loud'))").stdout == "1 the text LOUD\n"
 
 
-@pytest.mark.parametrize(
+@table(
     "breaks",
     [
         "sys.stdout.close()",
@@ -44,14 +45,12 @@ def test_variables_live_on_and_reserved_names_return(repl: BareRepl) -> None:
     ],
 )
 def test_broken_streams_are_whole_in_next_block(repl: BareRepl, breaks: str) -> None:
-    """Streams that a block broke are whole in the next block."""
     repl.run(f"import sys, io, os\ntry:\n    {breaks}\nexcept OSError: pass")
     ran = repl.run("print('out'); print('err', file=sys.stderr); sys.stdin.read()")
     assert (ran.result.status, ran.stdout, ran.stderr) == ("ok", "out\n''\n", "err\n")
 
 
 def test_stdout_wrapper_is_flushed_at_block_end(repl: BareRepl) -> None:
-    """The text that a wrapper around stdout holds is flushed at the end of the block."""
     code = "import sys, io\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='utf-8')\nprint('held')"
     assert repl.run(code).stdout == "held\n"
     assert repl.run("sys.stdout = sys.__stdout__\nprint('after')").stdout == "after\n"
@@ -64,7 +63,6 @@ def test_stdout_buffer_decodes_split_bytes(repl: BareRepl) -> None:
 
 
 def test_finalizer_printing_mid_frame_breaks_nothing(repl: BareRepl) -> None:
-    """A finalizer that prints in the middle of a frame breaks no frame."""
     code = (
         "import gc\n"
         "class Loud:\n"
@@ -82,7 +80,6 @@ def test_finalizer_printing_mid_frame_breaks_nothing(repl: BareRepl) -> None:
 
 
 def test_threads_print_and_ask_at_once(repl: BareRepl) -> None:
-    """Threads that print and ask at once get what is theirs."""
     code = (
         "import sys\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "def ask(i):\n    sys.stdout.write(f'line {i}\\n')\n    return llm_query(f'a{i}') == f'A{i}'\n"
@@ -94,7 +91,6 @@ def test_threads_print_and_ask_at_once(repl: BareRepl) -> None:
 
 
 def test_forked_process_prints_and_cannot_ask(repl: BareRepl) -> None:
-    """A forked process prints to the descriptor and cannot ask."""
     code = (
         "import os\npid = os.fork()\n"
         "if pid == 0:\n"
@@ -108,18 +104,16 @@ def test_forked_process_prints_and_cannot_ask(repl: BareRepl) -> None:
 
 
 def test_forked_process_does_not_answer_for_parent(repl: BareRepl) -> None:
-    """A forked process that leaves its block does not answer for its parent."""
     assert repl.run("import os\nif (pid := os.fork()): os.waitpid(pid, 0)\nprint('once')").stdout == "once\n"
     assert repl.run("1").stdout == "1\n"
 
 
 def test_query_function_in_process_pool_is_refused(repl: BareRepl) -> None:
-    """A query function that a process pool pickles is refused in words."""
     ran = repl.run("import pickle\npickle.dumps(llm_query)")
     assert "call llm_query_batched, or use threads" in (ran.result.error or "")
 
 
-@pytest.mark.parametrize("code", ["exit()", "quit(0)", "import sys; sys.exit()"])
+@table("code", ["exit()", "quit(0)", "import sys; sys.exit()"])
 def test_exit_ends_only_the_block(repl: BareRepl, code: str) -> None:
     assert repl.run(code).result.status == "exited"
     assert repl.run("'alive'").stdout == "'alive'\n"
@@ -134,7 +128,7 @@ def test_alarm_does_not_outlive_its_block(repl: BareRepl) -> None:
     assert repl.run("signal.getitimer(signal.ITIMER_REAL)").stdout == "(0.0, 0.0)\n"
 
 
-@pytest.mark.parametrize(
+@table(
     "fills",
     [
         "answer['content'] = 'done'; answer['ready'] = True",
@@ -161,7 +155,6 @@ def test_text_assigned_to_answer_becomes_its_content(repl: BareRepl) -> None:
 
 
 def test_empty_answer_is_not_submitted(repl: BareRepl) -> None:
-    """An empty answer is not submitted, and the model is told."""
     ran = repl.run("answer['ready'] = True")
     assert ran.result.final_answer is None
     assert "nothing was submitted" in ran.stderr
@@ -184,7 +177,6 @@ def test_interrupt_ends_a_loop_and_keeps_variables(repl: BareRepl) -> None:
 
 
 def test_interrupt_while_printing_loses_no_frame(repl: BareRepl) -> None:
-    """An interrupt in the midst of printing loses no frame."""
     for _ in range(20):
         repl.begin("while True: print('x' * 100, flush=True)")
         repl.until_printed("x")
@@ -193,8 +185,8 @@ def test_interrupt_while_printing_loses_no_frame(repl: BareRepl) -> None:
     assert repl.run("'whole'").stdout == "'whole'\n"
 
 
-@pytest.mark.parametrize(
-    ("prompts", "error"),
+@table(
+    "prompts, error",
     [
         ("'one'", "takes a list of prompts, not one string"),
         ("{'a': 1}", "takes a list of prompts, not a dict"),
@@ -264,8 +256,8 @@ def test_show_vars_names_the_models_variables(repl: BareRepl) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
+@table(
+    "code, error",
     [
         ("eval('-' * 100_000 + '1')", "MemoryError"),
         ("x = " + "(" * 1000, "SyntaxError: too many nested parentheses"),
@@ -277,15 +269,13 @@ def test_code_too_deep_to_compile_is_an_error(repl: BareRepl, code: str, error: 
     assert (repl.run(code).result.error or "").startswith(error)
 
 
-@pytest.mark.parametrize("timer", ["ITIMER_PROF", "ITIMER_VIRTUAL"])
+@table("timer", ["ITIMER_PROF", "ITIMER_VIRTUAL"])
 def test_cpu_timer_does_not_hit_later_blocks(repl: BareRepl, timer: str) -> None:
-    """A timer of CPU time does not hit a later block."""
     assert repl.run(f"import signal\nsignal.setitimer(signal.{timer}, 1000)").result.status == "ok"
     assert repl.run(f"signal.getitimer(signal.{timer})").stdout == "(0.0, 0.0)\n"
 
 
 def test_answer_of_own_class_spoils_no_block(repl: BareRepl) -> None:
-    """An answer of a class of the model's own spoils no later block."""
     bites = "class D(dict):\n    def get(self, *a): 1 / 0\n    def __iter__(self): 1 / 0\nanswer = D(ready=True, content='x')"
     repl.run(bites)
     assert repl.run("x = 1\nx").stdout == "1\n"

@@ -8,6 +8,7 @@ from msgspec import Raw
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Provide, Query, Slot
 from sandbox_worker.wire.values import decode, encode
 from tests.support.bare_repl import BareRepl, bare_repl
+from tests.support.tables import table
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_submit_ends_its_block(repl: BareRepl) -> None:
         assert (ran.result.status, ran.result.final_answer, ran.stdout, ran.stderr) == ("ok", "done", "", ""), code
 
 
-@pytest.mark.parametrize("code", ENDS[:3])
+@table("code", ENDS[:3])
 def test_submission_lets_block_go_on_by_default(repl: BareRepl, code: str) -> None:
     ran = repl.run(code)
     assert (ran.result.status, ran.result.final_answer, ran.stdout) == ("ok", "done", "after\n")
@@ -45,7 +46,6 @@ def test_submit_runs_finally_clauses(repl: BareRepl) -> None:
 
 
 def test_submit_in_thread_ends_the_thread(repl: BareRepl) -> None:
-    """A thread that submits ends without a message."""
     code = "import threading\nt = threading.Thread(target=SUBMIT, args=(1,)); t.start(); t.join()\nprint('after')"
     ran = repl.run(code, submit=[])
     assert (ran.result.final_answer, ran.stdout, ran.stderr) == ("1", "after\n", "")
@@ -61,8 +61,8 @@ def takes_numbers(query: Query) -> list[Slot]:
     return [Slot() if type(decode(query.texts[0].encode()).get("n")) is int else Slot(error="n: not a number")]
 
 
-@pytest.mark.parametrize(
-    ("code", "submitted"),
+@table(
+    "code, submitted",
     [
         ("SUBMIT(n=1, why='x')", '{"n": 1, "why": "x"}'),
         ("SUBMIT(1, why='x')", '{"n": 1, "why": "x"}'),
@@ -78,8 +78,8 @@ def test_fields_are_submitted(repl: BareRepl, code: str, submitted: str) -> None
     assert (ran.result.status, ran.result.final_answer) == ("ok", submitted)
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
+@table(
+    "code, error",
     [
         ("SUBMIT(n='one', why='x')", "TypeError: SUBMIT(): n: not a number"),
         ("SUBMIT(1, 'x', 2)", "TypeError: SUBMIT() takes the fields n, why, but was given 3 values"),
@@ -118,7 +118,6 @@ def test_draft_is_the_content_of_answer(repl: BareRepl) -> None:
 
 
 def test_unreadable_draft_is_a_block_error(repl: BareRepl) -> None:
-    """A draft that cannot be read is an error of the block."""
     code = "class Bad:\n    def __str__(self): raise ValueError\nanswer['content'] = Bad()"
     assert repl.run(code).result.error == "the answer cannot be read: ValueError"
     assert repl.run("1").result.status == "ok"
@@ -146,7 +145,7 @@ def test_value_is_given_once_or_restored(repl: BareRepl) -> None:
     assert repl.run("print(always)").stdout == "6\n"
 
 
-@pytest.mark.parametrize("code", ["def answer(): pass", "answer = open", "import json as answer", "class answer: pass"])
+@table("code", ["def answer(): pass", "answer = open", "import json as answer", "class answer: pass"])
 def test_definition_named_answer_is_not_an_answer(repl: BareRepl, code: str) -> None:
     ran = repl.run(code)
     assert (ran.result.final_answer, ran.result.draft) == (None, None)
@@ -161,8 +160,8 @@ def started() -> Iterator[BareRepl]:
         yield running
 
 
-@pytest.mark.parametrize(
-    ("code", "submitted"),
+@table(
+    "code, submitted",
     [
         ("FINAL_VAR(x)", "Paris"),
         ("FINAL_VAR('x')", "Paris"),
@@ -197,8 +196,8 @@ def test_final_var_depends_on_call_source(started: BareRepl, code: str, submitte
     assert (ran.result.final_answer, ran.result.error) == (submitted, None)
 
 
-@pytest.mark.parametrize(
-    ("code", "submitted"),
+@table(
+    "code, submitted",
     [
         ("list(map(FINAL_VAR, ['x']))", "Paris"),
         ("list(map(FINAL_VAR, ['no variable']))", "no variable"),
@@ -226,7 +225,7 @@ def test_final_var_reads_source_of_earlier_function(started: BareRepl) -> None:
     assert started.run("end('x')\n\n\n'another source'").result.final_answer == "x"
 
 
-@pytest.mark.parametrize("code", ["FINAL_VAR('y2')", "FINAL_VAR('It is Paris')", "FINAL_VAR(name='y2')"])
+@table("code", ["FINAL_VAR('y2')", "FINAL_VAR('It is Paris')", "FINAL_VAR(name='y2')"])
 def test_final_var_of_unknown_literal_is_an_error(started: BareRepl, code: str) -> None:
     ran = started.run(code)
     assert ran.result.final_answer is None

@@ -4,12 +4,12 @@ import random
 import re
 import time
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandbox_worker.init.usage_watch import NOTHING
 from sandbox_worker.wire.bounds import PIECE, WATCHED, HeadTail, OutputBounds, ReplBounds
+from tests.support.tables import table
 
 PIECES = st.lists(st.text("ab\N{GREEK SMALL LETTER ALPHA}\n", max_size=30), max_size=30)
 LIMITS = st.integers(0, 40)
@@ -91,8 +91,8 @@ def within_lines(pieces: list[str], limit: int, lines: int) -> str:
     return head + kept.finish()
 
 
-@pytest.mark.parametrize(
-    ("text", "lines", "kept"),
+@table(
+    "text, lines, kept",
     [
         (NUMBERS, 10, NUMBERS),
         (NUMBERS + "end", 11, NUMBERS + "end"),
@@ -148,7 +148,6 @@ def test_head_ends_with_its_lines() -> None:
 def test_bounds_both_ways_hold_for_mixed_output(
     printed: list[str], written: list[str], lines: int, chance: random.Random
 ) -> None:
-    """Output within the bounds of each way is within the bounds of both ways."""
     bounds = OutputBounds(max_output_bytes=10_000, max_output_lines=lines)
     ways = [(HeadTail[str](bounds, ""), pieces) for pieces in (printed, written)]
     sent = [iter([*map(kept.add, pieces), *map(HeadTail.finish, [kept])]) for kept, pieces in ways]
@@ -181,7 +180,6 @@ LONG_PIECES = st.lists(st.sampled_from([1, 8_190, 8_191, 8_192, 8_193, 20_000]),
 @example([16_384, 8_192, 8_192, 8_192], 32_768)
 @example([16_384, 8_192, 20_000, 8_192], 65_536)
 def test_long_pieces_are_kept_without_excess(sizes: list[int], limit: int) -> None:
-    """Long pieces are kept to the same text, and no piece is kept in excess."""
     whole = "".join(f"{number:06}" for number in range(sum(sizes) // 6 + 1))[: sum(sizes)]
     kept = HeadTail[str](bytes_at_most(limit), "")
     head, start = "", 0
@@ -208,8 +206,8 @@ def test_pieces_are_put_together_when_they_have_8192_characters() -> None:
 # -- lines -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
+@table(
+    "text, kept",
     [
         ("a\n01234567", "a\n01234567"),
         ("a\n012345678", "a\n\n... [1 more cut] ...\n12345678"),
@@ -218,13 +216,11 @@ def test_pieces_are_put_together_when_they_have_8192_characters() -> None:
     ],
 )
 def test_two_lines_and_ten_characters_are_filled(text: str, kept: str) -> None:
-    """With bounds of two lines and ten characters, as much is kept as there may be."""
     assert within_lines([text], 10, 2) == kept
     assert within_lines(list(text), 10, 2) == kept
 
 
 def test_output_after_finish_is_its_own_tail() -> None:
-    """Output that comes after the end is a tail of its own."""
     kept = HeadTail[str](OutputBounds(max_output_bytes=8, max_output_lines=8), "")
     assert kept.add("abcd\n\nefgh") + kept.finish() == "abcd\n... [2 more cut, lines: 2] ...\nefgh"
     assert kept.add("uv\nwxyz") == ""
@@ -233,7 +229,6 @@ def test_output_after_finish_is_its_own_tail() -> None:
 
 
 def test_watched_limits_are_bounds_that_init_sees() -> None:
-    """Each watched limit is a bound, and init sees its usage."""
     assert set(ReplBounds.__struct_fields__) >= WATCHED.keys()
     for watched in WATCHED.values():
         assert getattr(NOTHING, watched.usage) == 0

@@ -12,6 +12,7 @@ from sandbox_worker.wire import control
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import Program, pack_program, unpack_program
 from sandbox_worker.wire.errors import MessageInvalid
+from tests.support.tables import table
 
 BOUNDS = ReplBounds(
     memory_bytes=1 << 40,
@@ -71,22 +72,22 @@ FROM_INIT = [
 ]
 
 
-@pytest.mark.parametrize("message", TO_ZYGOTE)
+@table("message", TO_ZYGOTE)
 def test_messages_to_zygote_come_out_unchanged(message: control.ToZygote) -> None:
     assert control.unpack_to_zygote(control.pack(message)) == message
 
 
-@pytest.mark.parametrize("message", FROM_ZYGOTE)
+@table("message", FROM_ZYGOTE)
 def test_messages_of_zygote_come_out_unchanged(message: control.FromZygote) -> None:
     assert control.unpack_from_zygote(control.pack(message)) == message
 
 
-@pytest.mark.parametrize("message", TO_INIT)
+@table("message", TO_INIT)
 def test_messages_to_init_come_out_unchanged(message: control.ToInit) -> None:
     assert control.unpack_to_init(control.pack(message)) == message
 
 
-@pytest.mark.parametrize("message", FROM_INIT)
+@table("message", FROM_INIT)
 def test_messages_of_init_come_out_unchanged(message: control.FromInit) -> None:
     assert control.unpack_from_init(control.pack(message)) == message
 
@@ -106,7 +107,7 @@ UNPACKERS: list[tuple[Callable[[bytes], object], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("unpack", "own"), UNPACKERS)
+@table("unpack, own", UNPACKERS)
 def test_garbage_and_misdirected_packets_are_invalid(unpack: Callable[[bytes], object], own: list[Any]) -> None:
     """Garbage and messages meant for another process are invalid, with no other error."""
     rng = random.Random(20261121)
@@ -118,7 +119,7 @@ def test_garbage_and_misdirected_packets_are_invalid(unpack: Callable[[bytes], o
             unpack(packet)
 
 
-@pytest.mark.parametrize(("unpack", "own"), UNPACKERS)
+@table("unpack, own", UNPACKERS)
 def test_unknown_field_and_wrong_type_are_invalid(unpack: Callable[[bytes], object], own: list[Any]) -> None:
     for message in own:
         fields = msgspec.to_builtins(message, builtin_types=(bytes,))
@@ -128,7 +129,7 @@ def test_unknown_field_and_wrong_type_are_invalid(unpack: Callable[[bytes], obje
                 unpack(packet)
 
 
-@pytest.mark.parametrize("message", [message for _, own in UNPACKERS for message in own if len(repr(message)) > 30])
+@table("message", [message for _, own in UNPACKERS for message in own if len(repr(message)) > 30])
 def test_truncated_packet_is_invalid(message: control.Control) -> None:
     packet = control.pack(message)
     for unpack, own in UNPACKERS:
@@ -142,9 +143,8 @@ def test_fork_server_memory_is_not_negative() -> None:
         control.unpack_from_zygote(control.pack(control.ZygoteReady(layers=[], memory_bytes=-1)))
 
 
-@pytest.mark.parametrize("bound", sorted({*ReplBounds.__struct_fields__} - {"cpu_s", "later_context_bytes"}))
+@table("bound", sorted({*ReplBounds.__struct_fields__} - {"cpu_s", "later_context_bytes"}))
 def test_tmpfs_bound_of_0_is_refused(bound: str) -> None:
-    """A bound of 0 is refused, since a tmpfs takes 0 for no bound."""
     spawn = control.Spawn(True, "/s", msgspec.structs.replace(BOUNDS, **{bound: 0}))
     with pytest.raises(MessageInvalid, match=bound):
         control.unpack_to_zygote(control.pack(spawn))
@@ -163,7 +163,7 @@ def test_program_comes_out_unchanged() -> None:
     assert unpack_program(pack_program(program)) == program
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * 100, pack_program(Program([], {}))[:-1]])
+@table("data", [b"", b"\x80", b"\xff" * 100, pack_program(Program([], {}))[:-1]])
 def test_invalid_program_is_refused(data: bytes) -> None:
     with pytest.raises(MessageInvalid):
         unpack_program(data)

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox_worker.wire import counting
 from sandbox_worker.wire.counting import (
     has_longer_number_than,
     has_more_objects_than,
     has_more_strings_than,
     has_more_values_than,
 )
+from tests.support.tables import table
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a,[{"\\'),
@@ -36,8 +38,8 @@ def test_count_is_never_below_the_true_number_of_values(plain: Any) -> None:
     assert has_more_values_than(true - 1, payload)
 
 
-@pytest.mark.parametrize(
-    ("payload", "values"),
+@table(
+    "payload, values",
     [(b"[" + b"[]," * 1000 + b"1]", 1000), (b"[" + b'"",' * 1000 + b"1]", 1000), (b"{" + b'"":1,' * 1000 + b"}", 1000)],
 )
 def test_many_values_are_found(payload: bytes, values: int) -> None:
@@ -45,7 +47,7 @@ def test_many_values_are_found(payload: bytes, values: int) -> None:
     assert not has_more_values_than(4 * values, payload)
 
 
-@pytest.mark.parametrize("text", ["a, b, [c], {d}" * 1000, '\\", ' * 1000, '"' * 1000])
+@table("text", ["a, b, [c], {d}" * 1000, '\\", ' * 1000, '"' * 1000])
 def test_text_full_of_commas_is_one_value(text: str) -> None:
     assert not has_more_values_than(4, json.dumps([text]).encode())
     assert not has_more_strings_than(1, json.dumps([text]).encode())
@@ -63,8 +65,8 @@ def test_objects_are_counted_outside_of_texts() -> None:
     assert not has_more_objects_than(3, payload)
 
 
-@pytest.mark.parametrize(
-    ("payload", "is_longer"),
+@table(
+    "payload, is_longer",
     [
         (b"[1234, 5678.9012e1234]", False),
         (b'{"12345": "1234567890"}', False),
@@ -75,3 +77,13 @@ def test_objects_are_counted_outside_of_texts() -> None:
 )
 def test_long_numbers_are_found_outside_of_texts(payload: bytes, is_longer: bool) -> None:
     assert has_longer_number_than(4, payload) is is_longer
+
+
+@given(PLAIN, st.integers(1, 9))
+def test_slices_do_not_change_the_count(plain: Any, size: int) -> None:
+    """A slice may end within a string, an escape or a character."""
+    payload = json.dumps(plain, ensure_ascii=False).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "SLICE_BYTES", size)
+        sliced = [has_more_values_than(most, payload) for most in range(20)]
+    assert sliced == [has_more_values_than(most, payload) for most in range(20)]

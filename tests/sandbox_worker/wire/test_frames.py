@@ -11,12 +11,13 @@ from rlm_broker.errors import ProtocolViolation
 from sandbox_worker.wire.errors import FrameTooLarge, FrameTruncated, MessageInvalid
 from sandbox_worker.wire.frames import BEGINNING_BYTES, PREFIX, Beginning, FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import Output, decode_from_worker, encode
+from tests.support.tables import table
 
 PAYLOADS = [b"", b"a", b"xyz" * 100, b"{}"]
 STREAM = b"".join(encode_frame(payload, 1000) for payload in PAYLOADS)
 
 
-@pytest.mark.parametrize("step_bytes", [1, 2, 3, 4, 5, 7, len(STREAM)])
+@table("step_bytes", [1, 2, 3, 4, 5, 7, len(STREAM)])
 def test_frames_survive_any_cut_of_the_stream(step_bytes: int) -> None:
     decoder = FrameDecoder(max_frame_bytes=1000)
     cuts = [STREAM[i : i + step_bytes] for i in range(0, len(STREAM), step_bytes)]
@@ -71,7 +72,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("payload", BAD.values(), ids=BAD)
+@table("payload", BAD.values())
 def test_invalid_message_is_one_named_error(payload: bytes) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(payload)
@@ -87,12 +88,11 @@ def test_garbage_raises_only_protocol_violations() -> None:
 
 
 def test_lone_surrogate_is_written_out() -> None:
-    """A lone surrogate in a message that is read is written out as an escape."""
     message = Output(block=1, stream="stdout", text='a\ud800"\udfff')
     assert decode_from_worker(encode(message)) == Output(block=1, stream="stdout", text='a\\ud800"\\udfff')
 
 
-@pytest.mark.parametrize("step_bytes", [1000, 1 << 16, (1 << 16) + 5, 1 << 20])
+@table("step_bytes", [1000, 1 << 16, (1 << 16) + 5, 1 << 20])
 def test_large_payloads_between_small_ones_come_out_whole(step_bytes: int) -> None:
     payloads = [b"a", b"x" * 300_000, b"", b"yz" * 100_000, b"b" * (1 << 16), b"c"]
     stream = b"".join(encode_frame(payload, 1 << 20) for payload in payloads)
@@ -111,7 +111,6 @@ def test_frames_before_an_oversized_prefix_come_out_first() -> None:
 
 
 def test_incomplete_frame_tells_its_sizes() -> None:
-    """An incomplete frame tells the bytes that came."""
     decoder = FrameDecoder(max_frame_bytes=1000)
     assert (decoder.buffered_bytes, decoder.pending) == (0, b"")
     assert decoder.feed(b"\0\0") == []
@@ -127,7 +126,7 @@ def test_partial_payload_is_no_frame() -> None:
     assert FrameDecoder(1000).feed(PREFIX.pack(104) + b"x" * 96) == []
 
 
-@pytest.mark.parametrize(("payload_bytes", "kind"), [((1 << 16) - 4, bytes), ((1 << 16) - 3, bytearray)])
+@table("payload_bytes, kind", [((1 << 16) - 4, bytes), ((1 << 16) - 3, bytearray)])
 def test_large_payload_is_not_copied(payload_bytes: int, kind: type) -> None:
     """A large payload is handed over in the buffer that collected it."""
     decoder = FrameDecoder(1 << 20)
@@ -138,7 +137,6 @@ def test_large_payload_is_not_copied(payload_bytes: int, kind: type) -> None:
 
 
 def test_frame_too_large_is_told_and_dropped() -> None:
-    """A frame that is too large is told with its size and the limit, and is not kept."""
     with pytest.raises(FrameTooLarge, match="frame of 1,001 bytes, the limit is 1,000"):
         encode_frame(b"x" * 1001, 1000)
     decoder = FrameDecoder(1000)
@@ -147,7 +145,7 @@ def test_frame_too_large_is_told_and_dropped() -> None:
     assert decoder.buffered_bytes == 0
 
 
-@pytest.mark.parametrize("step_bytes", [1000, 1 << 16, (1 << 16) + 5])
+@table("step_bytes", [1000, 1 << 16, (1 << 16) + 5])
 def test_payload_that_is_too_long_is_dropped_as_it_comes(step_bytes: int) -> None:
     """The beginning and the length of a payload that is too long come out; its neighbours are whole."""
     payloads = [b"a", b"long" * 200_000, b"b" * 300_000, b"long" + b"x" * 99_996, b"c"]

@@ -15,6 +15,7 @@ from sandbox_worker.wire import bounds, control
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import LEVELS, PROCESS, Layer, LevelName, level_named
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 NAMES = get_args(LevelName)
 
@@ -24,7 +25,7 @@ def test_level_name_finds_its_level() -> None:
     assert [level_named(name) for name in NAMES] == list(LEVELS)
 
 
-@pytest.mark.parametrize("name", ["auto", "Strict", "", None, 0, ["strict"]])
+@table("name", ["auto", "Strict", "", None, 0, ["strict"]])
 def test_unknown_level_name_finds_no_level(name: object) -> None:
     with pytest.raises(LookupError, match="there is no isolation level"):
         level_named(name)
@@ -50,9 +51,8 @@ def test_boundary_allows_processes_only_with_pid_namespace() -> None:
             assert level.may_exec == level.has_pid_namespace, level.name
 
 
-@pytest.mark.parametrize("name", ["paranoid", "auto", "Strict", "", 0, None])
+@table("name", ["paranoid", "auto", "Strict", "", 0, None])
 def test_fork_server_without_level_refuses_the_message(name: object) -> None:
-    """A fork server that is told of no level refuses the message."""
     configure = control.Configure(level="strict", new_root="/n", readable=[], hidden=[])
     fields = msgspec.to_builtins(configure) | {"level": name}
     with pytest.raises(MessageInvalid, match="level"):
@@ -77,13 +77,12 @@ def named_where_raised() -> Iterator[str]:
 
 
 def test_layers_of_the_sandbox_are_the_set() -> None:
-    """Each layer that the sandbox names is in the set, and the set has no other."""
     named = {*named_where_raised(), *(name for rows in _INIT_LAYERS.values() for name, _ in rows)}
     assert named == LAYERS - {"system calls"}  # which the orchestrator names for a process that was killed
 
 
-@pytest.mark.parametrize(
-    ("unpack", "message", "field"),
+@table(
+    "unpack, message, field",
     [
         (control.unpack_from_zygote, control.ZygoteFailed(reason="why", layer="mounts"), "layer"),
         (control.unpack_from_zygote, control.NotPrepared(step="imports", reason="why"), "step"),
@@ -95,7 +94,7 @@ def test_layers_of_the_sandbox_are_the_set() -> None:
         (control.unpack_from_init, control.Exceeded("cpu_s", 2, 1, control.LastSeen()), "limit"),
     ],
 )
-@pytest.mark.parametrize("name", ["", "Seccomp", "level", "no such name"])
+@table("name", ["", "Seccomp", "level", "no such name"])
 def test_unknown_layer_name_makes_a_message_invalid(unpack: Any, message: Any, field: str, name: str) -> None:
     value = [name] if field == "layers" else name
     packet = msgspec.msgpack.encode(msgspec.to_builtins(message) | {field: value})
@@ -112,7 +111,7 @@ def test_prepared_steps_are_no_layers() -> None:
     assert not LAYERS & set(get_args(control.PreparationStep))
 
 
-@pytest.mark.parametrize("module", ["zygote_layers", "worker_layers"])
+@table("module", ["zygote_layers", "worker_layers"])
 def test_layer_code_needs_only_the_standard_library(module: str) -> None:
     program = f"import sys; sys.path.append(sys.argv[1]); import sandbox_worker.isolation.{module}; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-c", program, str(PROJECT)]

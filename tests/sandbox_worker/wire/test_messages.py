@@ -38,6 +38,7 @@ from sandbox_worker.wire.messages import (
     framed,
 )
 from sandbox_worker.wire.prompts import ChildContext
+from tests.support.tables import table
 
 QUERY = Query(id="3:1", want="rlm", prompts=["a", ""], model="m", system="s", max_completion_tokens=1, max_concurrent=2)
 FROM_WORKER: list[FromWorker] = [
@@ -66,12 +67,12 @@ FROM_ORCHESTRATOR: list[FromOrchestrator] = [
 ]
 
 
-@pytest.mark.parametrize("message", FROM_WORKER)
+@table("message", FROM_WORKER)
 def test_messages_of_worker_come_out_unchanged(message: FromWorker) -> None:
     assert decode_from_worker(encode(message)) == message
 
 
-@pytest.mark.parametrize("message", FROM_ORCHESTRATOR)
+@table("message", FROM_ORCHESTRATOR)
 def test_messages_of_orchestrator_come_out_unchanged(message: FromOrchestrator) -> None:
     assert decode_from_orchestrator(encode(message)) == message
 
@@ -90,15 +91,15 @@ def test_message_type_is_its_lower_case_name() -> None:
     assert json.loads(encode(QUERY))["type"] == "query"
 
 
-@pytest.mark.parametrize("message", [*FROM_WORKER, *FROM_ORCHESTRATOR])
+@table("message", [*FROM_WORKER, *FROM_ORCHESTRATOR])
 def test_message_of_other_direction_is_invalid(message: FromWorker | FromOrchestrator) -> None:
     decode_other = decode_from_worker if message in FROM_ORCHESTRATOR else decode_from_orchestrator
     with pytest.raises(MessageInvalid):
         decode_other(encode(message))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
+@table(
+    "field, value",
     [
         ("id", 1),
         ("want", "root"),
@@ -121,7 +122,7 @@ def test_query_with_wrong_field_is_invalid(field: str, value: object) -> None:
         decode_from_worker(json.dumps({**right, field: value}).encode())
 
 
-@pytest.mark.parametrize("field", ["type", "id", "want", "prompts"])
+@table("field", ["type", "id", "want", "prompts"])
 def test_query_without_required_field_is_invalid(field: str) -> None:
     fields = json.loads(encode(QUERY))
     del fields[field]
@@ -141,31 +142,28 @@ def test_display_is_bounded_and_checked() -> None:
             decode_from_worker(long)
 
 
-@pytest.mark.parametrize(
-    "forms", [{"text/javascript": "x"}, {"image/png": 5}, {"text/html": None}, ["x"], "x", {"": ""}]
-)
-@pytest.mark.parametrize("field", ["texts", "pictures"])
+@table("forms", [{"text/javascript": "x"}, {"image/png": 5}, {"text/html": None}, ["x"], "x", {"": ""}])
+@table("field", ["texts", "pictures"])
 def test_display_of_unknown_type_is_invalid(field: str, forms: object) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps({"type": "display", "block": 1, field: forms}).encode())
 
 
-@pytest.mark.parametrize("status", ["killed", "OK", None])
+@table("status", ["killed", "OK", None])
 def test_worker_cannot_claim_the_orchestrators_outcomes(status: str | None) -> None:
-    """A worker cannot claim an outcome that only the orchestrator sees."""
     with pytest.raises(MessageInvalid):
         decode_from_worker(json.dumps({"type": "result", "block": 1, "status": status}).encode())
 
 
-@pytest.mark.parametrize("decode", [decode_hello, decode_welcome, decode_from_worker, decode_from_orchestrator])
+@table("decode", [decode_hello, decode_welcome, decode_from_worker, decode_from_orchestrator])
 @given(payload=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
 def test_bytes_raise_only_message_errors(decode: Any, payload: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
         assert isinstance(decode(payload), messages.Message)
 
 
-@pytest.mark.parametrize("decode", [decode_hello, decode_welcome, decode_from_worker, decode_from_orchestrator])
-@pytest.mark.parametrize("opening", [b"[", b'{"type":', b'{"type":"reply","slots":[{"x":', b'{"type":"hello","x":['])
+@table("decode", [decode_hello, decode_welcome, decode_from_worker, decode_from_orchestrator])
+@table("opening", [b"[", b'{"type":', b'{"type":"reply","slots":[{"x":', b'{"type":"hello","x":['])
 def test_deep_nesting_is_invalid(decode: Any, opening: bytes) -> None:
     with pytest.raises(MessageInvalid):
         decode(opening * 100_000)
@@ -173,7 +171,6 @@ def test_deep_nesting_is_invalid(decode: Any, opening: bytes) -> None:
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_text_is_read_with_surrogates_written_out(text: str) -> None:
-    """Any text is read unchanged, or with its lone surrogates written out."""
     expected = text.encode("utf-8", "backslashreplace").decode()
     for message in (Output(block=1, stream="stdout", text=text), Result(block=1, status="error", error=text)):
         arrived = decode_from_worker(encode(message))
@@ -182,7 +179,6 @@ def test_text_is_read_with_surrogates_written_out(text: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_text_for_code_arrives_or_is_not_sent(text: str) -> None:
-    """Text that code works with arrives unchanged or is not sent."""
     is_whole = not any("\ud800" <= character <= "\udfff" for character in text)
     for message in (
         Query(id="1:1", want="llm", prompts=["whole", text]),
@@ -209,7 +205,7 @@ class Colour(str, enum.Enum):  # noqa: UP042 - model code writes such classes
     RED = "red"
 
 
-@pytest.mark.parametrize(("text", "plain"), [(Text("a"), "a"), (Text("\ud800"), "\\ud800"), (Colour.RED, "red")])
+@table("text, plain", [(Text("a"), "a"), (Text("\ud800"), "\\ud800"), (Colour.RED, "red")])
 def test_subclasses_of_text_are_text(text: str, plain: str) -> None:
     arrived = decode_from_worker(encode(Result(block=1, status="ok", final_answer=text)))
     assert arrived == Result(block=1, status="ok", final_answer=plain)
@@ -246,7 +242,7 @@ def test_query_too_large_is_not_decoded() -> None:
     assert refused.value.id == "7:2"
 
 
-@pytest.mark.parametrize(
+@table(
     "begin",
     [
         b'{"id":"1:1","type":"query"',
@@ -263,8 +259,8 @@ def test_other_message_too_large_is_invalid(begin: bytes) -> None:
             decode_from_worker(payload)
 
 
-@pytest.mark.parametrize("unit", ["1", '""', "[]", "{}", '[{"type":"text","text":""}]'])
-@pytest.mark.parametrize("field", ["prompts", "contexts"])
+@table("unit", ["1", '""', "[]", "{}", '[{"type":"text","text":""}]'])
+@table("field", ["prompts", "contexts"])
 def test_query_of_a_million_values_is_invalid(field: str, unit: str) -> None:
     """No value amplifies without bound: the types refuse it at once, or the number of objects or prompts does."""
     fields = {"prompts": '["a"]', field: "[" + ",".join([unit] * ((4 << 20) // (len(unit) + 1) - 50)) + "]"}
@@ -280,7 +276,7 @@ def test_query_with_all_children_that_are_allowed_passes() -> None:
     assert decode_from_worker(encode(query)) == query
 
 
-@pytest.mark.parametrize("message", [Reply("1:1", [Slot("a")]), Reply("1:1", [Slot("a\ud800")])])
+@table("message", [Reply("1:1", [Slot("a")]), Reply("1:1", [Slot("a\ud800")])])
 def test_frame_of_a_message_is_bounded(message: Reply) -> None:
     frame = encode_frame(encode(message), 1000)
     assert framed(message, len(frame) - 4) == frame

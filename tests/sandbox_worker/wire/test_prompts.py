@@ -15,6 +15,7 @@ from sandbox_worker.wire.prompts import (
     are_messages,
     beginning_and_end,
 )
+from tests.support.tables import table
 
 CONVERSATION: Prompt = [
     MessagePart("system", "brief"),
@@ -34,7 +35,7 @@ def test_prompts_of_each_kind_cross() -> None:
     assert Query("1:1", "llm", ["a"]).is_text
 
 
-@pytest.mark.parametrize(
+@table(
     "message",
     [
         b'{"type":"message","role":"tool","content":"a"}',
@@ -58,7 +59,7 @@ def test_parts_and_messages_do_not_mix() -> None:
         are_messages([MessagePart("user", "a"), TextPart("b")])
 
 
-@pytest.mark.parametrize("temperature", [b"-0.1", b"2.1", b"1e999", b'"0"', b"true"])
+@table("temperature", [b"-0.1", b"2.1", b"1e999", b'"0"', b"true"])
 def test_temperature_out_of_its_range_is_refused(temperature: bytes) -> None:
     with pytest.raises(MessageInvalid):
         decode_from_worker(b'{"type":"query","id":"1:1","want":"llm","prompts":["a"],"temperature":%s}' % temperature)
@@ -69,7 +70,7 @@ def test_short_task_is_told_whole() -> None:
     assert beginning_and_end(task) == task
 
 
-@pytest.mark.parametrize("chars", [LONG_TASK_CHARS + 1, 10_000_000])
+@table("chars", [LONG_TASK_CHARS + 1, 10_000_000])
 def test_long_task_shows_its_ends(chars: int) -> None:
     """A long task is told by its ends and by the amount between them."""
     task = "a" * SHOWN_CHARS + "b" * (chars - 2 * SHOWN_CHARS) + "c" * SHOWN_CHARS
@@ -82,7 +83,6 @@ def test_long_task_shows_its_ends(chars: int) -> None:
 
 
 def test_shown_task_can_always_be_sent() -> None:
-    """The shown form of any task can be sent."""
     told = beginning_and_end("\ud800" + "x" * LONG_TASK_CHARS + "\udfff")
     assert told.encode().startswith(b"?x")
     assert told.endswith("x?")

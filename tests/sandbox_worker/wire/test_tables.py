@@ -10,6 +10,7 @@ import pytest
 
 from sandbox_worker.wire.errors import ValueInvalid, ValueRefused
 from sandbox_worker.wire.values import decode, encode
+from tests.support.tables import table
 
 MOST = 1 << 16
 COLUMNS: dict[str, Any] = {
@@ -43,13 +44,13 @@ def crossed(value: Any) -> Any:
     return decode(encode({"a": value}, "it"), MOST)["a"]
 
 
-@pytest.mark.parametrize("name", COLUMNS)
+@table("name", COLUMNS)
 def test_series_comes_out_unchanged(name: str) -> None:
     series = pandas.Series(COLUMNS[name], name=("any", name))
     pandas.testing.assert_series_equal(crossed(series), series)
 
 
-@pytest.mark.parametrize("index", INDEXES, ids=lambda index: type(index).__name__)
+@table("index", INDEXES)
 def test_data_frame_comes_out_unchanged(index: Any) -> None:
     frame = pandas.DataFrame(COLUMNS)
     if index is not None:
@@ -59,7 +60,7 @@ def test_data_frame_comes_out_unchanged(index: Any) -> None:
     changed.iloc[0, 0] = 7
 
 
-@pytest.mark.parametrize(
+@table(
     "frame",
     [
         pandas.DataFrame(),
@@ -69,14 +70,13 @@ def test_data_frame_comes_out_unchanged(index: Any) -> None:
         pandas.DataFrame({1: [1], "b": ["c"]}),
         pandas.DataFrame({"a": numpy.array([], "f4")}),
     ],
-    ids=["empty", "without_columns", "of_one_name_twice", "of_levels", "of_other_names", "without_rows"],
 )
 def test_odd_data_frame_comes_out_unchanged(frame: Any) -> None:
     pandas.testing.assert_frame_equal(crossed(frame), frame)
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
+@table(
+    "value, why",
     [
         (
             pandas.DataFrame({"a": [1], "b": [print]}),
@@ -93,7 +93,6 @@ def test_odd_data_frame_comes_out_unchanged(frame: Any) -> None:
     ],
 )
 def test_table_that_does_not_cross_is_refused(value: Any, why: str) -> None:
-    """A table with content that does not cross is refused with the place."""
     with pytest.raises(ValueRefused) as refused:
         encode(value, "it")
     assert str(refused.value).startswith(why)
@@ -104,8 +103,8 @@ TWO = {"$array": ["<i8", [2], "AAAAAAAAAAAAAAAAAAAAAA=="]}
 RANGE = ["range", [0, 1, 1], [None]]
 
 
-@pytest.mark.parametrize(
-    ("tag", "content"),
+@table(
+    "tag, content",
     [
         ("$series", 5),
         ("$series", [["", ARRAY], RANGE]),

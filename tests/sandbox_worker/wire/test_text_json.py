@@ -15,6 +15,7 @@ from sandbox_worker.wire.text_json import (
     encode_written_out,
     written_out,
 )
+from tests.support.tables import table
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]))
 
@@ -30,7 +31,7 @@ class Name(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize("encode", [encode_escaped, encode_written_out, encode_raw])
+@table("encode", [encode_escaped, encode_written_out, encode_raw])
 @given(text=st.text())
 def test_text_without_surrogates_is_encoded_as_msgspec_does(encode: Any, text: str) -> None:
     assert encode({"text": text}) == msgspec.json.encode({"text": text})
@@ -38,7 +39,6 @@ def test_text_without_surrogates_is_encoded_as_msgspec_does(encode: Any, text: s
 
 @given(ANY_TEXT, ANY_TEXT)
 def test_escaped_text_decodes_to_an_equal_value(one: str, other: str) -> None:
-    """Escaped text is decoded to an equal value by `json` and from structs."""
     joined = json.loads(json.dumps(one))  # a pair of escapes is one character
     assert json.loads(encode_escaped([one])) == [joined]
     said = Said(joined, [json.loads(json.dumps(other))])
@@ -49,18 +49,16 @@ def test_escaped_bytes_are_ascii_escapes() -> None:
     assert encode_escaped(["a\ud800"]) == b'["a\\ud800"]'
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
+@table(
+    "data, error",
     [
         (b'{"text": 1}', msgspec.ValidationError),
         (b'{"text": "\\ud800", "more": 1}', msgspec.ValidationError),
         (b"{", ValueError),
         (b'{"unknown": ' + b"[" * 200_000, RecursionError),
     ],
-    ids=["type", "type_beside_a_surrogate", "cut", "nested"],
 )
 def test_decode_escaped_refuses_other_json(data: bytes, error: type[Exception]) -> None:
-    """`decode_escaped` refuses bytes that are not JSON of the type."""
     with pytest.raises(error):
         decode_escaped(data, Said)
 
@@ -84,6 +82,5 @@ def test_raw_text_is_the_same_characters(text: str) -> None:
 
 
 def test_raw_adjacent_surrogates_stay_two_characters() -> None:
-    """Raw surrogates that stand side by side stay two characters."""
     assert encode_raw("\ud83d\ude00") == b'"\xed\xa0\xbd\xed\xb8\x80"'
     assert encode_raw({"a": "\ud800"}) == b'{"a":"\xed\xa0\x80"}'

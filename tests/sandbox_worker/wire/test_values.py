@@ -25,6 +25,7 @@ from sandbox_worker.wire.encoding import MAX_NESTING
 from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueRefused
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode, encode, encode_json
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 MOST = 1 << 16
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
@@ -113,8 +114,8 @@ def test_json_value_comes_out_unchanged(value: Any) -> None:
     assert shown(decode(encode_json(value, "it"))) == shown(value)
 
 
-@pytest.mark.parametrize("encoder", [encode, encode_json])
-@pytest.mark.parametrize(
+@table("encoder", [encode, encode_json])
+@table(
     "value",
     [
         {"\ud800": 1},
@@ -145,7 +146,6 @@ CONTENTS = st.recursive(
 
 @given(st.dictionaries(TAGS, CONTENTS, min_size=1, max_size=1))
 def test_tag_with_any_content_is_value_or_error(node: dict[str, Any]) -> None:
-    """A tag of any content is a value or one error."""
     with contextlib.suppress(ValueInvalid):
         decode(json.dumps(node, separators=(",", ":")).encode(), MOST)
 
@@ -162,8 +162,8 @@ class Pair(collections.namedtuple("Pair", "a b")):
     pass
 
 
-@pytest.mark.parametrize(
-    ("value", "kind"),
+@table(
+    "value, kind",
     [
         (collections.Counter("abca"), dict),
         (collections.OrderedDict(a=1), dict),
@@ -196,8 +196,8 @@ for _ in range(60):
     WIDE = [WIDE, WIDE]
 
 
-@pytest.mark.parametrize(
-    ("value", "why"),
+@table(
+    "value, why",
     [
         (object(), "it is an object, which does not cross"),
         ({"a": [1, 2, (3, print)]}, "it['a'][2][1] is a builtin_function_or_method, which does not cross"),
@@ -260,7 +260,7 @@ ODD_ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("array", [*ARRAYS, *ODD_ARRAYS], ids=lambda array: f"{array.dtype}{array.shape}")
+@table("array", [*ARRAYS, *ODD_ARRAYS])
 def test_array_comes_out_equal_and_writable(array: Any) -> None:
     arrived = crossed({"a": array})["a"]
     assert (arrived.dtype, arrived.shape) == (array.dtype, array.shape)
@@ -280,8 +280,8 @@ def tag(name: str, *content: Any) -> bytes:
     return json.dumps({name: content[0] if len(content) == 1 else content}, separators=(",", ":")).encode()
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
+@table(
+    "data, why",
     [
         (tag("$x", 1), "it has the unknown tag '$x'"),
         (tag("$__class__", 1), "unknown tag"),

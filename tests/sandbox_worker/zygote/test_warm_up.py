@@ -51,7 +51,6 @@ print(json.dumps({"before": before, "after": state(), "unrehearsed": unrehearsed
 
 
 def test_warm_up_leaves_nothing_and_spares_pages() -> None:
-    """The warm-up leaves no trace and spares forked processes copied pages."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,

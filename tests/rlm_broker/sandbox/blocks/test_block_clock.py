@@ -41,7 +41,6 @@ def test_clock_tells_the_time_until_a_change() -> None:
 
 
 def test_computing_thread_is_bounded_by_cpu_time() -> None:
-    """A thread that computes while another waits is bounded by CPU time."""
     block = clock(limit_s=10.0, cpus=2)
     block.query_opened(0.0)
     for second in range(1, 20):
@@ -53,7 +52,6 @@ def test_computing_thread_is_bounded_by_cpu_time() -> None:
 
 
 def test_cpu_time_within_the_limit_is_harmless() -> None:
-    """CPU time of all CPUs within the limit ends no block."""
     block = clock(limit_s=10.0, cpus=4)
     block.burned(39.0)
     assert block.verdict(9.9) == "run"
@@ -80,7 +78,6 @@ def test_clock_names_the_limit_reached() -> None:
 
 
 def test_interrupt_request_is_heeded_once() -> None:
-    """A request to interrupt is heeded once; then the grace runs."""
     block = clock()
     assert block.verdict(1.0) == "run"
     block.wish("was interrupted")
@@ -98,7 +95,6 @@ def test_wish_after_a_limit_was_reached_changes_nothing() -> None:
 
 
 def test_clock_runs_between_queries() -> None:
-    """The clock runs between queries and counts from the last reply."""
     block = clock(limit_s=10.0)
     block.query_opened(4.0)
     block.query_closed(1000.0)

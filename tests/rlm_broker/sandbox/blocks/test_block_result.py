@@ -10,6 +10,7 @@ from rlm_broker.sandbox.blocks.block_result import BlockOutput
 from sandbox_worker.wire.bounds import NOTE_LINES, OutputBounds, WatchedLimit
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen, Written
 from sandbox_worker.wire.messages import Output, Stream
+from tests.support.tables import table
 
 
 def printed(output: BlockOutput, text: str, stream: Stream = "stdout") -> None:
@@ -73,7 +74,7 @@ def test_failing_on_output_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
     assert "hunter2" not in logged
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe", b"\xed\xa0\x80"])
+@table("data", [b"\xff\xfe", b"\xed\xa0\x80"])
 def test_undecodable_output_is_shown_in_part(data: bytes) -> None:
     """Bytes that are no text are shown as far as they can be decoded."""
     output = BlockOutput(OutputBounds(max_output_bytes=100), None)
@@ -83,7 +84,6 @@ def test_undecodable_output_is_shown_in_part(data: bytes) -> None:
 
 @given(st.lists(st.text("a\n", max_size=50), max_size=40), st.integers(1, 10))
 def test_forged_lines_are_kept_within_the_honest_bound(pieces: list[str], lines: int) -> None:
-    """A forged flood of lines is kept only as far as an honest REPL sends lines."""
     bounds = OutputBounds(max_output_bytes=10_000, max_output_lines=lines)
     output = BlockOutput(bounds, None)
     for piece in pieces:
@@ -101,8 +101,8 @@ STACK = """Current thread 0x00007f0005e7cb80 (most recent call first):
 """
 
 
-@pytest.mark.parametrize(
-    ("died", "reason"),
+@table(
+    "died, reason",
     [
         (Died(exit_code=3), "its process ended by itself with exit code 3 (os._exit)"),
         (
@@ -151,9 +151,7 @@ def test_reason_shows_only_the_newest_line_of_model_code() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("used_bytes", "told"), [(0, "less than 1 MiB"), (900_000, "less than 1 MiB"), (1 << 20, "1 MiB")]
-)
+@table("used_bytes, told", [(0, "less than 1 MiB"), (900_000, "less than 1 MiB"), (1 << 20, "1 MiB")])
 def test_small_cpu_usage_is_not_told_as_zero(used_bytes: int, told: str) -> None:
     """A program that uses very little CPU time is not reported with zero."""
     seen = block_result.located(LastSeen("", used_bytes, 0.1, 1, 1), block=1)
@@ -162,7 +160,7 @@ def test_small_cpu_usage_is_not_told_as_zero(used_bytes: int, told: str) -> None
     )
 
 
-@pytest.mark.parametrize(
+@table(
     "stack",
     ["", "garbage \x1b[31m", '  File "<block 1>", line \u0662 in x', 'File "<block 1>", line 1 in ' + "x" * 9000],
 )
@@ -178,6 +176,6 @@ def test_line_in_digits_of_another_script_is_no_frame() -> None:
     assert block_result.located(seen, 1).where == "It was at line 5 of the block"
 
 
-@pytest.mark.parametrize("limit", get_args(WatchedLimit))
+@table("limit", get_args(WatchedLimit))
 def test_limit_that_init_watches_has_a_sentence(limit: WatchedLimit) -> None:
     assert " used " in block_result.reason_of_death(Exceeded(limit, 2 << 20, 1 << 20, LastSeen()))

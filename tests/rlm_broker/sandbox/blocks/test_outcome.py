@@ -13,6 +13,7 @@ from rlm_broker.sandbox.blocks.block_result import BlockOutput, SentValue, Submi
 from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result, VariableFact
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
+from tests.support.tables import table
 
 EVERYTHING = Wanted(value=True, variables=True)
 
@@ -115,15 +116,15 @@ def test_value_that_is_not_set_is_none() -> None:
     assert (refused.value, refused.problem) == (None, "it is a lock")
 
 
-@pytest.mark.parametrize(("names", "value", "told"), [(("x",), [1], 1), (("x", "y"), [1, 2], (1, 2))])
+@table("names, value, told", [(("x",), [1], 1), (("x", "y"), [1, 2], (1, 2))])
 def test_values_of_variables_come_in_the_order_of_the_names(
     names: tuple[str, ...], value: object, told: object
 ) -> None:
     assert values_of(names, ended(EVERYTHING, value=encoded(value))) == told
 
 
-@pytest.mark.parametrize(
-    ("of_result", "problem"),
+@table(
+    "of_result, problem",
     [
         ({"status": "error", "error": "NameError: y"}, "x, y is not available: NameError: y"),
         ({"value_problem": "x is a lock"}, "x is a lock"),

@@ -21,6 +21,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query
 from sandbox_worker.wire.prompts import MAX_INLINE_BYTES, ChildContext
+from tests.support.tables import table
 from tests.support.waiting import until_now
 
 SCRATCH_BYTES = 1 << 20
@@ -90,7 +91,6 @@ def error(slots: list[dict[str, Any]]) -> str:
 
 
 def test_context_comes_from_value_file_or_repl(handler: LMHandler, sandbox: Sandbox) -> None:
-    """A context is a value in the query, a file, or a context of the REPL."""
     code = (
         "open('text', 'w').write('é' * 20_000); open('json', 'w').write('[1, 2]')\n"
         "ask([{'value': '{\"a\": 1}'}, {'file': 'text'}, {'file': 'json', 'is_json': True}, {'own': 'context'}, None], "
@@ -100,7 +100,7 @@ def test_context_comes_from_value_file_or_repl(handler: LMHandler, sandbox: Sand
     assert texts == ["dict of 8", "str of 20000", "list of 6", "str of 12", "str of 1"]
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 1_000])
+@table("count", [0, 1, 3, 1_000])
 def test_contexts_of_another_number_than_prompts(handler: LMHandler, sandbox: Sandbox, count: int) -> None:
     slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {count}, ['a', 'b'])")
     assert len(slots) == 2
@@ -110,13 +110,13 @@ def test_contexts_of_another_number_than_prompts(handler: LMHandler, sandbox: Sa
         assert [slot["text"] for slot in slots] == ["str of 1", "str of 1"]
 
 
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "\0"])
+@table("name", ["../secret", "/etc/passwd", "a/b", "..", ".", "", "a\0b", "\0"])
 def test_file_name_outside_the_scratch_folder_is_refused(handler: LMHandler, sandbox: Sandbox, name: str) -> None:
     assert error(asked(handler, sandbox, f"ask([{{'file': {name!r}}}])")).endswith("is not a file name")
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
+@table(
+    "code, why",
     [
         ("pass", "cannot be opened: No such file or directory"),
         ("os.symlink('/etc/passwd', 'x')", ""),
@@ -156,13 +156,13 @@ def test_file_changing_while_read_is_harmless(handler: LMHandler, sandbox: Sandb
         assert slot.get("text", "").startswith("str of ") or "error" in slot
 
 
-@pytest.mark.parametrize("data", ["b'\\xff\\xfe'", "b'cut \\xe4\\xb8'"])
+@table("data", ["b'\\xff\\xfe'", "b'cut \\xe4\\xb8'"])
 def test_bytes_that_are_no_text(handler: LMHandler, sandbox: Sandbox, data: str) -> None:
     said = error(asked(handler, sandbox, f"open('x', 'wb').write({data})\nask([{{'file': 'x'}}])"))
     assert said.startswith("a context is not available: a context is not UTF-8: ")
 
 
-@pytest.mark.parametrize(
+@table(
     "data",
     ["b''", "b'no json'", "b'{'", "b'\\xff'", "b'[' * 100_000", "b'{\"a\":' * 100_000", "b'9' * 100_000", "b'[1] 2'"],
 )
@@ -172,7 +172,7 @@ def test_json_that_is_none_or_too_deep(handler: LMHandler, sandbox: Sandbox, dat
     assert len(said) < 1_000
 
 
-@pytest.mark.parametrize("data", ["b'no json'", "b'[' * 10_000"])
+@table("data", ["b'no json'", "b'[' * 10_000"])
 def test_warm_repl_survives_invalid_json(handler: LMHandler, data: str) -> None:
     """A REPL that was made ahead is not lost to invalid JSON."""
     with Sandbox(LIMITS, warm=1) as sandbox, sandbox.repl(answer=handler.answers(LIMITS, sandbox=sandbox)) as repl:
@@ -183,7 +183,7 @@ def test_warm_repl_survives_invalid_json(handler: LMHandler, data: str) -> None:
         assert sandbox.stats().ready == 1
 
 
-@pytest.mark.parametrize("value", ["[" * 7_000 + "]" * 7_000, "9" * 10_000, "1e999"])
+@table("value", ["[" * 7_000 + "]" * 7_000, "9" * 10_000, "1e999"])
 def test_a_value_that_no_child_could_have(handler: LMHandler, sandbox: Sandbox, value: str) -> None:
     code = (
         'message = b\'{"type":"query","id":"1:1","want":"rlm","prompts":["t"],"contexts":[{"value":%s}]}\''
@@ -206,7 +206,6 @@ def test_value_above_the_message_bound_is_refused(handler: LMHandler, sandbox: S
 
 
 def test_contexts_at_their_maximum_leak_no_descriptor(handler: LMHandler, sandbox: Sandbox) -> None:
-    """As many contexts as a query may have leak no descriptor."""
     limits = LIMITS.model_copy(update={"max_children_total": 2})
     slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {MAX_PROMPTS}, ['t'] * {MAX_PROMPTS})", limits)
     assert [slot["text"] for slot in slots] == ["int of 1"] * MAX_PROMPTS  # equal contexts are one child
@@ -216,7 +215,7 @@ def test_contexts_at_their_maximum_leak_no_descriptor(handler: LMHandler, sandbo
     assert {slot.get("error") for slot in slots} == {None, "max_children_total exceeded"}
 
 
-@pytest.mark.parametrize("name", ["context_1", "history", "llm_query", "os", ""])
+@table("name", ["context_1", "history", "llm_query", "os", ""])
 def test_a_name_of_no_context(handler: LMHandler, sandbox: Sandbox, name: str) -> None:
     said = error(asked(handler, sandbox, f"ask([{{'own': {name!r}}}])"))
     assert f"this REPL has no context {name!r} to give to a child: give a copy" in said
@@ -226,14 +225,14 @@ def test_a_context_of_nothing(handler: LMHandler, sandbox: Sandbox) -> None:
     assert error(asked(handler, sandbox, "ask([{}])")) == "a context is not available: a context has no value"
 
 
-@pytest.mark.parametrize("want", ["llm", "budget"])
+@table("want", ["llm", "budget"])
 def test_contexts_are_ignored_without_children(handler: LMHandler, sandbox: Sandbox, want: str) -> None:
     """Contexts of a query that starts no children are not used."""
     (slot,) = asked(handler, sandbox, f"ask([{{'own': 'nothing'}}], want={want!r})")
     assert slot["text"]
 
 
-@pytest.mark.parametrize(
+@table(
     "context",
     [
         "5",
@@ -293,7 +292,6 @@ async def test_opened_context_is_closed_on_exit() -> None:
 
 
 async def test_children_share_the_stored_file_until_the_end() -> None:
-    """Children of a query share the stored form of a file until the last child has ended."""
     async with Sandbox(LIMITS, warm=0) as sandbox, sandbox.repl() as repl:
         await repl.files.awrite("part", b"p" * 50_000)
         asked = Query(id="1:1", want="rlm", prompts=["a", "b", "c"], contexts=[ChildContext(file="part")] * 3)

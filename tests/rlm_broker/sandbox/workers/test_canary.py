@@ -8,11 +8,12 @@ from rlm_broker.errors import IsolationUnavailable
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import canary
 from sandbox_worker.wire.level import STANDARD, STRICT, Level
+from tests.support.tables import table
 
 HARMLESS_WITHOUT_WALLS = {"read the host's list of users", "list the machine's devices", "open a socket"}
 
 
-@pytest.mark.parametrize("level", [STRICT, STANDARD], ids=["strict", "standard"])
+@table("level", [STRICT, STANDARD])
 def test_at_every_level_of_protection_all_attempts_are_held(level: Level) -> None:
     with Sandbox(isolation=level.name) as sandbox, sandbox.repl() as repl:
         block = repl.execute(canary.PROGRAM)
@@ -35,7 +36,7 @@ def test_successful_attempt_is_named() -> None:
         canary.require_held(STRICT, held)
 
 
-@pytest.mark.parametrize("answer", [None, "", "{}", "[]", json.dumps({"become root": True})])
+@table("answer", [None, "", "{}", "[]", json.dumps({"become root": True})])
 def test_a_canary_that_does_not_report_is_no_proof(answer: str | None) -> None:
     with pytest.raises(IsolationUnavailable, match="its first worker did not report"):
         canary.verdict(STRICT, answer)

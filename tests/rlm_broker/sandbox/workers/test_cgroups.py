@@ -47,7 +47,6 @@ def eat(join_fd: int, megabytes: int) -> int:
 
 
 def test_member_above_the_limit_is_killed_and_counted(groups: MemoryGroups) -> None:
-    """A member that exceeds the limit is killed by the kernel, and the kill is counted."""
     group = groups.make(64 * MIB)
     assert eat(group.join_fd, 16) == 0
     assert group.kills() == 0
@@ -93,7 +92,6 @@ def test_where_none_can_be_made_there_are_none(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_kernel_memory_is_bounded_and_named(groups: MemoryGroups) -> None:
-    """Memory of the kernel that no process shows is bounded and named."""
     del groups
     code = (
         "import socket\n"

@@ -21,6 +21,7 @@ from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from tests.support.processes import living_below
 from tests.support.sources import cache_of
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, for_ever
 
 OBJECTS = {"a": [1, 2, {"b": None}], "c": 0.5}
@@ -70,7 +71,7 @@ def places(sandbox: Sandbox, context: object, times: int = 3) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("stored", [True, False])
+@table("stored", [True, False])
 def test_shared_context_is_decoded_once(stored: bool) -> None:
     """A context is not decoded again from the second REPL on."""
     with Sandbox(warm=0) as sandbox, store(OBJECTS) as handle:
@@ -150,7 +151,6 @@ async def test_cancelled_starts_leave_the_cache_intact() -> None:
 
 
 def test_least_recently_used_fork_server_is_ended_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fork server that was used least recently ends when memory is short."""
     with room_for_one(monkeypatch), Sandbox(warm=0) as sandbox:
         before = fork_servers()
         places(sandbox, OBJECTS)
@@ -238,7 +238,7 @@ def test_context_without_digest_does_not_harm_others(monkeypatch: pytest.MonkeyP
             assert [place.split()[1] for place in places(sandbox, context)] == [first] * 3
 
 
-@pytest.mark.parametrize("after_s", [0, 0.01, 0.05])
+@table("after_s", [0, 0.01, 0.05])
 async def test_waiter_at_closing_is_told_and_not_cancelled(after_s: float) -> None:
     """A caller that waits while the sandbox closes is told so and not cancelled."""
     with store(OBJECTS) as stored:
@@ -286,7 +286,7 @@ async def test_fork_server_whose_caller_was_cancelled_is_not_awaited(monkeypatch
             await asyncio.gather(*cache._ending)
 
 
-@pytest.mark.parametrize("level", ["standard", "process"])
+@table("level", ["standard", "process"])
 @pytest.mark.filterwarnings("ignore:.*not a security boundary")
 def test_outside_of_isolation_nothing_is_decoded(level: str) -> None:
     with Sandbox(isolation=level, warm=0) as sandbox:
@@ -296,7 +296,6 @@ def test_outside_of_isolation_nothing_is_decoded(level: str) -> None:
 
 
 def test_runs_share_a_contexts_fork_server() -> None:
-    """Runs that are asked about one context share its fork server."""
     with RLM(ScriptedClient(["```repl\nFINAL(id(context))\n```"] * 3)) as rlm:
         first, second, third = [rlm.completion(OBJECTS, "where is it?").response for _ in range(3)]
     assert first != second

@@ -22,6 +22,7 @@ from sandbox_worker.wire.level import LEVELS, PROCESS, STRICT, Level
 from tests.support.forked_python import python
 from tests.support.places import PROJECT
 from tests.support.processes import kill_below, living_below
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, until, until_now
 
 LIMITS = Limits()
@@ -59,7 +60,7 @@ async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
         await worker.kill()
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+@table("level", LEVELS)
 async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
     async with opened(level) as fork_server:
         workers = await asyncio.gather(*(prepared(fork_server) for _ in range(30)))
@@ -68,7 +69,6 @@ async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
 
 
 async def test_cancelled_spawn_leaves_no_worker() -> None:
-    """A cancelled spawn leaves no worker and takes no worker of another caller."""
     chance = random.Random(7)
     async with opened() as fork_server:
         idle = len(living_below())
@@ -114,7 +114,6 @@ async def test_failed_start_is_told_in_the_fork_servers_words(
 async def test_fork_server_has_no_environment_or_folder_of_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The fork server has no variable and no folder of the orchestrator."""
     monkeypatch.setenv("CANARY_API_KEY", "sk-canary-0123456789")
     async with opened(PROCESS):
         (zygote,) = psutil.Process().children()
@@ -146,7 +145,6 @@ def test_no_descriptor_is_left_after_many_sandboxes() -> None:
 
 @pytest.mark.filterwarnings("ignore::rlm_broker.sandbox.workers.levels.IsolationWarning")
 def test_host_folders_end_with_worker_and_fork_server() -> None:
-    """A worker's folder on the host is removed with it, and the fork server's folder with that."""
     with Sandbox(isolation="process") as sandbox:
         with sandbox.repl() as repl:
             folder = Path(repl.execute("import os; print(os.getcwd())").stdout.strip())
@@ -175,7 +173,6 @@ except IsolationUnavailable as error:
 
 
 def test_auto_is_standard_without_user_namespaces() -> None:
-    """Level "auto" is "standard" without user namespaces, and "strict" names its remedy."""
     done = python("-c", WITHOUT_USER_NAMESPACES)
     level, sentence = done.stdout.splitlines()
     assert level == "standard", done.stderr

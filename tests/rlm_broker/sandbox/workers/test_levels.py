@@ -20,10 +20,11 @@ from rlm_broker.sandbox.workers.levels import (
     warn_if_unprotected,
 )
 from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, Layer
+from tests.support.tables import table
 
 
-@pytest.mark.parametrize(
-    ("isolation", "allow_exec", "levels"),
+@table(
+    "isolation, allow_exec, levels",
     [
         ("auto", None, ("strict", "standard")),
         ("auto", False, ("strict", "standard")),
@@ -46,7 +47,7 @@ def test_an_unknown_level_is_refused_with_those_there_are() -> None:
         candidates("vault", None)
 
 
-@pytest.mark.parametrize("isolation", ["Strict", "", None, 3, ["strict"], b"strict"])
+@table("isolation", ["Strict", "", None, 3, ["strict"], b"strict"])
 def test_unknown_level_is_refused(isolation: object) -> None:
     with pytest.raises(ConfigurationError, match=r"no isolation level .*; choose one of: auto, strict"):
         candidates(isolation, None)  # type: ignore[arg-type]
@@ -59,7 +60,6 @@ def test_programs_are_refused_at_standard() -> None:
 
 
 def test_unavailable_level_names_reason_and_remedy() -> None:
-    """An unavailable level names the reason and what would give it."""
     error = unavailable(STRICT, "landlock", "landlock: Operation not supported")
     assert str(error).startswith("isolation level 'strict' is not available here: landlock: Operation not supported. ")
     assert error.remedy is not None
@@ -90,8 +90,8 @@ def machine(folder: Path, **files: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("files", "command"),
+@table(
+    "files, command",
     [
         ({"proc__sys__kernel__unprivileged_userns_clone": "0"}, "`sysctl kernel.unprivileged_userns_clone=1`"),
         (
@@ -106,23 +106,21 @@ def machine(folder: Path, **files: str) -> Path:
     ],
 )
 def test_denied_namespaces_name_cause_and_command(tmp_path: Path, files: dict[str, str], command: str) -> None:
-    """Denied namespaces name their cause and one command."""
     sentence = remedy("namespaces", "unshare: Operation not permitted", errno.EPERM, machine(tmp_path, **files), {})
     assert command in sentence
     assert sentence.count("`") == 2
 
 
-@pytest.mark.parametrize(("uid", "words"), [(0, "--cap-add SYS_ADMIN"), (1000, "Start as root")])
+@table("uid, words", [(0, "--cap-add SYS_ADMIN"), (1000, "Start as root")])
 def test_denied_namespaces_without_cause_suggest_other_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, words: str
 ) -> None:
-    """Denied namespaces without a visible cause suggest other rights."""
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert words in remedy("namespaces", "unshare: x", errno.EPERM, machine(tmp_path, **LOGIN), {})
 
 
-@pytest.mark.parametrize(
-    ("code", "files", "words"),
+@table(
+    "code, files, words",
     [
         (errno.EACCES, APPARMOR, "apparmor=rlm-broker"),
         (errno.EPERM, APPARMOR, "docker run --security-opt seccomp=seccomp.json"),
@@ -148,8 +146,8 @@ def test_unit_is_known_by_its_invocation(tmp_path: Path) -> None:
     assert "docker" in remedy("namespaces", "", errno.EPERM, machine(tmp_path / "other", **FILTER), in_podman)
 
 
-@pytest.mark.parametrize(
-    ("layer", "reason", "code", "files", "words"),
+@table(
+    "layer, reason, code, files, words",
     [
         ("landlock", "landlock_create_ruleset: x", errno.EOPNOTSUPP, LOGIN, "lsm=landlock"),
         ("landlock", "landlock_create_ruleset: x", errno.ENOSYS, LOGIN, "lsm=landlock"),
@@ -178,14 +176,13 @@ def test_layer_has_one_remedy_or_a_reason() -> None:
     assert kinds == dict.fromkeys(get_args(Layer), 1)
 
 
-@pytest.mark.parametrize("layer", get_args(Layer))
+@table("layer", get_args(Layer))
 def test_layer_without_remedy_asks_for_a_report(tmp_path: Path, layer: Layer) -> None:
-    """A layer without a remedy of its own asks for a report, and no other layer does."""
     sentence = remedy(layer, "call: Operation not permitted", errno.EPERM, machine(tmp_path, **LOGIN), {})
     assert ("Please report" in sentence) == (layer in WITHOUT_REMEDY)
 
 
-@pytest.mark.parametrize("layer", sorted(set(get_args(Layer)) - NEED_RIGHTS))
+@table("layer", sorted(set(get_args(Layer)) - NEED_RIGHTS))
 def test_layer_that_a_filter_refuses_names_the_filter(tmp_path: Path, layer: Layer) -> None:
     sentence = remedy(layer, "call: Operation not permitted", errno.EPERM, machine(tmp_path, **CONTAINER), {})
     assert "seccomp=seccomp.json" in sentence

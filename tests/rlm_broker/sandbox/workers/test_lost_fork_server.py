@@ -24,6 +24,7 @@ from rlm_broker.sandbox.workers.held_process import InitProcess
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.processes import living_below
+from tests.support.tables import table
 from tests.support.waiting import until, until_now
 
 WAIT_S = 60
@@ -71,8 +72,8 @@ def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[
     return called
 
 
-@pytest.mark.parametrize("level", ["strict", "standard"])
-@pytest.mark.parametrize("point", [(Zygote, "spawn"), (Worker, "launch")])
+@table("level", ["strict", "standard"])
+@table("point", [(Zygote, "spawn"), (Worker, "launch")])
 async def test_fork_server_killed_during_a_start_is_replaced_unseen(
     point: tuple[type, str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +162,6 @@ async def test_block_on_a_killed_fork_server_tells_lost_values() -> None:
 
 
 async def test_repls_start_despite_killed_fork_servers() -> None:
-    """Many REPLs start while fork servers are killed, and all of them arrive."""
     async with opened() as sandbox:
 
         async def work(number: int) -> str:
@@ -185,7 +185,6 @@ async def lost(repl: SandboxedRepl, kill: Callable[[], None]) -> None:
 
 
 async def test_stopped_fork_server_is_replaced_in_time() -> None:
-    """A fork server that is stopped is replaced within the start timeout."""
     async with Sandbox(Limits(start_timeout_s=1), warm=0) as sandbox:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # the canary ends at about this time
@@ -198,7 +197,6 @@ async def test_stopped_fork_server_is_replaced_in_time() -> None:
 async def test_cancelled_start_on_lost_fork_server_is_cleaned_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start that is cancelled while its lost fork server is ended leaves no process."""
     end, ending, may_end = Zygote.end, asyncio.Event(), asyncio.Event()
 
     async def ended_late(self: Zygote) -> bool:

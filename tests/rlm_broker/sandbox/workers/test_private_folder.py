@@ -49,7 +49,6 @@ def test_stale_folder_is_swept_and_used_kept(temporary: Path) -> None:
 
 
 def test_folder_swept_before_its_lock_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that was swept before its lock was taken is made again."""
     real, swept = fcntl.flock, list[int]()
 
     def sweep_first(lock: int, operation: int) -> None:
@@ -114,7 +113,6 @@ def test_folder_is_removed_with_any_content(temporary: Path) -> None:
 
 
 def test_missing_temporary_folder_tells_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence says what to set if there is no temporary folder."""
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(SandboxFailed, match=r"no temporary folder can be written to: .*set TMPDIR"):
         PrivateFolder()

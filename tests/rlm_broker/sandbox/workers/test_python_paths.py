@@ -9,6 +9,7 @@ import pytest
 
 from rlm_broker import ConfigurationError, Sandbox
 from rlm_broker.sandbox.workers.python_paths import MAX_PTH_BYTES, VERSION, read_venv
+from tests.support.tables import table
 from tests.support.venvs import a_venv
 
 
@@ -48,7 +49,6 @@ def test_lib64_that_is_no_link_is_searched_too(written: Path) -> None:
 
 
 def test_missing_venv_file_or_folder_is_refused(tmp_path: Path) -> None:
-    """A path that is missing, a file or no venv is refused."""
     (tmp_path / "file").touch()
     for path, why in (("nowhere", "there is no"), ("file", "is a file"), ("", "not a virtual environment")):
         with pytest.raises(ConfigurationError, match=f"python: .*{why}") as refused:
@@ -56,7 +56,7 @@ def test_missing_venv_file_or_folder_is_refused(tmp_path: Path) -> None:
         assert len(str(refused.value)) < 400
 
 
-@pytest.mark.parametrize("given", [7, b"/venv", ["/venv"], True])
+@table("given", [7, b"/venv", ["/venv"], True])
 def test_invalid_venv_path_is_refused(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="python must be the path of a virtual environment"):
         Sandbox(python=given)
@@ -67,7 +67,7 @@ def test_name_that_no_file_can_have_is_refused() -> None:
         Sandbox(python="a\0b")
 
 
-@pytest.mark.parametrize("line", ["version = 3.9.18", "version_info = 3.99.0.final.0"])
+@table("line", ["version = 3.9.18", "version_info = 3.99.0.final.0"])
 def test_other_version_is_refused_with_what_to_do(written: Path, line: str) -> None:
     (written / "pyvenv.cfg").write_text(f"home = /usr/bin\n{line}\n")
     with pytest.raises(ConfigurationError) as why:

@@ -20,6 +20,7 @@ from rlm_broker.sandbox.workers.source import REFILL_AFTER_S, SMALL_BYTES, Start
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below
 from tests.support.sources import pool_of
+from tests.support.tables import table
 from tests.support.waiting import turns, until
 
 LIMITS = ReplLimits()
@@ -42,9 +43,8 @@ CONTEXTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("context", CONTEXTS, ids=range(len(CONTEXTS)))
+@table("context", CONTEXTS)
 async def test_warm_worker_has_the_context_of_its_repl(context: Any) -> None:
-    """A ready worker has the context like a worker that was made for the REPL."""
     code = "context == context_0, context is context_0, type(context).__name__, ascii(context)[:99], len(repr(context))"
     seen = []
     for warm in (0, 1):
@@ -116,7 +116,6 @@ async def test_dead_warm_worker_is_not_given_out() -> None:
 
 
 async def test_repls_come_from_the_next_fork_server() -> None:
-    """REPLs come from the next fork server after the first one died."""
     async with Sandbox(warm=2) as sandbox:
         await until(lambda: ready(sandbox) == 2)
         for process in living_below():
@@ -151,7 +150,7 @@ async def test_layers_and_limits_are_those_of_any_other() -> None:
     assert "seccomp" in layers[1].layers
 
 
-@pytest.mark.parametrize("warm", [-1, True, "2", 1.5])
+@table("warm", [-1, True, "2", 1.5])
 def test_a_number_that_is_none_is_refused(warm: Any) -> None:
     with pytest.raises(ConfigurationError, match="warm must be a number of REPLs"):
         Sandbox(warm=warm)
@@ -199,7 +198,7 @@ async def test_repl_of_a_left_template_gets_no_other_context() -> None:
     assert living_below() == set()
 
 
-@pytest.mark.parametrize("after_s", [0, 0.001, 0.003, 0.006, 0.01])
+@table("after_s", [0, 0.001, 0.003, 0.006, 0.01])
 async def test_leaving_completes_even_if_cancelled(after_s: float) -> None:
     sandbox = Sandbox(warm=6)
     await sandbox.__aenter__()
@@ -214,7 +213,6 @@ async def test_leaving_completes_even_if_cancelled(after_s: float) -> None:
 
 
 async def test_value_provided_during_start_is_in_the_first_block() -> None:
-    """A value that is provided while the REPL starts is there in its first block."""
     async with Sandbox(warm=0) as sandbox:
         repl = sandbox.repl("text", values={"early": 1})
         opening = asyncio.create_task(repl.__aenter__())
@@ -284,7 +282,6 @@ async def test_worker_ended_twice_tells_its_source_once() -> None:
         (SandboxFailed("no more processes"), "no more processes"),
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files"),
     ],
-    ids=["processes", "descriptors"],
 )
 async def test_pool_that_cannot_be_filled_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, told: str

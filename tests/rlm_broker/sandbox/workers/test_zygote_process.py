@@ -16,6 +16,7 @@ from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxF
 from rlm_broker.sandbox.workers import zygote_process
 from rlm_broker.sandbox.workers.zygote_process import raise_descriptor_limit
 from sandbox_worker.wire.level import STANDARD, STRICT
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, until_now
 
 
@@ -98,7 +99,7 @@ def fork_server(status: int, words: str = "") -> "subprocess.Popen[bytes]":
     return process
 
 
-@pytest.mark.parametrize("status", [-signal.SIGSYS, 128 + signal.SIGSYS])
+@table("status", [-signal.SIGSYS, 128 + signal.SIGSYS])
 def test_level_is_unavailable_if_fork_server_is_filtered(status: int) -> None:
     """At "strict" the fork server is a child of the process that was started, which ends as shells do."""
     error = zygote_process._ended_early(STRICT, fork_server(status))
@@ -107,8 +108,8 @@ def test_level_is_unavailable_if_fork_server_is_filtered(status: int) -> None:
     assert "SIGSYS" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("status", "words", "said"),
+@table(
+    "status, words, said",
     [
         (-9, "", "it was killed by SIGKILL"),
         (128 + 11, "", "it was killed by SIGSEGV"),
@@ -124,7 +125,6 @@ def test_level_is_unavailable_if_fork_server_is_filtered(status: int) -> None:
     ],
 )
 def test_fork_server_end_tells_last_words_or_signal(status: int, words: str, said: str) -> None:
-    """The end of a fork server is told by its last words or its signal."""
     error = zygote_process._ended_early(STANDARD, fork_server(status, words))
     assert type(error) is SandboxFailed
     assert str(error) == f"the sandbox's fork server cannot start: {said}"

@@ -205,13 +205,16 @@ async def test_outlived_run_ends_when_its_time_is_over(open_sandbox: Sandbox) ->
 
 
 async def test_same_key_joins_the_run_that_exists(open_sandbox: Sandbox) -> None:
-    async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"])) as runs:
+    async with hosting(open_sandbox, ScriptedClient(lambda _: "FINAL(yes)"), most_kept=1) as runs:
         hosted = runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f")
+        assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
+        await hosted.completion()
         assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
         with pytest.raises(ConfigurationError, match="Idempotency-Key was used for another request"):
             runs.begin(ANN, "text", "Other?", key="k", fingerprint="g")
-        assert runs.begin(BOB, "text", "Is it?", key="k", fingerprint="f") is not hosted
-        runs.forget(hosted)
+        other = runs.begin(BOB, "text", "Is it?", key="k", fingerprint="f")
+        assert other is not hosted
+        await other.completion()  # it takes the room of the first one, whose key is free then
         assert runs.begin(ANN, "text", "Other?", key="k", fingerprint="g") is not hosted
 
 
@@ -268,10 +271,11 @@ async def test_drain_waits_then_stops_with_the_best_answer(open_sandbox: Sandbox
 
 async def test_ended_runs_are_forgotten_beyond_their_number(open_sandbox: Sandbox) -> None:
     async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"] * 3), most_kept=1) as runs:
-        first, second = (runs.begin(ANN, "text", "?") for _ in range(2))
-        await asyncio.gather(first.completion(), second.completion())
+        for _ in range(2):
+            ended = runs.begin(ANN, "text", "?")
+            await ended.completion()
         last = runs.begin(ANN, "text", "?")
-        assert runs.of(ANN) == [second, last]
+        assert runs.of(ANN) == runs.all() == [ended, last]
         await last.completion()
 
 

@@ -34,8 +34,8 @@ def result(response: sandbox_fusion.RunCodeResponse) -> CommandRunResult:
     return response.run_result
 
 
-@pytest.mark.parametrize("memory_mb", [1e308, 1e12, 2**31])
-def test_memory_that_no_machine_has_is_refused(served: Served, memory_mb: float) -> None:
+@pytest.mark.parametrize("memory_mb", [1e308, 1e12, 2**31, 3.9, 1e-308])
+def test_memory_that_no_machine_has_or_no_repl_can_use_is_refused(served: Served, memory_mb: float) -> None:
     body = {"code": "1", "language": "python", "memory_limit_MB": memory_mb}
     answer = httpx.post(f"{served.url}/run_code", json=body, headers=served.headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "memory_limit_MB")
@@ -126,16 +126,15 @@ def test_bound_of_memory_is_that_of_the_trainer(served: Served) -> None:
     ("body", "status", "param"),
     [
         ({"language": "python"}, 400, "code"),
-        ({"code": "1", "language": "cobol"}, 400, "language"),
         ({"code": "1", "language": "python", "run_timeout": 31}, 400, "run_timeout"),
         ({"code": "1", "language": "python", "run_timeout": 0}, 400, "run_timeout"),
         ({"code": "1", "language": "python", "files": {"a": "%%%"}}, 400, "files"),
-        ({"code": "1", "language": "python", "files": {"../a": "YQ=="}}, 400, "files"),
-        ({"code": "1", "language": "python", "fetch_files": ["/etc/passwd"]}, 400, "fetch_files"),
+        ({"code": "1", "language": "python", "files": {"../a": "YQ=="}}, 400, None),
+        ({"code": "1", "language": "python", "fetch_files": ["/etc/passwd"]}, 400, None),
         ({"code": "1", "language": "python", "unknown": 1}, 400, "unknown"),
     ],
 )
-def test_bad_request_is_refused(served: Served, body: dict[str, Any], status: int, param: str) -> None:
+def test_bad_request_is_refused(served: Served, body: dict[str, Any], status: int, param: str | None) -> None:
     answer = httpx.post(f"{served.url}/run_code", headers=served.headers, json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 

@@ -8,9 +8,8 @@ import openai
 import pytest
 
 from rlm_broker.rlm import RLM
-from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.questions import client_tools
-from rlm_broker.serve.questions.client_tools import MOST_TOOLS, ClientCall, ClientTools, FunctionTool
+from rlm_broker.serve.questions.client_tools import ClientCall, ClientTools
 from rlm_broker.serve.settings import ServeSettings
 from tests.support.obedient import obedient
 from tests.support.service import Served, serving
@@ -35,7 +34,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def tool(name: str, **properties: str) -> dict[str, Any]:
+def tool(name: str, /, **properties: str) -> dict[str, Any]:
     schema = {
         "type": "object",
         "properties": {name: {"type": kind} for name, kind in properties.items()},
@@ -160,18 +159,18 @@ def test_names_that_python_lacks_are_changed(client: openai.OpenAI) -> None:
     assert said == [("open", '{"path": "a"}'), ("send", '{"from": "b"}'), ("2nd", "{}"), ("conversation", "{}")]
 
 
-def test_wrong_ids_are_not_found(client: openai.OpenAI, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An id that never was, and one of another key's run, are both 404; a result that is missing is 400."""
+def test_results_that_no_run_waits_for_begin_a_new_run(
+    client: openai.OpenAI, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id that never was, and one of another key's run, are messages of the history; a missing result is 400."""
     come_together(monkeypatch)
     answer, messages = asked(client, THREADS)
-    wrong = [*messages, {"role": "tool", "tool_call_id": "call_0", "content": "x"}]
-    with pytest.raises(openai.NotFoundError) as error:
-        resumed(client, wrong)
-    assert error.value.param == f"messages.{len(wrong) - 1}.tool_call_id"
     bob = openai.OpenAI(base_url=served.base_url, api_key=served.keys["bob"], max_retries=0)
-    with bob, pytest.raises(openai.NotFoundError) as of_another:
-        resumed(bob, messages + results(answer, "x", "y", "z"))
-    assert "no run waits for the call" in of_another.value.message
+    with bob:
+        others = resumed(bob, messages + results(answer, "x", "y", "z"))
+    unknown = resumed(client, [*messages, {"role": "tool", "tool_call_id": "call_0", "content": "x"}])
+    assert len({each.model_extra["rlm"]["run"] for each in (answer, others, unknown)}) == 3
+    assert [each.choices[0].finish_reason for each in (others, unknown)] == ["tool_calls"] * 2
     with pytest.raises(openai.BadRequestError, match="send the results of all calls"):
         resumed(client, messages + results(answer, "x", "y", "z")[:2])
     assert resumed(client, messages + results(answer, "x", "y", "z")).choices[0].finish_reason == "stop"
@@ -184,15 +183,17 @@ def test_results_sent_twice_join_the_run(client: openai.OpenAI) -> None:
     assert ends[0].usage == ends[1].usage
 
 
-def test_suspended_run_ends_when_no_result_comes() -> None:
-    """A run whose client does not come back ends, and its calls are gone."""
+def test_conversation_goes_on_after_its_run_has_ended() -> None:
+    """A run whose client comes back too late has ended: a new one finds the call and its result."""
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(serving(RLM(obedient()), ServeSettings(tool_wait_s=0.3)))
         client = stack.enter_context(openai.OpenAI(base_url=own.base_url, api_key=own.key, max_retries=0))
-        answer, messages = asked(client, "get_weather('Bern')", extra_body={"rlm": {"max_iterations": 1}})
+        code = "FINAL(conversation[-1]['content'] if 'conversation' in globals() else get_weather('Bern'))"
+        answer, messages = asked(client, code)
         until_now(lambda: own.parts.runs.running == 0)
-        with pytest.raises(openai.NotFoundError):
-            resumed(client, messages + results(answer, "snow"))
+        end = resumed(client, messages + results(answer, "snow"))
+    assert end.choices[0].message.content == "snow"
+    assert end.model_extra["rlm"]["run"] != answer.model_extra["rlm"]["run"]
 
 
 def test_limit_while_suspended_is_told(client: openai.OpenAI, served: Served) -> None:
@@ -217,12 +218,39 @@ def test_tool_choice_none_offers_no_tools(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content == "False"
 
 
-def test_too_many_tools_and_calls_are_refused() -> None:
-    tools = [FunctionTool.of(f"t{number}", None, None, "tools") for number in range(MOST_TOOLS + 1)]
-    with pytest.raises(ApiError, match="more than 128 tools"):
-        ClientTools(tools, 1)
-    with pytest.raises(ApiError, match="two tools"):
-        ClientTools([FunctionTool.of(name, None, None, "tools") for name in ("a-b", "a_b")], 1)
+SHIP = tool("final-result", name="string")
+
+
+def test_forced_call_is_the_answer(client: openai.OpenAI) -> None:
+    """As agents ask for typed answers: the call has the arguments, and its result begins a new run."""
+    named = {"type": "function", "function": {"name": "final-result"}}
+    for choice, tools, answered in (
+        (named, (SHIP, WEATHER), {"name": "Rhea"}),
+        ("required", (SHIP,), {"name": "Rhea"}),
+        ("required", (SHIP, WEATHER), {"name": "final-result", "arguments": {"name": "Rhea"}}),
+    ):
+        answer, messages = asked(client, f"FINAL({answered!r})", *tools, tool_choice=choice)
+        (made,) = answer.choices
+        (call,) = made.message.tool_calls
+        assert (made.finish_reason, made.message.content) == ("tool_calls", None)
+        assert (call.function.name, call.function.arguments) == ("final-result", '{"name": "Rhea"}')
+    messages += [*results(answer, "ok"), {"role": "user", "content": "DO: FINAL(len(conversation))"}]
+    messages[0] = {"role": "user", "content": "Which ship?"}
+    assert resumed(client, messages).choices[0].message.content == "3"
+
+
+def test_code_may_call_while_a_call_is_required(client: openai.OpenAI) -> None:
+    """The answer that is a call is streamed as a call, and only a call is an answer."""
+    code = "FINAL({'name': 'final-result', 'arguments': {'name': get_weather('Bern')}})"
+    answer, messages = asked(client, code, SHIP, WEATHER, tool_choice="required")
+    assert answer.choices[0].message.tool_calls[0].function.name == "get-weather"
+    more: Any = {"model": "obedient", "tools": [SHIP, WEATHER], "tool_choice": "required"}
+    with client.chat.completions.stream(messages=messages + results(answer, "snow"), **more) as stream:
+        (made,) = stream.get_final_completion().choices
+    assert made.message.tool_calls
+    assert (made.finish_reason, made.message.tool_calls[0].function.arguments) == ("tool_calls", '{"name": "snow"}')
+    with pytest.raises(openai.UnprocessableEntityError):
+        asked(client, "FINAL('no call')", SHIP, tool_choice="required")
 
 
 def test_open_calls_are_bounded(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:

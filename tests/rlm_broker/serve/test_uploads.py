@@ -1,19 +1,155 @@
-"""`/v1/files` as OpenAI's own client uses it, its bounds, and that nothing is left of an upload that fails."""
+"""`/v1/files` as OpenAI's own client uses it; forms in pieces; and that nothing is left of an upload that fails."""
 
 import json
+import os
 import socket
-from collections.abc import Iterator
+import struct
+import threading
+from collections.abc import AsyncIterator, Iterator
 from http.client import HTTPResponse
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope, Send
 
+from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.settings import ServeSettings
+from rlm_broker.serve.uploads import PIECE_BYTES, Content, file_name, received
+from tests.support.asgi_server import http_server
 from tests.support.fds import memfds
 from tests.support.service import Served, serving
-from tests.support.waiting import until_now
+from tests.support.waiting import WAIT_S, until_now
+
+# -- forms -----------------------------------------------------------------------------------------------------------
+
+BOUNDARY = "simple"
+TYPE = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def part(head: str, data: bytes) -> bytes:
+    return f"--{BOUNDARY}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + data + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+FILE = part('name="file"; filename="x"', b"data")
+
+
+async def read(
+    body: bytes, size: int = 7, content_type: str = TYPE, *, is_cut: bool = False
+) -> tuple[dict[str, str], str | None, bytes]:
+    async def pieces() -> AsyncIterator[dict[str, Any]]:
+        for start in range(0, len(body), size):
+            yield {"type": "http.request", "body": body[start : start + size], "more_body": True}
+        yield {"type": "http.disconnect"} if is_cut else {"type": "http.request", "body": b"", "more_body": False}
+
+    messages, got = pieces(), bytearray()
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", content_type.encode())]}
+    return *await received(Request(scope, lambda: anext(messages)), got.extend, 1 << 20, 10), bytes(got)
+
+
+@given(st.binary(max_size=200).map(lambda data: data.replace(b"simple", b"")), st.integers(1, 300))
+async def test_file_arrives_as_it_is_in_any_pieces(data: bytes, size: int) -> None:
+    body = form(part('name="a[b]"', b"1"), part('name="file"; filename="x"', data))
+    assert await read(body, size) == ({"a[b]": "1"}, "x", data)
+
+
+async def test_what_is_no_such_form_is_refused() -> None:
+    for body, why in (
+        (b"not a form", "no valid form"),
+        (form(FILE)[:-6], "cut off"),
+        (form(FILE, FILE), "Too many files"),
+        (form(part('name="image"; filename="x"', b"")), "name it 'file'"),
+        (form(part('filename="x"', b"")), '"name" must be provided'),
+        (form(part('name="a"', b"x" * 70_000)), "maximum size of 64KB"),
+        (form(*(part(f'name="{number}"', b"") for number in range(40))), "Maximum number of fields is 32"),
+        (form(part('name="file"; filename="x"', b"x" * (2 << 20))), "more than"),
+        (form(part(f'name="{"n" * 100_000}"', b"")), "no valid form"),
+    ):
+        with pytest.raises(ApiError, match=why):
+            await read(body, 5_000)
+    for content_type in ("application/json", "multipart/form-data", "multipart/mixed; boundary=simple"):
+        with pytest.raises(ApiError, match="the body is no"):
+            await read(form(FILE), content_type=content_type)
+    with pytest.raises(ClientDisconnect):
+        await read(FILE, is_cut=True)
+
+
+def test_name_leads_nowhere_and_steers_nothing() -> None:
+    for given_name, name in (
+        ("../../etc/passwd", "passwd"),
+        ("C:\\x\\a.txt", "a.txt"),
+        ("a\0b\nc\x1b[0m\u202e", "a_b_c_[0m_"),
+        ("..", "file"),
+        ("", "file"),
+        ("x" * 255, "x" * 255),
+        ("\ud800", "_"),
+        ("ä b.txt", "ä b.txt"),
+    ):
+        assert file_name(given_name) == name
+    for long in ("x" * 300, "ä" * 128):
+        with pytest.raises(ApiError, match="more than 255 bytes"):
+            file_name(long)
+
+
+# -- the content of a file -------------------------------------------------------------------------------------------
+
+SIZE_BYTES = 1 << 30
+NAME = "content-of-a-test"
+RESET = struct.pack("ii", 1, 0)
+
+
+class Application:
+    """Answers each request with a file of zeros that takes no memory, and counts what is sent."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.sent_bytes = 0
+        self.ended = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            self.sent_bytes += len(message.get("body", b""))
+            await send(message)
+
+        if scope["type"] == "http":
+            fd = os.memfd_create(NAME)
+            os.truncate(fd, self.size_bytes)
+            try:
+                await Content(fd, self.size_bytes)(scope, receive, counted)
+            finally:
+                self.ended.set()
+
+
+def test_content_arrives_whole() -> None:
+    size_bytes = 2 * PIECE_BYTES + 1
+    with http_server(Application(size_bytes)) as server:
+        assert httpx.get(server.url).content == bytes(size_bytes)
+
+
+def test_client_that_leaves_ends_reading(caplog: pytest.LogCaptureFixture) -> None:
+    """The rest of the file is neither read nor sent: it would keep the loop, and log a line for each piece."""
+    before = memfds(NAME)
+    with http_server(application := Application(SIZE_BYTES)) as server:
+        with socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        assert application.ended.wait(WAIT_S)
+        assert application.sent_bytes < SIZE_BYTES // 8
+    assert memfds(NAME) == before
+    assert "socket.send()" not in caplog.text
+
+
+# -- the routes ------------------------------------------------------------------------------------------------------
 
 SETTINGS = ServeSettings(file_bytes=100_000, files_bytes=250_000, max_files_per_key=5, stall_s=0.3)
 KEYS: dict[str, dict[str, Any]] = {"alice": {}, "bob": {}, "watcher": {"rights": ("watch",)}}
@@ -89,9 +225,9 @@ BAD = [
         {"data": {"expires_after[anchor]": "created_at", "expires_after[seconds]": "0"}},
         400,
         None,
-        "expires_after.seconds",
+        "expires_after[seconds]",
     ),
-    ({"data": {"expires_after[anchor]": "now", "expires_after[seconds]": "9"}}, 400, None, "expires_after.anchor"),
+    ({"data": {"expires_after[anchor]": "now", "expires_after[seconds]": "9"}}, 400, None, "expires_after[anchor]"),
     ({"files": {"file": ("n" * 300, b"x")}}, 400, "too_large", "file"),
     ({"files": {"image": ("a", b"x")}}, 400, None, "image"),
     ({"files": {"purpose": (None, b"user_data")}}, 400, None, "file"),

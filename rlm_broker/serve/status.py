@@ -1,19 +1,83 @@
-"""The viewer of the server: a key sees its own runs, and with the right `watch` those of all keys."""
+"""State of a server: for load balancers whether it can take requests, and for the viewer its runs.
 
+In the viewer a key sees its own runs, and with the right `watch` those of all keys.
+"""
+
+import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 from starlette.requests import Request
-from starlette.routing import Mount
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
 
+from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.trace import encoded, plain
+from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.serve.bodies import WholeBodies
 from rlm_broker.serve.guard import ServerKey, key_of
 from rlm_broker.serve.hosting.runs import HostedRun
 from rlm_broker.serve.parts import Parts
 from rlm_broker.watch.board import QUESTION_CHARS
 from rlm_broker.watch.messages import RunStatus
-from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
+from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, live_app
+
+PROBE_TIMEOUT_S: Final = 10.0
+"""Seconds that a probe has to start a REPL and run a block."""
+PROBE_EVERY_S: Final = 5.0
+"""Seconds for which the outcome of a probe holds, so that many probes do not load the machine."""
+
+
+class Health:
+    """State of the server for load balancers.
+
+    Args:
+        sandbox: Sandbox in which a probe starts a REPL.
+
+    Attributes:
+        is_draining: Whether the server is about to end.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._probing = asyncio.Lock()
+        self._probed_at = float("-inf")
+        self._problem: str | None = None
+        self.is_draining = False
+
+    def routes(self) -> list[Route]:
+        """Return the routes `/health` and `/ready`."""
+        return [Route("/health", self._health), Route("/ready", self._ready)]
+
+    async def _health(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, _request: Request) -> Response:
+        why = "the server is about to end" if self.is_draining else await self._probed()
+        if why is not None:
+            return JSONResponse({"status": "unavailable", "reason": why}, 503)
+        return JSONResponse({"status": "ready"})
+
+    async def _probed(self) -> str | None:
+        """Return why no REPL can be started, or None."""
+        async with self._probing:
+            if time.monotonic() - self._probed_at >= PROBE_EVERY_S:
+                self._problem = await self._probe()
+                self._probed_at = time.monotonic()
+            return self._problem
+
+    async def _probe(self) -> str | None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S), self._sandbox.repl() as repl:
+                block = await repl.aexecute("print(6 * 7)")
+        except TimeoutError:
+            return f"no REPL could be started within {PROBE_TIMEOUT_S:g} seconds"
+        except RlmBrokerError:
+            return "no REPL could be started"
+        return None if block.stdout == "42\n" else "a REPL gave a wrong answer"
+
 
 PATH = "/viewer"
 """Path of the viewer. The page itself shows no run, so it needs no key; its data does."""
@@ -65,13 +129,11 @@ class KeysRuns:
         return next((hosted for hosted in self._seen(may=may) if hosted.id == run), None)
 
 
-def routes(parts: Parts) -> list[Mount]:
+def viewer_routes(parts: Parts) -> list[Mount]:
     """Return the routes of the viewer."""
 
-    async def source_of(request: Request) -> LiveSource | None:
-        return KeysRuns(parts, key_of(request))
-
-    return [Mount(PATH, WholeBodies(live_app(source_of), MOST_BODY_BYTES, parts.settings.stall_s, MOST_BODY_VALUES))]
+    app = live_app(lambda request: KeysRuns(parts, key_of(request)))
+    return [Mount(PATH, WholeBodies(app, MOST_BODY_BYTES, parts.settings.stall_s, MOST_BODY_VALUES))]
 
 
 def status_of(hosted: HostedRun) -> RunStatus:
