@@ -68,7 +68,7 @@ class Play:
             wait_until(_listens, "Ray's head")
             for node in self.nodes:
                 stack.callback(node.end)
-                self.join(node, log)
+                self.join(node)
             command = [sys.executable, "-m", "scripts.cluster.provider", "0.05", str(CALLS_PER_RUN * self._items // 3)]
             self._provider = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             stack.callback(ended, self._provider)
@@ -79,11 +79,13 @@ class Play:
             self._get("held")
             yield self
 
-    def join(self, node: Node, log: IO[bytes] | None = None) -> None:
-        """Start a raylet on a node."""
+    def join(self, node: Node) -> None:
+        """Start a raylet on a node, and wait for it: two that start at once would take the same names of sockets."""
         ray = [*RAY, f"--address={HEAD_ADDRESS}:{PORT}", f"--node-ip-address={node.address}", "--num-cpus=2", "--block"]
-        with (self._folder / f"{node.name}.log").open("ab") if log is None else contextlib.nullcontext(log) as written:
+        log = self._folder / f"{node.name}.log"
+        with log.open("wb") as written:
             node.start(ray, written)
+        wait_until(lambda: b"Ray runtime started" in log.read_bytes(), f"the raylet of {node.name}")
 
     def start(self) -> None:
         """Give the command, also again."""
