@@ -207,7 +207,6 @@ def _orchestrator_killed(play: Play) -> None:
     since = time.monotonic()
     for node in play.nodes:
         play.ends_there(node, since)
-    play.go_on()
     play.start()
 
 
