@@ -112,7 +112,7 @@ BREAKS = [
     (
         shapes,
         "tests/test_a.py",
-        "P = sorted(X.rglob('*.py'))\n@pytest.mark.parametrize('n', P)\ndef test(n): ...",
+        "P = sorted(X.rglob('*.py'))\n@table('n', P)\ndef test(n): ...",
         ":2: a p",
     ),
     (documents, "docs/page.md", "[a](gone.md)", "](gone.md): no such file"),

@@ -10,14 +10,14 @@ import uvicorn
 
 from rlm_broker.cli.terminal import has_display, say
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.serve.bodies import WholeBodies
 from rlm_broker.serve.guard import Guard, Keys, ServerKey
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.http_server import BoundedServer, configured
 from rlm_broker.serve.settings import RIGHTS
+from rlm_broker.serve.status import viewer_app
 from rlm_broker.watch import client
 from rlm_broker.watch.messages import RunStatus
-from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
+from rlm_broker.watch.viewer.live import LiveSource
 
 HOSTS = ("127.0.0.1", "localhost")
 """Addresses at which the viewer may listen. It has no TLS, so no other machine shall reach it."""
@@ -112,8 +112,8 @@ class Viewer:
         port = self._socket.getsockname()[1]
         key = secrets.token_urlsafe(24)
         self.link = f"http://{host}:{port}/#key={key}"
-        app = WholeBodies(live_app(source or MachineSource()), MOST_BODY_BYTES, STALL_S, MOST_BODY_VALUES)
-        guarded = Guard(app, Keys([(ServerKey(Owner("view"), RIGHTS), key)]), open_paths=frozenset({"/"}))
+        keys = Keys([(ServerKey(Owner("view"), RIGHTS), key)])
+        guarded = Guard(viewer_app(source or MachineSource(), STALL_S), keys, open_paths=frozenset({"/"}))
         self._server = _Server(configured(guarded), MOST_CONNECTIONS, close_s=LEAVE_S, says_cut=False)
 
     async def serve(self) -> None:

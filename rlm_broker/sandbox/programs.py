@@ -462,25 +462,34 @@ def _memfd_of(data: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-NO_DISPLAY: Final = "\nNone\n"
-"""Last line of a program's block. A REPL shows the value of a last expression, and `python FILE` does not."""
-AT_ITS_START: Final = """
+_AT_ITS_START: Final = """
 __import__("sys").argv[:] = {argv!r}
 __import__("sys").path.insert(0, __import__("os").getcwd())
 """
-"""The interpreter's work before a program begins. It binds no name in the program's namespace."""
-AT_ITS_END: Final = """
+_ITS_FILE: Final = '__file__ = __import__("os").path.abspath({file!r})\n'
+_NO_DISPLAY: Final = "\nNone\n"
+"""Last line of a program's block. A REPL shows the value of a last expression, and `python FILE` does not."""
+_AT_ITS_END: Final = """
 import atexit, threading
 for thread in threading.enumerate():
     if thread is not threading.current_thread() and not thread.daemon:
         thread.join()
 atexit._run_exitfuncs()
 """
-"""The interpreter's work when a program has come to its end."""
+
+
+def blocks_of(code: str, argv: Sequence[str], file: str | None = None) -> tuple[str, str, str]:
+    """Return a program as three blocks, which do what the interpreter does.
+
+    The first sets `sys.argv` and the path; it binds no name in the program's namespace but `__file__`, if the program
+    has a file. The second is the program. The third waits for its threads and calls its functions of `atexit`.
+    """
+    start = _AT_ITS_START.format(argv=[*argv]) + ("" if file is None else _ITS_FILE.format(file=file))
+    return start, code + _NO_DISPLAY, _AT_ITS_END
 
 
 def with_its_end(block: Block, end: Block) -> Block:
-    """Return the outcome of a program: that of its block, and of `AT_ITS_END` after it."""
+    """Return the outcome of a program: that of its block, and of the last of `blocks_of`."""
     return dataclasses.replace(
         block if end.status == "ok" else end,
         code=block.code,

@@ -14,7 +14,6 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlm_broker.broker.models.model import FROM_ENVIRONMENT
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
@@ -119,7 +118,7 @@ def _key_of(name: str, settings: KeySettings) -> ServerKey:
 
 
 def _text_of(name: str, settings: KeySettings) -> str:
-    variable = settings.key.removeprefix(FROM_ENVIRONMENT)
+    variable = settings.key.removeprefix("env:")
     text = os.environ.get(variable, "").strip()
     if not text:
         raise ConfigurationError(f"serve.keys.{name}: the variable {variable} is not set")

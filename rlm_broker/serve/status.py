@@ -6,12 +6,13 @@ In the viewer a key sees its own runs, and with the right `watch` those of all k
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.trace import encoded, plain
@@ -22,7 +23,7 @@ from rlm_broker.serve.hosting.runs import HostedRun
 from rlm_broker.serve.parts import Parts
 from rlm_broker.watch.board import QUESTION_CHARS
 from rlm_broker.watch.messages import RunStatus
-from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, live_app
+from rlm_broker.watch.viewer.live import LiveSource, live_app
 
 PROBE_TIMEOUT_S: Final = 10.0
 """Seconds that a probe has to start a REPL and run a block."""
@@ -79,6 +80,9 @@ class Health:
         return None if block.stdout == "42\n" else "a REPL gave a wrong answer"
 
 
+MOST_STOP_BYTES: Final = 4_096
+MOST_STOP_VALUES: Final = 16
+"""Bytes and JSON values of a request to stop a run."""
 PATH = "/viewer"
 """Path of the viewer. The page itself shows no run, so it needs no key; its data does."""
 
@@ -132,8 +136,12 @@ class KeysRuns:
 def viewer_routes(parts: Parts) -> list[Mount]:
     """Return the routes of the viewer."""
 
-    app = live_app(lambda request: KeysRuns(parts, key_of(request)))
-    return [Mount(PATH, WholeBodies(app, MOST_BODY_BYTES, parts.settings.stall_s, MOST_BODY_VALUES))]
+    return [Mount(PATH, viewer_app(lambda request: KeysRuns(parts, key_of(request)), parts.settings.stall_s))]
+
+
+def viewer_app(source: LiveSource | Callable[[Request], LiveSource], stall_s: float) -> ASGIApp:
+    """Return the viewer of these runs with bounds for bodies, to be put behind a `Guard`."""
+    return WholeBodies(live_app(source), MOST_STOP_BYTES, stall_s, MOST_STOP_VALUES)
 
 
 def status_of(hosted: HostedRun) -> RunStatus:

@@ -118,7 +118,6 @@ def test_run_model_beside_a_replay_is_refused(folder: Path) -> None:
 
 
 def test_run_limits_of_a_kept_repl_are_refused() -> None:
-    """Limits of REPLs for one run are refused where the REPL is kept."""
     with RLM(reply, persistent=True) as rlm:
         assert rlm.start("text", "?", limits=Limits(max_depth=2)).result().response == "1"
         with pytest.raises(ConfigurationError, match="a persistent RLM has one REPL: give memory_bytes to RLM"):

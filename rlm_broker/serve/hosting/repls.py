@@ -19,7 +19,7 @@ RETRY_AFTER_S: Final = 5.0
 """Seconds after which a refused request may find a place."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class HeldRepl:
     """One live REPL. `HeldRepls.hold` makes it.
 

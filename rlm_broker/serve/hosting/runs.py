@@ -338,7 +338,7 @@ class HostedRuns:
             yield
         finally:
             hosted.calls_away -= 1
-            if not hosted.has_place and not hosted.calls_away and hosted.returning is None:
+            if not (hosted.has_place or hosted.calls_away or hosted.returning or hosted.ended_at):
                 hosted.returning = asyncio.ensure_future(self._returned(hosted))
         if hosted.returning is not None and not hosted.calls_away:
             await asyncio.wait({hosted.returning})

@@ -64,7 +64,7 @@ class McpApp:
         repls: HeldRepls,
         owner_of: Callable[[Scope], Owner],
         *,
-        require: Callable[[Scope, Right], object] | None = None,
+        require: Callable[[Scope, Right], object] = lambda _scope, _right: None,
     ) -> None:
         self._owner_of = owner_of
         self._managers: dict[str, asyncio.Future[StreamableHTTPSessionManager]] = {}
@@ -80,7 +80,7 @@ class McpApp:
             lambda context: owner_of(_scope(context)),
             with_paths=False,
             block_timeout_s=rlm.limits.block_timeout_s,
-            require=None if require is None else lambda context, right: require(_scope(context), right),
+            require=lambda context, right: require(_scope(context), right),
         )
         logging.getLogger(streamable_http_manager.__name__).addFilter(_seldom)
 

@@ -21,7 +21,7 @@ from rlm_broker import (
 from rlm_broker.events.story import printed
 from rlm_broker.serve.questions.client_tools import ClientCall, forced_call
 from rlm_broker.serve.questions.request import AnswerForm
-from rlm_broker.values.text import label, shorten
+from rlm_broker.values.text import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Telling:
             case EventsMissed():
                 return f"\n({event.count:,} events are left out: the client reads too slowly)\n"
             case RunStarted() if event.depth:
-                return f"\n> run {event.run}: {label(event.question or '', PREVIEW_CHARS)}\n"
+                return f"\n> run {event.run}: {shorten(' '.join((event.question or '').split()), PREVIEW_CHARS)}\n"
             case CallStarted() if not event.depth and not event.block:
                 self._call, self._is_streamed = event.call, False
             case CallText() if event.call == self._call:

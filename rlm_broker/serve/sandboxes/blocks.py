@@ -21,7 +21,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.store import store_as_it_is
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.limits import ReplLimits, with_set
+from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.sandbox.repl import SandboxedRepl
@@ -123,7 +123,7 @@ def tightened(servers: ReplLimits, asked: Mapping[str, Any]) -> ReplLimits:
         most, value = getattr(servers, name), getattr(wanted, name)
         if most is not None and (value is None or value > most):
             raise ApiError(400, f"the limit {name} = {value} is above the {most} of this server", param="limits")
-    return with_set(servers, wanted)
+    return servers.model_copy(update=wanted.model_dump(exclude_unset=True))
 
 
 def files_of(parts: Parts, owner: Owner, ids: Sequence[str], param: str) -> list[UploadedFile]:

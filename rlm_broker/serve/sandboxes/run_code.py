@@ -17,10 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlm_broker.errors import FileRefused
-from rlm_broker.limits import MOST, ReplLimits
+from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
-from rlm_broker.sandbox.files import MAX_READ_BYTES
-from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
+from rlm_broker.sandbox.programs import blocks_of, with_its_end
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.serve.bodies import parsed
 from rlm_broker.serve.errors import ApiError
@@ -30,9 +29,12 @@ from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.replies import SlowJson
 from rlm_broker.serve.sandboxes.blocks import Seconds
 
+MOST_FETCHED_BYTES: Final = 64 << 20
+"""Bytes of all files together that are returned."""
 LEAST_MB: Final = 4
 """Mebibytes with which a REPL can start and run a line."""
-MOST_MB: Final = MOST >> 20
+MOST_MB: Final = 1 << 30
+"""One pebibyte, which no machine has: the largest limit."""
 KILLED: Final = -9
 """Exit code of a program that was killed, as SandboxFusion tells it: minus the number of SIGKILL."""
 TIME_LIMITS: Final = frozenset({"block_timeout_s", "block_wall_timeout_s", "cpu_s"})
@@ -110,13 +112,14 @@ async def _ran(
 
 
 async def _run(repl: SandboxedRepl, asked: RunCodeRequest) -> Block:
-    await repl.aexecute(AT_ITS_START.format(argv=["main.py"]))
+    before, code, after = blocks_of(asked.code, ["main.py"])
+    await repl.aexecute(before)
     seconds: dict[str, Any] = {"timeout_s": asked.run_timeout, "wall_timeout_s": asked.run_timeout}
-    block = await repl.aexecute(asked.code + NO_DISPLAY, stdin=asked.stdin, **seconds)
+    block = await repl.aexecute(code, stdin=asked.stdin, **seconds)
     if block.status in ("interrupted", "killed"):
         return block
     left_s = max(0.001, asked.run_timeout - block.execution_time)
-    return with_its_end(block, await repl.aexecute(AT_ITS_END, left_s, wall_timeout_s=left_s))
+    return with_its_end(block, await repl.aexecute(after, left_s, wall_timeout_s=left_s))
 
 
 async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
@@ -126,7 +129,7 @@ async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
         ApiError: 400: they have too many bytes together.
         ConfigurationError: A path cannot be one.
     """
-    fetched, left_bytes = {}, MAX_READ_BYTES
+    fetched, left_bytes = {}, MOST_FETCHED_BYTES
     for path in paths:
         try:
             opened = await repl.files.aopen(path)
@@ -136,7 +139,7 @@ async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
             size_bytes, fetched[path] = await asyncio.to_thread(_encoded, opened, left_bytes)
         left_bytes -= size_bytes
         if left_bytes < 0:
-            raise ApiError(400, f"the files have more than {MAX_READ_BYTES:,} bytes together", param="fetch_files")
+            raise ApiError(400, f"the files have more than {MOST_FETCHED_BYTES:,} bytes together", param="fetch_files")
     return fetched
 
 

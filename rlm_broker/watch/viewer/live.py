@@ -17,9 +17,6 @@ from rlm_broker.watch.messages import RunStatus
 from rlm_broker.watch.viewer.page import ViewerPage, document_head, document_script, policy
 from rlm_broker.watch.viewer.rows import Row, Rows, encoded
 
-MOST_BODY_BYTES = 4_096
-MOST_BODY_VALUES = 16
-"""Bytes and JSON values of a request to stop a run. The server in front of `live_app` holds them."""
 ROWS_IN_MESSAGE = 500
 MOST_MESSAGE_BYTES = 1 << 20
 """Bounds of one message to the page, but for a single event that is larger."""
@@ -61,11 +58,7 @@ class LiveSource(Protocol):
         ...
 
 
-SourceOf = Callable[[Request], LiveSource]
-"""Returns the source for the sender of a request."""
-
-
-def live_app(source: LiveSource | SourceOf) -> Starlette:
+def live_app(source: LiveSource | Callable[[Request], LiveSource]) -> Starlette:
     """Return an ASGI app, which can be mounted at any path, behind bounds for bodies, and checks of keys and origins.
 
     The page itself shows no run. It sends the key in the fragment of its own address (`#key=...`) with each request for

@@ -18,6 +18,7 @@ from rlm_broker.serve import http_server as bounds
 from rlm_broker.serve.http_server import MOST_CONNECTIONS, MOST_FIELDS, MOST_HEADER_BYTES, MOST_PIPELINED
 from tests.support.asgi_server import HttpServer, http_server
 from tests.support.http_peer import REQUEST, application, peer, read_to_end
+from tests.support.tables import table
 from tests.support.waiting import until_now
 
 LINE = b"GET / HTTP/1.1\r\nhost: localhost\r\n"
@@ -46,8 +47,8 @@ def small() -> Iterator[HttpServer]:
         yield server
 
 
-@pytest.mark.parametrize(
-    ("data", "status"),
+@table(
+    "data, status",
     [
         (LINE + b"a: " + MUCH, 431),
         (LINE + b"a" + MUCH, 431),
@@ -70,7 +71,7 @@ def test_refused_header_is_answered_and_closed(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("extra", [b"0\r\na: " + MUCH, b"0\r\n" + b"a:b\r\n" * 300, b"1;" + MUCH])
+@table("extra", [b"0\r\na: " + MUCH, b"0\r\n" + b"a:b\r\n" * 300, b"1;" + MUCH])
 def test_chunks_are_bounded_as_headers_are(served: HttpServer, extra: bytes) -> None:
     """The request is being served, so that its connection is closed without a second answer."""
     with peer(served, CHUNKED + b"3\r\nabc\r\n" + extra) as client:
@@ -103,7 +104,7 @@ def test_upgrade_is_answered_as_plain_http(served: HttpServer, caplog: pytest.Lo
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("data", [b"", b"G", LINE, REQUEST + LINE])
+@table("data", [b"", b"G", LINE, REQUEST + LINE])
 def test_late_header_ends_the_connection(impatient: HttpServer, data: bytes) -> None:
     with peer(impatient, data) as client:
         assert read_to_end(client).count(b"200 OK") == data.count(REQUEST)

@@ -74,36 +74,48 @@ async def test_late_error_is_the_last_event(client: Client) -> None:
     assert json.loads(data.removeprefix(b"data: "))["error"]["message"] == "it is wrong"
 
 
-async def test_unknown_error_tells_its_text_to_the_log_alone(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    async def value() -> tuple[int, Mapping[str, str], Any]:
-        raise RuntimeError("a secret detail")
+Value = tuple[int, Mapping[str, str], Any]
 
-    body = await client.body(SlowJson(value, 60))
+
+def value(outcome: Any, client: Client | None = None, beats: int = 0) -> Callable[[], Awaitable[Value]]:
+    """Make a value, or raise it, once the client has got so many messages."""
+
+    async def made() -> Value:
+        async with asyncio.timeout(WAIT_S):
+            while client is not None and len(client.sent) < beats:
+                await asyncio.sleep(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return 200, {}, outcome
+
+    return made
+
+
+async def test_unknown_error_tells_its_text_to_the_log_alone(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    body = await client.body(SlowJson(value(RuntimeError("a secret detail")), 60))
     assert client.status == 500
     assert b"secret" not in body
     assert "a secret detail" in caplog.text
 
 
 async def test_plain_body_has_blank_lines_before_it(client: Client) -> None:
-    async def value() -> tuple[int, Mapping[str, str], Any]:
-        async with asyncio.timeout(WAIT_S):
-            while len(client.sent) < 3:
-                await asyncio.sleep(0)
-        return 200, {}, {"answer": "é"}
-
-    body = await client.body(SlowJson(value, OFTEN_S))
+    body = await client.body(SlowJson(value({"answer": "é"}, client, 3), OFTEN_S))
     assert body.startswith(b"\n\n")
     assert json.loads(body) == {"answer": "é"}
     assert client.status == 200
 
 
-async def test_early_error_has_its_own_status(client: Client) -> None:
-    async def value() -> tuple[int, Mapping[str, str], Any]:
-        raise ConfigurationError("it is wrong")
-
-    body = await client.body(SlowJson(value, 60))
-    assert client.status == 400
-    assert json.loads(body)["error"]["message"] == "it is wrong"
+async def test_error_has_its_own_status_until_that_is_sent(client: Client) -> None:
+    """Later it is told in the form of the interface, or else by the envelope of errors."""
+    wrong = ConfigurationError("it is wrong")
+    body = await client.body(SlowJson(value(wrong), 60, lambda error: {"failed": str(error)}))
+    assert (client.status, json.loads(body)["error"]["message"]) == (400, "it is wrong")
+    late = Client()
+    body = await late.body(SlowJson(value(wrong, late, 2), OFTEN_S, lambda error: {"failed": str(error)}))
+    assert (late.status, json.loads(body)) == (200, {"failed": "it is wrong"})
+    late = Client()
+    body = await late.body(SlowJson(value(wrong, late, 2), OFTEN_S))
+    assert (late.status, json.loads(body)["error"]["message"]) == (200, "it is wrong")
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -122,11 +134,11 @@ async def test_client_that_leaves_cancels_the_work_to_its_end(client: Client, is
         await work()
         yield b""
 
-    async def value() -> tuple[int, Mapping[str, str], Any]:
+    async def never() -> Value:
         await work()
         raise AssertionError
 
-    application = EventStream(events(), 60) if is_stream else SlowJson(value, 60)
+    application = EventStream(events(), 60) if is_stream else SlowJson(never, 60)
     answering = asyncio.ensure_future(client.body(application))
     await begun.wait()
     client.left.set()

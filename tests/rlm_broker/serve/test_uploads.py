@@ -24,6 +24,7 @@ from rlm_broker.serve.uploads import PIECE_BYTES, Content, file_name, received
 from tests.support.asgi_server import http_server
 from tests.support.fds import memfds
 from tests.support.service import Served, serving
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, until_now
 
 # -- forms -----------------------------------------------------------------------------------------------------------
@@ -238,7 +239,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("given", "status", "code", "param"), BAD)
+@table("given, status, code, param", BAD)
 def test_bad_upload_is_refused_and_leaves_nothing(
     served: Served, client: openai.OpenAI, given: dict[str, Any], status: int, code: str | None, param: str | None
 ) -> None:

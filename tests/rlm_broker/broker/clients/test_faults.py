@@ -72,7 +72,6 @@ both = pytest.mark.parametrize("make", [direct, litellm])
 async def test_failure_tells_kind_and_whether_to_retry(
     make: Make, answer: Answer, cause: FailureCause, words: str
 ) -> None:
-    """A failure tells its kind and whether a retry makes sense."""
     with FakeOpenAI(answer) as server, pytest.raises(ModelFailed) as failed:
         await asyncio.wait_for(make(server).complete(REQUEST), WAIT_S)
     if not (
@@ -96,7 +95,6 @@ async def test_provider_retry_time_is_heeded(make: Make) -> None:
 
 @both
 async def test_call_is_retried_and_counts_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call is retried until it is answered and counts as one call."""
     monkeypatch.setattr(client_queue, "BACKOFF_S", 0.01)
     answers = [failure(429, "slow down", retry_after="0.2"), Answer(breaks=0), failure(503, "no"), completion("hi")]
     with FakeOpenAI(*answers) as server:
@@ -166,7 +164,6 @@ async def test_a_stream_that_breaks_off_is_no_answer(make: Make) -> None:
 
 @both
 async def test_streamed_text_is_delivered_and_counted(make: Make) -> None:
-    """Text is delivered as it comes and counted as without a stream."""
     texts: list[str] = []
     with FakeOpenAI(streamed("one ", "two ", "three")) as server:
         reply = await make(server).complete(LMRequest(REQUEST.messages, on_text=texts.append))

@@ -19,6 +19,7 @@ from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.mcp import http
 from tests.support.mcp_clients import OWNER, held, over_http, served
 from tests.support.service import serving
+from tests.support.tables import table
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ACCEPT = {"accept": "application/json, text/event-stream"}
@@ -63,14 +64,14 @@ async def test_host_is_left_to_the_server(url: str) -> None:
     assert (await post(url, HELLO, host="rlm.example", origin="https://rlm.example"))[0] == 200
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+@table("version", ["2025-11-25", "2026-07-28"])
 async def test_body_that_is_no_request_is_refused(url: str, version: str) -> None:
     status, _, body = await post(url, [1], mcp_protocol_version=version)
     assert status == 400
     assert '"error"' in body
 
 
-@pytest.mark.parametrize("version", [None, "2025-06-18", "2025-11-25"])
+@table("version", [None, "2025-06-18", "2025-11-25"])
 async def test_owner_cannot_take_the_sessions_of_another(
     url: str, version: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,14 +78,6 @@ def test_one_call_suspends_and_resumes(client: openai.OpenAI) -> None:
     assert end.usage.prompt_tokens == 0
 
 
-def test_calls_in_a_loop_are_several_responses(client: openai.OpenAI) -> None:
-    answer, messages = asked(client, "FINAL(get_weather('Bern') + get_weather(city='Rome'))")
-    messages += results(answer, "snow")
-    answer = resumed(client, messages)
-    messages += [answer.choices[0].message.model_dump(exclude_none=True), *results(answer, "sun")]
-    assert resumed(client, messages).choices[0].message.content == "snowsun"
-
-
 def come_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Return calls when there are three, not after a pause: the threads of a busy machine are slow."""
     wanted = ClientTools.wanted

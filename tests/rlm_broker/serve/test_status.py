@@ -1,4 +1,4 @@
-"""The viewer of the server: each key sees and stops its own runs, and others by its rights."""
+"""State of a server: whether it is ready, and in the viewer the runs of each key, and others by its rights."""
 
 import json
 from collections.abc import Iterator
