@@ -5,7 +5,6 @@ public name is imported when it is first used: pydantic alone takes 0.1 s, which
 """
 
 import importlib
-import re
 from typing import TYPE_CHECKING, Any
 
 from rlm_broker.version import __version__ as __version__
@@ -41,14 +40,14 @@ if TYPE_CHECKING:
     from rlm_broker.broker.routing import ModelPolicy as ModelPolicy
     from rlm_broker.broker.routing import Route as Route
     from rlm_broker.broker.transport.connection import QueryHandler as QueryHandler
-    from rlm_broker.cluster.nodes import Nodes as Nodes
-    from rlm_broker.cluster.on_ray.ray_cluster import RayCluster as RayCluster
+    from rlm_broker.concurrency.turns import FairSemaphore as FairSemaphore
     from rlm_broker.context.store import Encoded as Encoded
+    from rlm_broker.context.store import OpenFile as OpenFile
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import store as store
+    from rlm_broker.context.store import store_as_it_is as store_as_it_is
     from rlm_broker.context.stored import ContextInfo as ContextInfo
     from rlm_broker.context.stored import StoredContext as StoredContext
-    from rlm_broker.errors import ClusterFailed as ClusterFailed
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
     from rlm_broker.errors import FailureCause as FailureCause
@@ -87,10 +86,12 @@ if TYPE_CHECKING:
     from rlm_broker.events.event import RunStarted as RunStarted
     from rlm_broker.events.event import ToolEnded as ToolEnded
     from rlm_broker.events.event import ToolStarted as ToolStarted
+    from rlm_broker.events.progress import RunProgress as RunProgress
     from rlm_broker.events.trace import TraceWriter as TraceWriter
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
+    from rlm_broker.nodes.ray_cluster import RayCluster as RayCluster
     from rlm_broker.results import Block as Block
     from rlm_broker.results import BlockStatus as BlockStatus
     from rlm_broker.results import Call as Call
@@ -124,14 +125,15 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.template import Template as Template
     from rlm_broker.sandbox.workers.levels import IsolationWarning as IsolationWarning
     from rlm_broker.serve.app import Service as Service
+    from rlm_broker.serve.metrics import Metrics as Metrics
     from rlm_broker.serve.settings import KeySettings as KeySettings
     from rlm_broker.serve.settings import Right as Right
     from rlm_broker.serve.settings import ServeSettings as ServeSettings
     from rlm_broker.usage import Usage as Usage
     from rlm_broker.usage import UsageSummary as UsageSummary
     from rlm_broker.values.display import Display as Display
+    from rlm_broker.values.json_schemas import CheckedSchema as CheckedSchema
     from rlm_broker.values.stats import ClientStats as ClientStats
-    from rlm_broker.values.stats import ClusterStats as ClusterStats
     from rlm_broker.values.stats import HandlerStats as HandlerStats
     from rlm_broker.values.stats import NodeStats as NodeStats
     from rlm_broker.values.stats import SandboxStats as SandboxStats
@@ -153,12 +155,86 @@ if TYPE_CHECKING:
     from sandbox_worker.wire.prompts import Prompt as Prompt
     from sandbox_worker.wire.prompts import TextPart as TextPart
 
-_SHOWN = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
-with open(__file__) as _shown:
-    _PUBLIC = {name: module for module, name in _SHOWN.findall(_shown.read())}
-"""Maps a public name to its module. It is read from what type checkers are shown, so that no name is listed twice."""
+_MODULES = {
+    "batch.batch": "Batch",
+    "batch.budget": "BatchLimits",
+    "batch.feed": "Items",
+    "batch.items": "BatchItem BatchResult ItemStatus",
+    "batch.progress": "BatchProgress",
+    "batch.score": "Score",
+    "broker.cache": "Cache",
+    "broker.client_queue": "OnRetry Serving",
+    "broker.clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
+    "broker.clients.base": "BaseClient CallId Client LMReply LMRequest",
+    "broker.clients.function": "FunctionClient",
+    "broker.clients.litellm": "LiteLLMClient",
+    "broker.clients.openai_compatible": "OpenAICompatibleClient",
+    "broker.clients.scripted": "ScriptedClient",
+    "broker.models.model": "Given Model",
+    "broker.models.models": "FilePath Models",
+    "broker.routing": "ModelPolicy Route",
+    "broker.transport.connection": "QueryHandler",
+    "nodes.ray_cluster": "RayCluster",
+    "concurrency.turns": "FairSemaphore",
+    "context.store": "Encoded OpenFile Paths store store_as_it_is",
+    "context.stored": "ContextInfo StoredContext",
+    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
+    "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
+    "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
+    "ValueUnavailable WorkerDied",
+    "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
+    "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
+    "events.progress": "RunProgress",
+    "events.trace": "TraceWriter",
+    "limits": "Limits ReplLimits RunLimits",
+    "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
+    "Role Variable",
+    "rlm": "RLM",
+    "run.answers": "Budget ReplAnswers",
+    "run.lm_handler": "LMHandler",
+    "run.persistent_repl": "PersistentRepl",
+    "run.prompts.instructions": "Instructions Profile",
+    "run.run": "Run",
+    "run.tools": "Tools",
+    "run.tree": "QueryHandlerFactory",
+    "sandbox.blocks.block_result": "OnOutput",
+    "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",
+    "sandbox.files": "ReplFiles",
+    "sandbox.programs": "ProgramResult ProgramStatus",
+    "sandbox.repl": "SandboxedRepl",
+    "sandbox.sandbox": "Sandbox",
+    "sandbox.template": "Template",
+    "sandbox.workers.levels": "IsolationWarning",
+    "serve.app": "Service",
+    "serve.metrics": "Metrics",
+    "serve.settings": "KeySettings Right ServeSettings",
+    "usage": "Usage UsageSummary",
+    "values.display": "Display",
+    "values.json_schemas": "CheckedSchema",
+    "values.stats": "ClientStats HandlerStats NodeStats SandboxStats",
+    "watch.callbacks": "Callbacks",
+    "watch.telemetry": "OpenTelemetry",
+    "watch.terminal": "print_events",
+}
+_PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
+_PUBLIC |= {
+    "LevelName": "sandbox_worker.wire.level",
+    "Query": "sandbox_worker.wire.messages",
+    "Slot": "sandbox_worker.wire.messages",
+    "Stream": "sandbox_worker.wire.messages",
+    "Want": "sandbox_worker.wire.messages",
+    "MimeType": "sandbox_worker.wire.mime",
+    "Audio": "sandbox_worker.wire.prompts",
+    "AudioPart": "sandbox_worker.wire.prompts",
+    "ChildContext": "sandbox_worker.wire.prompts",
+    "ImagePart": "sandbox_worker.wire.prompts",
+    "ImageUrl": "sandbox_worker.wire.prompts",
+    "MessagePart": "sandbox_worker.wire.prompts",
+    "Prompt": "sandbox_worker.wire.prompts",
+    "TextPart": "sandbox_worker.wire.prompts",
+}
 
-_EXTRAS = {"OpenTelemetry": "otel", "Service": "serve"}
+_EXTRAS = {"Metrics": "serve", "OpenTelemetry": "otel", "Service": "serve"}
 """Maps a public name that needs further packages to the extra that has them."""
 
 __all__ = sorted(_PUBLIC)

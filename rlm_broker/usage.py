@@ -25,20 +25,10 @@ class Usage:
     """Tokens among `total_input_tokens` that the provider had in its own cache; 0 if it does not say."""
 
     def __add__(self, other: "Usage") -> "Usage":
-        if self.total_calls == 0 or other.total_calls == 0:
-            cost = other.total_cost if self.total_calls == 0 else self.total_cost
-        elif self.total_cost is None or other.total_cost is None:
-            cost = None
-        else:
-            cost = self.total_cost + other.total_cost
-        return Usage(
-            self.total_calls + other.total_calls,
-            self.total_input_tokens + other.total_input_tokens,
-            self.total_output_tokens + other.total_output_tokens,
-            cost,
-            self.stored_calls + other.stored_calls,
-            self.cached_input_tokens + other.cached_input_tokens,
-        )
+        tally = Tally()
+        tally.add(self)
+        tally.add(other)
+        return tally.usage
 
     def to_dict(self) -> dict[str, Any]:
         """Return the shape of other RLM runtimes: `total_cost` only if known, the last two only if above 0."""
@@ -65,7 +55,7 @@ class Tally:
         self._cost: float | None = None
 
     def add(self, usage: Usage) -> None:
-        """Add a usage, by the rules of `Usage.__add__`."""
+        """Add a usage. The sum's cost is known only if the costs of all calls are."""
         if self._calls == 0:
             self._cost = usage.total_cost
         elif self._cost is not None and usage.total_calls:
@@ -92,10 +82,7 @@ class UsageSummary:
     @property
     def total(self) -> Usage:
         """Usage of all models together."""
-        tally = Tally()
-        for usage in self.model_usage_summaries.values():
-            tally.add(usage)
-        return tally.usage
+        return sum(self.model_usage_summaries.values(), Usage())
 
     @property
     def total_calls(self) -> int:

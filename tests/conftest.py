@@ -36,7 +36,9 @@ FAST = (
     "rlm_broker/context/test_globs.py",
     "rlm_broker/context/test_stored.py",
     "rlm_broker/context/test_text.py",
+    "rlm_broker/evaluation/test_questions.py",
     "rlm_broker/evaluation/test_scoring.py",
+    "rlm_broker/evaluation/test_tasks.py",
     "rlm_broker/events/test_redaction.py",
     "rlm_broker/run/prompts",
     "rlm_broker/run/test_calls.py",
@@ -51,7 +53,7 @@ FAST = (
     "test_states.py",
 )
 """Pure tests below this folder: they open no sandbox, and make up the tier `fast`."""
-LEFT_OUT = "not browser and not notebook and not installer and not ray"
+LEFT_OUT = "not browser and not notebook and not installer and not inspect and not ray"
 """Tests of the tiers `fast` and `default`."""
 EXAMPLES = {"": 20, "fast": 20, "default": 20, "all": 100}
 """Tier: examples that hypothesis makes for each property. Without a tier pytest runs what it is given."""
@@ -107,7 +109,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"skipped {count}: {reason}")
     if terminalreporter.config.option.markexpr == LEFT_OUT:
         terminalreporter.write_line(
-            "left out: tests that need a browser, a notebook, an installer or Ray (scripts/test all)"
+            "left out: tests that need a browser, a notebook, an installer, inspect_ai or Ray (scripts/test all)"
         )
 
 

@@ -60,12 +60,9 @@ RUN = (
     ),
 )
 CLUSTER = (
-    Option("--nodes", "HOST:PORT", "Run on nodes that join here, such as 0.0.0.0:7077."),
-    Option("--advertise", "HOST[:PORT]", "Address that nodes connect to, if it is another one."),
-    Option("--token-file", "FILE", "File of the nodes' token; it is made if it does not exist.", type=FILE),
-    Flag("--plain", "Nodes connect in plain text: the network is yours alone."),
-    Option("--cluster", "ADDRESS", "Run on this Ray cluster, such as auto."),
-    Option("--join-timeout-s", "S", "Seconds to wait for a node (default 60).", type=float),
+    Option("--cluster", "ADDRESS", "Have the REPLs on the nodes of this Ray cluster, such as auto."),
+    Option("--max-nodes", "N", "Nodes of the cluster at most (default: all).", type=click.IntRange(1)),
+    Option("--resources", "LIST", "Resources of Ray that each node must have, such as rlm=1."),
 )
 TEXT = (
     Option("--encoding", "NAME", "Encoding of text without a byte order mark, such as cp1252 (default utf-8)."),
@@ -79,12 +76,6 @@ RETRY_FAILED = Flag("--retry-failed", "Ask again what has failed in an earlier p
 
 def _output_type(help: str) -> Option:
     return Option("-o --output-type", "FILE", help, type=FILE)
-
-
-def _runs_at_a_time(most: int | None) -> Option:
-    return Option(
-        "--max-concurrent", "N", "Runs at the same time (default 16).", type=click.IntRange(1, most), default=16
-    )
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -135,7 +126,13 @@ BATCH = LazyCommand(
         Option("--status", "FILE", "Show how far the batch of FILE is, or all its shards.", type=PATH),
         Option("--shard", "K/N", "Ask every N-th item; auto/N takes K from Slurm or Kubernetes."),
         Option("--merge", "FILE", "Put the results of all shards of FILE into it.", type=PATH),
-        _runs_at_a_time(MOST_RUNS),
+        Option(
+            "--max-concurrent",
+            "N",
+            "Runs at the same time (default 16).",
+            type=click.IntRange(1, MOST_RUNS),
+            default=16,
+        ),
         Flag("--fail-fast", "End the batch when an item fails; default: a failure is a result."),
         RETRY_FAILED,
         Flag("--settings-changed", "Take other limits of runs for the items that are left; their lines say so."),
@@ -179,49 +176,33 @@ After 3, 4, 5, 130, 143, 129 and a kill the same command goes on with the items 
 
 EVAL = LazyCommand(
     "eval",
-    """Measure whether an RLM is worth it for a model: questions with known answers, asked in several ways.
+    """Print the line that measures whether an RLM is worth it for a model, by questions with known answers.
 
-    Each question is asked in each arm. A table has the score of each with an interval, cost, tokens and seconds.
+    The line is a command of inspect_ai, which has logs, a viewer, statistics, retries and prices. Each question is
+    asked in each arm. pip install 'rlm-broker[eval]' brings it.
     """,
     (
-        *MODELS,
-        Option("--tasks", "LIST", "Generated tasks, with commas between (default all)."),
-        Option("--lengths", "LIST", "Lengths of the contexts, such as 8k,1m (default 8k,64k)."),
-        click.Option(
-            ["--length-unit"],
-            type=click.Choice(("tokens", "chars")),
-            help="Unit of the lengths (default tokens, estimated).",
-        ),
-        Option("--samples", "N", "Questions of each task at each length (default 5).", type=click.IntRange(1, 10_000)),
-        Option("--seed", "N", "Seed of the generated questions (default 0).", type=int),
-        Option("--data", "FILE", "Your own questions with answers, as JSON lines, in place of the tasks.", type=FILE),
-        Option("--arms", "LIST", "Ways to ask each question (default plain,rlm1,rlm2).", default="plain,rlm1,rlm2"),
-        _runs_at_a_time(None),
-        Option("--batch-budget-usd", "USD", "Maximum cost of the whole evaluation.", type=float),
-        Option("--batch-tokens", "N", "Maximum tokens of the whole evaluation.", type=int),
-        RETRY_FAILED,
-        *SANDBOX,
-        *RUN,
-        LIMIT,
-        Option("--out", "FOLDER", "Keep the results, so that a killed evaluation goes on.", type=FOLDER),
-        Option("--picture", "FILE", "Write the scores as an SVG file.", type=PATH),
-        Flag("--dry-run", "Say how many runs there would be, and end."),
-        JSON,
-        QUIET,
+        MODEL,
+        SUB_MODEL,
+        Option("--tasks", "LIST", "Generated tasks (default needles,messages).", default="needles,messages"),
+        Option("--length", "LIST", "Lengths of the contexts in tokens, such as 8k,1m (default 8k).", default="8k"),
+        Option("--samples", "N", "Questions of each task at each length.", type=click.IntRange(1, 10_000)),
+        Option("--seed", "N", "Seed of the generated questions (default 0).", type=int, default=0),
+        Option("--data", "FILE", "Your own questions or OOLONG's, as JSON lines, in place of the tasks.", type=FILE),
+        Option("--arms", "LIST", "Ways to ask each question (default rlm,plain).", default="rlm,plain"),
         DEBUG,
     ),
-    epilog=f"""\b
-tasks: needle, needles, absent (facts in much text), count, classify (sums over lines), pairs (a join of two lists)
-arms:  plain (the context is in the prompt), rlm1, rlm2 (runs with a REPL, and their children with one); an arm may
-       have settings of its own, such as rlm1:max_iterations=10 or rlm1:recursion=auto
+    epilog="""\b
+tasks: needles (a fact that shares no word with its question, one of two hops, one that is missing),
+       messages (counts, users and dates over messages that have to be judged one by one)
+arms:  plain (the context is in the prompt), rlm (runs with a REPL), rlm2 (and their children with one); an arm may
+       have settings of its own, such as rlm:max_iterations=10 or rlm:recursion=auto
 
 \b
-exit codes: 0 all items have ended, 1 all items of an arm failed, 2 the command line or configuration is wrong,
-3 a limit ended it (the same command goes on), 4 the isolation cannot be had,
-{BY_SIGNALS} (the same command with --out goes on)""",
+exit codes: 0 the line was printed, 2 the command line or configuration is wrong""",
 )
 
-# -- code, servers, nodes ----------------------------------------------------------------------------------------------
+# -- code, servers -----------------------------------------------------------------------------------------------------
 
 EXEC = LazyCommand(
     "exec",
@@ -266,6 +247,7 @@ SERVE = LazyCommand(
         ),
         Option("--config", "FILE", "Settings, in place of rlm-broker.toml of this folder.", type=PATH),
         LEVEL,
+        *CLUSTER,
         Option("--max-runs", "N", "Runs at the same time (default 64).", type=int),
         Option("--drain-s", "S", "Seconds that runs have to end after SIGTERM (default 30).", type=float),
         Option("--certificate", "FILE", "Certificate for TLS, as PEM.", type=FILE),
@@ -278,34 +260,6 @@ SERVE = LazyCommand(
 exit codes: 0 drained after SIGTERM or Ctrl+C, 1 failed, 2 the command line or configuration is wrong, or the port is
 in use, 4 the isolation cannot be had, 5 the model provider failed""",
     extra="serve",
-)
-
-NODE = LazyCommand(
-    "node",
-    """Offer this machine to an orchestrator: its runs and their sandboxes are here, its models and keys are there.
-
-    The join command, with the address and the fingerprint, comes from the orchestrator. What happens goes to stderr.
-    """,
-    (
-        Option("--connect address", "HOST:PORT", "Address of the orchestrator's broker.", required=True),
-        Option("--fingerprint", "sha256:HEX", "Fingerprint of the broker's certificate."),
-        Option("--token-file", "FILE", "File with the join token; default: RLM_BROKER_NODE_TOKEN has it.", type=FILE),
-        Option("--name", "NAME", "Name of this node (default: its host name)."),
-        Option("--max-runs", "N", "Runs at a time (default 16 per CPU).", type=click.IntRange(1, 65_536)),
-        Option(
-            "--wait-s",
-            "S",
-            "Seconds to look for the broker, at the start and after a loss (default 60).",
-            type=click.FloatRange(0),
-            default=60.0,
-        ),
-        Flag("--once", "End when the broker is lost, and do not look for it again."),
-        Flag("--plain", "Connect in plain text: the network is yours alone."),
-        DEBUG,
-    ),
-    epilog="""\b
-exit codes: 0 the cluster has ended, 1 the broker was not reached or was lost, 2 the command line is wrong, or the
-broker refused this node or is another one, 4 the sandbox cannot be had, 130, 143, 129 stopped by a signal""",
 )
 
 MCP = LazyCommand(
@@ -321,6 +275,7 @@ MCP = LazyCommand(
         *SANDBOX,
         TOOLS,
         *RUN,
+        *CLUSTER,
         LIMIT,
         Flag("--config only_config", "Print the JSON that clients want, and exit."),
         DEBUG,
@@ -485,10 +440,9 @@ VIEW = LazyCommand(
 COMMANDS: dict[str, tuple[str, click.Command]] = {
     "ask": ("Ask a question about a text, files or folders.", ASK),
     "batch": ("Ask many questions, and go on where a killed batch was.", BATCH),
-    "eval": ("Measure whether an RLM is worth it for a model, by questions with known answers.", EVAL),
+    "eval": ("Print the line that measures whether an RLM is worth it for a model.", EVAL),
     "exec": ("Run a Python file in a sandbox, without any model.", EXEC),
     "serve": ("Serve an RLM as a model over HTTP, and its sandbox.", SERVE),
-    "node": ("Offer this machine to an orchestrator on another one.", NODE),
     "mcp": ("Serve a sandbox and questions about files to an MCP client.", MCP),
     "doctor": ("Show what isolation this machine offers.", DOCTOR),
     "models": ("Show which models and keys there are, and which model would serve a call.", LIST_MODELS),

@@ -1,7 +1,6 @@
 """`rlm-broker exec FILE ARGS...`: a program runs in a REPL, with its arguments, files and stdin.
 
-A REPL runs blocks, and not programs. So three blocks do what the interpreter does: one sets `sys.argv` and the path,
-one is the program, one waits for its threads and calls its functions of `atexit`.
+A REPL runs blocks, and not programs, so that a program is the second of three blocks.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
-from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
+from rlm_broker.sandbox.programs import blocks_of, with_its_end
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.text import jsonable
@@ -40,9 +39,7 @@ OF_LIMITS = {
 }
 """Beginning of an error of Python -> the limit whose refusal by the kernel most likely caused it."""
 ITS_BLOCK = "<block 2>"
-"""File name of the program in tracebacks: it is the block after `AT_ITS_START`. Its own name is put in its place."""
-ITS_FILE = '__file__ = __import__("os").path.abspath({name!r})\n'
-"""Binds the one name that the interpreter binds in the program's namespace."""
+"""File name of the program in tracebacks. Its own name is put in its place."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,15 +183,14 @@ def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> N
 
 
 def _run(repl: "SandboxedRepl", program: Script, on_output: "OnOutput | None") -> Block:
-    beginning = AT_ITS_START.format(argv=[*program.argv])
-    beginning += "" if program.name is None else ITS_FILE.format(name=program.name)
-    start = repl.execute(beginning, on_output=on_output)
+    before, code, after = blocks_of(program.code, program.argv, program.name)
+    start = repl.execute(before, on_output=on_output)
     if start.status != "ok":
         return start
-    block = repl.execute(program.code + NO_DISPLAY, on_output=on_output, stdin=program.stdin)
+    block = repl.execute(code, on_output=on_output, stdin=program.stdin)
     if block.status == "killed":
         return block
-    end = repl.execute(AT_ITS_END, on_output=on_output)
+    end = repl.execute(after, on_output=on_output)
     return dataclasses.replace(with_its_end(block, end), code=program.code)
 
 

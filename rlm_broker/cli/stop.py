@@ -9,9 +9,11 @@ import msgspec
 
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
-from rlm_broker.watch import client, messages
+from rlm_broker.watch import client
 from rlm_broker.watch.messages import ProcessStatus, StopOutcome
 
+_WHOLE = "process"
+"""Kind of a target, and of an outcome, that is a process as a whole."""
 MOST_NAMED = 8
 """Ids that a sentence about an ambiguous beginning lists."""
 
@@ -32,10 +34,6 @@ class StopTarget(NamedTuple):
     name: str
 
 
-_WHOLE = "process"
-"""Kind of an outcome that is about a process as a whole."""
-
-
 def run(target: str, *, now: bool, dry_run: bool, as_json: bool) -> int:
     """Stop what an id means, wait for its end, and return the exit code."""
     processes = asyncio.run(client.processes())
@@ -45,7 +43,7 @@ def run(target: str, *, now: bool, dry_run: bool, as_json: bool) -> int:
         say(json.dumps({"would_stop": would}) if as_json else f"would {_verb(now)} {found.name}")
         return 0
     _require_answer(found, processes)
-    name = messages.PROCESS if found.kind == messages.PROCESS else found.id
+    name = _WHOLE if found.kind == _WHOLE else found.id
     outcomes = asyncio.run(client.stop(found.pid, name, now))
     if as_json:
         say(json.dumps({"outcomes": msgspec.to_builtins(outcomes)}, ensure_ascii=False))
@@ -54,7 +52,7 @@ def run(target: str, *, now: bool, dry_run: bool, as_json: bool) -> int:
             say(_sentence(outcome))
         if not outcomes:
             say(f"{found.name} has no run and no REPL to stop")
-    return 0 if all(outcome.has_ended or outcome.kind == messages.PROCESS for outcome in outcomes) else 1
+    return 0 if all(outcome.has_ended or outcome.kind == _WHOLE for outcome in outcomes) else 1
 
 
 def _require_answer(target: StopTarget, found: Sequence[ProcessStatus]) -> None:
@@ -92,7 +90,7 @@ def _targets(process: ProcessStatus) -> list[StopTarget]:
     pid = process.pid
     live = [run for run in process.runs if run.ended is None]
     return [
-        StopTarget(pid, "process", str(pid), f"the process {process.command} {pid}"),
+        StopTarget(pid, _WHOLE, str(pid), f"the process {process.command} {pid}"),
         *(StopTarget(pid, "run", run.id, f"the run {run.id} ({(run.question or '')[:40]!r})") for run in live),
         *(StopTarget(pid, "repl", repl.id, f"the REPL {repl.id}") for repl in process.repls),
     ]

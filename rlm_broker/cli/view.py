@@ -1,22 +1,23 @@
 """`rlm-broker view`: the runs of this user's processes in the browser, on loopback, for those who have the link."""
 
 import asyncio
-import hmac
 import secrets
 import socket
 import webbrowser
 from collections.abc import AsyncIterator, Sequence
 
 import uvicorn
-from starlette.requests import Request
 
 from rlm_broker.cli.terminal import has_display, say
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.serve.bodies import WholeBodies
-from rlm_broker.serve.http_server import BoundedServer, ConnectionRoom, configured
+from rlm_broker.serve.guard import Guard, Keys, ServerKey
+from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.http_server import BoundedServer, configured
+from rlm_broker.serve.settings import RIGHTS
+from rlm_broker.serve.status import viewer_app
 from rlm_broker.watch import client
 from rlm_broker.watch.messages import RunStatus
-from rlm_broker.watch.viewer.live import MOST_BODY_BYTES, MOST_BODY_VALUES, LiveSource, live_app
+from rlm_broker.watch.viewer.live import LiveSource
 
 HOSTS = ("127.0.0.1", "localhost")
 """Addresses at which the viewer may listen. It has no TLS, so no other machine shall reach it."""
@@ -76,26 +77,10 @@ class MachineSource:
         return self._processes[run]
 
 
-class _WithKey:
-    """A source for those requests that show the key."""
-
-    def __init__(self, source: LiveSource, key: str) -> None:
-        self._source = source
-        self._key = key.encode()
-
-    async def __call__(self, request: Request) -> LiveSource | None:
-        shown = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        return self._source if hmac.compare_digest(shown, self._key) else None
-
-
 class _Server(BoundedServer):
     """The server of `rlm-broker serve`, which takes the signals itself, and ends streams of events without a word."""
 
     capture_signals = uvicorn.Server.capture_signals
-
-    def _cut(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
 
 
 class Viewer:
@@ -127,10 +112,9 @@ class Viewer:
         port = self._socket.getsockname()[1]
         key = secrets.token_urlsafe(24)
         self.link = f"http://{host}:{port}/#key={key}"
-        app = live_app(_WithKey(source or MachineSource(), key), hosts=[f"{each}:{port}" for each in HOSTS])
-        bounded = WholeBodies(app, MOST_BODY_BYTES, STALL_S, MOST_BODY_VALUES)
-        config = configured(bounded, None, None, behind_proxy=False)
-        self._server = _Server(config, ConnectionRoom(MOST_CONNECTIONS), close_s=LEAVE_S)
+        keys = Keys([(ServerKey(Owner("view"), RIGHTS), key)])
+        guarded = Guard(viewer_app(source or MachineSource(), STALL_S), keys, open_paths=frozenset({"/"}))
+        self._server = _Server(configured(guarded), MOST_CONNECTIONS, close_s=LEAVE_S, says_cut=False)
 
     async def serve(self) -> None:
         """Answer requests until a signal comes."""

@@ -21,6 +21,16 @@ class FairSemaphore:
 
     Lives on one event loop.
 
+    Example:
+        ```python
+        places = FairSemaphore(10)
+        await places.acquire("ann")
+        try:
+            await RLM("offline").acompletion("a\\nb", "How many lines are there?")
+        finally:
+            places.release()
+        ```
+
     Args:
         places: Places in all; None sets no bound.
 

@@ -113,6 +113,12 @@ class Encoded:
 class OpenFile:
     """A regular file that is open, such as a memfd, and is read from its start to its end as a file of a name.
 
+    Example:
+        ```python
+        with open("report.pdf", "rb") as file, store_as_it_is(OpenFile(file.fileno(), "report.pdf")) as context:
+            RLM("offline").completion(context, "What is it about?")
+        ```
+
     Args:
         fd: Descriptor, which stays the caller's to close, and is open until the context is stored.
         name: Name of the file. Its ending tells documents and archives apart from texts.
@@ -155,9 +161,21 @@ def store(value: object) -> StoredContext:
 
 
 def store_as_it_is(value: object) -> StoredContext:
-    """Store as `store` does, but take each text for itself.
+    """Store as `store` does, but take each text for itself, also one that is the name of a file.
 
-    Model code must not learn from an error which files exist.
+    A server stores what strangers send by it: no error then tells them which files exist.
+
+    Example:
+        ```python
+        with store_as_it_is("/etc/passwd") as context:
+            print(context.info.total_chars)
+        ```
+
+    Args:
+        value: As for `store`, or an `OpenFile`.
+
+    Raises:
+        ContextRefused: The value cannot be a context.
     """
     if isinstance(value, Encoded):
         given, how = value.source, TextDecoding(value.encoding, value.errors)

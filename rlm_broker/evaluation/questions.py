@@ -1,84 +1,128 @@
-"""The questions of an evaluation: generated ones, and the user's own from a file of JSON lines."""
+"""The questions of an evaluation: generated ones, and those of a file of JSON lines, the user's own or OOLONG's.
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+A question is made or read once for its key, and its context again when it is asked. So contexts of many megabytes are
+not in memory together, and no log has them.
+"""
+
+import ast
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from random import Random
+from typing import Any, Final, cast
 
 import msgspec
 
-from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.evaluation.lengths import Length
-from rlm_broker.evaluation.scoring import Key, Scoring
-from rlm_broker.evaluation.tasks.problem import Problem
-from rlm_broker.evaluation.tasks.task import TASKS, Task
+from rlm_broker.evaluation.scoring import Key, Scoring, dates_in
+from rlm_broker.evaluation.tasks import TASKS, Problem, chars_of
 from rlm_broker.values.text import printable
 from rlm_broker.values.validation import did_you_mean
-from sandbox_worker.wire.text_json import decode_escaped
 
-OWN_LENGTH: Final = "own"
-"""Name of the length of the user's contexts."""
-MOST_LINE_BYTES: Final = 1 << 30
-"""Bytes of a line of the user's file; a longer one is refused, since it is read into memory."""
-
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+OWN: Final = "own"
+"""Name of the task of the user's questions, and of the length of their contexts."""
+COMPARED: Final = ["more common than", "less common than", "same frequency as"]
+"""Answers of OOLONG to a question that compares."""
+Source = list[str | int]
+"""Origin of a context, as a log can keep it: a task and what was drawn, or a file and the place of a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question of an evaluation. Its context is made or read when it is asked.
+    """One question of an evaluation, without its context.
 
     Attributes:
         id: Text that no other question of the evaluation has.
-        task: Name of its task.
-        length: Name of its length.
-        tokens: About how many tokens its context has.
-        problem: Makes the context, the question and the key.
+        kind: What it asks for, or the task that a line of a file names.
+        length: Length of its context as the user wrote it; "own" for a context of the user's.
+        text: Question.
+        key: Expected answer.
+        source: Place of its context, for `context_of`.
     """
 
     id: str
-    task: str
+    kind: str
     length: str
-    tokens: int
-    problem: Callable[[], Problem]
+    text: str
+    key: Key
+    source: Source
 
 
-def tasks_of(text: str) -> tuple[Task, ...]:
-    """Return the tasks that a text names, in the order of `TASKS`; "all" is each of them.
+def generated(task: str, lengths: Iterable[str], samples: int, seed: int, asked: Iterable[str] = ()) -> list[Question]:
+    """Return `samples` questions of a task at each length in tokens, by turns of the things that are asked.
 
-    Raises:
-        ConfigurationError: There is no such task, or none is named.
-    """
-    names = {name.strip() for name in text.split(",") if name.strip()}
-    for name in sorted(names - TASKS.keys() - {"all"}):
-        raise ConfigurationError(f"there is no task {name[:40]!r}{did_you_mean(name, list(TASKS))}")
-    if not names:
-        raise ConfigurationError(f"there is no task: name some of {', '.join(TASKS)}, or all")
-    return tuple(task for name, task in TASKS.items() if name in names or "all" in names)
-
-
-def generated(tasks: Sequence[Task], lengths: Sequence[Length], samples: int, seed: int) -> list[Question]:
-    """Return `samples` questions of each task at each length.
+    Args:
+        asked: What is asked for; nothing stands for everything that the task has.
 
     Raises:
-        ConfigurationError: A length is too short or too long.
+        ConfigurationError: A name, a length or a number cannot be used.
     """
+    every = TASKS[task][1]
+    chosen = tuple(asked) or every
+    for name in (each for each in chosen if each not in every):
+        known = ", ".join(every)
+        raise ConfigurationError(f"{task} cannot ask for {name[:40]!r}{did_you_mean(name, every)}: it has {known}")
+    if samples < 1:
+        raise ConfigurationError(f"{task} needs at least one sample, not {samples}")
     return [
-        Question(
-            f"{task.name}-{length.name}-{length.unit}-{seed}-{number}",
-            task.name,
-            length.name,
-            round(chars / task.chars_per_token),
-            partial(task.problem, seed, number, chars),
-        )
+        Question("-".join(map(str, source)), kind, length, made.question, made.key, source)
         for length in lengths
-        for task in tasks
-        for chars in (length.chars(task.chars_per_token),)
-        for number in range(1, samples + 1)
+        for number in range(samples)
+        for kind in (chosen[number % len(chosen)],)
+        for source in (cast("Source", [task, kind, length, seed, number]),)
+        for made in (_made(task, kind, length, seed, number),)
     ]
+
+
+def context_of(source: Source) -> object:
+    """Return the context of a question, which is made or read again.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or the line has changed and is no question any more.
+    """
+    task, *rest = source
+    if task != OWN:
+        return _made(str(task), *rest).context  # type: ignore[arg-type]
+    file, offset = Path(str(rest[0])), int(rest[1])
+    try:
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            line = _line(stream.readline(), f"{file}, at byte {offset:,}")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
+    return line.context if line.path is None else Path(line.path)
+
+
+def _made(task: str, kind: str, length: str, seed: int, number: int) -> Problem:
+    return TASKS[task][0](Random(f"{task} {kind} {length} {seed} {number}"), chars_of(length), kind)
+
+
+def own(file: Path) -> list[Question]:
+    """Return the questions of a user's file.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is empty, or has a line that is no question; the message has its
+            number.
+    """
+    found: dict[str, Question] = {}
+    offset = 0
+    try:
+        with file.open("rb") as stream:
+            for number, text in enumerate(stream, 1):
+                if text.strip():
+                    line = _line(text, f"{file}, line {number}")
+                    id = str(number if line.id is None else line.id)
+                    if id in found:
+                        raise ConfigurationError(f"{file}, line {number}: the id {id[:40]!r} was in an earlier line")
+                    source: Source = [OWN, str(file.absolute()), offset]
+                    found[id] = Question(id, line.task, line.length, line.question, line.key(), source)
+                offset += len(text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
+    if not found:
+        raise ConfigurationError(f"{file} has no questions: write one JSON object in each line")
+    return list(found.values())
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,113 +133,56 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     id: str | int | None = None
     context: Any = None
     path: str | None = None
-    scoring: str | None = None
+    scoring: Scoring | None = None
     choices: list[str] = []
-    task: str = "data"
+    task: str = OWN
+    length: str = OWN
+
+    def __post_init__(self) -> None:
+        if (self.context is None) == (self.path is None):
+            raise ValueError("give the context once, as context or as path")
+        answer, scoring = self.answer, self.key().scoring
+        is_number, is_text = isinstance(answer, int | float), isinstance(answer, str)
+        fits = {"number": is_number, "near": is_number, "set": isinstance(answer, list), "absent": answer is None}
+        fits |= {"choice": answer in self.choices, "date": is_text and bool(dates_in(str(answer)))}
+        if not fits.get(scoring, is_text) or (self.choices and scoring != "choice"):
+            raise ValueError(f"the answer {str(answer)[:40]!r} cannot be scored as {scoring}")
+
+    def key(self) -> Key:
+        """Return the key. The kind of the answer says how it is scored, unless the line does."""
+        kinds: dict[type, Scoring] = {int: "number", float: "number", list: "set", type(None): "absent"}
+        scoring = self.scoring or ("choice" if self.choices else kinds.get(type(self.answer), "exact"))
+        expected = tuple(map(str, self.answer)) if isinstance(self.answer, list) else self.answer
+        return Key(scoring, expected, choices=tuple(self.choices))
 
 
-def own(file: Path) -> list[Question]:
-    """Return the questions of a user's file. Contexts are read when they are asked.
+class _OolongLine(msgspec.Struct):
+    """One row of OOLONG's synthetic part, as `datasets` writes it to JSON lines. Other columns are not read."""
 
-    Raises:
-        ConfigurationError: The file cannot be read, is empty, or has a line that is no question; the message has its
-            number.
-    """
-    questions: dict[str, Question] = {}
+    context_window_text: str
+    question: str
+    answer: str
+    answer_type: str
+    context_len: int
+    id: str | int | None = None
+    task_group: str = "oolong"
+
+    def line(self) -> _Line:
+        """Return the line that says the same. The answer is a list of one value as Python writes it, such as "[7]"."""
+        kind = self.answer_type.removeprefix("ANSWER_TYPE.")
+        day = re.fullmatch(r"\[datetime\.date\((\d+), (\d+), (\d+)\)\]", self.answer)
+        (value,) = ["-".join(part.zfill(2) for part in day.groups())] if day else ast.literal_eval(self.answer)
+        answer = int(value) if kind == "NUMERIC" else str(value)
+        kinds: dict[str, Scoring] = {"NUMERIC": "near", "COMPARISON": "choice", "DATE": "date", "MONTH_YEAR": "date"}
+        choices = COMPARED if kind == "COMPARISON" else []
+        context, length, scoring = self.context_window_text, str(self.context_len), kinds.get(kind, "contains")
+        return _Line(self.question, answer, self.id, context, None, scoring, choices, self.task_group, length)
+
+
+def _line(text: bytes, where: str) -> _Line:
     try:
-        for number, offset, text in _lines(file):
-            line = _line(text, file, number)
-            id = str(number if line.id is None else line.id)
-            if id in questions:
-                raise ConfigurationError(f"{file}, line {number}: the id {id[:40]!r} was in an earlier line")
-            tokens = math.ceil(estimate_tokens(_chars(line)))
-            questions[id] = Question(id, line.task, OWN_LENGTH, tokens, partial(_read, file, number, offset))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
-    if not questions:
-        raise ConfigurationError(f"{file} has no questions: write one JSON object in each line")
-    return list(questions.values())
-
-
-def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the number, the place in the file and the content of each line that is not blank."""
-    offset = 0
-    with file.open("rb") as stream:
-        for number, text in enumerate(iter(partial(stream.readline, MOST_LINE_BYTES + 1), b""), 1):
-            if len(text) > MOST_LINE_BYTES:
-                raise ConfigurationError(
-                    f"{file}, line {number} has more than {MOST_LINE_BYTES:,} bytes: give its context as a path"
-                )
-            if text.strip():
-                yield number, offset, text
-            offset += len(text)
-
-
-def _read(file: Path, number: int, offset: int) -> Problem:
-    """Return the problem of a line, from its place in the file.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or the line has changed and is no question any more.
-    """
-    try:
-        with file.open("rb") as stream:
-            stream.seek(offset)
-            line = _line(stream.readline(MOST_LINE_BYTES), file, number)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
-    context = line.context if line.path is None else Path(line.path)
-    return Problem(context, line.question, _key(line, f"{file}, line {number}"))
-
-
-def _line(text: bytes, file: Path, number: int) -> _Line:
-    """Return a checked line.
-
-    Raises:
-        ConfigurationError: It is no question with an answer.
-    """
-    where = f"{file}, line {number}"
-    try:
-        line = decode_escaped(text.removeprefix(BYTE_ORDER_MARK), _Line)
-    except (ValueError, RecursionError) as error:
+        if b'"context_window_text"' in text:
+            return msgspec.json.decode(text, type=_OolongLine).line()
+        return msgspec.json.decode(text.removeprefix(b"\xef\xbb\xbf"), type=_Line)
+    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         raise ConfigurationError(f"{where} is no question: {printable(str(error))}") from None
-    if (line.context is None) == (line.path is None):
-        raise ConfigurationError(f"{where}: give the context once, as context or as path")
-    if line.id is not None and not str(line.id).strip():
-        raise ConfigurationError(f"{where}: the id is empty")
-    if not line.question.strip():
-        raise ConfigurationError(f"{where}: the question is empty")
-    _key(line, where)
-    return line
-
-
-def _chars(line: _Line) -> int:
-    """Return about how many characters the context of a line has; 0 for a folder."""
-    if line.path is None:
-        return len(line.context) if isinstance(line.context, str) else len(msgspec.json.encode(line.context))
-    path = Path(line.path)
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except (OSError, ValueError):  # no path can be so long, or have such characters: the run says so
-        return 0
-
-
-def _key(line: _Line, where: str) -> Key:
-    """Return the key of a line. The kind of its answer says how it is scored, unless the line does.
-
-    Raises:
-        ConfigurationError: There is no such scoring, or the answer is not of its kind.
-    """
-    answer = line.answer
-    is_number = isinstance(answer, int | float)
-    by_kind: Scoring = "number" if is_number else "set" if isinstance(answer, list) else "exact"
-    scoring = line.scoring or ("absent" if answer is None else "choice" if line.choices else by_kind)
-    if scoring not in get_args(Scoring):
-        raise ConfigurationError(f"{where}: there is no scoring {scoring[:40]!r}: use {', '.join(get_args(Scoring))}")
-    wanted = {"number": is_number, "near": is_number, "set": isinstance(answer, list), "absent": answer is None}
-    if not wanted.get(scoring, isinstance(answer, str) and answer.strip()):
-        kinds = {"number": "a number", "near": "a number", "set": "a list", "absent": "null"}
-        raise ConfigurationError(f"{where}: the answer for scoring {scoring!r} must be {kinds.get(scoring, 'a text')}")
-    if (scoring == "choice") != bool(line.choices) or (line.choices and answer not in line.choices):
-        raise ConfigurationError(f"{where}: give choices for scoring 'choice' alone, with the answer among them")
-    expected = tuple(map(str, answer)) if isinstance(answer, list) else answer
-    return Key(cast("Scoring", scoring), expected, choices=tuple(line.choices))

@@ -62,7 +62,8 @@ class RunStarted(Event, frozen=True):
     """A run began.
 
     Attributes:
-        question: Question of the root run, or the whole prompt of a child run.
+        question: Question of the root run; without one, the beginning of the text that has the task in it. Of a child
+            run, its whole prompt.
         model: Name of the run's model.
         metadata: Models, limits, versions and context of the root run, without secrets; empty for a child.
         block: Block of the parent run that started a child; 0 for the root.
@@ -277,20 +278,6 @@ class TreeEvents:
         if self.is_wanted:
             self._number += 1
             event = kind(*fields, **named, tree=self.tree, n=self._number, time=round(time.time(), 6))
-            for receive in self._receivers:
-                receive(event)
-
-    def take(self, event: Event, at: float) -> None:
-        """Take an event that was made elsewhere, such as on a node of a cluster, and pass it to all receivers.
-
-        Args:
-            event: The event, which no other code has. It gets the id and the next number of this tree.
-            at: Its Unix time in seconds.
-        """
-        if self.is_wanted:
-            self._number += 1
-            for name, value in (("tree", self.tree), ("n", self._number), ("time", round(at, 6))):
-                msgspec.structs.force_setattr(event, name, value)
             for receive in self._receivers:
                 receive(event)
 

@@ -30,6 +30,14 @@ class RunProgress:
     Each event costs about a microsecond. Only calls, tools and blocks that go on are kept, so memory is bounded by what
     the tree does at a time. The properties may be read from another thread.
 
+    Example:
+        ```python
+        progress = RunProgress()
+        run = RLM("offline").start("a\\nb", "How many lines are there?", on_event=progress)
+        run.result()
+        print(progress.turn, progress.tokens, progress.doing)
+        ```
+
     Attributes:
         question: Question of the root run, as its first event has it. Secrets are replaced.
         model: Name of the root model; empty before the run has begun.

@@ -30,7 +30,7 @@ from rlm_broker.results import Block
 from rlm_broker.sandbox.arguments import seconds_or, variables_of
 from rlm_broker.sandbox.files import names_of
 from rlm_broker.sandbox.repl_process import ReplWorker
-from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.fork_server import Forker
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, ProgramEnded, pack_program
@@ -266,7 +266,7 @@ class ReplPrograms:
 
     def __init__(
         self,
-        fork_server: ForkServer,
+        fork_server: Forker,
         repl: ReplWorker,
         worker: Callable[[], Awaitable[Worker]],
         limits: ReplLimits,
@@ -354,7 +354,7 @@ class ReplPrograms:
             said = program.ended.result()
             stdout, stderr = pipes.finish()
         if said is None:
-            why = "the REPL was closed" if self._repl.is_closed else "the sandbox's processes were ended from outside"
+            why = "the REPL was closed" if self._repl.is_closed else worker.why_gone
             outcome: dict[str, Any] = {"status": "killed", "error": why}
         else:
             _require_started(command, said)
@@ -462,25 +462,34 @@ def _memfd_of(data: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-NO_DISPLAY: Final = "\nNone\n"
-"""Last line of a program's block. A REPL shows the value of a last expression, and `python FILE` does not."""
-AT_ITS_START: Final = """
+_AT_ITS_START: Final = """
 __import__("sys").argv[:] = {argv!r}
 __import__("sys").path.insert(0, __import__("os").getcwd())
 """
-"""The interpreter's work before a program begins. It binds no name in the program's namespace."""
-AT_ITS_END: Final = """
+_ITS_FILE: Final = '__file__ = __import__("os").path.abspath({file!r})\n'
+_NO_DISPLAY: Final = "\nNone\n"
+"""Last line of a program's block. A REPL shows the value of a last expression, and `python FILE` does not."""
+_AT_ITS_END: Final = """
 import atexit, threading
 for thread in threading.enumerate():
     if thread is not threading.current_thread() and not thread.daemon:
         thread.join()
 atexit._run_exitfuncs()
 """
-"""The interpreter's work when a program has come to its end."""
+
+
+def blocks_of(code: str, argv: Sequence[str], file: str | None = None) -> tuple[str, str, str]:
+    """Return a program as three blocks, which do what the interpreter does.
+
+    The first sets `sys.argv` and the path; it binds no name in the program's namespace but `__file__`, if the program
+    has a file. The second is the program. The third waits for its threads and calls its functions of `atexit`.
+    """
+    start = _AT_ITS_START.format(argv=[*argv]) + ("" if file is None else _ITS_FILE.format(file=file))
+    return start, code + _NO_DISPLAY, _AT_ITS_END
 
 
 def with_its_end(block: Block, end: Block) -> Block:
-    """Return the outcome of a program: that of its block, and of `AT_ITS_END` after it."""
+    """Return the outcome of a program: that of its block, and of the last of `blocks_of`."""
     return dataclasses.replace(
         block if end.status == "ok" else end,
         code=block.code,

@@ -1,6 +1,7 @@
 """`Service`: an ASGI application that serves an `RLM` and its sandbox to OpenAI's clients."""
 
 import contextlib
+import importlib.util
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -21,22 +22,22 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.rlm import RLM
-from rlm_broker.serve import mcp_route, metrics, viewer_route
+from rlm_broker.serve import metrics
 from rlm_broker.serve.chat.routes import routes as chat_routes
 from rlm_broker.serve.errors import ApiError, api_error_of
 from rlm_broker.serve.guard import LEFT, Guard, Keys, key_of
-from rlm_broker.serve.health import Health
 from rlm_broker.serve.hosting.files import Files
 from rlm_broker.serve.hosting.owner import Places
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.metrics import Metrics, gauges_of
+from rlm_broker.serve.metrics import Metrics, metrics_of
 from rlm_broker.serve.models import ServedModels
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.questions.runs import Asking
 from rlm_broker.serve.responses.routes import ResponseRoutes
 from rlm_broker.serve.sandboxes import blocks, containers, run_code
 from rlm_broker.serve.settings import ServeSettings
+from rlm_broker.serve.status import Health, viewer_routes
 from rlm_broker.serve.uploads import routes as file_routes
 from rlm_broker.values.validation import suggestion
 
@@ -111,7 +112,7 @@ class Service:
             self._parts = await self._parts_of(opening, contexts)
             self._require_models(self._parts.models)
             self._health = Health(self._rlm.sandbox)
-            self._metrics = Metrics(self._rlm.handler.routing.by_name, gauges_of(self._parts))
+            self._metrics = metrics_of(self._parts)
             routes = [*self._routes(self._parts), *await self._routes_with_state(opening, self._parts)]
             app = Starlette(routes=routes, exception_handlers=HANDLERS)
             self._app = Guard(app, self._keys, self._hosts(), on_response=self._metrics.request)
@@ -172,7 +173,7 @@ class Service:
             *blocks.routes(parts),
             *containers.routes(parts),
             *run_code.routes(parts),
-            *viewer_route.routes(parts),
+            *viewer_routes(parts),
         ]
 
     def _take(self, event: Event) -> None:
@@ -184,8 +185,12 @@ class Service:
 
     async def _routes_with_state(self, opening: contextlib.AsyncExitStack, parts: Parts) -> Sequence[BaseRoute]:
         """Return the routes of parts that have to be opened."""
-        responses = await opening.enter_async_context(ResponseRoutes(parts))
-        return [*responses.routes(), *await opening.enter_async_context(mcp_route.running(parts))]
+        routes: list[BaseRoute] = [*(await opening.enter_async_context(ResponseRoutes(parts))).routes()]
+        if importlib.util.find_spec("mcp") is not None:
+            from rlm_broker.serve.mcp.http import mcp_routes  # the SDK takes 0.3 s to import, and is an extra
+
+            routes += await opening.enter_async_context(mcp_routes(parts))
+        return routes
 
     def _require_models(self, served: ServedModels) -> None:
         """Refuse a key with a model that the server does not have.

@@ -14,7 +14,6 @@ from typing import Final
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlm_broker.broker.models.model import FROM_ENVIRONMENT
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
@@ -39,24 +38,17 @@ class ServerKey:
     owner: Owner
     rights: frozenset[Right]
 
-    def require(self, right: Right) -> None:
-        """Refuse a request that the key may not make.
-
-        Raises:
-            ApiError: 403.
-        """
-        if right not in self.rights:
-            raise ApiError(403, f"this key lacks the right {right!r}", code="not_allowed")
-
-    def require_one_of(self, *rights: Right) -> None:
-        """Refuse a request that needs one of these rights, if the key has none of them.
+    def require(self, *rights: Right) -> Owner:
+        """Return the owner. Refuse a request that needs one of these rights, if the key has none of them.
 
         Raises:
             ApiError: 403.
         """
         if not self.rights.intersection(rights):
-            said = " and ".join(repr(right) for right in rights)
-            raise ApiError(403, f"this key lacks the rights {said}: one of them is needed", code="not_allowed")
+            said = "rights " if len(rights) > 1 else "right "
+            said += " and ".join(map(repr, rights)) + (": one of them is needed" if len(rights) > 1 else "")
+            raise ApiError(403, f"this key lacks the {said}", code="not_allowed")
+        return self.owner
 
 
 class Keys:
@@ -87,7 +79,16 @@ class Keys:
         Raises:
             ConfigurationError: A variable does not exist, or a key cannot be used.
         """
-        return cls((_key_of(name, each), _text_of(name, each)) for name, each in settings.items())
+        keys = []
+        for name, each in settings.items():
+            variable = each.key.removeprefix("env:")
+            text = os.environ.get(variable, "").strip()
+            if not text:
+                raise ConfigurationError(f"serve.keys.{name}: the variable {variable} is not set")
+            models = None if each.models is None else frozenset(each.models)
+            owner = Owner(name, models, each.limits, each.usd_a_day)
+            keys.append((ServerKey(owner, frozenset(each.rights)), text))
+        return cls(keys)
 
     @classmethod
     def made(cls) -> tuple["Keys", str]:
@@ -119,19 +120,6 @@ class Keys:
         if key is None:
             raise _unauthorized("this is not a key of this server")
         return key
-
-
-def _key_of(name: str, settings: KeySettings) -> ServerKey:
-    models = None if settings.models is None else frozenset(settings.models)
-    return ServerKey(Owner(name, models, settings.limits, settings.usd_a_day), frozenset(settings.rights))
-
-
-def _text_of(name: str, settings: KeySettings) -> str:
-    variable = settings.key.removeprefix(FROM_ENVIRONMENT)
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        raise ConfigurationError(f"serve.keys.{name}: the variable {variable} is not set")
-    return text
 
 
 def _password_of(credentials: str) -> str:
@@ -172,6 +160,7 @@ class Guard:
         app: Application behind it.
         keys: Keys of the server.
         hosts: Names under which clients may reach it, besides loopback and addresses in numbers.
+        open_paths: Paths that need no key.
         on_response: Called with the route, the status and the seconds of each request that has ended.
     """
 
@@ -181,11 +170,13 @@ class Guard:
         keys: Keys,
         hosts: Iterable[str] = (),
         *,
+        open_paths: frozenset[str] = OPEN_PATHS,
         on_response: Callable[[str, int, float], None] | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
         self._hosts = LOCAL_NAMES | {host.lower() for host in hosts}
+        self._open_paths = open_paths
         self._on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -232,7 +223,7 @@ class Guard:
         if is_other or request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise ApiError(403, "requests of web pages of other origins are refused", code="origin")
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path not in OPEN_PATHS:
+        if path not in self._open_paths:
             scope[KEY] = self._keys.authenticated(request.headers.get("authorization"))
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rlm_broker import OpenFile, StoredContext, store_as_it_is
 from rlm_broker.context.memfd import Memfd
-from rlm_broker.context.store import OpenFile, store_as_it_is
-from rlm_broker.context.stored import MAX_NAME_CHARS, StoredContext
 from rlm_broker.serve.hosting.files import UploadedFile
 
+NAME_CHARS: Final = 200
+"""Characters of the name of a text within a context, before its number; those of a longer name are cut."""
 MOST_SHARED: Final = 64
 """Texts of a dict that a worker maps each from memory of its own. Those of a dict with more are copied together."""
 
@@ -131,4 +132,4 @@ class _Names:
 def _shown(name: str) -> str:
     """Return a name that can be the key of a context: printable, and not too long."""
     printable = "".join(each if each.isprintable() else "_" for each in name)
-    return printable[: MAX_NAME_CHARS - 10] or "text"
+    return printable[:NAME_CHARS] or "text"

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -14,14 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rlm_broker.events.event import (
-    BlockEnded,
-    CallEnded,
-    CallRetried,
-    Event,
-    RunEnded,
-    RunStarted,
-)
+from rlm_broker.events.event import BlockEnded, CallEnded, CallRetried, Event, RunEnded, RunStarted
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.parts import Parts
 
@@ -41,94 +33,53 @@ RUN_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 6
 CALL_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 BLOCK_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 HTTP_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 10, 60, 600)
-
-Reading = Callable[[], float]
-"""A function that returns the value of a gauge; it is called at each scrape, in any thread."""
-
-
-class Gauges(msgspec.Struct, frozen=True, kw_only=True):
-    """Sources of the values of the gauges. A gauge without a function is left out.
-
-    Attributes:
-        queued_runs: Runs that wait for a place.
-        active_runs: Runs that go on.
-        live_repls: REPLs that are open, those of runs included.
-        warm_repls: REPLs that are ready for the next block or run.
-        containers: Containers that clients hold.
-        file_bytes: Bytes of uploaded files.
-    """
-
-    queued_runs: Reading | None = None
-    active_runs: Reading | None = None
-    live_repls: Reading | None = None
-    warm_repls: Reading | None = None
-    containers: Reading | None = None
-    file_bytes: Reading | None = None
-
-
-_GAUGES: Final = {
-    "queued_runs": ("rlm_broker_queued_runs", "Runs that wait for a place."),
-    "active_runs": ("rlm_broker_active_runs", "Runs that go on."),
-    "live_repls": ("rlm_broker_live_repls", "REPLs that are open."),
-    "warm_repls": ("rlm_broker_warm_repls", "REPLs that are ready for the next run."),
-    "containers": ("rlm_broker_containers", "Containers that clients hold."),
-    "file_bytes": ("rlm_broker_file_bytes", "Bytes of uploaded files."),
+GAUGES: Final = {
+    "queued_runs": "Runs that wait for a place.",
+    "active_runs": "Runs that go on.",
+    "live_repls": "REPLs that are open.",
+    "warm_repls": "REPLs that are ready for the next run.",
+    "containers": "Containers that clients hold.",
+    "file_bytes": "Bytes of uploaded files.",
 }
+"""Names of the gauges, and what each is."""
 
 
 class Metrics:
     """Counts events of runs and HTTP requests. It is a receiver of events, and may be used from any thread.
 
+    Example:
+        >>> metrics = Metrics(models=["offline"], gauges={"active_runs": lambda: 0})
+        >>> rlm = RLM("offline", on_event=metrics)
+        >>> body, content_type = metrics.exposition()
+
     Args:
         models: Names of the models that the server has, which are the values of the label `model`; all other names are
             `other`. A collection that grows may be given.
-        gauges: Where the values of the gauges come from.
+        gauges: Name of a gauge → function that returns its value: `queued_runs`, `active_runs`, `live_repls`,
+            `warm_repls`, `containers`, `file_bytes`. It is called at each scrape, in any thread; one that fails is
+            left out.
     """
 
-    def __init__(self, models: Collection[str] = (), gauges: Gauges | None = None) -> None:
+    def __init__(self, models: Collection[str] = (), gauges: Mapping[str, Callable[[], float]] | None = None) -> None:
         self._models = models
         self._trees: OrderedDict[str, str] = OrderedDict()
-        self._lock = threading.Lock()
-        self._registry = registry = CollectorRegistry(auto_describe=True)
-        self._runs = Counter("rlm_broker_runs", "Root runs that ended.", ["model", "outcome"], registry=registry)
-        self._run_s = Histogram(
-            "rlm_broker_run_duration_seconds",
-            "Seconds of root runs.",
-            ["model"],
-            buckets=RUN_BUCKETS_S,
-            registry=registry,
-        )
-        self._children = Counter("rlm_broker_child_runs", "Child runs that ended.", ["outcome"], registry=registry)
-        self._turns = Counter("rlm_broker_turns", "Turns of all runs.", registry=registry)
-        self._blocks = Counter("rlm_broker_blocks", "Blocks of code that ended.", ["status"], registry=registry)
-        self._block_s = Histogram(
-            "rlm_broker_block_duration_seconds", "Seconds of blocks.", buckets=BLOCK_BUCKETS_S, registry=registry
-        )
-        self._calls = Counter(
-            "rlm_broker_calls", "Calls of models that ended.", ["model", "outcome"], registry=registry
-        )
-        self._call_s = Histogram(
-            "rlm_broker_call_duration_seconds",
-            "Seconds of calls of models.",
-            ["model"],
-            buckets=CALL_BUCKETS_S,
-            registry=registry,
-        )
-        self._retries = Counter("rlm_broker_call_retries", "Further attempts of calls.", registry=registry)
-        self._tokens = Counter("rlm_broker_tokens", "Tokens of calls.", ["model", "kind"], registry=registry)
-        self._usd = Counter("rlm_broker_usd", "US dollars of calls whose price is known.", ["model"], registry=registry)
-        self._requests = Counter(
-            "rlm_broker_http_requests", "HTTP requests that were answered.", ["route", "status"], registry=registry
-        )
-        self._request_s = Histogram(
-            "rlm_broker_http_request_duration_seconds",
-            "Seconds of HTTP requests.",
-            ["route"],
-            buckets=HTTP_BUCKETS_S,
-            registry=registry,
-        )
         self._routes: set[str] = set()
-        registry.register(_Read(gauges or Gauges()))
+        self._lock = threading.Lock()
+        self._registry = CollectorRegistry(auto_describe=True)
+        self._runs = self._counter("runs", "Root runs that ended.", "model", "outcome")
+        self._run_s = self._seconds("run", "Seconds of root runs.", RUN_BUCKETS_S, "model")
+        self._children = self._counter("child_runs", "Child runs that ended.", "outcome")
+        self._turns = self._counter("turns", "Turns of all runs.")
+        self._blocks = self._counter("blocks", "Blocks of code that ended.", "status")
+        self._block_s = self._seconds("block", "Seconds of blocks.", BLOCK_BUCKETS_S)
+        self._calls = self._counter("calls", "Calls of models that ended.", "model", "outcome")
+        self._call_s = self._seconds("call", "Seconds of calls of models.", CALL_BUCKETS_S, "model")
+        self._retries = self._counter("call_retries", "Further attempts of calls.")
+        self._tokens = self._counter("tokens", "Tokens of calls.", "model", "kind")
+        self._usd = self._counter("usd", "US dollars of calls whose price is known.", "model")
+        self._requests = self._counter("http_requests", "HTTP requests that were answered.", "route", "status")
+        self._request_s = self._seconds("http_request", "Seconds of HTTP requests.", HTTP_BUCKETS_S, "route")
+        self._registry.register(_Gauges(gauges or {}))
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
@@ -173,6 +124,13 @@ class Metrics:
         encode, content_type = choose_encoder("application/openmetrics-text; version=1.0.0" if wants_open else "")
         return encode(self._registry), content_type
 
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"rlm_broker_{name}", about, labels, registry=self._registry)
+
+    def _seconds(self, name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        name = f"rlm_broker_{name}_duration_seconds"
+        return Histogram(name, about, labels, buckets=buckets, registry=self._registry)
+
     def _model(self, name: str | None) -> str:
         return name if name is not None and name in self._models else OTHER
 
@@ -202,40 +160,38 @@ class Metrics:
             self._usd.labels(model).inc(max(0.0, usage.total_cost))
 
 
-class _Read(Collector):
+class _Gauges(Collector):
     """Gauges that are read at each scrape. One whose function fails is left out, so that the others are seen."""
 
-    def __init__(self, gauges: Gauges) -> None:
-        self._readings: Mapping[str, Reading | None] = msgspec.structs.asdict(gauges)
+    def __init__(self, readings: Mapping[str, Callable[[], float]]) -> None:
+        self._readings = {name: readings[name] for name in GAUGES if name in readings}
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges without values: the registry asks for them before the server has all that they read."""
-        return (GaugeMetricFamily(name, about) for name, about in _GAUGES.values())
+        return (GaugeMetricFamily(f"rlm_broker_{name}", about) for name, about in GAUGES.items())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges with their values."""
-        for field, read in self._readings.items():
-            if read is None:
-                continue
+        for name, read in self._readings.items():
             try:
                 value = float(read())
             except Exception:  # noqa: BLE001 - a function of the server's: a scrape must not fail as a whole
                 continue
-            name, about = _GAUGES[field]
-            yield GaugeMetricFamily(name, about, value=value)
+            yield GaugeMetricFamily(f"rlm_broker_{name}", GAUGES[name], value=value)
 
 
-def gauges_of(parts: Parts) -> Gauges:
-    """Return where the gauges of a server read their values."""
+def metrics_of(parts: Parts) -> Metrics:
+    """Return the metrics of a server."""
     sandbox = parts.rlm.sandbox
-    return Gauges(
-        queued_runs=lambda: parts.runs.queued,
-        active_runs=lambda: parts.runs.running,
-        live_repls=lambda: sandbox.stats().workers,
-        warm_repls=lambda: sandbox.stats().ready,
-        containers=lambda: len(parts.repls),
-        file_bytes=lambda: parts.files.size_bytes,
-    )
+    gauges: dict[str, Callable[[], float]] = {
+        "queued_runs": lambda: parts.runs.queued,
+        "active_runs": lambda: parts.runs.running,
+        "live_repls": lambda: sandbox.stats().workers,
+        "warm_repls": lambda: sandbox.stats().ready,
+        "containers": lambda: len(parts.repls),
+        "file_bytes": lambda: parts.files.size_bytes,
+    }
+    return Metrics(parts.rlm.handler.routing.by_name, gauges)
 
 
 def routes(metrics: Metrics) -> list[Route]:

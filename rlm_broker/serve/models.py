@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlm_broker.context.stored import StoredContext
-from rlm_broker.rlm import RLM
+from rlm_broker import RLM, StoredContext
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.values.validation import no_such
 
 AT: Final = "@"
 """Separator of a model and a context, as in "openai/gpt-5@logs"."""
+PLAIN: Final = "plain"
+"""Word in place of a context for the model itself: one call, without a REPL. A context of that name hides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,13 @@ class ServedModel:
         name: Name under which the client asked for it, and is answered.
         model: Model for `RLM.start`; None is the server's own.
         context: Context of the server's, or None.
+        is_plain: Whether the model itself is asked, without a REPL.
     """
 
     name: str
     model: str | None
     context: StoredContext | None
+    is_plain: bool = False
 
 
 class ServedModels:
@@ -51,10 +54,11 @@ class ServedModels:
         return tuple(dict.fromkeys([self._root, *self._rlm.handler.routing.names]))
 
     def names(self, owner: Owner) -> list[str]:
-        """Return all names that an owner may ask for."""
-        known = self.known
-        models = [name for name in known if owner.models is None or name in owner.models]
-        return [*models, *(f"{name}{AT}{context}" for name in models for context in self._contexts)]
+        """Return all names that an owner may ask for, the plain models last."""
+        models = [name for name in self.known if owner.models is None or name in owner.models]
+        about = [f"{name}{AT}{context}" for name in models for context in self._contexts]
+        plain = [f"{name}{AT}{PLAIN}" for name in models if PLAIN not in self._contexts]
+        return [*models, *about, *plain]
 
     def named(self, owner: Owner, name: str) -> ServedModel:
         """Return the model of that name.
@@ -66,11 +70,12 @@ class ServedModels:
         model, context = name, ""
         if name not in known and AT in name:
             model, _, context = name.rpartition(AT)
-        if model != name and context not in self._contexts:
-            said = no_such("context", context, self._contexts)
+        if model != name and context not in self._contexts and context != PLAIN:
+            said = no_such("context", context, [*self._contexts, PLAIN])
             raise ApiError(404, said, code="model_not_found", param="model")
         if model not in known:
             said = no_such("model", name, self.names(owner))
             raise ApiError(404, said, code="model_not_found", param="model")
         owner.require_model(model)
-        return ServedModel(name, None if model == self._root else model, self._contexts.get(context))
+        about = self._contexts.get(context)
+        return ServedModel(name, None if model == self._root else model, about, context == PLAIN and about is None)

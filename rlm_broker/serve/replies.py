@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 A run may take an hour. Proxies cut a silent connection after 60 s, and OpenAI's clients give up after 600 s and send
 the request again, which would be paid twice. So a stream gets a comment, and a plain body a blank line before its JSON,
-after each `heartbeat_s` of silence. A plain answer keeps its status open until the first sign of life: an error before
-it has its own status; a later one is an error envelope in a body of status 200.
+after each `heartbeat_s` of silence. A plain answer keeps its status open until the first sign of life, which it delays:
+an error before it has its own status; a later one is told in a body of status 200, in the form of the interface.
 
 The work runs in a task of its own, beside a task that reads from the client. `http.disconnect` cancels the work, whose
 `finally` blocks end the run (`HostedRun.joined`). Starlette's `BaseHTTPMiddleware` would hide the disconnect.
@@ -15,13 +15,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from rlm_broker import RlmBrokerError
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.errors import RlmBrokerError
 from rlm_broker.serve.errors import ApiError, api_error_of
 
 SSE_HEADERS: Mapping[str, str] = {
@@ -29,6 +29,8 @@ SSE_HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
     "x-accel-buffering": "no",  # nginx would gather the events otherwise
 }
+PATIENCE = 4
+"""Heartbeats of silence before a plain answer sends its status: proxies wait for 60 s, and an error may come first."""
 _COMMENT = b": the run goes on\n\n"
 _log = logging.getLogger("rlm_broker")
 
@@ -50,10 +52,7 @@ class EventStream:
     """
 
     def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        heartbeat_s: float,
-        headers: Mapping[str, str] | None = None,
+        self, events: AsyncIterator[bytes], heartbeat_s: float, headers: Mapping[str, str] | None = None
     ) -> None:
         self._events = events
         self._heartbeat_s = heartbeat_s
@@ -61,7 +60,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         """Send the events until they or the client end."""
-        await while_connected(receive, lambda: self._sent(send))
+        await _while_connected(receive, self._sent(send))
 
     async def _sent(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _raw(self._headers)})
@@ -69,9 +68,7 @@ class EventStream:
             async for piece in with_heartbeats(self._events, self._heartbeat_s, _COMMENT):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except Exception as error:  # noqa: BLE001 - the status is sent: the last event tells it
-            if not _is_expected(error):
-                _log.exception("a stream of events failed")
-            body = sse(api_error_of(error).body(), "error")
+            body = sse(_failed(error).body(), "error")
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -82,29 +79,40 @@ class SlowJson:
     Args:
         value: Makes the value: its status, its headers, and what becomes JSON; text is JSON already. An error that it
             raises is answered with its own status, as long as that is not sent. It is cancelled when the client leaves.
-        heartbeat_s: Seconds of silence after which a blank line is sent, with status 200.
+        heartbeat_s: Seconds of silence after which a blank line is sent, the first one with status 200.
+        late: Makes the value of an error that comes after that; None sends the envelope of errors. With it, the first
+            blank line comes after `PATIENCE` times as many seconds.
     """
 
-    def __init__(self, value: Callable[[], Awaitable[tuple[int, Mapping[str, str], Any]]], heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        value: Callable[[], Awaitable[tuple[int, Mapping[str, str], Any]]],
+        heartbeat_s: float,
+        late: Callable[[Exception], Any] | None = None,
+    ) -> None:
         self._value = value
         self._heartbeat_s = heartbeat_s
+        self._late = late
+        self._is_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         """Send the value when it is there."""
-        await while_connected(receive, lambda: self._sent(send))
+        await _while_connected(receive, self._sent(send))
 
     async def _sent(self, send: Send) -> None:
-        is_begun = False
-        status, headers, body = 200, {}, b""
+        status, headers, body, beats = 200, {}, b"", 0
         async for piece in with_heartbeats(_once(self._answer), self._heartbeat_s, None):
-            if piece is None:
-                if not is_begun:
-                    is_begun = True
-                    await send(_start(200, {"content-type": "application/json", "cache-control": "no-store"}))
-                await send({"type": "http.response.body", "body": b"\n", "more_body": True})
-            else:
+            if piece is not None:
                 status, headers, body = piece
-        if not is_begun:
+                continue
+            beats += 1
+            if self._late is not None and beats < PATIENCE:
+                continue
+            if not self._is_begun:
+                self._is_begun = True
+                await send(_start(200, {"content-type": "application/json", "cache-control": "no-store"}))
+            await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+        if not self._is_begun:
             length = {"content-length": str(len(body))}
             await send(_start(status, {"content-type": "application/json", **headers, **length}))
         await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -113,28 +121,27 @@ class SlowJson:
         try:
             status, headers, value = await self._value()
         except Exception as error:  # noqa: BLE001 - each becomes an answer
-            if not _is_expected(error):
-                _log.exception("a request failed")
-            failed = api_error_of(error)
+            failed = _failed(error)
             status, headers, value = failed.status, failed.headers, failed.body()
+            if self._is_begun and self._late is not None:
+                value = self._late(error)
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=True, separators=(",", ":"))
         return status, dict(headers), text.encode()
 
 
-async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Do the work, and cancel it when the client leaves. Its `finally` blocks have run when this returns."""
-    working = asyncio.ensure_future(_awaited(work))
+    working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
         working.cancel()
-        await to_its_end(lambda: _settled(working, leaving))
-    if not working.cancelled() and (error := working.exception()) is not None:
-        if isinstance(error, OSError):  # the client has left while a piece was sent
-            return
-        raise error
+        await to_its_end(lambda: asyncio.wait({working, leaving}))
+    if not working.cancelled():
+        with contextlib.suppress(OSError):  # the client has left while a piece was sent
+            working.result()
 
 
 async def with_heartbeats(items: AsyncIterator[Any], heartbeat_s: float, sign: Any) -> AsyncIterator[Any]:
@@ -163,14 +170,6 @@ async def with_heartbeats(items: AsyncIterator[Any], heartbeat_s: float, sign: A
 _END: Any = object()
 
 
-async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
-    await work()
-
-
-async def _settled(*tasks: "asyncio.Future[None]") -> None:
-    await asyncio.wait(tasks)
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -188,5 +187,8 @@ def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
 
 
-def _is_expected(error: Exception) -> bool:
-    return isinstance(error, ApiError | RlmBrokerError)
+def _failed(error: Exception) -> ApiError:
+    """Return what the client is told of an error. One that no client can cause is logged."""
+    if not isinstance(error, ApiError | RlmBrokerError):
+        _log.error("a request failed", exc_info=error)
+    return api_error_of(error)

@@ -4,69 +4,40 @@ A form with a file is read as it comes: the file goes on piece by piece, and is 
 of a file is read in pieces, too, while it is sent.
 """
 
-import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.serve.bodies import chunks_of, validated
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.guard import ServerKey, key_of
+from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
-from rlm_broker.serve.paging import Page, listed, page_of
+from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.pages import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
-from rlm_broker.serve.replies import while_connected
 
 Purpose = Literal["assistants", "user_data", "vision"]
 """Words about a file's use that are taken. They have no effect: what OpenAI does with other ones is not served."""
 MAX_EXPIRY_S = 2_592_000
 """Longest time until a file is deleted by itself: 30 days, as OpenAI has it."""
-
-
 FILE: Final = "file"
 """Name of the part that holds the file, as OpenAI's clients send it."""
 FORM: Final = "multipart/form-data"
-MAX_FIELDS_BYTES: Final = 1 << 16
-"""Bytes of all headers and values of fields together."""
+MAX_FIELD_BYTES: Final = 1 << 16
+"""Bytes of one field."""
 MAX_FIELDS: Final = 32
 """Fields of a form."""
 MAX_NAME_BYTES: Final = 255
 """Bytes of a file's name in UTF-8. No file system takes a longer one."""
-
-
-class Form:
-    """Fields of a form, and the name of its file.
-
-    Attributes:
-        fields: Its fields, text by name.
-        filename: Name of its file; None if it has none.
-    """
-
-    def __init__(self) -> None:
-        self.fields: dict[str, str] = {}
-        self.filename: str | None = None
-
-    def nested(self) -> dict[str, Any]:
-        """Return the fields with those such as "expires_after[seconds]" as a dict of their own."""
-        made: dict[str, Any] = {}
-        for name, value in self.fields.items():
-            outer, bracket, inner = name.partition("[")
-            if bracket and inner.endswith("]"):
-                within = made.setdefault(outer, {})
-                if isinstance(within, dict):
-                    within[inner[:-1]] = value
-                    continue
-            made[name] = value
-        return made
 
 
 def is_form(request: Request) -> bool:
@@ -74,8 +45,10 @@ def is_form(request: Request) -> bool:
     return request.headers.get("content-type", "").lower().startswith(FORM)
 
 
-async def received(request: Request, take: Callable[[bytes], None], most_bytes: int, stall_s: float) -> Form:
-    """Read a form to its end.
+async def received(
+    request: Request, take: Callable[[bytes], object], most_bytes: int, stall_s: float
+) -> tuple[dict[str, str], str | None]:
+    """Read a form to its end; return its fields, and the name of its file, or None if it has none.
 
     Args:
         request: The request.
@@ -88,103 +61,42 @@ async def received(request: Request, take: Callable[[bytes], None], most_bytes: 
             `chunks_of`.
         ClientDisconnect: The client has left.
     """
-    boundary = parse_options_header(request.headers.get("content-type"))[1].get(b"boundary")
-    if not is_form(request) or not boundary:
+    if not is_form(request):
         raise ApiError(400, f"the body is no form: send {FORM}", code="not_a_form")
-    reading = _Reading(take)
+    parser = _FormParser(request.headers, chunks_of(request, most_bytes + 2 * MAX_FIELD_BYTES, stall_s), take)
     try:
-        parser = MultipartParser(boundary, reading.callbacks())  # type: ignore[arg-type]
-        async for piece in chunks_of(request, most_bytes + 2 * MAX_FIELDS_BYTES, stall_s):
-            parser.write(piece)
-        parser.finalize()
-    except FormParserError as error:
-        raise ApiError(400, f"the body is no valid form: {str(error)[:200]}", code="not_a_form") from None
-    if not reading.is_whole:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"the body is no valid form: {error.message[:200]}", code="not_a_form") from None
+    if not parser.is_whole:
         raise ApiError(400, "the body is cut off: it ends before its last boundary", code="not_a_form")
-    return reading.form
+    fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+    file = form.get(FILE)
+    return fields, file_name(file.filename or "") if isinstance(file, UploadFile) else None
 
 
-class _Reading:
-    """Functions that the parser calls with each piece of the form."""
+class _FormParser(MultiPartParser):
+    """Starlette's parser. The file goes to its receiver piece by piece, and not into a temporary file."""
 
-    def __init__(self, take: Callable[[bytes], None]) -> None:
-        self.form = Form()
+    def __init__(self, headers: Headers, pieces: AsyncGenerator[bytes, None], take: Callable[[bytes], object]) -> None:
+        super().__init__(headers, pieces, max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
         self.is_whole = False
         self._take = take
-        self._left_bytes = MAX_FIELDS_BYTES
-        self._parts = 0
-        self._header = self._value = self._disposition = self._text = b""
-        self._name = ""
-        self._is_file = False
 
-    def callbacks(self) -> dict[str, Callable[..., None]]:
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": self._header_field,
-            "on_header_value": self._header_value,
-            "on_header_end": self._header_end,
-            "on_headers_finished": self._headers_end,
-            "on_part_data": self._data,
-            "on_part_end": self._end,
-            "on_end": self._form_end,
-        }
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        part = self._current_part
+        if part.file is not None and part.field_name != FILE:
+            name = part.field_name[:80]
+            raise ApiError(400, f"the form has a file {name!r}: name it {FILE!r}", param=name)
 
-    def _begin(self) -> None:
-        self._parts += 1
-        if self._parts > MAX_FIELDS:
-            raise ApiError(400, f"the form has more than {MAX_FIELDS} fields", code="too_large")
-        self._disposition = self._text = b""
-
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._spend(end - start)
-        self._header += data[start:end]
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._spend(end - start)
-        self._value += data[start:end]
-
-    def _spend(self, size_bytes: int) -> None:
-        self._left_bytes -= size_bytes
-        if self._left_bytes < 0:
-            raise ApiError(400, f"the fields of the form have more than {MAX_FIELDS_BYTES:,} bytes", code="too_large")
-
-    def _header_end(self) -> None:
-        if self._header.lower() == b"content-disposition":
-            self._disposition = self._value
-        self._header = self._value = b""
-
-    def _headers_end(self) -> None:
-        options = parse_options_header(self._disposition)[1]
-        if b"name" not in options:
-            raise ApiError(400, "a part of the form has no name", code="not_a_form")
-        self._name = options[b"name"].decode("utf-8", "replace")
-        self._is_file = b"filename" in options
-        if not self._is_file:
-            return
-        if self._name != FILE:
-            raise ApiError(400, f"the form has a file {self._name[:80]!r}: name it {FILE!r}", param=self._name[:80])
-        if self.form.filename is not None:
-            raise ApiError(400, "the form has several files: send each by a request of its own", param=FILE)
-        self.form.filename = file_name(options[b"filename"].decode("utf-8", "replace"))
-
-    def _data(self, data: bytes, start: int, end: int) -> None:
-        if self._is_file:
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._current_part.file is None:
+            super().on_part_data(data, start, end)
+        else:
             self._take(data[start:end])  # the very object, if it is a piece as a whole
-            return
-        self._spend(end - start)
-        self._text += data[start:end]
 
-    def _end(self) -> None:
-        if self._is_file:
-            return
-        if self._name in self.form.fields:
-            raise ApiError(400, f"the form has the field {self._name[:80]!r} twice", param=self._name[:80])
-        try:
-            self.form.fields[self._name] = self._text.decode()
-        except UnicodeDecodeError:
-            raise ApiError(400, f"the field {self._name[:80]!r} is not UTF-8", param=self._name[:80]) from None
-
-    def _form_end(self) -> None:
+    def on_end(self) -> None:
         self.is_whole = True
 
 
@@ -205,7 +117,7 @@ PIECE_BYTES: Final = 1 << 18
 """Bytes that are read and sent at a time."""
 
 
-class Content:
+class Content(StreamingResponse):
     """An answer that is the content of a file.
 
     Args:
@@ -214,56 +126,43 @@ class Content:
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
+        headers = {
+            "content-length": str(size_bytes),
+            "content-disposition": "attachment",  # a browser shows no page that code or another client has made
+            "x-content-type-options": "nosniff",
+        }
+        super().__init__(self._pieces(size_bytes), headers=headers, media_type="application/octet-stream")
         self._fd = fd
-        self._size_bytes = size_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the content, until it or the client ends."""
         try:
-            await while_connected(receive, lambda: self._sent(send))
+            await super().__call__(scope, receive, send)
         finally:
             os.close(self._fd)
 
-    async def _sent(self, send: Send) -> None:
-        headers = [
-            (b"content-type", b"application/octet-stream"),
-            (b"content-length", str(self._size_bytes).encode()),
-            (b"content-disposition", b"attachment"),  # a browser shows no page that code or another client has made
-            (b"x-content-type-options", b"nosniff"),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
+        """Yield the content. A thread reads each piece, so that a client that has left is noticed between them."""
         done = 0
-        while piece := await self._read(done):
+        while piece := await run_in_threadpool(os.pread, self._fd, min(PIECE_BYTES, size_bytes - done), done):
             done += len(piece)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _read(self, done: int) -> bytes:
-        """Return the next piece.
-
-        A thread reads it, so that each piece takes a turn of the event loop, which may show that the client has left:
-        from then on `send` returns at once. The read ends before the descriptor is closed.
-        """
-        size = min(PIECE_BYTES, self._size_bytes - done)
-        return await to_its_end(lambda: asyncio.to_thread(os.pread, self._fd, size, done))
-
-
-class Expiry(BaseModel):
-    """When a file is deleted by itself."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    anchor: Literal["created_at"]
-    seconds: Annotated[int, Field(ge=1, le=MAX_EXPIRY_S)]
+            yield piece
 
 
 class FileFields(BaseModel):
-    """Fields of an upload, beside the file."""
+    """Fields of an upload, beside the file.
+
+    Attributes:
+        purpose: Its use, which has no effect.
+        anchor: From when on `seconds` are counted.
+        seconds: Seconds after which the file is deleted by itself.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     purpose: Purpose = "user_data"
-    expires_after: Expiry | None = None
+    anchor: Annotated[Literal["created_at"], Field(alias="expires_after[anchor]")] = "created_at"
+    seconds: Annotated[int | None, Field(alias="expires_after[seconds]", ge=1, le=MAX_EXPIRY_S)] = None
 
 
 class FilesPage(Page):
@@ -292,17 +191,16 @@ class _Files:
         self._settings = parts.settings
 
     async def created(self, request: Request) -> Response:
-        with self._files.receiving(_user(request).owner) as upload:
-            form = await received(request, upload.write, self._settings.file_bytes, self._settings.stall_s)
-            if form.filename is None:
+        with self._files.receiving(_user(request)) as upload:
+            form, name = await received(request, upload.write, self._settings.file_bytes, self._settings.stall_s)
+            if name is None:
                 raise ApiError(400, f"the form has no file: send it as {FILE!r}, with a filename", param=FILE)
-            fields = validated(form.nested(), FileFields)
-            expires_s = None if fields.expires_after is None else float(fields.expires_after.seconds)
-            return JSONResponse(_shape(upload.keep(form.filename, fields.purpose, expires_s)))
+            fields = validated(form, FileFields)
+            return JSONResponse(_shape(upload.keep(name, fields.purpose, fields.seconds)))
 
     async def list(self, request: Request) -> Response:
         page = page_of(request, FilesPage)
-        mine = self._files.of(_user(request).owner)
+        mine = self._files.of(_user(request))
         return JSONResponse(listed([each for each in mine if page.purpose in (None, each.purpose)], page, _shape))
 
     async def one(self, request: Request) -> Response:
@@ -318,13 +216,11 @@ class _Files:
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
     def _asked(self, request: Request) -> UploadedFile:
-        return self._files.get(_user(request).owner, request.path_params["id"])
+        return self._files.get(_user(request), request.path_params["id"])
 
 
-def _user(request: Request) -> ServerKey:
-    key = key_of(request)
-    key.require_one_of("run", "execute")
-    return key
+def _user(request: Request) -> Owner:
+    return key_of(request).require("run", "execute")
 
 
 def _shape(file: UploadedFile) -> dict[str, Any]:

@@ -138,6 +138,12 @@ class CheckedSchema(dict[str, Any]):
     `re` may need hours for a pattern such as `(a+)+$`. So patterns of texts become words for the model, in the
     description, and are not checked.
 
+    Example:
+        ```python
+        schema = CheckedSchema({"type": "array", "items": {"type": "integer"}}, "the schema of the request")
+        RLM(model).completion("1 2 3", "Which numbers are there?", output_type=schema)
+        ```
+
     Args:
         schema: The schema, as it came.
         what: Name of the schema's owner in errors about the schema.

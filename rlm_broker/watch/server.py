@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -334,16 +334,12 @@ async def _write(writer: asyncio.StreamWriter, payload: bytes) -> None:
         await writer.drain()
 
 
-# -- memory of processes, from /proc -----------------------------------------------------------------------------------
-
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_PARENT, _RESIDENT = 1, 21
-"""Indices of the parent and of the resident pages in /proc/PID/stat, among the fields behind the program's name."""
+# -- memory of processes -----------------------------------------------------------------------------------------------
 
 
 def own_bytes() -> int:
     """Return the resident memory of this process in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def bytes_below(roots: Iterable[int]) -> Mapping[int, int]:
@@ -356,42 +352,27 @@ def bytes_below(roots: Iterable[int]) -> Mapping[int, int]:
     Args:
         roots: Process ids. One that has ended has 0 bytes.
     """
-    wanted = set(roots)
-    if not wanted:
-        return {}
-    resident: dict[int, int] = {}
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for each in Path("/proc").iterdir():
-        if not each.name.isdigit():
-            continue
+    import psutil  # takes some milliseconds, which a process that `ps` never asks need not
+
+    def share(process: psutil.Process) -> int:
         try:
-            fields = (each / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        pid = int(each.name)
-        resident[pid] = int(fields[_RESIDENT]) * PAGE_BYTES
-        children[int(fields[_PARENT])].append(pid)
-    return {
-        root: sum(_share(pid, resident[pid]) for pid in _below(root, children) if pid in resident) for root in wanted
-    }
+            return int(process.memory_full_info().pss)
+        except psutil.AccessDenied:
+            return int(process.memory_info().rss)
 
-
-def _below(root: int, children: Mapping[int, list[int]]) -> Iterator[int]:
-    left = [root]
-    while left:
-        pid = left.pop()
-        yield pid
-        left += children.get(pid, ())
-
-
-def _share(pid: int, resident_bytes: int) -> int:
-    """Return the share of a process in its resident pages; all of them if the kernel does not tell its share."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:  # it has ended, or is not this user's to look into
-        return resident_bytes
-    share = next((line for line in lines if line.startswith("Pss:")), None)
-    return resident_bytes if share is None else int(share.split()[1]) << 10
+    below: defaultdict[int, list[psutil.Process]] = defaultdict(list)
+    found = {process.pid: process for process in psutil.process_iter(["ppid"])}
+    for process in found.values():
+        below[process.info["ppid"]].append(process)
+    used: dict[int, int] = {}
+    for root in set(roots):
+        processes = [found[root]] if root in found else []
+        used[root] = 0
+        for process in processes:  # grows by the processes below each
+            processes += below[process.pid]
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used[root] += share(process)
+    return used
 
 
 # -- the socket of this process ----------------------------------------------------------------------------------------

@@ -125,23 +125,20 @@ def _print_lines(passage: Passage, stream: TextIO) -> None:
 
 def _show(passage: Passage, console: "Console") -> None:
     """Print a passage: a panel, or one line if it has only a title."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    title, indent = printable(passage.title), INDENT * passage.depth
-    if passage.pieces:
-        panel = _panel(title, passage.pieces, TROUBLE if passage.is_trouble else TITLE)
-        console.print(Padding(panel, (0, 0, 0, indent)))
-    else:
-        console.print(Text(f"{'':{indent}}{title}", TROUBLE if passage.is_trouble else ""), soft_wrap=True)
-
-
-def _panel(title: str, pieces: tuple[PassageText, ...], style: str) -> "RenderableType":
     from rich.console import Group
+    from rich.padding import Padding
     from rich.panel import Panel
     from rich.text import Text
 
-    return Panel(Group(*map(_body, pieces)), title=Text(title, style), title_align="left", border_style=style)
+    title, indent = printable(passage.title), INDENT * passage.depth
+    if not passage.pieces:
+        console.print(Text(f"{'':{indent}}{title}", TROUBLE if passage.is_trouble else ""), soft_wrap=True)
+        return
+    style = TROUBLE if passage.is_trouble else TITLE
+    texts = Group(*map(_body, passage.pieces))
+    console.print(
+        Padding(Panel(texts, title=Text(title, style), title_align="left", border_style=style), (0, 0, 0, indent))
+    )
 
 
 def _body(piece: PassageText) -> "RenderableType":

@@ -9,13 +9,12 @@ from typing import Any
 
 import msgspec
 
-from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.usage import Usage
 from sandbox_worker.wire.messages import Query, Reply, Slot, encode
-from scripts.bench.measure import Echo, Effort, by_turns, seconds
+from scripts.bench.measure import Echo, Effort, Model, by_turns, seconds
 from scripts.bench.peer import Peer
 from scripts.bench.row import OURS, Row, number, side
 from scripts.bench.spawning import BLOCK, block_seconds
@@ -34,32 +33,6 @@ for _ in range({DESCENDANTS}):
         os.setsid()
         while True: signal.pause()
 """
-
-
-class Model:
-    """Writes one program, and answers what that asks.
-
-    Args:
-        program: The only turn of the run.
-        answer: Awaited for each query.
-    """
-
-    model_name = "bench"
-
-    def __init__(self, program: str, answer: Callable[[], Awaitable[object]] | None = None) -> None:
-        self._program = program
-        self._answer = answer
-
-    async def complete(self, request: LMRequest) -> LMReply:
-        """Answer one call."""
-        if request.is_loop:
-            return LMReply(f"```repl\n{self._program}\n```", Usage(total_calls=1))
-        if self._answer is not None:
-            await self._answer()
-        return LMReply("ok", Usage(total_calls=1))
-
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""
 
 
 def round_trip(effort: Effort) -> list[Row]:
@@ -178,7 +151,11 @@ def kill(effort: Effort) -> list[Row]:
 def _timed_inside(program: str, answer: Callable[[], Awaitable[object]] | None = None) -> list[float]:
     """Return the seconds that the program measured in its REPL and left in `taken`."""
     code = f"import json, time\n{_TIMED}\n{program}\nFINAL(json.dumps(taken))"
-    rlm = RLM(Model(code, answer), limits=Limits(max_llm_calls=None, max_concurrent_calls=AT_ONCE))
+
+    def reply(request: LMRequest) -> str:
+        return f"```repl\n{code}\n```" if request.is_loop else "ok"
+
+    rlm = RLM(Model(reply, answer), limits=Limits(max_llm_calls=None, max_concurrent_calls=AT_ONCE))
     response = rlm.completion("a context", "how long?").response
     assert response is not None
     taken: list[float] = json.loads(response)

@@ -16,7 +16,7 @@ from rlm_broker.context.store import store
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from scripts import make_log
-from scripts.bench.measure import Effort, by_turns, seconds
+from scripts.bench.measure import Effort, by_turns, opening_seconds, seconds
 from scripts.bench.peer import Peer
 from scripts.bench.row import OURS, Check, Curve, Row, Side, side
 
@@ -34,7 +34,7 @@ def ascii_file(effort: Effort) -> list[Row]:
         path = _log(folder, size)
         ours, copy, mapped, decoded, wasm = by_turns(
             effort.times(5),
-            lambda: _load_seconds(sandbox, path),
+            lambda: opening_seconds(lambda: sandbox.repl(path)),
             lambda: seconds(lambda: _sendfile(path)),
             lambda: seconds(lambda: _str_of_mmap(path)),
             lambda: seconds(lambda: path.read_text(encoding="utf-8")),
@@ -63,7 +63,7 @@ def folder(effort: Effort) -> list[Row]:
         tree = _tree(place, files)
         ours, bare = by_turns(
             effort.times(5),
-            lambda: _load_seconds(sandbox, tree),
+            lambda: opening_seconds(lambda: sandbox.repl(tree)),
             lambda: seconds(lambda: {str(path.relative_to(tree)): path.read_text() for path in tree.rglob("*.txt")}),
         )
         further = _further(sandbox, tree, effort.times(40), at_most=20)
@@ -84,7 +84,9 @@ def other_contexts(effort: Effort) -> list[Row]:
         )
         rows = []
         for what, context, how, bare in contexts:
-            ours, floor = by_turns(effort.times(3), partial(_load_seconds, sandbox, context), partial(seconds, bare))
+            ours, floor = by_turns(
+                effort.times(3), partial(opening_seconds, partial(sandbox.repl, context)), partial(seconds, bare)
+            )
             taken, python = side(OURS, "s", ours), side(f"{how}, bare python", "s", floor)
             rows.append(Row(f"context: {what}, into a REPL", taken, [python], [taken.at_most_times(1.3, python)]))
     return rows
@@ -98,7 +100,7 @@ def sizes(effort: Effort) -> list[Curve]:
             path = _log(folder, size * MB)
             ours, copy, decoded = by_turns(
                 3,
-                partial(_load_seconds, sandbox, path),
+                partial(opening_seconds, partial(sandbox.repl, path)),
                 partial(seconds, partial(_sendfile, path)),
                 partial(seconds, path.read_text),
             )
@@ -111,16 +113,14 @@ def sizes(effort: Effort) -> list[Curve]:
 # -- ours ------------------------------------------------------------------------------------------------------------
 
 
-def _load_seconds(sandbox: Sandbox, context: object) -> list[float]:
-    """Time a start, from the call to a REPL that has the context. The REPL's end is not counted."""
-    with contextlib.ExitStack() as stack:
-        return seconds(lambda: stack.enter_context(sandbox.repl(context)))
-
-
 def _further(sandbox: Sandbox, path: Path, times: int, at_most: float) -> list[Row]:
     """Compare a further REPL on a stored context with one on an empty context: `at_most` ms or MB more."""
     with store(path) as stored, store("") as empty, sandbox.repl(stored):
-        full, bare = by_turns(times, lambda: _load_seconds(sandbox, stored), lambda: _load_seconds(sandbox, empty))
+        full, bare = by_turns(
+            times,
+            lambda: opening_seconds(lambda: sandbox.repl(stored)),
+            lambda: opening_seconds(lambda: sandbox.repl(empty)),
+        )
         size, bare_size = by_turns(
             max(2, times // 8), lambda: [_repl_bytes(sandbox, stored)], lambda: [_repl_bytes(sandbox, empty)]
         )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,15 +36,23 @@ class Model:
 
     Args:
         reply: Returns the text of a reply.
+        wait: Awaited before each reply to a query of code.
     """
 
     model_name = "bench"
 
-    def __init__(self, reply: Callable[[LMRequest], str] = lambda _request: "ok") -> None:
+    def __init__(
+        self,
+        reply: Callable[[LMRequest], str] = lambda _request: "ok",
+        wait: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
         self._reply = reply
+        self._wait = wait
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Answer one call."""
+        if self._wait is not None and not request.is_loop:
+            await self._wait()
         return LMReply(self._reply(request), Usage(total_calls=1))
 
     async def aclose(self) -> None:
@@ -70,6 +79,17 @@ def seconds(work: Callable[[], object], times: int = 1) -> list[float]:
         started = time.perf_counter()
         work()
         taken.append(time.perf_counter() - started)
+    return taken
+
+
+def opening_seconds(make: Callable[[], AbstractContextManager[object]], times: int = 1) -> list[float]:
+    """Return the seconds from each call until it is open, such as a REPL with its context. Its end is not counted."""
+    taken = []
+    for _ in range(times):
+        with contextlib.ExitStack() as stack:
+            started = time.perf_counter()
+            stack.enter_context(make())
+            taken.append(time.perf_counter() - started)
     return taken
 
 

@@ -1,17 +1,13 @@
 """REPLs that were prepared ahead: from a pool, and from a template that has loaded what they need."""
 
-import contextlib
 import time
-from collections.abc import Callable
 
 from rlm_broker.context.store import store
-from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from scripts.bench.contexts import plain_dict
-from scripts.bench.measure import Effort, bare_python, by_turns, seconds
+from scripts.bench.measure import Effort, bare_python, by_turns, opening_seconds, seconds
 from scripts.bench.peer import Peer
 from scripts.bench.row import OURS, Check, Row, side
-from scripts.bench.spawning import spawn_seconds
 
 POOL = 4
 REFILL_S = 0.1
@@ -23,7 +19,7 @@ def warm(effort: Effort) -> list[Row]:
 
     def one() -> list[float]:
         time.sleep(REFILL_S)
-        return [spawn_seconds(sandbox)]
+        return opening_seconds(sandbox.repl)
 
     with Sandbox(warm=POOL) as sandbox, Peer("sandlock, a clone", "sandlock_run.py", "sandlock") as sandlock:
         ours, python, clones = by_turns(
@@ -39,7 +35,7 @@ def preloaded(effort: Effort) -> list[Row]:
     code = f"import {', '.join(LIBRARIES)}"
     with Sandbox(warm=0) as sandbox, sandbox.template(imports=LIBRARIES) as template:
         ours, python = by_turns(
-            effort.times(20), lambda: [_ready_seconds(template.repl)], lambda: seconds(lambda: bare_python(code))
+            effort.times(20), lambda: opening_seconds(template.repl), lambda: seconds(lambda: bare_python(code))
         )
     taken, floor = side(OURS, "ms", ours), side("python -I that imports them", "ms", python)
     what = f"spawn with {' and '.join(LIBRARIES)} preloaded, ready to execute"
@@ -52,12 +48,12 @@ def loaded_context(effort: Effort) -> list[Row]:
     context = plain_dict(size * 1_000_000)
     times = effort.times(40)
     with Sandbox(warm=0) as sandbox, sandbox.template(context) as full, sandbox.template(None) as empty:
-        ours, floor = by_turns(times, lambda: [_ready_seconds(full.repl)], lambda: [_ready_seconds(empty.repl)])
+        ours, floor = by_turns(times, lambda: opening_seconds(full.repl), lambda: opening_seconds(empty.repl))
     with Sandbox(warm=0) as sandbox, store(context) as stored:
         for _ in range(2):
-            _ready_seconds(lambda: sandbox.repl(stored))
+            opening_seconds(lambda: sandbox.repl(stored))
         again, bare = by_turns(
-            times, lambda: [_ready_seconds(lambda: sandbox.repl(stored))], lambda: [_ready_seconds(sandbox.repl)]
+            times, lambda: opening_seconds(lambda: sandbox.repl(stored)), lambda: opening_seconds(sandbox.repl)
         )
     rows = []
     for which, taken_s, other_s, beside in (
@@ -69,8 +65,3 @@ def loaded_context(effort: Effort) -> list[Row]:
         check = Check("≤ 1 ms more than on an empty one", more <= 1)
         rows.append(Row(f"a further REPL on a dict of {size} MB, {which}", taken, [other], [check], f"{more:+.2g} ms"))
     return rows
-
-
-def _ready_seconds(repl: Callable[[], SandboxedRepl]) -> float:
-    with contextlib.ExitStack() as stack:
-        return seconds(lambda: stack.enter_context(repl()))[0]

@@ -10,7 +10,7 @@ import psutil
 
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from scripts.bench.measure import Effort, bare_python, bare_pythons, by_turns, seconds
+from scripts.bench.measure import Effort, bare_python, bare_pythons, by_turns, opening_seconds, seconds
 from scripts.bench.peer import Peer
 from scripts.bench.row import OURS, Curve, Row, Side, number, side
 
@@ -28,10 +28,10 @@ def spawn(effort: Effort) -> list[Row]:
         Peer("DSPy", "dspy_repl.py", "dspy") as dspy,
         Peer("fork, exit, wait", "bare.py") as bare,
     ):
-        spawn_seconds(sandbox)
+        opening_seconds(sandbox.repl)
         ours, python, forks, locked = by_turns(
             effort.times(40),
-            lambda: [spawn_seconds(sandbox) for _ in range(5)],
+            lambda: opening_seconds(sandbox.repl, 5),
             lambda: seconds(bare_python),
             lambda: bare.samples("fork"),
             lambda: sandlock.samples("spawn"),
@@ -97,7 +97,7 @@ def alive(effort: Effort) -> list[Row | Curve]:
             step = max(1, count // 100)
             spawned, answered, bare = by_turns(
                 effort.times(20),
-                lambda: [spawn_seconds(sandbox) for _ in range(2)],
+                lambda: opening_seconds(sandbox.repl, 2),
                 partial(_answer_each, repls[::step]),
                 lambda: seconds(bare_python),
             )
@@ -130,13 +130,6 @@ def memory(effort: Effort) -> list[Row]:
         with peer:
             others.append(peer.side("MB", peer.samples("memory")))
     return [Row("memory of an idle REPL (USS, init included)", taken, others, (taken.at_most(4),))]
-
-
-def spawn_seconds(sandbox: Sandbox) -> float:
-    """Return the seconds until one REPL is ready."""
-    started = time.perf_counter()
-    with sandbox.repl():
-        return time.perf_counter() - started
 
 
 def _unique_bytes() -> Iterator[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlm_broker import RLM
 from rlm_broker.errors import ConfigurationError
-from scripts.faults import providers
+from scripts.faults import processes, providers
 from scripts.faults.cell import Phase, Report, Scene
 from scripts.faults.stage import Stage
 
@@ -99,16 +99,8 @@ def left_open(phase: Phase) -> Scene:
 
 def forked(stage: Stage) -> None:
     """Fork, and use in the child what was opened before, and something of its own."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.write(write_end, _in_the_child(stage).encode()[:4000])
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end) as pipe:
-        if said := pipe.read():
-            stage.notes.append(f"in the forked process: {said}")
-    os.waitpid(pid, 0)
+    if said := processes.said_by_fork(lambda: _in_the_child(stage))():
+        stage.notes.append(f"in the forked process: {said}")
 
 
 def _in_the_child(stage: Stage) -> str:

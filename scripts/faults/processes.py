@@ -105,3 +105,25 @@ def killed_beside(fork: Callable[[], int]) -> Strike:
         os.kill(os.getpid(), signal.SIGKILL)
 
     return strike
+
+
+def said_by_fork(work: Callable[[], str]) -> Callable[[], str]:
+    """Do this in a forked process; what is returned waits for its end, and tells what it said, or its error."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            said = work()
+        except BaseException as error:  # noqa: BLE001 - it is the report
+            said = f"{type(error).__name__}: {error}"
+        os.write(write_end, said.encode()[:4000])
+        os._exit(0)
+    os.close(write_end)
+
+    def told() -> str:
+        with os.fdopen(read_end) as pipe:
+            said = pipe.read()
+        os.waitpid(pid, 0)
+        return said
+
+    return told

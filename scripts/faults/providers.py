@@ -1,6 +1,7 @@
 """Faults of providers: a real HTTP server on loopback, which answers well until the phase has come."""
 
 import contextlib
+import functools
 import gzip
 import http.server
 import json
@@ -20,6 +21,9 @@ ENDLESS_S = 30.0
 """Time in seconds after which an endless answer ends all the same, if its reader has not left."""
 BOMB_BYTES = 1 << 30
 Misbehave = Callable[["_Request"], None]
+NOT_TEXT = b'{"choices": [{"message": {"content": {"a": 1}}}], "usage": {"prompt_tokens": "many"}}'
+"""A completion whose fields are of other kinds."""
+SLOW_DOWN = b'{"error": {"message": "slow down"}}'
 
 
 class _Request(http.server.BaseHTTPRequestHandler):
@@ -139,48 +143,19 @@ def endless_head(request: _Request) -> None:
         request.wfile.write(b"x-more: " + b"x" * 4096 + b"\r\n")
 
 
-def half_json(request: _Request) -> None:
-    """Send half of a completion as if it were whole."""
-    request.reply(200, completion("answered")[:60])
-
-
-def gzip_bomb(request: _Request) -> None:
-    """Send a megabyte that is a gigabyte."""
-    request.reply(200, _bomb(), content_encoding="gzip")
-
-
-def not_text(request: _Request) -> None:
-    """Send a completion whose fields are of other kinds."""
-    request.reply(200, b'{"choices": [{"message": {"content": {"a": 1}}}], "usage": {"prompt_tokens": "many"}}')
-
-
-def retry_after(value: str) -> Misbehave:
-    """Say that the model is busy, and for how long."""
+def replies(status: int, body: bytes | Callable[[], bytes] = b"", **headers: str) -> Misbehave:
+    """Send a whole answer of this kind."""
 
     def answer(request: _Request) -> None:
-        request.reply(429, b'{"error": {"message": "slow down"}}', retry_after=value)
+        request.reply(status, body if isinstance(body, bytes) else body(), **headers)
 
     return answer
 
 
-def large_error(request: _Request) -> None:
-    """Fail with a page of 20 MB."""
-    request.reply(500, b"<html>" + b"x" * (20 << 20))
-
-
-def moved(request: _Request) -> None:
-    """Send to the cloud's metadata server."""
-    request.reply(307, b"", location="http://169.254.169.254/latest/meta-data")
-
-
-_made: list[bytes] = []
-
-
-def _bomb() -> bytes:
-    if not _made:
-        piece = gzip.compress(bytes(BOMB_BYTES // 64), 9)
-        _made.append(piece * 64)  # a gzip file may have several members
-    return _made[0]
+@functools.cache
+def bomb() -> bytes:
+    """Return a megabyte that is a gigabyte."""
+    return gzip.compress(bytes(BOMB_BYTES // 64), 9) * 64  # a gzip file may have several members
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rlm_broker import RLM, Models, ScriptedClient
@@ -15,6 +15,7 @@ from rlm_broker.events.trace import TraceWriter
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 from rlm_broker.watch.trace_tree import tree
+from scripts.faults import processes
 from scripts.faults.cell import Report, Scene
 
 REPLIES = ["```repl\nprint('\N{GRINNING FACE}')\n```", "FINAL(x)"]
@@ -116,21 +117,9 @@ def both(work: Callable[[Path, int], str], look: Callable[[Path, Sequence[str]],
     """Have two processes do the same with one file at the same time."""
 
     def scene(folder: Path) -> Report:
-        path, told = folder / "file", []
-        pipes = [os.pipe() for _ in range(2)]
-        for number, (_, write_end) in enumerate(pipes):
-            if os.fork() == 0:
-                try:
-                    said = work(path, number)
-                except BaseException as error:  # noqa: BLE001 - it is the report
-                    said = f"{type(error).__name__}: {error}"
-                os.write(write_end, said.encode()[:4000])
-                os._exit(0)
-            os.close(write_end)
-        for read_end, _ in pipes:
-            with os.fdopen(read_end) as pipe:
-                told.append(pipe.read())
-            os.wait()
+        path = folder / "file"
+        asked = [processes.said_by_fork(partial(work, path, number)) for number in range(2)]
+        told = [said() for said in asked]
         wrong = look(path, told)
         return Report(" | ".join(told), not any("Error: " in each for each in told if not _ours(each)), wrong)
 

@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -73,30 +74,29 @@ def no_memory(_stage: Stage) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def put(place: Any, name: str, value: object) -> Callable[[], None]:
+    """Replace what a name means; what is returned puts it back."""
+    before = getattr(place, name)
+    setattr(place, name, value)
+    return lambda: setattr(place, name, before)
+
+
 def no_thread(_stage: Stage) -> Callable[[], None]:
     """Have each start of a thread fail, as it does where a limit of processes is reached."""
-    start = threading.Thread.start
 
     def refused(_thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    setattr(threading.Thread, "start", refused)  # noqa: B010 - a method of the library's
-
-    def undo() -> None:
-        setattr(threading.Thread, "start", start)  # noqa: B010
-
-    return undo
+    return put(threading.Thread, "start", refused)
 
 
 def no_process(stage: Stage) -> None:
     """Have the start of a fork server fail (EAGAIN), until the run has ended."""
-    popen = subprocess.Popen
 
     def refused(*_args: Any, **_options: Any) -> NoReturn:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    subprocess.Popen = refused  # type: ignore[misc, assignment]
-    stage.undone.append(lambda: setattr(subprocess, "Popen", popen))
+    stage.undone.append(put(subprocess, "Popen", refused))
 
 
 def no_fork(_stage: Stage) -> Callable[[], None]:
@@ -184,12 +184,8 @@ def cache_on_small_disk(stage: Stage) -> None:
 
 def temporary_on_small_disk(stage: Stage) -> None:
     """Have the temporary folder on a small file system, full from the beginning."""
-    import tempfile
-
     place = small_disk(stage.folder)
-    kept, tempfile.tempdir = tempfile.tempdir, str(place)
-    undo = fill(place)
-    stage.undone += [undo, lambda: setattr(tempfile, "tempdir", kept)]
+    stage.undone += [fill(place), put(tempfile, "tempdir", str(place))]
 
 
 def trace_to_pipe(stage: Stage) -> None:
@@ -218,17 +214,8 @@ def cut_connections(_stage: Stage) -> None:
 
 def clock_jumps(by_s: float) -> Strike:
     """Set the wall clock, as this process sees it, forward or back."""
-
-    def strike(_stage: Stage) -> Callable[[], None]:
-        real = time.time
-        time.time = lambda: real() + by_s
-
-        def undo() -> None:
-            time.time = real
-
-        return undo
-
-    return strike
+    real = time.time
+    return lambda _stage: put(time, "time", lambda: real() + by_s)
 
 
 def block_the_loop(stage: Stage) -> None:

@@ -30,7 +30,7 @@ from scripts.faults.cell import (
 )
 from scripts.faults.descriptors import FREE, few_descriptors
 from scripts.faults.stage import Stage, Strike
-from scripts.faults.user_code import nothing
+from scripts.faults.user_code import Act, nothing, raises
 
 REPL_LOST = frozenset({VARIABLES, RESULT})
 RESULT_LOST = frozenset({RESULT})
@@ -89,16 +89,19 @@ ASKED_LOST: Losses = each(ASKING, RESULT_LOST)
 ANYTHING_LOST: Losses = each(PHASES, ANYTHING)
 
 
-def client(
-    name: str, prepare: Callable[[Stage], None], quick: Sequence[Phase] = (), phases: Sequence[Phase] = CALLING
-) -> Fault:
+def client(name: str, act: Act, quick: Sequence[Phase] = (), phases: Sequence[Phase] = CALLING) -> Fault:
     """A faulty client."""
-    return Fault(f"client {name}", phases=phases, prepare=prepare, may_lose=CALL_LOST, quick=quick)
+    return Fault(f"client {name}", phases=phases, prepare=user_code.client(act), may_lose=CALL_LOST, quick=quick)
 
 
-def tool(name: str, prepare: Callable[[Stage], None], quick: Sequence[Phase] = ()) -> Fault:
+def tool(name: str, act: Act) -> Fault:
     """A faulty tool."""
-    return Fault(f"tool {name}", phases=ASKING, prepare=prepare, may_lose=ASKED_LOST, quick=quick)
+    return Fault(f"tool {name}", phases=ASKING, prepare=user_code.tool(act), may_lose=ASKED_LOST)
+
+
+def callback(name: str, act: Act, quick: Sequence[Phase] = ()) -> Fault:
+    """A faulty callback."""
+    return Fault(f"callback {name}", prepare=user_code.callback(act), quick=quick)
 
 
 def provider(name: str, how: providers.Misbehave, quick: Sequence[Phase] = ()) -> Fault:
@@ -199,27 +202,27 @@ RESOURCES: Sequence[Fault] = (
 )
 
 USER_CODE: Sequence[Fault] = (
-    client("raises SystemExit", user_code.client_raises(lambda: SystemExit(3)), quick=(DEEP,)),
-    client("raises KeyboardInterrupt", user_code.client_raises(KeyboardInterrupt)),
-    client("raises CancelledError", user_code.client_raises(asyncio.CancelledError)),
-    client("raises MemoryError", user_code.client_raises(MemoryError)),
+    client("raises SystemExit", raises(lambda: SystemExit(3)), quick=(DEEP,)),
+    client("raises KeyboardInterrupt", raises(KeyboardInterrupt)),
+    client("raises CancelledError", raises(asyncio.CancelledError)),
+    client("raises MemoryError", raises(MemoryError)),
     # Not in a turn of the run: its task is the caller's own, and cancelling that is what cancels a run.
-    client("cancels itself", user_code.client_cancels_itself, phases=(QUERY, BATCH, DEEP)),
-    client("never returns", user_code.client_never_returns),
-    client("ignores cancellation", user_code.client_is_deaf),
-    client("returns a number", user_code.client_returns(7)),
-    client("returns an object", user_code.client_returns(object())),
-    tool("raises SystemExit", user_code.tool(user_code.exits)),
-    tool("raises KeyboardInterrupt", user_code.tool(user_code.interrupts)),
-    tool("never returns", user_code.tool(user_code.hangs)),
-    tool("ignores cancellation", user_code.async_tool(user_code.deaf)),
-    tool("returns an object", user_code.tool(object)),
-    tool("returns what contains itself", user_code.tool(user_code.circular)),
-    tool("returns 80 MB", user_code.tool(lambda: "x" * (80 << 20))),
-    Fault("callback raises SystemExit", prepare=user_code.callback_raises(lambda: SystemExit(3)), quick=(BATCH,)),
-    Fault("callback raises KeyboardInterrupt", prepare=user_code.callback_raises(KeyboardInterrupt)),
-    Fault("callback raises CancelledError", prepare=user_code.callback_raises(asyncio.CancelledError)),
-    Fault("callback raises BrokenPipeError", prepare=user_code.callback_raises(BrokenPipeError)),
+    client("cancels itself", user_code.cancels_itself, phases=(QUERY, BATCH, DEEP)),
+    client("never returns", user_code.never),
+    client("ignores cancellation", user_code.deaf),
+    client("returns a number", lambda: 7),
+    client("returns an object", object),
+    tool("raises SystemExit", raises(lambda: SystemExit(3))),
+    tool("raises KeyboardInterrupt", raises(KeyboardInterrupt)),
+    tool("never returns", user_code.hangs),
+    tool("ignores cancellation", user_code.deaf),
+    tool("returns an object", object),
+    tool("returns what contains itself", user_code.circular),
+    tool("returns 80 MB", lambda: "x" * (80 << 20)),
+    callback("raises SystemExit", raises(lambda: SystemExit(3)), quick=(BATCH,)),
+    callback("raises KeyboardInterrupt", raises(KeyboardInterrupt)),
+    callback("raises CancelledError", raises(asyncio.CancelledError)),
+    callback("raises BrokenPipeError", raises(BrokenPipeError)),
 )
 
 PROVIDERS: Sequence[Fault] = (
@@ -227,13 +230,13 @@ PROVIDERS: Sequence[Fault] = (
     provider("stalls", providers.stall),
     provider("sends body without end", providers.endless),
     provider("sends headers without end", providers.endless_head),
-    provider("sends half JSON", providers.half_json),
-    provider("sends a gzip bomb", providers.gzip_bomb),
-    provider("sends other kinds", providers.not_text),
-    provider("sends a page of 20 MB with its error", providers.large_error),
-    provider("sends elsewhere", providers.moved),
+    provider("sends half JSON", providers.replies(200, providers.completion("answered")[:60])),
+    provider("sends a gzip bomb", providers.replies(200, providers.bomb, content_encoding="gzip")),
+    provider("sends other kinds", providers.replies(200, providers.NOT_TEXT)),
+    provider("sends a page of 20 MB with its error", providers.replies(500, b"<html>" + b"x" * (20 << 20))),
+    provider("sends elsewhere", providers.replies(307, location="http://169.254.169.254/latest/meta-data")),
     *(
-        provider(f"says Retry-After: {value}", providers.retry_after(value))
+        provider(f"says Retry-After: {value}", providers.replies(429, providers.SLOW_DOWN, retry_after=value))
         for value in ("1e300", "-5", "nan", "99999999999999999999", "Fri, 31 Dec 9999 23:59:59 GMT", "soon")
     ),
 )

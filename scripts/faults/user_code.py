@@ -2,128 +2,84 @@
 
 import asyncio
 import contextlib
+import inspect
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.events.event import Event
 from scripts.faults.cell import DEEP, QUERY
 from scripts.faults.stage import Stage
 
-Gate = Callable[[LMRequest], Awaitable[object]]
+Act = Callable[[], Any]
+"""Deed of a user's function at the phase; it may be a coroutine function."""
 
 
 def nothing(_stage: Stage) -> None:
     """Inject no further fault: the user's function is the fault."""
 
 
-# -- clients -----------------------------------------------------------------------------------------------------------
+def client(act: Act) -> Callable[[Stage], None]:
+    """Have the client do this at the phase."""
 
-
-def client_raises(make: Callable[[], BaseException]) -> Callable[[Stage], None]:
-    """Have the client raise at the phase."""
-
-    async def gate(_request: LMRequest) -> object:
-        raise make()
-
-    return _with_gate(gate)
-
-
-def client_returns(value: object) -> Callable[[Stage], None]:
-    """Have the client return at the phase what is no reply."""
-
-    async def gate(_request: LMRequest) -> object:
-        return value
-
-    return _with_gate(gate)
-
-
-async def _never(_request: LMRequest) -> object:
-    await asyncio.Event().wait()
-    return None
-
-
-async def _deaf(_request: LMRequest) -> object:
-    """Ignore the first cancellations; then give in, or the process could not be looked at afterwards."""
-    for _ in range(3):
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
-    return None
-
-
-async def _cancels_itself(_request: LMRequest) -> object:
-    task = asyncio.current_task()
-    assert task is not None
-    task.cancel()
-    await asyncio.sleep(0)
-    return None
-
-
-def _with_gate(gate: Gate) -> Callable[[Stage], None]:
     def prepare(stage: Stage) -> None:
-        async def armed(request: LMRequest) -> object:
-            return await gate(request) if stage.is_armed else None
+        async def at_gate(_request: LMRequest) -> object:
+            done = act() if stage.is_armed else None
+            return await done if inspect.isawaitable(done) else done
 
-        stage.at_gate = armed
+        stage.at_gate = at_gate
         stage.limits = stage.limits.model_copy(update={"call_timeout_s": 1.0})
 
     return prepare
 
 
-client_never_returns = _with_gate(_never)
-client_is_deaf = _with_gate(_deaf)
-client_cancels_itself = _with_gate(_cancels_itself)
-
-
-# -- tools -------------------------------------------------------------------------------------------------------------
-
-
-def tool(call: Callable[[], Any]) -> Callable[[Stage], None]:
-    """Have a plain tool do `call` at the phase."""
+def tool(act: Act) -> Callable[[Stage], None]:
+    """Have a tool do this at the phase; it is an awaited one if the act is."""
 
     def prepare(stage: Stage) -> None:
-        def at_phase(number: int) -> Any:
-            """Do what the fault says."""
-            del number
+        def reached() -> Any:
             stage.reach(QUERY)
             stage.reach(DEEP)
-            return call()
+            return act()
 
-        _offer(stage, at_phase)
+        def plain(number: int) -> Any:  # noqa: ARG001 - code of the run gives it
+            """Do what the fault says."""
+            return reached()
+
+        async def awaited(number: int) -> Any:  # noqa: ARG001
+            """Do what the fault says."""
+            return await reached()
+
+        stage.options["tools"] = {"at_phase": awaited if inspect.iscoroutinefunction(act) else plain}
+        stage.asks = "at_phase(1)"
 
     return prepare
 
 
-def async_tool(call: Callable[[], Awaitable[Any]]) -> Callable[[Stage], None]:
-    """Have an awaited tool do `call` at the phase."""
+def callback(act: Act) -> Callable[[Stage], None]:
+    """Have the callback do this at each event from the phase on."""
 
     def prepare(stage: Stage) -> None:
-        async def at_phase(number: int) -> Any:
-            """Do what the fault says."""
-            del number
-            stage.reach(QUERY)
-            stage.reach(DEEP)
-            return await call()
+        def on_event(_event: Event) -> None:
+            if stage.arrived.is_set() and stage.is_armed:
+                act()
 
-        _offer(stage, at_phase)
+        stage.on_event = on_event
 
     return prepare
 
 
-def _offer(stage: Stage, function: Callable[..., Any]) -> None:
-    stage.options["tools"] = {"at_phase": function}
-    stage.asks = "at_phase(1)"
+# -- what they do ------------------------------------------------------------------------------------------------------
 
 
-def exits() -> None:
-    """Raise SystemExit."""
-    raise SystemExit(3)
+def raises(make: Callable[[], BaseException]) -> Act:
+    """Return an act that raises."""
 
+    def act() -> NoReturn:
+        raise make()
 
-def interrupts() -> None:
-    """Raise KeyboardInterrupt."""
-    raise KeyboardInterrupt
+    return act
 
 
 def hangs() -> None:
@@ -131,11 +87,24 @@ def hangs() -> None:
     threading.Event().wait(120)
 
 
+async def never() -> None:
+    """Wait for ever."""
+    await asyncio.Event().wait()
+
+
 async def deaf() -> None:
-    """Ignore the first cancellations."""
+    """Ignore the first cancellations; then give in, or the process could not be looked at afterwards."""
     for _ in range(3):
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
+
+
+async def cancels_itself() -> None:
+    """Cancel the own task."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
 
 
 def circular() -> object:
@@ -143,19 +112,3 @@ def circular() -> object:
     value: list[object] = []
     value.append(value)
     return value
-
-
-# -- callbacks ---------------------------------------------------------------------------------------------------------
-
-
-def callback_raises(make: Callable[[], BaseException]) -> Callable[[Stage], None]:
-    """Have the callback raise at each event from the phase on."""
-
-    def prepare(stage: Stage) -> None:
-        def on_event(_event: Event) -> None:
-            if stage.arrived.is_set() and stage.is_armed:
-                raise make()
-
-        stage.on_event = on_event
-
-    return prepare

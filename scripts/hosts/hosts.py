@@ -23,7 +23,7 @@ OLDEST, NEWEST = 11, 15
 INSTALL_TIMEOUT_S = 900
 READING_TESTS = (
     "tests/test_lint.py",
-    "tests/rlm_broker/test_redaction.py",
+    "tests/rlm_broker/events/test_redaction.py",
     "tests/rlm_broker/values/test_parsing.py",
     "tests/rlm_broker/sandbox/test_packages.py",
 )

@@ -107,7 +107,7 @@ def figures(project: Project) -> Iterator[Figure]:
             if other is None or other == row:
                 continue
             arrows[row, other].append(f"{source.path}:{node.lineno}")
-            is_public = public.get(name.rpartition(".")[2]) == target
+            is_public = target in (public.get(name.rpartition(".")[2]), "rlm_broker")
             if _is_ring(module) and not _is_ring(name) and not is_public:
                 internal[row.room].add(name)
     yield from (Figure(room, "imports_in_functions", len(at), tuple(at)) for room, at in inner.items())

@@ -14,6 +14,8 @@ LONGEST_FUNCTION = 60
 MOST_PARAMETERS = 8
 MOST_PARAMETERS_OF_CONSTRUCTORS = 12
 """Parameters of a public class's `__init__`; what a user has to write out needs no object around it."""
+MAKE_ROWS = ("pytest.mark.parametrize", "table", "tables.table")
+"""Decorators that call a test once for each row."""
 SMALL_MODULE = 100
 """Lines below which a module with one importer, in its own folder, belongs into that module."""
 VERBS = re.compile(
@@ -69,7 +71,11 @@ def _parametrized_by_files(source: Source) -> Iterator[Finding]:
         if isinstance(target, ast.Name)
     }
     for node in source.nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "parametrize":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "pytest.mark.parametrize",
+            "table",
+            "tables.table",
+        ):
             used = {each.id for part in node.args[1:] for each in ast.walk(part) if isinstance(each, ast.Name)}
             if made_of_files & used or any(map(_names_our_files, node.args[1:])):
                 yield Finding(source.path, node.lineno, "a parameter is a source file or a name of ours: write a rule")

@@ -19,7 +19,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.mcp.http import mcp_app
+from rlm_broker.serve.mcp.http import McpApp
 
 NODE = "node@22"
 RUNNER = "@modelcontextprotocol/conformance@0.1.16"
@@ -56,7 +56,7 @@ def _inspect(*arguments: str) -> dict[str, Any]:
 
 async def _conforms() -> bool:
     async with RLM("offline") as rlm, HeldRepls() as repls:
-        app = mcp_app(rlm, HostedRuns(rlm), repls, lambda _: Owner("conformance"))
+        app = McpApp(rlm, HostedRuns(rlm), repls, lambda _: Owner("conformance"))
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
         async with app.running():
             serving = asyncio.get_running_loop().create_task(server.serve())

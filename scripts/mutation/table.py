@@ -30,7 +30,7 @@ MODULES = {
     "rlm_broker/broker/transport/session.py": ["tests/rlm_broker/broker/transport/test_session.py"],
     "rlm_broker/concurrency/turns.py": ["tests/rlm_broker/concurrency/test_turns.py"],
     "rlm_broker/concurrency/deadline.py": ["tests/rlm_broker/concurrency/test_deadline.py"],
-    "rlm_broker/serve/guard.py": ["tests/rlm_broker/serve/test_guard.py", "tests/rlm_broker/serve/test_keys.py"],
+    "rlm_broker/serve/guard.py": ["tests/rlm_broker/serve/test_guard.py"],
     "rlm_broker/serve/bodies.py": ["tests/rlm_broker/serve/test_bodies.py"],
     "rlm_broker/broker/client_queue.py": ["tests/rlm_broker/broker/test_client_queue.py"],
     "rlm_broker/broker/cache.py": ["tests/rlm_broker/broker/test_cache.py"],

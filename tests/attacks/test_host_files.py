@@ -37,7 +37,8 @@ READS = {
     ),
     "reads_a_neighbours_environment": "print(open('/proc/<NEIGHBOUR>/environ').read())",
     "reads_every_processs_environment": (
-        "import glob\nfor path in glob.glob('/proc/*/environ'):\n    try: print(open(path, 'rb').read())\n    except OSError: pass"
+        "import glob\nfor path in glob.glob('/proc/*/environ'):\n    try: print(*(e for e in open(path).read().split(chr(0)) if 'CANARY' in e))\n"
+        "    except OSError: pass"
     ),
     "tries_every_descriptor": (
         "import os\nfor n in (0, *range(5, 200)):\n    try: print(os.pread(n, 1 << 16, 0))\n    except OSError: pass"

@@ -114,10 +114,15 @@ def test_forged_frame_ends_only_its_own_repl(sandbox: Sandbox, name: str) -> Non
     assert "forged" not in answers.asked
 
 
-def test_half_a_frame_ends_at_the_timeout(sandbox: Sandbox) -> None:
-    """Half a frame and silence are only a block that takes too long."""
-    block, _ = run_beside_a_sibling(sandbox, "send(b'{', length=100)\ntime.sleep(1000)", timeout_s=0.5)
-    assert block.status == "killed"
+@table(
+    "code, timeout_s",
+    [
+        ("send(b'{', length=100)", 0.5),  # half a frame and silence are only a block that takes too long
+        ("os.write(4, os.urandom(100_000))", WAIT_S),
+    ],
+)
+def test_bytes_that_are_no_frame_hurt_only_their_repl(sandbox: Sandbox, code: str, timeout_s: float) -> None:
+    assert run_beside_a_sibling(sandbox, f"{code}\ntime.sleep(1000)", timeout_s)[0].status == "killed"
 
 
 def test_forged_result_costs_only_its_block(sandbox: Sandbox) -> None:
@@ -151,11 +156,6 @@ def test_unread_replies_hold_back_queries(sandbox: Sandbox) -> None:
     block, answers = run_beside_a_sibling(sandbox, code, timeout_s=2)
     assert block.status in ("killed", "interrupted")
     assert sum(map(len, answers.asked)) < 100 << 20
-
-
-def test_connection_scribble_hurts_only_itself(sandbox: Sandbox) -> None:
-    block, _ = run_beside_a_sibling(sandbox, "os.write(4, os.urandom(100_000))\ntime.sleep(1000)")
-    assert block.status == "killed"
 
 
 # -- budgets ---------------------------------------------------------------------------------------------------------

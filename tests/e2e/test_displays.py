@@ -15,7 +15,6 @@ from tests.support.waiting import WAIT_S, within_longer
 
 MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 PIL = pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="needs pillow")
-LEVELS = ["strict", "standard"]
 RICH = "class Rich:\n    def __repr__(self): return 'Rich()'\n    "
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -57,12 +56,11 @@ def png(display: Display) -> bytes:
 
 
 @MATPLOTLIB
-@table("level", LEVELS)
-def test_first_figure_is_shown_without_text(level: str) -> None:
+def test_first_figure_is_shown_without_text() -> None:
     code = (
         "import matplotlib.pyplot as plt\nimport sys\nplt.plot([1, 2])\nplt.show()\nassert 'tkinter' not in sys.modules"
     )
-    with Sandbox(isolation=level, warm=0) as opened, opened.repl() as repl:
+    with Sandbox(isolation="standard", warm=0) as opened, opened.repl() as repl:
         block = repl.execute(code)
     assert types(block) == [["image/png"]]
     assert block.stdout == ""
@@ -165,13 +163,8 @@ def test_matplotlib_backend_is_chosen_by_variable(sandbox: Sandbox) -> None:
 
 
 @MATPLOTLIB
-@table("level", LEVELS)
-def test_template_with_matplotlib_shows_figures(level: str) -> None:
-    with (
-        Sandbox(isolation=level, warm=0) as opened,
-        opened.template(imports=["matplotlib.pyplot"]) as template,
-        template.repl() as repl,
-    ):
+def test_template_with_matplotlib_shows_figures(sandbox: Sandbox) -> None:
+    with sandbox.template(imports=["matplotlib.pyplot"]) as template, template.repl() as repl:
         code = "import matplotlib.pyplot as plt; plt.plot([1]); plt.show()"
         assert types(repl.execute(code)) == [["image/png"]]
 

@@ -14,6 +14,7 @@ from tests.support.skips import ONE_PROCESS
 from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
+pytestmark = pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
 MIB = 1 << 20
 LIMITS = ReplLimits(memory_bytes=256 * MIB, later_context_bytes=1 << 40, max_repl_restarts=50, interrupt_grace_s=WAIT_S)
 

@@ -183,16 +183,6 @@ async def test_template_maps_once_for_all_repls(level: str, tree: Path) -> None:
 
 
 @table("level", ["strict", "standard"])
-def test_small_folder_reaches_a_ready_repl(tmp_path: Path, level: str) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).write_text(f"file {name} \u20ac")
-    with Sandbox(LIMITS, level, warm=1) as sandbox:
-        for _ in range(3):
-            with sandbox.repl(tmp_path) as repl:
-                assert repl.execute("print(context)").stdout == "{'a': 'file a \u20ac', 'b': 'file b \u20ac'}\n"
-
-
-@table("level", ["strict", "standard"])
 @table("warm", [0, 1])
 async def test_stored_contexts_are_one_dict_for_repls(level: str, warm: int) -> None:
     with store("x" * 1_000_000) as log, store([{"n": 1}]) as rows:

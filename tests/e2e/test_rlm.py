@@ -1,18 +1,15 @@
 """Whole runs: question, model, code, REPL, answer, with real processes and a client of our own."""
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.scripted import ScriptedClient
-from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, UnknownModel
-from rlm_broker.events.event import BlockPrinted, BlockStarted, CallEnded, Event, RunEnded, RunStarted
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
+from rlm_broker.events.event import BlockPrinted, RunStarted
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
@@ -96,36 +93,6 @@ def test_child_run_has_its_own_repl(open_sandbox: Sandbox) -> None:
     assert [trace.depth for trace in completion.child_traces] == [1]
 
 
-def test_failed_slot_leaves_its_batch_alone(open_sandbox: Sandbox) -> None:
-    def reply(messages: Messages) -> str:
-        last = messages[-1]["content"]
-        if "Question" in last:
-            return "```repl\nFINAL(str(llm_query_batched(['a', 'boom', 'c'])))\n```"
-        if last == "boom":
-            raise RuntimeError("the provider is down")
-        return str(last).upper()
-
-    response = RLM(model(reply), sandbox=open_sandbox).completion("", "?").response
-    assert response == "['A', 'Error: function: RuntimeError: the provider is down', 'C']"
-
-
-def test_unnamed_model_is_out_of_reach(open_sandbox: Sandbox) -> None:
-    """Code cannot reach a model that it may not name."""
-    reply = "```repl\nFINAL(llm_query('hi', model='expensive'))\n```"
-    response = (
-        RLM(scripted(reply), FunctionClient(lambda _: "cheap", "cheap"), sandbox=open_sandbox)
-        .completion("", "?")
-        .response
-    )
-    assert response == "Error: code may not call model 'expensive'; allowed: cheap"
-
-
-def test_tree_calls_are_bounded(open_sandbox: Sandbox) -> None:
-    with pytest.raises(LimitReached, match="max_llm_calls") as caught:
-        RLM(model(lambda _: "thinking aloud"), limits=Limits(max_llm_calls=2), sandbox=open_sandbox).completion("", "?")
-    assert caught.value.partial_answer == "thinking aloud"
-
-
 def test_run_timeout_keeps_the_partial_answer() -> None:
     """A run past its time ends with its partial answer and leaves no process."""
     before = living_below()
@@ -137,51 +104,6 @@ def test_run_timeout_keeps_the_partial_answer() -> None:
         if len(client.requests) == 2:  # it was ended in its second turn
             break
     assert caught.value.partial_answer == "a first idea"  # code is no answer
-
-
-def test_events_come_in_order_with_usage(open_sandbox: Sandbox) -> None:
-    events: list[Event] = []
-    RLM(
-        scripted("```repl\nllm_query('x')\n```", "sub answer", "FINAL(1)"), on_event=events.append, sandbox=open_sandbox
-    ).completion("c", "?")
-    assert isinstance(events[0], RunStarted)
-    assert isinstance(events[-1], RunEnded)
-    calls = [event for event in events if isinstance(event, CallEnded)]
-    assert [(call.call, call.depth) for call in calls] == [(1, 0), (2, 1), (3, 0)]
-
-
-def test_callback_error_does_not_break_the_run(open_sandbox: Sandbox) -> None:
-    def broken(_: Event) -> None:
-        raise RuntimeError("mine")
-
-    assert RLM(scripted("FINAL(1)"), on_event=broken, sandbox=open_sandbox).completion("c", "?").response == "1"
-
-
-def test_rlm_answers_several_questions(open_sandbox: Sandbox) -> None:
-    with RLM(model(lambda _: "```repl\nFINAL(context)\n```"), sandbox=open_sandbox) as rlm:
-        assert [rlm.completion(text, "?").response for text in ("one", "two")] == ["one", "two"]
-
-
-async def test_acompletion_runs_on_the_callers_loop() -> None:
-    async def reply(_messages: Sequence[dict[str, Any]]) -> str:
-        return "```repl\nFINAL(context)\n```"
-
-    async with RLM(FunctionClient(reply)) as rlm:
-        assert (await rlm.acompletion("text", "?")).response == "text"
-
-
-def test_offline_model_finds_a_fact_in_file(tmp_path: Path, open_sandbox: Sandbox) -> None:
-    log = tmp_path / "server.log"
-    log.write_text("INFO all is well\n" * 2000 + "The custodian of the vault is Ada Quill.\n" + "INFO fine\n" * 2000)
-    response = RLM("offline", sandbox=open_sandbox).completion(log, "Who is the custodian of the vault?").response or ""
-    assert response.startswith("The custodian of the vault is Ada Quill.\nFound at line 2001, ")
-
-
-def test_bad_input_is_refused_in_one_sentence() -> None:
-    with pytest.raises(ConfigurationError, match="the question is empty"):
-        RLM("offline").completion("text", "  ")
-    with pytest.raises(UnknownModel, match="not the name of a model"):
-        RLM("nonsense")
 
 
 async def test_stream_yields_events_then_the_completion(open_sandbox: Sandbox) -> None:
@@ -204,17 +126,6 @@ async def test_stream_yields_events_then_the_completion(open_sandbox: Sandbox) -
     assert names[-2:] == ["RunEnded", "Completion"]
     assert isinstance(seen[-1], Completion)
     assert seen[-1].response == "done"
-
-
-async def test_stream_stopped_ends_its_run(open_sandbox: Sandbox) -> None:
-    before = living_below()
-    async with contextlib.aclosing(
-        RLM(ScriptedClient(["```repl\nwhile True: pass\n```"]), sandbox=open_sandbox).stream("c", "q")
-    ) as events:
-        async for event in events:
-            if isinstance(event, BlockStarted):
-                break
-    assert not living_below() - before
 
 
 async def test_stream_raises_the_error_at_its_end(open_sandbox: Sandbox) -> None:
@@ -242,16 +153,6 @@ def test_requests_have_question_and_own_traceback_lines(open_sandbox: Sandbox) -
     assert "ZeroDivisionError: division by zero" in seen
     assert "line 2, in ratio\n    return 100 / n  # of the model" in seen
     assert "sandbox_worker" not in seen
-
-
-def test_completion_has_its_total_time(open_sandbox: Sandbox) -> None:
-    started = time.perf_counter()
-    completion = RLM(ScriptedClient(["```repl\nx = 1\n```", "FINAL(done)"]), sandbox=open_sandbox).completion(
-        "abc", "?"
-    )
-    took_s = time.perf_counter() - started
-    blocks_s = sum(block.execution_time for turn in completion.trajectory for block in turn.blocks)
-    assert 0 < blocks_s < completion.execution_time <= took_s
 
 
 def test_offline_model_refuses_typed_answers() -> None:

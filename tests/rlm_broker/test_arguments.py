@@ -15,7 +15,6 @@ from rlm_broker import (
     Limits,
     LMHandler,
     Models,
-    Nodes,
     ReplLimits,
     Route,
     Sandbox,
@@ -53,13 +52,11 @@ GIVEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "record": ("models", lambda folder: Models(record=folder / "new.jsonl")),
     "replay": ("models", lambda folder: Models(replay=folder / "recorded.jsonl")),
     "verbose": ("verbose", lambda _: True),
-    "cluster": ("sandbox", lambda _: Nodes()),
 }
 """Maps the name of a way to give an argument to the argument and to the function that makes its value."""
 REFUSED = {
     "handler": "model sub_model models Models routes policy cache replay",
     "replay": "model sub_model",
-    "cluster": "persistent function record replay",
 }
 """Pairs in which one argument decides what the other sets, so that they must be refused together."""
 
@@ -121,7 +118,6 @@ def test_run_model_beside_a_replay_is_refused(folder: Path) -> None:
 
 
 def test_run_limits_of_a_kept_repl_are_refused() -> None:
-    """Limits of REPLs for one run are refused where the REPL is kept."""
     with RLM(reply, persistent=True) as rlm:
         assert rlm.start("text", "?", limits=Limits(max_depth=2)).result().response == "1"
         with pytest.raises(ConfigurationError, match="a persistent RLM has one REPL: give memory_bytes to RLM"):

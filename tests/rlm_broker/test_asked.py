@@ -83,7 +83,6 @@ EACH_WAY = pytest.mark.parametrize("ask", [plain, awaited_of, streamed_of, start
 
 @EACH_WAY
 async def test_model_and_limits_of_a_run_hold_once(ask: Callable[..., Any]) -> None:
-    """Model and limits of a run hold for that run alone."""
     own = ScriptedClient(["```repl\n1\n```", "the best", "FINAL(own)"], "own")
     rlm = RLM(own, limits=Limits(max_llm_calls=7))
     other = ScriptedClient(["FINAL(other)"], "other")
@@ -96,7 +95,6 @@ async def test_model_and_limits_of_a_run_hold_once(ask: Callable[..., Any]) -> N
 
 @EACH_WAY
 async def test_time_of_a_run_joins_other_limits(ask: Callable[..., Any]) -> None:
-    """The time of a run holds beside its other limits."""
     for named in ({"timeout_s": 0.2}, {"timeout_s": 0.2, "limits": RunLimits(max_depth=0)}):
         rlm = RLM(Hanging(), limits=Limits(run_timeout_s=1000))
         with pytest.raises(LimitReached) as reached:

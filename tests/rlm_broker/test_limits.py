@@ -1,5 +1,7 @@
 """Limits: their defaults, their ranges, and the words that refuse a wrong value."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -80,7 +82,6 @@ def test_limits_say_what_they_bound() -> None:
 
 
 def test_deeper_runs_have_fewer_turns() -> None:
-    """Deeper runs get fewer turns and never more than the root."""
     cases: list[tuple[dict[str, object], list[int]]] = [
         ({}, [30, 15, 10, 7]),
         ({"max_iterations": 2}, [2, 2, 2, 2]),
@@ -105,7 +106,6 @@ def test_blocks_are_five_for_each_turn_unless_said_otherwise() -> None:
 
 
 def test_repl_limits_equal_the_limits_by_name() -> None:
-    """A REPL is given each of its bounds as the limit of the same name."""
     limits = Limits(memory_bytes=1 << 30, max_processes=2, max_open_files=30, scratch_bytes=1 << 20, cpu_s=0.5)
     told = limits.repl_bounds()
     assert {name: getattr(told, name) for name in told.__struct_fields__} == {
@@ -113,9 +113,8 @@ def test_repl_limits_equal_the_limits_by_name() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("base", "limits", "blocks"),
-    [
+def test_limits_that_are_not_set_change_none() -> None:
+    cases: list[tuple[Any, RunLimits, int | None]] = [
         (Limits(max_blocks=7), RunLimits(run_timeout_s=5), 7),
         (Limits(max_blocks=7), Limits(max_iterations=50), 7),
         (Limits(max_iterations=2), RunLimits(max_depth=2), 10),
@@ -123,12 +122,11 @@ def test_repl_limits_equal_the_limits_by_name() -> None:
         (Limits(max_iterations=2), RunLimits(max_blocks=1), 1),
         (Limits(max_blocks=7), RunLimits(max_blocks=None), None),
         (ReplLimits(max_processes=9), RunLimits(max_iterations=3), 15),
-    ],
-)
-def test_limits_that_are_not_set_change_none(base: Limits, limits: RunLimits, blocks: int | None) -> None:
-    changed = with_set(with_set(base, limits), ReplLimits(memory_bytes=1 << 28))
-    assert (changed.max_blocks, changed.memory_bytes) == (blocks, 1 << 28)
-    assert changed.max_processes == base.max_processes
+    ]
+    for base, limits, blocks in cases:
+        changed = with_set(with_set(base, limits), ReplLimits(memory_bytes=1 << 28))
+        assert (changed.max_blocks, changed.memory_bytes) == (blocks, 1 << 28)
+        assert changed.max_processes == base.max_processes
 
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

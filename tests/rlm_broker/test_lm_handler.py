@@ -50,7 +50,6 @@ async def test_handler_on_another_loop_answers() -> None:
 
 
 async def test_repls_have_own_and_shared_budgets(open_sandbox: Sandbox) -> None:
-    """Each REPL has a budget of its own, and all have one together."""
     code = "FINAL([llm_query(str(number)) for number in range(3)])"
     async with LMHandler(counted()) as handler:
         shared = Budget(Limits(max_llm_calls=5))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlm_broker import RLM, Limits, RunFailed, ScriptedClient
 from rlm_broker.results import Block, Completion, Isolation, with_values
-from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.values.text import SHOWN_CHARS
 
 USAGES = st.builds(
@@ -29,11 +29,13 @@ USAGES = st.builds(
 
 
 @given(st.lists(USAGES))
-def test_a_tally_is_the_sum_of_its_usages(usages: list[Usage]) -> None:
-    tally = Tally()
-    for usage in usages:
-        tally.add(usage)
-    assert tally.usage == sum(usages, Usage())
+def test_sum_has_a_cost_if_the_cost_of_each_call_is_known(usages: list[Usage]) -> None:
+    total = sum(usages, Usage())
+    for field in ("total_calls", "total_input_tokens", "total_output_tokens", "stored_calls", "cached_input_tokens"):
+        assert getattr(total, field) == sum(getattr(usage, field) for usage in usages)
+    costs = [usage.total_cost for usage in usages if usage.total_calls]
+    if costs:
+        assert total.total_cost == (None if None in costs else sum(filter(None, costs)))
 
 
 class Said:
@@ -42,7 +44,6 @@ class Said:
 
 
 def test_block_keeps_its_values_when_pickled() -> None:
-    """A block has values beside its fields and keeps them when it is pickled."""
     block = with_values(Block("1", "ok", final_answer="text"), Said(), None)
     assert (block.value, block.value_problem) == ((1, {2}), None)
     assert (block.final_value, block.final_value_problem) == ("text", None)

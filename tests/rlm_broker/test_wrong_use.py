@@ -63,7 +63,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_text_naming_a_path_is_refused_with_remedy(folder: Path, open_sandbox: Sandbox) -> None:
-    """A text that names a path is refused with what to write instead."""
     for text in ("notes.txt", "logs/server.log", "./logs", "logs/"):
         for name in (text, str(folder / text)):
             with pytest.raises(ContextRefused, match=re.escape(f"if that is meant, give Path({name!r}); if the text")):
@@ -109,7 +108,6 @@ def test_a_text_that_is_meant_is_a_context(folder: Path, open_sandbox: Sandbox) 
 
 
 def test_context_named_like_a_folder_gives_a_warning(folder: Path, open_sandbox: Sandbox) -> None:
-    """A word that is also the name of a folder is a context with a warning."""
     del folder
     with pytest.warns(UserWarning, match="a path of that name exists"):
         assert RLM(lambda _messages: ANSWERS, sandbox=open_sandbox).completion("logs", "?").response == "logs"
@@ -159,7 +157,6 @@ def test_a_forked_process_has_a_loop_of_its_own() -> None:
 
 
 def test_rlm_on_an_ended_loop_can_be_closed() -> None:
-    """An RLM whose loop has ended says so and can be closed."""
     rlm = RLM(FunctionClient(lambda _: ANSWERS))
 
     async def opened() -> None:

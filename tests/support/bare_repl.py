@@ -7,8 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from sandbox_worker import RELEASE
 from sandbox_worker.repl.channel import Channel
@@ -33,10 +32,10 @@ from sandbox_worker.wire.messages import (
 )
 from tests.support.forked_python import Python
 from tests.support.places import PROJECT
+from tests.support.waiting import WAIT_S
 
 MAX_FRAME_BYTES = 1 << 20
 OUTPUT = OutputBounds(max_output_bytes=1 << 16)
-WAIT_S = 60
 
 Answer = Callable[[Query], list[Slot]]
 
@@ -45,8 +44,7 @@ def shout(query: Query) -> list[Slot]:
     return [Slot(text=prompt.upper()) for prompt in query.texts]
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     """The result of one block."""
 
     result: Result

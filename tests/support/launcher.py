@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from sandbox_worker.isolation import landlock, layer, syscalls
+from sandbox_worker.isolation import landlock, syscalls
 from tests.support.forked_child import in_child
+from tests.support.places import PROJECT
 from tests.support.skips import NEEDS_ROOT
 
-PROJECT = Path(layer.__file__).parents[2]
 NOBODY = 65534
 ROOT, ORDINARY_USER = "root", "ordinary user"
 ROOT_WITH_PUBLIC_PYTHON = "root with a Python that everybody can reach"

@@ -17,7 +17,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.mcp.http import mcp_app
+from rlm_broker.serve.mcp.http import McpApp
 from tests.support.command import ENVIRONMENT
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 from tests.support.waiting import WAIT_S
@@ -92,7 +92,7 @@ async def served(rlm: RLM, repls: HeldRepls, **more: Any) -> AsyncIterator[str]:
     def owner_of(scope: Any) -> Owner:
         return Owner(dict(scope["headers"]).get(OWNER.encode(), b"ann").decode())
 
-    app = mcp_app(rlm, HostedRuns(rlm), repls, **{"owner_of": owner_of, **more})
+    app = McpApp(rlm, HostedRuns(rlm), repls, **{"owner_of": owner_of, **more})
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     async with app.running():
         serving = asyncio.get_running_loop().create_task(server.serve())

@@ -14,22 +14,22 @@ from typing import Any
 from rlm_broker.broker.clients.litellm import is_hosted
 from rlm_broker.broker.models.model import SAMPLING
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.sandbox.workers.levels import AUTO
 from rlm_broker.values.validation import shown
-from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
 
 _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
     | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
 )
 """Fields of a model that decide neither where a request is sent nor with which key."""
-_ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "tools", "output_type", "serve")
+_ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "cluster", "tools", "output_type", "serve")
 """Settings that are a risk with any value."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
 """Limits that are a risk if the project's value is above the user's."""
-_STRENGTH = {STRICT.name: 2, AUTO: 1, STANDARD.name: 0, PROCESS.name: -1}
-_POLICIES = ("open", "allow", "pinned")
-"""Model policies, from the one that lets code choose most to the one that lets it choose least."""
+_FREER: Mapping[str, Sequence[str]] = {
+    "isolation": ("strict", "auto", "standard", "process"),
+    "model_policy": ("pinned", "allow", "open"),
+}
+"""Values of a setting, from the one that lets code do least to the one that lets it do most."""
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
@@ -43,12 +43,9 @@ def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str
         users: Settings of the user's own file, in the same form.
     """
     yield from (name for name in _ALWAYS if document.get(name))
-    users_level = _said(users.get("isolation", AUTO))
-    level = _said(document.get("isolation", users_level))
-    if _STRENGTH.get(level, _STRENGTH[PROCESS.name]) < _STRENGTH.get(users_level, _STRENGTH[AUTO]):
-        yield f"isolation = {level}"
-    if _frees_code(_said(document.get("model_policy", "pinned")), _said(users.get("model_policy", "allow"))):
-        yield f"model_policy = {document['model_policy']}"
+    for setting, default in (("isolation", "auto"), ("model_policy", "allow")):
+        if setting in document and _is_freer(setting, document[setting], users.get(setting, default)):
+            yield f"{setting} = {_said(document[setting])}"
     if _said(users.get("allow_exec")) == "false" and _said(document.get("allow_exec", False)) != "false":
         yield f"allow_exec = {_said(document['allow_exec'])}"
     models = document.get("models")
@@ -113,11 +110,11 @@ def _is_known(name: object, users: Mapping[str, Any]) -> bool:
     return name == "offline" or (isinstance(name, str) and (is_hosted(name) or (isinstance(own, dict) and name in own)))
 
 
-def _frees_code(projects: str, users: str) -> bool:
-    """Whether the project's policy lets code choose more models than the user's. An unknown policy counts as yes."""
-    if projects not in _POLICIES or users not in _POLICIES:
-        return True
-    return _POLICIES.index(projects) < _POLICIES.index(users)
+def _is_freer(setting: str, projects: object, users: object) -> bool:
+    """Whether the project's value lets code do more than the user's. An unknown value counts as yes."""
+    order = _FREER[setting]
+    given, own = _said(projects), _said(users)
+    return given not in order or own not in order or order.index(given) > order.index(own)
 
 
 def _said(value: object) -> str:

@@ -1,28 +1,82 @@
 """`POST /v1/chat/completions`: a run as a chat completion, whole or as the chunks of a stream."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.routing import Route
 
-from rlm_broker.errors import RunFailed
+from rlm_broker import RunFailed, RunLimits, Usage
 from rlm_broker.serve.bodies import fingerprint_of, idempotency_key, parsed
-from rlm_broker.serve.chat.request import ChatConversation, ChatRequest, read
-from rlm_broker.serve.errors import api_error_of
+from rlm_broker.serve.errors import ApiError, api_error_of
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.parts import Parts
-from rlm_broker.serve.questions.client_tools import ClientCall, FunctionTool
-from rlm_broker.serve.questions.conversation import Divided, divided
+from rlm_broker.serve.questions.client_tools import ClientCall
+from rlm_broker.serve.questions.conversation import ROLES, Item, read
 from rlm_broker.serve.questions.outcome import RunOutcome, Telling
 from rlm_broker.serve.questions.question import QuestionRequest
-from rlm_broker.serve.questions.runs import BEGINNING, Asked, Following, Since, Suspended
-from rlm_broker.serve.questions.schemas import checked_in_turn
+from rlm_broker.serve.questions.request import COUNTED, DialectRequest, Tokens
+from rlm_broker.serve.questions.runs import BEGINNING, Asked, Following, Since
 from rlm_broker.serve.replies import EventStream, SlowJson, sse
-from rlm_broker.usage import Usage
 
 PATH: Final = "/v1/chat/completions"
+RUN_HEADER: Final = "x-rlm-run"
+"""Header of a response with the id of its run."""
+_FIELDS: Final = frozenset({"role", "content", "name", "tool_call_id", "tool_calls"})
+
+
+class ChatRequest(DialectRequest):
+    """A request for a chat completion.
+
+    Attributes:
+        max_tokens, max_completion_tokens: Output tokens of each call of a model in the run.
+    """
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1), COUNTED]
+    response_format: dict[str, Any] | None = None
+    max_tokens: Tokens = None
+    max_completion_tokens: Tokens = None
+
+    def limits(self) -> RunLimits | None:
+        """Return the limits of the run that the request sets."""
+        given = [each for each in (self.max_tokens, self.max_completion_tokens) if each is not None]
+        return self.options.limits(max_completion_tokens=min(given, default=None))
+
+    def wanted_format(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the form of the answer that the request asks for, and its place in it."""
+        return self.response_format, "response_format"
+
+    def items(self) -> Iterator[tuple[Item, str]]:
+        """Yield the messages as items of a conversation, each with its place.
+
+        Raises:
+            ApiError: 400: a message has a wrong form.
+        """
+        for number, message in enumerate(self.messages):
+            at = f"messages.{number}"
+            role, content, call = (message.get(name) for name in ("role", "content", "tool_call_id"))
+            if role not in (*ROLES, "tool"):
+                raise ApiError(400, f"{at}.role must be one of {', '.join((*ROLES, 'tool'))}", param=f"{at}.role")
+            if role == "tool":
+                if not isinstance(call, str):
+                    raise ApiError(400, f"{at}.tool_call_id must be the id of a call", param=f"{at}.tool_call_id")
+                yield {"type": "function_call_output", "call_id": call, "output": content}, at
+                continue
+            calls = message.get("tool_calls")
+            functions = [call.get("function") for call in calls if isinstance(call, dict)] if calls else []
+            if content or not functions or role != "assistant":
+                is_empty = content is None and role == "assistant"
+                yield {**message, "type": "message", "content": "" if is_empty else content}, at
+            if role == "assistant":
+                yield from (({**each, "type": "function_call"}, at) for each in functions if isinstance(each, dict))
+
+    def ignored(self) -> list[str]:
+        """Return the fields that have no effect. Clients send all fields of our answers back: those are not named."""
+        of_others = (message for message in self.messages if message.get("role") != "assistant")
+        named = (name for message in of_others for name, value in message.items() if value and name not in _FIELDS)
+        return [*super().ignored(), *(f"messages.{name[:60]}" for name in dict.fromkeys(named))]
 
 
 def routes(parts: Parts) -> list[Route]:
@@ -34,12 +88,11 @@ def routes(parts: Parts) -> list[Route]:
         chat, body = await parsed(request, ChatRequest, parts.settings.body_bytes, parts.settings.stall_s)
         chat.require_supported()
         asked, since = await _asked(parts, key.owner, chat, idempotency_key(request), fingerprint_of(request, body))
-        replies = Replies(asked, since)
+        replies, heartbeat_s = Replies(asked, since), parts.settings.heartbeat_s
         if not chat.stream:
-            return Following(asked, SlowJson(replies.whole, parts.settings.heartbeat_s))
-        with_usage = chat.stream_options is not None and chat.stream_options.include_usage
-        chunks = replies.chunks(with_usage=with_usage)
-        return Following(asked, EventStream(chunks, parts.settings.heartbeat_s, replies.headers))
+            return Following(asked, SlowJson(replies.whole, heartbeat_s, replies.failed))
+        chunks = replies.chunks(with_usage=chat.stream_options is not None and chat.stream_options.include_usage)
+        return Following(asked, EventStream(chunks, heartbeat_s, replies.headers))
 
     return [Route(PATH, completed, methods=["POST"])]
 
@@ -49,50 +102,12 @@ async def _asked(
 ) -> tuple[Asked, Since]:
     """Return the run that a request begins or resumes, and the point at which its response begins."""
     model = parts.models.named(owner, chat.model)
-
-    said = read(chat.messages, lambda id, param: parts.file(owner, id, param))
-    if said.results:
-        asked = parts.asking.resumed(owner, said.results, f"{said.at}.tool_call_id")
+    said = read(list(chat.items()), lambda id, param: parts.file(owner, id, param))
+    if (asked := parts.asking.resumed(owner, said, f"{said.results_at}.tool_call_id")) is not None:
         return asked, asked.since
-    output_type, tools = await _types(owner, chat)
-    divide = _divided(parts, chat, said, has_context=model.context is not None)
-    wanted = QuestionRequest(
-        model=model,
-        materials=divide.materials,
-        value=chat.options.context,
-        question=divide.question,
-        history=said.history,
-        system="\n\n".join(said.system),
-        limits=chat.options.limits(max_completion_tokens=chat.most_tokens),
-        output_type=output_type,
-        tools=tools,
-        one_at_a_time=chat.parallel_tool_calls is False,
-        key=key,
-        fingerprint=fingerprint,
-    )
-    return await parts.asking.begin(owner, wanted), BEGINNING
-
-
-async def _types(owner: Owner, chat: ChatRequest) -> tuple[Mapping[str, Any] | None, Sequence[FunctionTool]]:
-    """Return the type of the answer and the tools. Their check takes long, so it is done in a thread."""
-    if chat.response_format is None and not chat.tools:
-        return None, chat.function_tools()
-    return await checked_in_turn(owner, lambda: (chat.output_type(), chat.function_tools()))
-
-
-def _divided(parts: Parts, chat: ChatRequest, said: ChatConversation, *, has_context: bool) -> Divided:
-    return divided(
-        said.last,
-        said.files,
-        chat.options,
-        inline_chars=parts.settings.inline_chars,
-        has_context=has_context,
-        param=f"{said.at}.content",
-    )
-
-
-RUN_HEADER: Final = "x-rlm-run"
-"""Header of a response with the id of its run."""
+    form, inline_chars = await chat.form(owner), parts.settings.inline_chars
+    wanted = QuestionRequest.of(chat, said, model, form, earlier=said.files, inline_chars=inline_chars)
+    return await parts.asking.begin(owner, wanted, key, fingerprint), BEGINNING
 
 
 class Replies:
@@ -112,11 +127,7 @@ class Replies:
             "created": int(asked.hosted.created_at),
             "model": asked.model,
         }
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the response."""
-        return {RUN_HEADER: self._asked.hosted.id}
+        self.headers = {RUN_HEADER: asked.hosted.id}
 
     async def whole(self) -> tuple[int, Mapping[str, str], Any]:
         """Return the status, the headers and the body of a response, when the run has ended or waits for a tool.
@@ -127,14 +138,17 @@ class Replies:
         try:
             end = await self._asked.outcome()
         except RunFailed as failed:
-            raise self._failed(failed) from None
-        message: dict[str, Any] = {"role": "assistant", "content": _content(end), "refusal": None}
-        if isinstance(end, Suspended):
-            message["tool_calls"] = _calls(end.calls)
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(end)}
-        usage = {"usage": _usage(end.usage, self._since.usage)}
-        body = {**self._head, "object": "chat.completion", "choices": [choice], **usage, **self._about(end)}
-        return 200, self.headers, body
+            raise self._error(failed) from failed
+        message: dict[str, Any] = {"role": "assistant", "content": None if end.calls else end.text, "refusal": None}
+        message |= {"tool_calls": _calls(end.calls)} if end.calls else {}
+        return 200, self.headers, self._completion(message, _finish(end), end)
+
+    def failed(self, error: Exception) -> Any:
+        """Return the body of a response whose run has failed after the status was sent, with its partial answer."""
+        partial = getattr(error.__cause__, "partial_answer", None)
+        message = {"role": "assistant", "content": partial or str(error), "refusal": str(error)}
+        end = RunOutcome(self._asked.hosted.usage, facts={"error": getattr(error.__cause__, "kind", None)})
+        return {**api_error_of(error).body(), **self._completion(message, "length", end)}
 
     async def chunks(self, *, with_usage: bool) -> AsyncIterator[bytes]:
         """Yield the events of a stream.
@@ -150,21 +164,21 @@ class Replies:
         telling = Telling()
         try:
             async for step in self._asked.steps(self._since):
-                if not isinstance(step, RunOutcome | Suspended):
+                if not isinstance(step, RunOutcome):
                     if text := telling.text(step):
                         yield self._chunk({"reasoning_content": text, "reasoning": text}, **none)
                     continue
-                if content := _content(step):
-                    yield self._chunk({"content": content}, **none)
-                if isinstance(step, Suspended):
+                if step.text:
+                    yield self._chunk({"content": step.text}, **none)
+                if step.calls:
                     calls = [{"index": number, **call} for number, call in enumerate(_calls(step.calls))]
                     yield self._chunk({"tool_calls": calls}, **none)
-                yield self._chunk({}, _finish(step), **none, **self._about(step))
+                yield self._chunk({}, _finish(step), **none, rlm=self._asked.told(step))
                 if with_usage:
-                    usage = {"usage": _usage(step.usage, self._since.usage)}
-                    yield sse({**self._chunk_head, "choices": [], **usage, **self._about(step)})
+                    usage = _usage(step.usage, self._since.usage)
+                    yield sse({**self._chunk_head, "choices": [], "usage": usage, "rlm": self._asked.told(step)})
         except RunFailed as failed:
-            raise self._failed(failed) from None
+            raise self._error(failed) from failed
         yield sse("[DONE]")
 
     @property
@@ -175,26 +189,19 @@ class Replies:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return sse({**self._chunk_head, "choices": [choice], **more})
 
-    def _about(self, end: RunOutcome | Suspended) -> dict[str, Any]:
-        run = self._asked.hosted.id
-        if isinstance(end, RunOutcome):
-            return {"rlm": end.told(run)}
-        return {"rlm": {"run": run, "cost_usd": end.usage.total_cost, "calls": end.usage.total_calls, "limit": None}}
+    def _completion(self, message: Mapping[str, Any], finish: str, end: RunOutcome) -> dict[str, Any]:
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        usage = {"usage": _usage(end.usage, self._since.usage), "rlm": self._asked.told(end)}
+        return {**self._head, "object": "chat.completion", "choices": [choice], **usage}
 
-    def _failed(self, failed: RunFailed) -> Exception:
+    def _error(self, failed: RunFailed) -> ApiError:
         error = api_error_of(failed, is_paid=self._asked.hosted.is_paid)
         error.headers |= self.headers
         return error
 
 
-def _content(end: RunOutcome | Suspended) -> str | None:
-    return end.text if isinstance(end, RunOutcome) else None
-
-
-def _finish(end: RunOutcome | Suspended) -> str:
-    if isinstance(end, Suspended):
-        return "tool_calls"
-    return "stop" if end.is_whole else "length"
+def _finish(end: RunOutcome) -> str:
+    return "tool_calls" if end.calls else "stop" if end.is_whole else "length"
 
 
 def _calls(calls: Sequence[ClientCall]) -> list[dict[str, Any]]:
@@ -208,10 +215,11 @@ def _usage(usage: Usage, told: Usage) -> dict[str, Any]:
     """Return the tokens of the whole tree that no earlier response has told."""
     read = usage.total_input_tokens - told.total_input_tokens
     written = usage.total_output_tokens - told.total_output_tokens
+    cached = usage.cached_input_tokens - told.cached_input_tokens
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
     }

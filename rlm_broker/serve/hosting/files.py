@@ -17,49 +17,50 @@ import os
 import secrets
 import time
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
+from rlm_broker import ConfigurationError, OpenFile, StoredContext, ValueTooLarge, store_as_it_is
 from rlm_broker.context.memfd import Memfd
-from rlm_broker.context.store import OpenFile, store_as_it_is
-from rlm_broker.context.stored import StoredContext
-from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
-from rlm_broker.values.validation import quoted
 
 ID_BYTES: Final = 16
 """Random bytes of an id, which an attacker cannot guess."""
 
 
+@dataclass(eq=False)
 class UploadedFile:
     """One file of an owner. `Upload.keep` makes it.
 
     Attributes:
-        id: Unguessable text, such as "file-5f...".
         owner: Owner of the file.
         name: Name that its owner gave it. It is shown, and never a path of this machine.
         size_bytes: Its bytes.
         purpose: Word of its owner's about its use.
+        expires_s: Seconds after which it is deleted, or None.
+        id: Unguessable text, such as "file-5f...".
         created_at: Unix time in seconds.
-        expires_at: Unix time in seconds at which it is deleted, or None.
     """
 
-    def __init__(
-        self, files: "Files", owner: Owner, fd: int, name: str, size_bytes: int, purpose: str, expires_s: float | None
-    ) -> None:
-        self._files = files
-        self.id = f"file-{secrets.token_hex(ID_BYTES)}"
-        self.owner = owner
-        self.name = name
-        self.size_bytes = size_bytes
-        self.purpose = purpose
-        self.created_at = time.time()
-        self.expires_at = None if expires_s is None else self.created_at + expires_s
-        self._fd = fd
-        self._storing: asyncio.Future[StoredContext] | None = None
-        self._handed_out: weakref.WeakSet[StoredContext] = weakref.WeakSet()
-        self._waiting = 0
+    _files: "Files"
+    _fd: int
+    owner: Owner
+    name: str
+    size_bytes: int
+    purpose: str
+    expires_s: float | None
+    id: str = field(default_factory=lambda: f"file-{secrets.token_hex(ID_BYTES)}")
+    created_at: float = field(default_factory=time.time)
+    _storing: "asyncio.Future[StoredContext] | None" = None
+    _handed_out: weakref.WeakSet[StoredContext] = field(default_factory=weakref.WeakSet)
+    _waiting: int = 0
+
+    @property
+    def expires_at(self) -> float | None:
+        """Unix time in seconds at which it is deleted, or None."""
+        return None if self.expires_s is None else self.created_at + self.expires_s
 
     @property
     def is_used(self) -> bool:
@@ -139,7 +140,8 @@ class Files:
         self._owner_files = owner_files
         self._files: OrderedDict[str, UploadedFile] = OrderedDict()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._used: dict[str, tuple[int, int]] = {}
+        self._numbers: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         """Name of an owner → number and bytes of its files, with those that are being uploaded, and of their texts."""
         self._texts: OrderedDict[UploadedFile, int] = OrderedDict()
         """Files whose text is kept → its bytes, the least recently used first."""
@@ -161,16 +163,17 @@ class Files:
         Raises:
             ConfigurationError: The owner has too many files.
         """
-        if self._used.get(owner.name, (0, 0))[0] >= self._owner_files:
+        if self._numbers[owner.name] >= self._owner_files:
             raise ConfigurationError(f"this key has {self._owner_files:,} files: delete some first")
-        self._count(owner, 1, 0)
+        self._numbers[owner.name] += 1
         with Memfd("upload") as memfd:
             upload = Upload(self, owner, memfd)
             try:
                 yield upload
             finally:
                 if upload.kept is None:
-                    self._count(owner, -1, -memfd.size_bytes)
+                    self._numbers[owner.name] -= 1
+                    self._bytes[owner.name] -= memfd.size_bytes
 
     def get(self, owner: Owner, id: str) -> UploadedFile:
         """Return the file of that id.
@@ -197,16 +200,16 @@ class Files:
 
     def _hold(self, file: UploadedFile) -> None:
         self._files[file.id] = file
-        if file.expires_at is not None:
-            left_s = file.expires_at - file.created_at
-            self._timers[file.id] = asyncio.get_running_loop().call_later(left_s, self._drop, file)
+        if file.expires_s is not None:
+            self._timers[file.id] = asyncio.get_running_loop().call_later(file.expires_s, self._drop, file)
 
     def _drop(self, file: UploadedFile) -> None:
         del self._files[file.id]
         if (timer := self._timers.pop(file.id, None)) is not None:
             timer.cancel()
         self._drop_text(file)
-        self._count(file.owner, -1, -file.size_bytes)
+        self._numbers[file.owner.name] -= 1
+        self._bytes[file.owner.name] -= file.size_bytes
         file.close()
 
     def _add_text(self, file: UploadedFile, text_bytes: int) -> None:
@@ -214,14 +217,14 @@ class Files:
         if self._files.get(file.id) is file:  # else it was deleted meanwhile, and its text goes with its callers
             self._make_room(file.owner, text_bytes)
             self._texts[file] = text_bytes
-            self._count(file.owner, 0, text_bytes)
+            self._bytes[file.owner.name] += text_bytes
 
     def _use_text(self, file: UploadedFile) -> None:
         if file in self._texts:
             self._texts.move_to_end(file)
 
     def _drop_text(self, file: UploadedFile) -> None:
-        self._count(file.owner, 0, -self._texts.pop(file, 0))
+        self._bytes[file.owner.name] -= self._texts.pop(file, 0)
         file.forget_text()
 
     def _make_room(self, owner: Owner, more: int) -> None:
@@ -230,31 +233,23 @@ class Files:
         Raises:
             ValueTooLarge: They do not fit without them either.
         """
-        used = self._used[owner.name][1]
-        unused = [file for file in self._texts if file.owner == owner and not file.is_used]
-        while used + more > self._owner_bytes and unused:
-            self._drop_text(unused.pop(0))
-            used = self._used[owner.name][1]
-        if used + more > self._owner_bytes:
-            had = f"the files of this key, with the texts that runs use, have more than {self._owner_bytes:,} bytes"
-            raise ValueTooLarge(f"{had}: delete some first")
+        while self._bytes[owner.name] + more > self._owner_bytes:
+            unused = (file for file in self._texts if file.owner == owner and not file.is_used)
+            if (file := next(unused, None)) is None:
+                had = f"the files of this key, with the texts that runs use, have more than {self._owner_bytes:,} bytes"
+                raise ValueTooLarge(f"{had}: delete some first")
+            self._drop_text(file)
 
     def _grow(self, owner: Owner, file_bytes: int, more: int) -> None:
         if file_bytes + more > self._file_bytes:
             raise ValueTooLarge(f"the file has more than {self._file_bytes:,} bytes")
-        if self._used[owner.name][1] + more > self._owner_bytes:
-            self._make_room(owner, more)
-        self._count(owner, 0, more)
+        self._make_room(owner, more)
+        self._bytes[owner.name] += more
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all files, with those that are being uploaded, and of their texts."""
-        return sum(used_bytes for _, used_bytes in self._used.values())
-
-    def _count(self, owner: Owner, files: int, bytes: int) -> None:
-        had_files, had_bytes = self._used.pop(owner.name, (0, 0))
-        if had_files + files:
-            self._used[owner.name] = had_files + files, had_bytes + bytes
+        return self._bytes.total()
 
 
 class Upload:
@@ -296,7 +291,7 @@ class Upload:
             expires_s: Seconds after which it is deleted; None keeps it until its owner deletes it, or the process ends.
         """
         size_bytes = self.size_bytes
-        self.kept = UploadedFile(self._files, self._owner, self._memfd.seal(), name, size_bytes, purpose, expires_s)
+        self.kept = UploadedFile(self._files, self._memfd.seal(), self._owner, name, size_bytes, purpose, expires_s)
         self._files._hold(self.kept)
         return self.kept
 
@@ -309,4 +304,4 @@ def _stored(fd: int, name: str) -> StoredContext:
 
 
 def _unknown(id: str) -> UnknownHandle:
-    return UnknownHandle(f"there is no file {quoted(id)}: it was deleted, has expired, or never existed")
+    return UnknownHandle(f"there is no file {id[:100]!r}: it was deleted, has expired, or never existed")

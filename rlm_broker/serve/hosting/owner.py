@@ -5,14 +5,12 @@ Eviction of finished things is by age, then the oldest of the owner with the mos
 
 import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from rlm_broker.concurrency.turns import FairSemaphore
-from rlm_broker.errors import ConfigurationError, RlmBrokerError
-from rlm_broker.limits import RunLimits
+from rlm_broker import ConfigurationError, FairSemaphore, RlmBrokerError, RunLimits
 
 DAY_S: Final = 86_400
 """Seconds of a day. Days begin at midnight UTC."""
@@ -128,51 +126,63 @@ class Purse:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Kept(Generic[T]):
-    """An ended thing that is kept for its owner.
+class EndedThings(Generic[T]):
+    """Finished things that are kept by their ids. The too old ones go, then the oldest of the owner with the most.
 
-    Attributes:
-        item: The thing.
-        owner: Its owner.
-        weight: Its size, in any unit.
-        ended_at: Unix time in seconds of its end.
-    """
-
-    item: T
-    owner: Owner
-    weight: float
-    ended_at: float
-
-
-def to_forget(kept: Sequence[Kept[T]], *, most: int, most_weight: float, oldest_at: float) -> list[T]:
-    """Return the things to forget. An owner with few things loses none because another one has many.
+    An owner with few things loses none because another one has many. Each call looks at the things that go, and at no
+    other: the cost is the same however many are kept.
 
     Args:
-        kept: Ended things, the oldest first.
-        most: Number of things that may be kept.
-        most_weight: Weight of all of them together.
-        oldest_at: Unix time in seconds; what ended before is forgotten.
+        most: Number of things that are kept.
+        most_weight: Weight of all of them together, in any unit.
+        keep_s: Seconds for which each is kept.
+        clock: Source of Unix time in seconds.
     """
-    gone = [each.item for each in kept if each.ended_at < oldest_at]
-    left: dict[Owner, deque[Kept[T]]] = {}
-    for each in kept:
-        if each.ended_at >= oldest_at:
-            left.setdefault(each.owner, deque()).append(each)
-    number = len(kept) - len(gone)
-    weights = {owner: sum(each.weight for each in things) for owner, things in left.items()}
-    while number > most or sum(weights.values()) > most_weight:
-        if number > most:
-            owner = max(left, key=lambda each: len(left[each]))
-        else:
-            owner = max(weights, key=lambda each: weights[each])
-        if not left[owner]:  # rounding of weights
-            break
-        oldest = left[owner].popleft()
-        weights[owner] -= oldest.weight
-        number -= 1
-        gone.append(oldest.item)
-    return gone
+
+    def __init__(self, most: int, most_weight: int, keep_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._most = most
+        self._most_weight = most_weight
+        self._keep_s = keep_s
+        self._clock = clock
+        self._things: dict[str, tuple[T, str, int, float]] = {}
+        """Id → thing, name of its owner, weight and time of its end; the oldest first."""
+        self._ids: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        """Name of an owner → ids of its things, the oldest first."""
+        self._weights: Counter[str] = Counter()
+
+    def add(self, id: str, thing: T, owner: str, weight: int) -> None:
+        """Keep a thing that has ended now."""
+        self._things[id] = thing, owner, weight, self._clock()
+        self._ids[owner][id] = None
+        self._weights[owner] += weight
+        self._forget_old()
+        while len(self._things) > self._most:
+            most = max(self._ids, key=lambda owner: len(self._ids[owner]))
+            self.pop(next(iter(self._ids[most])))
+        while self._weights.total() > self._most_weight:
+            heaviest = max(self._weights, key=self._weights.__getitem__)
+            self.pop(next(iter(self._ids[heaviest])))
+
+    def get(self, id: str) -> T | None:
+        """Return the thing of that id; None if it is not kept."""
+        self._forget_old()
+        return self._things[id][0] if id in self._things else None
+
+    def pop(self, id: str) -> None:
+        """Drop the thing of that id, if it is kept."""
+        if id in self._things:
+            _, owner, weight, _ = self._things.pop(id)
+            self._weights[owner] -= weight
+            del self._ids[owner][id]
+
+    def __iter__(self) -> Iterator[T]:
+        self._forget_old()
+        return iter([thing for thing, *_ in self._things.values()])
+
+    def _forget_old(self) -> None:
+        oldest_at = self._clock() - self._keep_s
+        while (id := next(iter(self._things), None)) is not None and self._things[id][3] < oldest_at:
+            self.pop(id)
 
 
 RETRY_AFTER_S: Final = 1.0

@@ -5,12 +5,12 @@ import contextlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker import SandboxedRepl
 from rlm_broker.serve.hosting.owner import Busy, Owner, UnknownHandle
-from rlm_broker.values.validation import quoted
 from rlm_broker.watch.board import BOARD
 
 ID_BYTES: Final = 16
@@ -19,44 +19,39 @@ RETRY_AFTER_S: Final = 5.0
 """Seconds after which a refused request may find a place."""
 
 
+@dataclass(eq=False)
 class HeldRepl:
     """One live REPL. `HeldRepls.hold` makes it.
 
     Attributes:
         id: Unguessable text, such as "cntr_5f...".
         owner: Owner of the REPL.
-        name: Name that the owner gave it; may be empty.
         repl: The REPL.
+        close: Closes it.
+        name: Name that the owner gave it; may be empty.
         run: Id of the run whose REPL it was, or None.
         idle_s: Seconds without use after which it is closed.
         created_at: Unix time in seconds.
         used_at: Unix time in seconds of its last use.
         given: Paths of files that its owner has put into it. All others were made by code.
+        users: Number of blocks and requests that use it.
+        closing: Ends when it is closed; None while it is held.
+        timer: Closes it at the end of its idle time; None while it is used.
     """
 
-    def __init__(
-        self,
-        id: str,
-        owner: Owner,
-        repl: SandboxedRepl,
-        close: Callable[[], Awaitable[object]],
-        *,
-        name: str,
-        run: str | None,
-        idle_s: float,
-    ) -> None:
-        self.id = id
-        self.owner = owner
-        self.repl = repl
-        self.name = name
-        self.run = run
-        self.idle_s = idle_s
-        self.created_at = self.used_at = time.time()
-        self.close = close
-        self.given: set[str] = set()
-        self.users = 0
-        self.closing: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    id: str
+    owner: Owner
+    repl: SandboxedRepl
+    close: Callable[[], Coroutine[Any, Any, object]]
+    name: str
+    run: str | None
+    idle_s: float
+    created_at: float = field(default_factory=time.time)
+    used_at: float = field(default_factory=time.time)
+    given: set[str] = field(default_factory=set)
+    users: int = 0
+    closing: "asyncio.Task[object] | None" = None
+    timer: asyncio.TimerHandle | None = None
 
 
 class HeldRepls:
@@ -75,7 +70,7 @@ class HeldRepls:
         self._held: OrderedDict[str, HeldRepl] = OrderedDict()
         """REPLs by id, the least recently used first."""
         self._opening: dict[str, int] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[object]] = set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -115,7 +110,7 @@ class HeldRepls:
         self,
         owner: Owner,
         repl: SandboxedRepl,
-        close: Callable[[], Awaitable[object]],
+        close: Callable[[], Coroutine[Any, Any, object]],
         *,
         prefix: str = "repl_",
         id: str | None = None,
@@ -133,8 +128,7 @@ class HeldRepls:
             id: Its whole id, where the caller has made one that cannot be guessed.
             name, run, idle_s: As for `HeldRepl`.
         """
-        id = id or prefix + secrets.token_hex(ID_BYTES)
-        held = HeldRepl(id, owner, repl, close, name=name, run=run, idle_s=idle_s)
+        held = HeldRepl(id or prefix + secrets.token_hex(ID_BYTES), owner, repl, close, name, run, idle_s)
         self._held[held.id] = held
         self._wait_idle(held)
         BOARD.add_repl(repl, id=held.id, owner=owner.name, end=lambda now: self._stopped(held, now))
@@ -148,7 +142,7 @@ class HeldRepls:
         """
         held = self._held.get(id)
         if held is None or held.owner != owner:
-            raise UnknownHandle(f"there is no REPL {quoted(id)}: it was closed, was idle too long, or never existed")
+            raise UnknownHandle(f"there is no REPL {id[:100]!r}: it was closed, was idle too long, or never existed")
         return held
 
     def of(self, owner: Owner) -> list[HeldRepl]:
@@ -225,14 +219,10 @@ class HeldRepls:
             return
         if held.timer is not None:
             held.timer.cancel()
-        held.closing = asyncio.get_running_loop().create_task(_closed(held))
+        held.closing = asyncio.get_running_loop().create_task(held.close())
         self._closing.add(held.closing)
         held.closing.add_done_callback(self._closing.discard)
 
     async def _ended(self) -> None:
         while self._closing:
             await asyncio.wait(set(self._closing))
-
-
-async def _closed(held: HeldRepl) -> None:
-    await held.close()

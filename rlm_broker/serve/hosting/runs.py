@@ -20,25 +20,29 @@ a run, and not a queue of its own, and one that comes later finds a queued run l
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, Literal
+import weakref
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, Literal, TypedDict, Unpack
 
-from rlm_broker.concurrency.turns import FairSemaphore
-from rlm_broker.errors import ConfigurationError
-from rlm_broker.events.event import CallEnded, CallStarted, Emit, Event, all_of
-from rlm_broker.events.progress import RunProgress
-from rlm_broker.limits import RunLimits
-from rlm_broker.results import Completion
-from rlm_broker.rlm import RLM
-from rlm_broker.run.persistent_repl import PersistentRepl
-from rlm_broker.run.prompts.instructions import Instructions
-from rlm_broker.run.run import Run
-from rlm_broker.run.tools import Tools
-from rlm_broker.serve.hosting.owner import Busy, Kept, Owner, Purse, UnknownHandle, to_forget
-from rlm_broker.usage import Usage
-from rlm_broker.values.validation import quoted
-from rlm_broker.watch.board import BOARD, QUESTION_CHARS
+from rlm_broker import (
+    RLM,
+    CallEnded,
+    CallStarted,
+    Completion,
+    ConfigurationError,
+    Emit,
+    Event,
+    FairSemaphore,
+    Instructions,
+    PersistentRepl,
+    Run,
+    RunLimits,
+    RunProgress,
+    Tools,
+    Usage,
+)
+from rlm_broker.serve.hosting.owner import Busy, EndedThings, Owner, Purse, UnknownHandle
+from rlm_broker.watch.board import BOARD
 
 KEPT_CHARS: Final = 1 << 28
 """Characters of the events of ended runs that are kept together."""
@@ -46,9 +50,21 @@ STOP_GRACE_S: Final = 10.0
 """Seconds that a stopped run has to end with an answer, before a drain cancels it."""
 RETRY_AFTER_S: Final = 5.0
 """Seconds after which a refused request may find a place in the queue."""
+TASK_CHARS: Final = 500
+"""Characters of a task that are shown in lists of runs."""
 
 
 RunState = Literal["queued", "running", "ended"]
+
+
+class StartOptions(TypedDict, total=False):
+    """Arguments of `RLM.start` that a request may give."""
+
+    model: str | None
+    instructions: Instructions | None
+    output_type: Any
+    tools: Tools | None
+    repl: PersistentRepl | None
 
 
 class HostedRun:
@@ -66,14 +82,19 @@ class HostedRun:
         about: What the beginner of the run keeps with it, or None.
         progress: What its tree does at this moment.
         task: Beginning of its task, if that is in the context; None if it has a question, or is not known.
+        fingerprint: Digest of the request that began it.
+        keeping: Ends when the run has ended and is kept.
         has_place: Whether it counts for the number of runs at the same time.
         calls_away: Number of its calls that wait for its client; see `HostedRuns.away`.
         returning: Waits for a place again after that; None if the run does not.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, task: str | None, fingerprint: str) -> None:
         self.owner = owner
+        self.task = task
+        self.fingerprint = fingerprint
         self.run: Run
+        self.keeping: asyncio.Task[None]
         self.created_at = time.time()
         self.began_at: float | None = None
         self.ended_at: float | None = None
@@ -81,7 +102,6 @@ class HostedRun:
         self.last_event = 0
         self.about: Any = None
         self.progress = RunProgress()
-        self.task: str | None = None
         self.has_place = False
         self.calls_away = 0
         self.returning: asyncio.Future[None] | None = None
@@ -124,9 +144,8 @@ class HostedRun:
         Raises:
             RunFailed: The run has failed, reached a limit or was cancelled.
         """
-        awaited = asyncio.ensure_future(self._awaited())
-        awaited.add_done_callback(_read)
-        return await asyncio.shield(awaited)
+        await asyncio.wait({self.keeping})
+        return await self.run
 
     def stop(self) -> None:
         """End the run with the best answer so far; take it out of the queue if it has no place yet."""
@@ -134,6 +153,10 @@ class HostedRun:
             self.run.cancel()
         else:
             self.run.stop()
+
+    def cancel(self) -> None:
+        """End the run without an answer."""
+        self.run.cancel()
 
     def outlive(self, seconds: float | None) -> None:
         """Let the run go on for so many seconds after its last follower has left.
@@ -158,7 +181,7 @@ class HostedRun:
             self._followers -= 1
             self._wait_alone()
             if not self._followers and self._outlives_s == 0:
-                await self.run.ended()
+                await asyncio.wait({self.keeping})
 
     def _wait_alone(self) -> None:
         """Set the time at which the run ends, if it has no follower."""
@@ -172,18 +195,11 @@ class HostedRun:
         else:
             self._timer = asyncio.get_running_loop().call_later(self._outlives_s, self.run.cancel)
 
-    async def _awaited(self) -> Completion:
-        return await self.run
-
-
-def _read(outcome: "asyncio.Future[Completion]") -> None:
-    """Read how a run ended, so that asyncio does not report a failure that no caller waits for any more."""
-    if not outcome.cancelled():
-        outcome.exception()
-
 
 class HostedRuns:
     """Runs of all owners in one process. Lives on the event loop of its `RLM`.
+
+    A request costs the same however many runs are kept: no call looks at more than the runs that go on.
 
     Args:
         rlm: The open `RLM` that answers.
@@ -208,31 +224,33 @@ class HostedRuns:
         self._places = FairSemaphore(max_runs)
         self._max_runs = max_runs
         self._max_queue = max_queue
-        self._keep_s = keep_s
-        self._most_kept = most_kept
         self._on_event = on_event
-        self._runs: OrderedDict[str, HostedRun] = OrderedDict()
-        self._keys: dict[tuple[str, str], tuple[str, HostedRun]] = {}
+        self._live: dict[str, HostedRun] = {}
+        """Runs by id, until they have ended and are kept."""
+        self._queued: set[HostedRun] = set()
+        self._running: set[HostedRun] = set()
+        self._ended = EndedThings[HostedRun](most_kept, KEPT_CHARS, keep_s)
+        self._keys: weakref.WeakValueDictionary[tuple[str, str], HostedRun] = weakref.WeakValueDictionary()
         self._purses: dict[str, Purse] = {}
         self._is_draining = False
 
     @property
     def queued(self) -> int:
         """Runs that wait for a place."""
-        return sum(hosted.state == "queued" for hosted in self._runs.values())
+        return len(self._queued)
 
     @property
     def running(self) -> int:
-        """Runs that have a place."""
-        return sum(hosted.state == "running" for hosted in self._runs.values())
+        """Runs that have a place, or wait for their client."""
+        return len(self._running)
 
     def all(self) -> list[HostedRun]:
-        """Return all runs of all owners, with the ended ones that are kept."""
-        return list(self._runs.values())
+        """Return all runs of all owners, the ended ones that are kept first."""
+        return [*self._ended, *self._live.values()]
 
     def of(self, owner: Owner) -> list[HostedRun]:
-        """Return all runs of an owner, the oldest first."""
-        return [hosted for hosted in self._runs.values() if hosted.owner == owner]
+        """Return all runs of an owner, the ended ones that are kept first."""
+        return [hosted for hosted in self.all() if hosted.owner == owner]
 
     def get(self, owner: Owner, id: str) -> HostedRun:
         """Return the run of that id.
@@ -240,10 +258,9 @@ class HostedRuns:
         Raises:
             UnknownHandle: The owner has no such run, or it ended too long ago.
         """
-        self._forget_old()
-        hosted = self._runs.get(id)
+        hosted = self._live.get(id) or self._ended.get(id)
         if hosted is None or hosted.owner != owner:
-            raise UnknownHandle(f"there is no run {quoted(id)}: it ended too long ago, or never existed")
+            raise UnknownHandle(f"there is no run {id[:100]!r}: it ended too long ago, or never existed")
         return hosted
 
     def begin(
@@ -252,59 +269,57 @@ class HostedRuns:
         context: object,
         question: str | None,
         *,
-        model: str | None = None,
         limits: RunLimits | None = None,
-        instructions: Instructions | None = None,
-        output_type: Any = None,
-        tools: Tools | Mapping[str, Any] | None = None,
-        repl: PersistentRepl | None = None,
         task: str | None = None,
         key: str | None = None,
         fingerprint: str = "",
+        on_end: Callable[[], None] | None = None,
+        **given: Unpack[StartOptions],
     ) -> HostedRun:
         """Begin a run, or return the one that the same request has begun before.
 
         Args:
             owner: Owner of the run.
-            context, question, model, instructions, output_type, tools, repl: As for `RLM.start`.
+            context, question: As for `RLM.start`.
             limits: Limits of the request. Those of the owner hold as well: the smaller one of each.
             task: Beginning of the task, to be shown where there is no question.
             key: Idempotency key of the request, or None.
             fingerprint: Digest of the request, which must be the same for the same `key`.
+            on_end: Called when the run has ended. The run that has begun before does not call it.
+            given: Further arguments of `RLM.start`.
 
         Raises:
             Busy: The queue is full, or the service is about to end.
             MoneySpent, NotAllowed: The owner has no money left, or may not use the model.
             ConfigurationError: An argument cannot be used, or the key belongs to another request.
         """
-        self._forget_old()
-        if key is not None and (known := self._keys.get((owner.name, key))) is not None:
-            if known[0] != fingerprint:
+        if key is not None and (known := self._known(owner, key)) is not None:
+            if known.fingerprint != fingerprint:
                 raise ConfigurationError("this Idempotency-Key was used for another request: send a new one")
-            return known[1]
+            return known
         if self._is_draining:
             raise Busy("the service is about to end: send the request again later", RETRY_AFTER_S)
-        owner.require_model(model or self._rlm.handler.routing.root.model_name)
+        owner.require_model(given.get("model") or self._rlm.handler.get_client(depth=0).model_name)
         purse = self._purses.setdefault(owner.name, Purse(owner))
         purse.require_some()
         self._require_room(owner)
-        hosted = HostedRun(owner)
-        hosted.task = None if task is None else task[:QUESTION_CHARS]
-        receivers = [each for each in (self._counting(hosted, purse), self._on_event) if each is not None]
-        given: dict[str, Any] = {"model": model, "instructions": instructions, "output_type": output_type}
+        hosted = HostedRun(owner, task and task[:TASK_CHARS], fingerprint)
         hosted.run = self._rlm.start(
             context,
             question,
             limits=tightened(self._rlm.limits, owner.limits, limits, purse.left_usd),
-            tools=tools,
-            repl=repl,
             place=self._place(hosted),
-            on_event=all_of(receivers),
+            on_event=self._counting(hosted, purse),
             **given,
         )
         if key is not None:
-            self._keys[owner.name, key] = (fingerprint, hosted)
-        return self._listed(hosted)
+            self._keys[owner.name, key] = hosted
+        self._live[hosted.id] = hosted
+        self._queued.add(hosted)
+        BOARD.set_owner(hosted.id, owner.name, hosted.task)
+        BOARD.set_queued(hosted.id, True)
+        hosted.keeping = asyncio.get_running_loop().create_task(self._kept(hosted, on_end))
+        return hosted
 
     @contextlib.asynccontextmanager
     async def away(self, hosted: HostedRun) -> AsyncIterator[None]:
@@ -314,7 +329,7 @@ class HostedRuns:
         the run goes on, and takes the next place that is free. Beyond `max_runs` runs of one owner that wait so, their
         places stay theirs: each of them has a REPL.
         """
-        waiting = sum(other.is_away for other in self._runs.values() if other.owner == hosted.owner)
+        waiting = sum(other.is_away for other in self._running if other.owner == hosted.owner)
         hosted.calls_away += 1
         if hosted.has_place and waiting < self._max_runs:
             hosted.has_place = False
@@ -323,7 +338,7 @@ class HostedRuns:
             yield
         finally:
             hosted.calls_away -= 1
-            if not hosted.has_place and not hosted.calls_away and hosted.returning is None:
+            if not (hosted.has_place or hosted.calls_away or hosted.returning or hosted.ended_at):
                 hosted.returning = asyncio.ensure_future(self._returned(hosted))
         if hosted.returning is not None and not hosted.calls_away:
             await asyncio.wait({hosted.returning})
@@ -335,35 +350,33 @@ class HostedRuns:
             drain_s: Seconds after which runs are stopped, with their best answers so far.
         """
         self._is_draining = True
-        for hosted in self._runs.values():
-            if hosted.state == "queued":
-                hosted.run.cancel()
-        ends = [asyncio.ensure_future(hosted.run.ended()) for hosted in self._runs.values()]
-        if not ends:
-            return
-        all_ended = asyncio.ensure_future(asyncio.wait(ends))
-        await asyncio.wait({all_ended}, timeout=drain_s)
-        if not all_ended.done():
-            self._for_each_live(lambda _: True, HostedRun.stop)
-            await asyncio.wait({all_ended}, timeout=STOP_GRACE_S)
-        if not all_ended.done():
-            self._for_each_live(lambda _: True, lambda hosted: hosted.run.cancel())
-        await all_ended
+        for hosted in list(self._queued):
+            hosted.run.cancel()
+        for wait_s, end in ((drain_s, HostedRun.stop), (STOP_GRACE_S, HostedRun.cancel)):
+            await self._at_end(wait_s)
+            for hosted in list(self._live.values()):
+                end(hosted)
+        await self._at_end(None)
 
-    def _for_each_live(self, is_meant: Callable[[HostedRun], bool], call: Callable[[HostedRun], object]) -> None:
-        for hosted in list(self._runs.values()):
-            if not hosted.run.is_done and is_meant(hosted):
-                call(hosted)
+    async def _at_end(self, most_s: float | None) -> None:
+        """Wait until all runs have ended, for at most so many seconds."""
+        if self._live:
+            await asyncio.wait([hosted.keeping for hosted in self._live.values()], timeout=most_s)
 
     @contextlib.asynccontextmanager
     async def _place(self, hosted: HostedRun) -> AsyncIterator[None]:
-        await self._places.acquire(hosted.owner.name)
+        try:
+            await self._places.acquire(hosted.owner.name)
+        finally:
+            self._queued.discard(hosted)
         hosted.began_at, hosted.has_place = time.time(), True
+        self._running.add(hosted)
         BOARD.set_queued(hosted.id, False)
         try:
             yield
         finally:
             hosted.ended_at = time.time()
+            self._running.discard(hosted)
             if hosted.returning is not None:
                 hosted.returning.cancel()
             if hosted.has_place:
@@ -378,6 +391,21 @@ class HostedRuns:
         finally:
             hosted.returning = None
 
+    async def _kept(self, hosted: HostedRun, on_end: Callable[[], None] | None) -> None:
+        """Wait for the end of a run, and keep it for its time."""
+        await hosted.run.ended()
+        self._queued.discard(hosted)  # a run that is cancelled at once never waits for its place
+        del self._live[hosted.id]
+        self._ended.add(hosted.id, hosted, hosted.owner.name, hosted.run.kept_chars)
+        if on_end is not None:
+            on_end()
+
+    def _known(self, owner: Owner, key: str) -> HostedRun | None:
+        """Return the run that a request with this key has begun, if it goes on or is kept."""
+        known = self._keys.get((owner.name, key))
+        is_kept = known is not None and (known.id in self._live or self._ended.get(known.id) is known)
+        return known if is_kept else None
+
     def _require_room(self, owner: Owner) -> None:
         """Refuse a run if the queue is full. An owner without a run in it may always wait with one.
 
@@ -386,14 +414,8 @@ class HostedRuns:
         """
         if self._places.taken + self.queued < self._max_runs + self._max_queue:
             return
-        if any(hosted.state == "queued" for hosted in self.of(owner)) or not self._max_queue:
+        if any(hosted.owner == owner for hosted in self._queued) or not self._max_queue:
             raise Busy(f"all places are taken, and {self._max_queue:,} runs wait: try again later", RETRY_AFTER_S)
-
-    def _listed(self, hosted: HostedRun) -> HostedRun:
-        BOARD.set_owner(hosted.id, hosted.owner.name, hosted.task)
-        BOARD.set_queued(hosted.id, True)
-        self._runs[hosted.id] = hosted
-        return hosted
 
     def _counting(self, hosted: HostedRun, purse: Purse) -> Emit:
         def count(event: Event) -> None:
@@ -403,32 +425,19 @@ class HostedRuns:
                 hosted.is_paid = True
                 if purse.left_usd == 0:
                     hosted.stop()
-            if not isinstance(event, CallEnded):
-                return
-            if event.usage.total_cost:
+            elif isinstance(event, CallEnded) and event.usage.total_cost:
                 purse.add(event.usage.total_cost)
                 if purse.left_usd == 0:  # this run may still answer by what it has just paid
-                    self._for_each_live(
-                        lambda other: other.owner == hosted.owner and other is not hosted, HostedRun.stop
-                    )
+                    self._stop_all(hosted.owner, but=hosted)
+            if self._on_event is not None:
+                self._on_event(event)
 
         return count
 
-    def _forget_old(self) -> None:
-        """Drop ended runs that are too old, or too many."""
-        ended = [
-            Kept(hosted, hosted.owner, hosted.run.kept_chars, hosted.ended_at or time.time())
-            for hosted in self._runs.values()
-            if hosted.run.is_done
-        ]
-        oldest_at = time.time() - self._keep_s
-        for hosted in to_forget(ended, most=self._most_kept, most_weight=KEPT_CHARS, oldest_at=oldest_at):
-            self.forget(hosted)
-
-    def forget(self, hosted: HostedRun) -> None:
-        """Drop an ended run, with its events and its answer."""
-        self._runs.pop(hosted.id, None)
-        self._keys = {key: known for key, known in self._keys.items() if known[1] is not hosted}
+    def _stop_all(self, owner: Owner, but: HostedRun) -> None:
+        for hosted in list(self._live.values()):
+            if hosted.owner == owner and hosted is not but:
+                hosted.stop()
 
 
 def tightened(

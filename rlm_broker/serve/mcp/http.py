@@ -1,4 +1,4 @@
-"""The server of the protocol as an ASGI app, for a server that knows who asks.
+"""The server of the protocol over HTTP: as an ASGI app, for a server that knows who asks, and as the route `/mcp`.
 
 Theory of operation
 -------------------
@@ -9,29 +9,38 @@ what the SDK counts is what the owner has, and no owner can take the sessions of
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
+from mcp.server import streamable_http_manager
 from mcp.server.context import ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from rlm_broker.rlm import RLM
-from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.bodies import WholeBodies
+from rlm_broker.serve.errors import ApiError
+from rlm_broker.serve.guard import KEY, ServerKey
+from rlm_broker.serve.hosting.owner import NotAllowed, Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
 from rlm_broker.serve.mcp.forms import Right
 from rlm_broker.serve.mcp.server import SdkCall, server_of
 from rlm_broker.serve.mcp.work import Work
+from rlm_broker.serve.parts import Parts
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-MAX_BODY_BYTES: Final = 64 << 20
-"""Bytes of one request for the SDK. The server in front has bounds of its own, which are smaller."""
+MOST_BODY_BYTES: Final = 8 << 20
+"""Bytes of one message. Files are not sent here, and the SDK decodes each message on the loop, more than once."""
+MOST_VALUES: Final = 1 << 12
+"""JSON values of one message. A call of a tool has a dozen."""
 MOST_SESSIONS: Final = 100
 """Sessions of one owner at the same time; a further one is answered with 503. The SDK ends each that was idle for 30
 minutes. Clients of protocol 2026-07-28 have none."""
+SAID_S: Final = 60.0
+"""Seconds after a warning of a refused session without another one: a key could fill the log."""
 
 
 class McpApp:
@@ -41,36 +50,39 @@ class McpApp:
     the loop. Enter `running` before the first request.
 
     Args:
-        work: The work of the tools.
+        rlm: The open `RLM` that answers.
+        runs: Runs of all owners.
+        repls: REPLs of all owners.
         owner_of: Returns the owner of a request, from its ASGI scope.
-        require: Raises a `RlmBrokerError` if the one who asks lacks a right.
-        block_timeout_s: Compute time of a block in seconds, which the tool tells.
+        require: Raises a `RlmBrokerError`, such as `NotAllowed`, if the one who asks lacks the right of a tool.
     """
 
     def __init__(
         self,
-        work: Work,
+        rlm: RLM,
+        runs: HostedRuns,
+        repls: HeldRepls,
         owner_of: Callable[[Scope], Owner],
-        require: Callable[[Scope, Right], object] | None,
         *,
-        block_timeout_s: float,
+        require: Callable[[Scope, Right], object] = lambda _scope, _right: None,
     ) -> None:
         self._owner_of = owner_of
-        self._require = require
         self._managers: dict[str, asyncio.Future[StreamableHTTPSessionManager]] = {}
         self._holding: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
+        work = Work(rlm, runs, repls)
 
         async def at_once(_call: SdkCall) -> Work:
             return work
 
         self._server = server_of(
             at_once,
-            self._owner_of_call,
+            lambda context: owner_of(_scope(context)),
             with_paths=False,
-            block_timeout_s=block_timeout_s,
-            require=self._require_of_call,
+            block_timeout_s=rlm.limits.block_timeout_s,
+            require=lambda context, right: require(_scope(context), right),
         )
+        logging.getLogger(streamable_http_manager.__name__).addFilter(_seldom)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -83,32 +95,21 @@ class McpApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. A session of another owner is unknown."""
-        manager = await self._manager_of(self._owner_of(scope))
+        owner = self._owner_of(scope).name
+        if owner not in self._managers:
+            opened = self._managers[owner] = asyncio.get_running_loop().create_future()
+            self._holding.add(asyncio.get_running_loop().create_task(self._hold(opened)))
+        manager = await asyncio.shield(self._managers[owner])
         await manager.handle_request(scope, receive, send)
-
-    async def _manager_of(self, owner: Owner) -> StreamableHTTPSessionManager:
-        opened = self._managers.get(owner.name)
-        if opened is None:
-            opened = self._managers[owner.name] = asyncio.get_running_loop().create_future()
-            holding = asyncio.get_running_loop().create_task(self._hold(opened))
-            self._holding.add(holding)
-        return await asyncio.shield(opened)
 
     async def _hold(self, opened: "asyncio.Future[StreamableHTTPSessionManager]") -> None:
         """Hold a manager open. Its cancel scope must end in the task in which it began, which no request is."""
         manager = StreamableHTTPSessionManager(
-            self._server, max_request_body_size=MAX_BODY_BYTES, max_sessions=MOST_SESSIONS
+            self._server, max_request_body_size=MOST_BODY_BYTES, max_sessions=MOST_SESSIONS
         )
         async with manager.run():
             opened.set_result(manager)
             await self._ended.wait()
-
-    def _owner_of_call(self, context: ServerRequestContext[Any, Any]) -> Owner:
-        return self._owner_of(_scope(context))
-
-    def _require_of_call(self, context: ServerRequestContext[Any, Any], right: Right) -> None:
-        if self._require is not None:
-            self._require(_scope(context), right)
 
 
 def _scope(context: ServerRequestContext[Any, Any]) -> Scope:
@@ -118,22 +119,44 @@ def _scope(context: ServerRequestContext[Any, Any]) -> Scope:
     return scope
 
 
-def mcp_app(
-    rlm: RLM,
-    runs: HostedRuns,
-    repls: HeldRepls,
-    owner_of: Callable[[Scope], Owner],
-    *,
-    require: Callable[[Scope, Right], object] | None = None,
-) -> McpApp:
-    """Return an app of the tools, to be mounted at a path such as /mcp.
+class _Seldom(logging.Filter):
+    """Lets one warning of a refused session through in `SAID_S`."""
 
-    Args:
-        rlm: The open `RLM` that answers.
-        runs: Runs of all owners.
-        repls: REPLs of all owners.
-        owner_of: Returns the owner of a request, from its ASGI scope.
-        require: Raises a `RlmBrokerError`, such as `NotAllowed`, if the one who asks lacks the right of a tool.
+    _next = float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith("Refusing to open"):
+            return True
+        if is_due := time.monotonic() >= self._next:
+            self._next = time.monotonic() + SAID_S
+        return is_due
+
+
+_seldom = _Seldom()
+
+
+@contextlib.asynccontextmanager
+async def mcp_routes(parts: Parts) -> AsyncIterator[list[Route]]:
+    """Serve the tools within the block, each for keys with the right that it needs, and yield the routes."""
+    settings = parts.settings
+    app = McpApp(parts.rlm, parts.runs, parts.repls, lambda scope: _key(scope).owner, require=_require)
+    bounded = WholeBodies(app, min(settings.body_bytes, MOST_BODY_BYTES), settings.stall_s, MOST_VALUES)
+    async with app.running():
+        yield [Route("/mcp", bounded)]  # a `Mount` would redirect `/mcp` to `/mcp/`, which clients do not follow
+
+
+def _key(scope: Scope) -> ServerKey:
+    key: ServerKey = scope[KEY]
+    return key
+
+
+def _require(scope: Scope, right: Right) -> None:
+    """Refuse a call of a tool.
+
+    Raises:
+        NotAllowed: The key lacks the right that the tool needs.
     """
-    work = Work(rlm, runs, repls)
-    return McpApp(work, owner_of, require, block_timeout_s=rlm.limits.block_timeout_s)
+    try:
+        _key(scope).require(right)
+    except ApiError as error:
+        raise NotAllowed(error.message) from None

@@ -2,9 +2,11 @@
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
+
+import mcp_types as types
+from pydantic import BaseModel
 
 from rlm_broker.errors import RunFailed
 from rlm_broker.results import Block, Completion, FileEntry, Variable
@@ -25,35 +27,26 @@ TEXTS: Final = ("text/markdown", "text/plain", "text/latex")
 """Forms of displays that are sent as text, the best one first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture: its MIME type, and its bytes as base64."""
+def tool_outcome(
+    result: BaseModel, text: str, pictures: Iterable[types.ImageContent] = (), *, is_error: bool = False
+) -> types.CallToolResult:
+    """Return an outcome as a client gets it.
 
-    mime: str
-    data: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolOutcome:
-    """An outcome as a client gets it.
-
-    Attributes:
+    Args:
         result: Structured result.
         text: Text for the model, at most `MOST_CHARS` characters.
         pictures: Pictures beside it.
         is_error: Whether the call has failed.
     """
-
-    result: "forms.Ran | forms.Answer | forms.FilesDone | forms.Closed"
-    text: str
-    pictures: tuple[Picture, ...] = ()
-    is_error: bool = False
+    content: list[types.ContentBlock] = [types.TextContent(text=text), *pictures]
+    structured = result.model_dump(mode="json")
+    return types.CallToolResult(content=content, structured_content=structured, is_error=is_error)
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
 
-def block_outcome(block: Block, repl: str | None) -> ToolOutcome:
+def block_outcome(block: Block, repl: str | None) -> types.CallToolResult:
     """Return the outcome of a block.
 
     Args:
@@ -76,7 +69,7 @@ def block_outcome(block: Block, repl: str | None) -> ToolOutcome:
         variables=variables,
         pictures=len(pictures),
     )
-    return ToolOutcome(result, _block_text(block, repl), pictures)
+    return tool_outcome(result, _block_text(block, repl), pictures)
 
 
 def cut(text: str, limit: int) -> str:
@@ -116,19 +109,19 @@ def _display_texts(displays: Sequence[Display]) -> list[str]:
     return texts
 
 
-def _pictures(displays: Iterable[Display]) -> Iterable[Picture]:
+def _pictures(displays: Iterable[Display]) -> Iterator[types.ImageContent]:
     for display in displays:
         for mime in PICTURES:
             data = display.data.get(mime)
             if isinstance(data, bytes):
-                yield Picture(mime, base64.b64encode(data).decode())
+                yield types.ImageContent(data=base64.b64encode(data).decode(), mime_type=mime)
                 break
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def answer_outcome(run: str, completion: Completion) -> ToolOutcome:
+def answer_outcome(run: str, completion: Completion) -> types.CallToolResult:
     """Return the outcome of a run that has ended with an answer, or with none."""
     answer = completion.response if completion.parsed is None else as_json(completion.parsed)
     result = forms.Answer(
@@ -141,16 +134,16 @@ def answer_outcome(run: str, completion: Completion) -> ToolOutcome:
         **_used(completion),
     )
     if answer is None:
-        return ToolOutcome(result, "The run has ended: the model gave no answer.", is_error=True)
+        return tool_outcome(result, "The run has ended: the model gave no answer.", is_error=True)
     parts = [cut(answer, MOST_CHARS - ROOM_CHARS)]
     if completion.limit is not None:
         parts.append(f"[{completion.limit} was reached: that is the best answer so far]")
     elif completion.is_stopped:
         parts.append("[the run was stopped: that is the best answer so far]")
-    return ToolOutcome(result, "\n".join(parts))
+    return tool_outcome(result, "\n".join(parts))
 
 
-def failure_outcome(run: str, failed: RunFailed) -> ToolOutcome:
+def failure_outcome(run: str, failed: RunFailed) -> types.CallToolResult:
     """Return the outcome of a run that has failed."""
     sentence = cut(str(failed), ROOM_CHARS)
     partial = failed.partial_answer
@@ -164,14 +157,14 @@ def failure_outcome(run: str, failed: RunFailed) -> ToolOutcome:
     parts = [f"The run has ended without an answer: {sentence}"]
     if partial:
         parts.append(f"Best answer so far:\n{cut(partial, MOST_CHARS - 2 * ROOM_CHARS)}")
-    return ToolOutcome(result, "\n".join(parts), is_error=True)
+    return tool_outcome(result, "\n".join(parts), is_error=True)
 
 
-def waiting_outcome(run: str, state: forms.RunState, doing: str, turns: int, seconds: float) -> ToolOutcome:
+def waiting_outcome(run: str, state: forms.RunState, doing: str, turns: int, seconds: float) -> types.CallToolResult:
     """Return what is known of a run that goes on."""
     result = forms.Answer(run=run, state=state, doing=doing, turns=turns, seconds=round(seconds, 3))
     text = f'The run goes on ({doing}, {seconds:.0f} s so far). Call get_run(run="{run}") for its answer.'
-    return ToolOutcome(result, text)
+    return tool_outcome(result, text)
 
 
 def _used(ended: Completion | RunFailed) -> dict[str, Any]:
@@ -187,21 +180,21 @@ def _used(ended: Completion | RunFailed) -> dict[str, Any]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def entries_outcome(path: str, entries: Sequence[FileEntry]) -> ToolOutcome:
+def entries_outcome(path: str, entries: Sequence[FileEntry]) -> types.CallToolResult:
     """Return the entries of a folder."""
     listed = [forms.Entry(name=cut(each.name, 300), kind=each.kind, bytes=each.size_bytes) for each in entries]
     lines = [f"{each.size_bytes:>12,}  {json.dumps(each.name, ensure_ascii=False)}  {each.kind}" for each in entries]
     text = cut("\n".join(lines), MOST_CHARS - ROOM_CHARS) or "The folder is empty."
-    return ToolOutcome(forms.FilesDone(action="list", path=path, entries=listed), text)
+    return tool_outcome(forms.FilesDone(action="list", path=path, entries=listed), text)
 
 
-def file_outcome(path: str, data: bytes) -> ToolOutcome:
+def file_outcome(path: str, data: bytes) -> types.CallToolResult:
     """Return the content of a file."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         packed = base64.b64encode(data).decode()
         result = forms.FilesDone(action="read", path=path, base64=packed, bytes=len(data))
-        return ToolOutcome(result, f"[{len(data):,} bytes, no UTF-8 text: see base64 of the structured result]")
+        return tool_outcome(result, f"[{len(data):,} bytes, no UTF-8 text: see base64 of the structured result]")
     result = forms.FilesDone(action="read", path=path, text=text, bytes=len(data))
-    return ToolOutcome(result, cut(text, MOST_CHARS - ROOM_CHARS))
+    return tool_outcome(result, cut(text, MOST_CHARS - ROOM_CHARS))

@@ -3,7 +3,7 @@
 import importlib.metadata
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -15,12 +15,11 @@ from mcp.shared.exceptions import MCPError
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.serve.mcp import forms
 from rlm_broker.values.text import encodable
-from rlm_broker.values.validation import complaints, is_many, no_such
+from rlm_broker.values.validation import complaints, no_such
 from rlm_broker.watch.conventions import checked_traceparent, traceparent
 
 if TYPE_CHECKING:
     from rlm_broker.serve.hosting.owner import Owner
-    from rlm_broker.serve.mcp.outcomes import ToolOutcome
     from rlm_broker.serve.mcp.work import Work
 
 NAME = "rlm-broker"
@@ -56,8 +55,8 @@ def server_of(
     *,
     with_paths: bool,
     block_timeout_s: float,
-    on_listed: Callable[[], object] | None = None,
-    require: Callable[[ServerRequestContext[Any, Any], forms.Right], object] | None = None,
+    on_listed: Callable[[], object] = lambda: None,
+    require: Callable[[ServerRequestContext[Any, Any], forms.Right], object] = lambda _context, _right: None,
 ) -> Server[Any]:
     """Return a server of the tools.
 
@@ -67,7 +66,7 @@ def server_of(
         with_paths: Whether questions may name files.
         block_timeout_s: Compute time of a block in seconds, which the tool tells.
         on_listed: Called when a client has asked for the tools.
-        require: Raises a `RlmBrokerError` if the owner of a request lacks a right. None allows all.
+        require: Raises a `RlmBrokerError` if the owner of a request lacks a right.
     """
     known = {form.name: form for form in forms.forms(with_paths=with_paths)}
     listed = types.ListToolsResult(tools=[_tool(form, block_timeout_s) for form in known.values()])
@@ -75,8 +74,7 @@ def server_of(
     async def list_tools(
         _context: ServerRequestContext[Any, Any], _params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        if on_listed is not None:
-            on_listed()
+        on_listed()
         return listed
 
     async def call_tool(
@@ -88,13 +86,14 @@ def server_of(
         try:
             arguments = form.arguments.model_validate(params.arguments or {})
         except pydantic.ValidationError as error:
-            return _refusal(_complaint(error, params.arguments or {}))
+            if form is forms.ASK_TEXT and "paths" in (params.arguments or {}):
+                return _refusal(NO_PATHS)
+            return _refusal(f"the arguments cannot be used: {complaints(error, 'they', 'argument')}")
         _continue_trace(context)
         call = SdkCall(context, owner_of(context))
         try:
-            if require is not None:
-                require(context, form.right)
-            return _result(await (await work(call)).done(call, form, arguments))
+            require(context, form.right)
+            return await (await work(call)).done(call, form, arguments)
         except RlmBrokerError as error:
             return _refusal(str(error))
         except Exception:  # noqa: BLE001 - the SDK would show its text to the client
@@ -104,7 +103,7 @@ def server_of(
     return Server(
         NAME,
         version=importlib.metadata.version("rlm-broker"),
-        title="rlm-broker",
+        title=NAME,
         instructions=forms.INSTRUCTIONS,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
@@ -132,22 +131,6 @@ def _tool(form: forms.ToolForm, block_timeout_s: float) -> types.Tool:
     )
 
 
-def _result(told: "ToolOutcome") -> types.CallToolResult:
-    content: list[types.ContentBlock] = [types.TextContent(text=told.text)]
-    content += [types.ImageContent(data=each.data, mime_type=each.mime) for each in told.pictures]
-    return types.CallToolResult(
-        content=content, structured_content=told.result.model_dump(mode="json"), is_error=told.is_error
-    )
-
-
 def _refusal(sentence: str) -> types.CallToolResult:
     text = encodable(sentence)
     return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
-
-
-def _complaint(error: pydantic.ValidationError, arguments: Mapping[str, Any]) -> str:
-    if "paths" in arguments and not is_many(error):
-        found = error.errors(include_url=False)
-        if any(each["loc"] == ("paths",) and each["type"] == "extra_forbidden" for each in found):
-            return NO_PATHS
-    return f"the arguments cannot be used: {complaints(error, 'they', 'argument')}"

@@ -9,10 +9,15 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import anyio
+import mcp_types as types
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.server.stdio import stdio_server
+from mcp.shared._stream_protocols import ReadStream, WriteStream
+from mcp.shared.message import SessionMessage
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.serve.mcp.server import PROGRESS_S, SdkCall, server_of
@@ -28,8 +33,19 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the server. A second one ends it without waiting for its processes, which then end by themselves."""
 SIGNALLED: Final = 128
 """Exit code of a process that a signal has ended, less the number of the signal."""
+ANSWERED_S: Final = 2.0
+"""Seconds after the end of stdin in which requests that came before it are answered, also if the sandbox must start."""
 LISTED_S: Final = 0.05
 """Seconds after the list of tools at which the sandbox is opened: the client has the list by then."""
+
+
+_NO_MESSAGE: Final = SessionMessage(
+    types.JSONRPCError(
+        jsonrpc="2.0", id=None, error=types.ErrorData(code=types.PARSE_ERROR, message="the line is no JSON-RPC message")
+    )
+)
+Read = MemoryObjectReceiveStream[SessionMessage | Exception]
+Write = MemoryObjectSendStream[SessionMessage]
 
 
 class _Opening:
@@ -117,7 +133,7 @@ async def _served(opening: _Opening, block_timeout_s: float) -> None:
     )
 
     async def answered() -> None:
-        async with stdio_server() as (read, write):
+        async with _lines() as (read, write):
             try:
                 await server.run(read, write, server.create_initialization_options())
             except asyncio.CancelledError:  # by the SDK, whose writer has failed
@@ -137,6 +153,46 @@ async def _served(opening: _Opening, block_timeout_s: float) -> None:
         serving.result()
     except* (BrokenPipeError, ConnectionResetError):  # the client has left, and reads no answer
         pass
+
+
+@contextlib.asynccontextmanager
+async def _lines() -> AsyncIterator[tuple[Read, Write]]:
+    """Yield the SDK's streams of stdin and stdout with two mends.
+
+    A line that is no message is answered with an error. The end of stdin is passed on once the requests before it are
+    answered, or after `ANSWERED_S`: the SDK would drop their answers.
+    """
+    under_way, is_idle = set[types.RequestId](), asyncio.Event()
+    is_idle.set()
+    to_server, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
+    write, from_server = anyio.create_memory_object_stream[SessionMessage]()
+
+    async def ask(lines: ReadStream[SessionMessage | Exception], answers: WriteStream[SessionMessage]) -> None:
+        async with to_server:
+            async for line in lines:
+                if isinstance(line, Exception):
+                    await answers.send(_NO_MESSAGE)
+                    continue
+                if isinstance(line.message, types.JSONRPCRequest):
+                    under_way.add(line.message.id)
+                    is_idle.clear()
+                await to_server.send(line)
+            with anyio.move_on_after(ANSWERED_S):
+                await is_idle.wait()
+
+    async def answer(answers: WriteStream[SessionMessage]) -> None:
+        async with answers:
+            async for each in from_server:
+                await answers.send(each)
+                if isinstance(each.message, types.JSONRPCResponse | types.JSONRPCError) and each.message.id is not None:
+                    under_way.discard(each.message.id)
+                    if not under_way:
+                        is_idle.set()
+
+    async with stdio_server() as (lines, answers), anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, lines, answers)
+        tasks.start_soon(answer, answers)
+        yield read, write
 
 
 def _listen(ended: "asyncio.Future[int]") -> None:

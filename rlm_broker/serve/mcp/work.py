@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
+from mcp_types import CallToolResult
+
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.files import Root
 from rlm_broker.context.store import Paths
@@ -28,7 +30,6 @@ from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
 from rlm_broker.serve.hosting.repls import HeldRepl, HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.serve.mcp import forms, outcomes
-from rlm_broker.serve.mcp.outcomes import ToolOutcome
 
 T = TypeVar("T")
 
@@ -70,10 +71,10 @@ class Work:
         self._runs = runs
         self._repls = repls
         self._root = root
-        self._blocks: dict[str, asyncio.Task[ToolOutcome]] = {}
+        self._blocks: dict[str, asyncio.Task[CallToolResult]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def done(self, call: ToolCall, form: forms.ToolForm, arguments: forms.Arguments) -> ToolOutcome:
+    async def done(self, call: ToolCall, form: forms.ToolForm, arguments: forms.Arguments) -> CallToolResult:
         """Do what a tool is asked for.
 
         Args:
@@ -99,12 +100,12 @@ class Work:
                 return await self._in_own_task(call, self._file_work(call.owner, arguments), lambda: "copies")
             case forms.OneRepl(repl=repl):
                 await self._in_own_task(call, self._repls.close(call.owner, repl), lambda: "closes the REPL")
-                return ToolOutcome(forms.Closed(repl=repl), "The REPL is closed.")
+                return outcomes.tool_outcome(forms.Closed(repl=repl), "The REPL is closed.")
         raise ConfigurationError(f"there is no tool {form.name!r}")
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
-    async def _execute(self, call: ToolCall, asked: forms.Code) -> ToolOutcome:
+    async def _execute(self, call: ToolCall, asked: forms.Code) -> CallToolResult:
         if asked.repl is not None:
             return await self._executed(call, self._repls.get(call.owner, asked.repl), asked.code)
         opening = self._begun(self._opened(call.owner))
@@ -115,7 +116,7 @@ class Work:
             opening.add_done_callback(self._end_unheard)
             raise
 
-    async def _executed(self, call: ToolCall, held: HeldRepl, code: str) -> ToolOutcome:
+    async def _executed(self, call: ToolCall, held: HeldRepl, code: str) -> CallToolResult:
         if (last := self._blocks.get(held.id)) is not None:
             if not last.cancelling():
                 raise ReplBusy(f"the REPL {held.id} runs a block already: wait for it, or leave out repl for a new one")
@@ -125,11 +126,11 @@ class Work:
         block.add_done_callback(lambda ended: self._forget(held.id, ended))
         return await _awaited(call, block, lambda: "runs the block")
 
-    def _forget(self, repl: str, ended: "asyncio.Task[ToolOutcome]") -> None:
+    def _forget(self, repl: str, ended: "asyncio.Task[CallToolResult]") -> None:
         if self._blocks.get(repl) is ended:
             del self._blocks[repl]
 
-    async def _block(self, held: HeldRepl, code: str) -> ToolOutcome:
+    async def _block(self, held: HeldRepl, code: str) -> CallToolResult:
         async with self._repls.used(held.owner, held.id):
             block = await held.repl.aexecute(code, variables=True)
         return outcomes.block_outcome(block, None if held.repl.is_closed else held.id)
@@ -149,7 +150,7 @@ class Work:
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, call: ToolCall, asked: forms.Question) -> ToolOutcome:
+    async def _ask(self, call: ToolCall, asked: forms.Question) -> CallToolResult:
         paths = asked.paths if isinstance(asked, forms.FileQuestion) else None
         if (paths is None) == (asked.context is None):
             raise ConfigurationError(
@@ -166,11 +167,11 @@ class Work:
         hosted = self._runs.begin(call.owner, context, asked.question)
         return await self._waited(call, hosted, asked.wait_s)
 
-    async def _waited(self, call: ToolCall, hosted: HostedRun, wait_s: float) -> ToolOutcome:
+    async def _waited(self, call: ToolCall, hosted: HostedRun, wait_s: float) -> CallToolResult:
         """Wait for a run, and return its outcome or, after `wait_s` seconds, its handle."""
         return await self._in_own_task(call, self._joined(hosted, wait_s), lambda: hosted.doing)
 
-    async def _joined(self, hosted: HostedRun, wait_s: float) -> ToolOutcome:
+    async def _joined(self, hosted: HostedRun, wait_s: float) -> CallToolResult:
         async with hosted.joined():
             outcome = asyncio.ensure_future(hosted.completion())
             try:
@@ -184,13 +185,13 @@ class Work:
             finally:
                 outcome.cancel()
 
-    def _told_so_far(self, hosted: HostedRun) -> ToolOutcome:
+    def _told_so_far(self, hosted: HostedRun) -> CallToolResult:
         seconds = time.time() - hosted.created_at
         return outcomes.waiting_outcome(hosted.id, hosted.state, hosted.doing, hosted.progress.turn, seconds)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    async def _file_work(self, owner: Owner, asked: forms.FileWork) -> ToolOutcome:
+    async def _file_work(self, owner: Owner, asked: forms.FileWork) -> CallToolResult:
         if asked.action != "write" and (asked.text is not None or asked.base64 is not None):
             raise ConfigurationError(f"text and base64 are for write, and not for {asked.action}")
         async with self._repls.used(owner, asked.repl) as held:
@@ -201,11 +202,11 @@ class Work:
                 return outcomes.file_outcome(asked.path, await files.aread(asked.path, READ_BYTES))
             if asked.action == "delete":
                 await files.aremove(asked.path)
-                return ToolOutcome(forms.FilesDone(action="delete", path=asked.path), "The file is deleted.")
+                return outcomes.tool_outcome(forms.FilesDone(action="delete", path=asked.path), "The file is deleted.")
             data = _content(asked)
             await files.awrite(asked.path, data)
             result = forms.FilesDone(action="write", path=asked.path, bytes=len(data))
-            return ToolOutcome(result, f"{len(data):,} bytes are written.")
+            return outcomes.tool_outcome(result, f"{len(data):,} bytes are written.")
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 

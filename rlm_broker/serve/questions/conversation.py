@@ -1,92 +1,184 @@
-"""Which part of a conversation is context, and which is the question. Structure decides it, never a guess.
+"""Uses of the items of a conversation: instructions, history, context, or the question. Structure decides it.
 
-The rules hold for all interfaces:
+Both interfaces bring their messages as items of OpenAI's responses, see `Item`. The rules hold for both:
 
-- Files of any message, and texts of the last message before its last text, are the context.
-- The last text of the last message is the question. `rlm.question` takes its place; then all its texts are context.
+- Files of any message, and texts of the last message of the user before its last text, are the context.
+- The last text of that message is the question. `rlm.question` takes its place; then all its texts are context.
 - A text without any context is a context itself, with its task in it.
-- Earlier messages are a variable. Files in them stand there by name.
+- All other messages are a variable. Files in them stand there by name, and pictures as "[image]": a conversation that
+  once had a picture can go on.
 """
 
 import base64
 import binascii
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.materials import InlineFile, Material, Text
-from rlm_broker.serve.questions.options import RlmOptions
+from rlm_broker.serve.questions.request import RlmOptions
 
-CONVERSATION: Final = "conversation"
-"""Name of the variable that holds the earlier messages."""
+Item = dict[str, Any]
+"""A message, a function call or its output, as `/v1/responses` has them. Parts have the form of either interface."""
+Lookup = Callable[[str, str], Material]
+"""Returns the uploaded file of an id; the second argument is its place in the request, for errors."""
+EARLIER: Final = "previous_response_id"
+"""Place of items that an earlier request has brought."""
+ROLES: Final = ("system", "developer", "user", "assistant")
+TEXTS: Final = ("text", "input_text", "output_text", "refusal")
+"""Types of parts that are texts."""
+_FILES: Final = ("file", "input_file")
+_SHOWN_AS: Final = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "input_audio": "audio",
+    "video_url": "video",
+}
+"""Type of a part that is not taken → its name in the history."""
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.+-]+)*;base64,", re.ASCII)
 _ENDINGS: Final = {"application/pdf": ".pdf", "text/csv": ".csv", "application/json": ".json", "text/html": ".html"}
 
 
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """Context and question of a conversation.
+@dataclass(slots=True)
+class Dialogue:
+    """Items of a conversation, by what they are for.
 
     Attributes:
-        materials: Texts and files that the question is about.
-        question: Question; None: the task is in the context.
+        system: Texts of system and developer messages.
+        history: All other messages but the last one of the user, as plain values.
+        before: Files and long texts of messages before the request, which a REPL that lives on has already.
+        files: Files and long texts of messages of the request, but the last one of the user.
+        last: Texts and files of the last message of the user, in order; empty if there is none.
+        results: Id of a call → result of the function, of the results at the end.
+        at: Place of the content of the last message of the user.
+        results_at: Place of the last result.
     """
 
-    materials: tuple[Material, ...]
-    question: str | None
+    system: list[str] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    before: list[Material] = field(default_factory=list)
+    files: list[Material] = field(default_factory=list)
+    last: list[Material] = field(default_factory=list)
+    results: dict[str, str] = field(default_factory=dict)
+    at: str = ""
+    results_at: str = ""
 
 
-def divided(
-    last: Sequence[Material],
-    earlier: Sequence[Material],
-    options: RlmOptions,
-    *,
-    inline_chars: int,
-    has_context: bool,
-    param: str,
-) -> Divided:
-    """Divide the last message into context and question.
+def read(items: Sequence[tuple[Item, str]], file_of: Lookup, inline_chars: int | None = None) -> Dialogue:
+    """Return what the items of a conversation are for.
 
     Args:
-        last: Texts and files of the last message, in order.
-        earlier: Files of earlier messages.
-        options: The object `rlm` of the request.
-        inline_chars: Characters beyond which a text cannot be a question.
-        has_context: Whether the model was named with a context of the server's, or an earlier response has one.
-        param: Place of the last message's content in the request.
+        items: Each item with its place in the request, or with `EARLIER`.
+        file_of: Returns uploaded files.
+        inline_chars: Characters beyond which a text of an earlier message is context, and no part of the history.
 
     Raises:
-        ApiError: 400: there is no question, it is too long, or there are two contexts.
+        ApiError: 400: an item cannot be used, or the last one is not of the user or a function. 404: there is no such
+            file.
     """
-    parts, question = list(last), options.question
-    if question is None:
-        where = max((n for n, part in enumerate(parts) if isinstance(part, Text)), default=None)
-        if where is None:
-            raise ApiError(400, "the last message has no text: ask a question beside the files", param=param)
-        asked = parts.pop(where)
-        assert isinstance(asked, Text)
-        question = asked.text
-    elif not question.strip():
-        raise ApiError(400, "rlm.question is empty: say what you want to know", param="rlm.question")
-    if not question.strip():
-        raise ApiError(400, "the last text is empty: say what you want to know", param=param)
-    materials = _each_once([*earlier, *parts])
-    if options.context is not None:
-        if materials or has_context:
-            raise ApiError(400, "the request has rlm.context and another context: give one", param="rlm.context")
-        has_context = True
-    if len(question) > inline_chars:
-        if materials or has_context:
-            raise ApiError(
-                400,
-                f"the question has {len(question):,} characters, more than inline_chars = {inline_chars:,}: put the "
-                "text that it is about into a part of its own before it",
-                param=param if options.question is None else "rlm.question",
-            )
-        return Divided((Text("text", question),), None)
-    return Divided(materials, question)
+    read = Dialogue()
+    last = max((n for n, (item, _) in enumerate(items) if item.get("role") == "user"), default=-1)
+    end, end_at, at = "", "", "input"
+    for number, (item, at) in enumerate(items):
+        if item["type"] == "function_call":
+            call = {"name": item.get("name"), "arguments": item.get("arguments")}
+            read.history.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        elif item["type"] == "function_call_output":
+            text = _output(item, at)
+            read.results[item["call_id"]], read.results_at = text, at
+            read.history.append({"role": "tool", "content": text, "tool_call_id": item["call_id"]})
+        elif item["type"] != "message":
+            continue
+        elif (role := item["role"]) in ("system", "developer"):
+            read.system += [part.text for part in _parts(item, at, file_of) if isinstance(part, Text)]
+            continue
+        else:
+            read.results.clear()
+            parts = _parts(item, at, file_of, is_last=number == last)
+            if number == last:
+                read.last, read.at = parts, at if at == EARLIER else f"{at}.content"
+            else:
+                long = [part for part in parts if _is_context(part, inline_chars)]
+                (read.before if at == EARLIER else read.files).extend(long)
+                read.history.append(_plain(item, role, parts, inline_chars))
+        end, end_at = str(item.get("role", item["type"])), at
+    if end_at in ("", EARLIER):
+        raise ApiError(400, "the request has no message of the user: ask a question", param=at)
+    if end in ("assistant", "function_call"):
+        said = "the last message must be of the user, or the result of a function"
+        raise ApiError(400, said, param=f"{end_at}.role" if end == "assistant" else end_at)
+    return read
+
+
+def _is_context(part: Material, inline_chars: int | None) -> bool:
+    return not isinstance(part, Text) or (inline_chars is not None and len(part.text) > inline_chars)
+
+
+def _plain(item: Item, role: str, parts: Sequence[Material], inline_chars: int | None) -> dict[str, Any]:
+    """Return an earlier message as code finds it."""
+    said = []
+    for part in parts:
+        if not isinstance(part, Text):
+            said.append(f"[file {part.name}]")
+        else:
+            said.append(f"[a text of {len(part.text):,} characters]" if _is_context(part, inline_chars) else part.text)
+    name = {"name": item["name"]} if isinstance(item.get("name"), str) else {}
+    return {"role": role, "content": said[0] if len(said) == 1 else said or "", **name}
+
+
+def _output(item: Item, at: str) -> str:
+    if isinstance(output := item["output"], str):
+        return output
+    parts = [part for part in output if isinstance(part, dict)] if isinstance(output, list) else []
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    if not isinstance(output, list) or len(texts) < len(output):
+        raise ApiError(400, f"{at}: a result may have texts alone", code="unsupported_content", param=f"{at}.output")
+    return "\n".join(texts)
+
+
+def _parts(item: Item, at: str, file_of: Lookup, *, is_last: bool = False) -> list[Material]:
+    """Return the parts of a message. What is not taken in the last message of the user is named in the others."""
+    content, at = item["content"], at if at == EARLIER else f"{at}.content"
+    if isinstance(content, str):
+        return [Text("text", content)]
+    if not isinstance(content, list):
+        raise ApiError(400, f"{at} must be text or a list of parts", param=at)
+    made: list[Material] = []
+    for number, part in enumerate(content):
+        place = at if at == EARLIER else f"{at}.{number}"
+        kind = str(part.get("type")) if isinstance(part, dict) else ""
+        if kind in TEXTS and (kind != "refusal" or item["role"] == "assistant"):
+            if not isinstance(text := part.get("refusal" if kind == "refusal" else "text"), str):
+                raise ApiError(400, f"{place}.text must be text", param=f"{place}.text")
+            made.append(Text(f"text_{len(made) + 1}", text))
+        elif kind in _FILES and item["role"] == "user":
+            made.append(_file(part, place, file_of))
+        elif kind in _SHOWN_AS and not is_last:
+            made.append(Text(f"text_{len(made) + 1}", f"[{_SHOWN_AS[kind]}]"))
+        else:
+            why = f"{_SHOWN_AS[kind]} is not taken: send a text" if kind in _SHOWN_AS else "parts are texts"
+            said = f"{place}: {why}, or a file of the user that has text"
+            raise ApiError(400, said, code="unsupported_content", param=f"{place}.type")
+    return made
+
+
+def _file(part: Mapping[str, Any], at: str, file_of: Lookup) -> Material:
+    if part["type"] == "file":
+        part, at = part["file"] if isinstance(part.get("file"), dict) else {}, f"{at}.file"
+    if part.get("file_url") is not None:
+        said = f"{at}.file_url is an address, and nothing is fetched: send file_id or file_data"
+        raise ApiError(400, said, param=f"{at}.file_url")
+    id, data = part.get("file_id"), part.get("file_data")
+    if (id is None) == (data is None):
+        raise ApiError(400, f"{at} must have either file_id or file_data", param=at)
+    if id is None:
+        return inline_file(data, part.get("filename"), f"{at}.file_data")
+    if not isinstance(id, str):
+        raise ApiError(400, f"{at}.file_id must be the id of a file", param=f"{at}.file_id")
+    return file_of(id, f"{at}.file_id")
 
 
 def inline_file(data: Any, filename: Any, param: str) -> InlineFile:
@@ -107,12 +199,48 @@ def inline_file(data: Any, filename: Any, param: str) -> InlineFile:
     return InlineFile(filename or f"file{_ENDINGS.get((head and head[1]) or '', '')}", content)
 
 
-def _each_once(materials: Sequence[Material]) -> tuple[Material, ...]:
-    """Return materials without files that the conversation has twice: clients send earlier messages again."""
+def divided(
+    said: Dialogue, earlier: Sequence[Material], options: RlmOptions, *, inline_chars: int, has_context: bool
+) -> tuple[tuple[Material, ...], str | None]:
+    """Divide the last message into context and question.
+
+    Args:
+        said: The conversation.
+        earlier: Files of earlier messages.
+        options: The object `rlm` of the request.
+        inline_chars: Characters beyond which a text cannot be a question.
+        has_context: Whether the model was named with a context of the server's.
+
+    Returns:
+        Texts and files that the question is about, and the question; None: the task is in the context.
+
+    Raises:
+        ApiError: 400: there is no question, it is too long, or there are two contexts.
+    """
+    parts, question, at = list(said.last), options.question, "rlm.question"
+    if question is None:
+        at = said.at
+        where = max((n for n, part in enumerate(parts) if isinstance(part, Text)), default=None)
+        if where is None:
+            raise ApiError(400, "the last message has no text: ask a question beside the files", param=at)
+        question = getattr(parts.pop(where), "text", "")
+    if not question.strip():
+        raise ApiError(400, f"{at} is empty: say what you want to know", param=at)
+    materials = tuple(_each_once([*earlier, *parts]))
+    if options.context is not None and (materials or has_context):
+        raise ApiError(400, "the request has rlm.context and another context: give one", param="rlm.context")
+    if len(question) <= inline_chars:
+        return materials, question
+    if materials or has_context or options.context is not None:
+        said_chars = f"the question has {len(question):,} characters, more than inline_chars = {inline_chars:,}"
+        raise ApiError(400, f"{said_chars}: put the text that it is about into a part of its own before it", param=at)
+    return (Text("text", question),), None
+
+
+def _each_once(materials: Sequence[Material]) -> Iterator[Material]:
+    """Yield materials without files that the conversation has twice: clients send earlier messages again."""
     known: set[Material] = set()
-    once: list[Material] = []
     for each in materials:
         if isinstance(each, Text) or each not in known:
-            once.append(each)
             known.add(each)
-    return tuple(once)
+            yield each

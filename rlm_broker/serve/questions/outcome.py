@@ -1,80 +1,83 @@
 """A run as its client reads it: its turns while it goes on, and its end, with the answer and what it took."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from rlm_broker.errors import LimitReached
-from rlm_broker.events.event import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
+from rlm_broker import (
+    Block,
+    BlockEnded,
+    CallStarted,
+    CallText,
+    Completion,
+    Event,
+    EventsMissed,
+    LimitReached,
+    Replied,
+    RunStarted,
+    Usage,
+)
 from rlm_broker.events.story import printed
-from rlm_broker.results import Block, Completion
-from rlm_broker.serve.questions.question import as_json
-from rlm_broker.usage import Usage
-from rlm_broker.values.text import label, shorten
+from rlm_broker.serve.questions.client_tools import ClientCall, forced_call
+from rlm_broker.serve.questions.request import AnswerForm
+from rlm_broker.values.text import shorten
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The end of a run that has an answer, or that a limit has ended.
+    """The end of a response: an answer, the limit that ended the run, or calls of the client's functions.
 
     Attributes:
-        text: Answer, or the best one so far; if there is none, a sentence on what ended the run.
+        usage: Usage of the run and all below it so far.
+        text: Answer, or the best one so far; if there is none, a sentence on what ended the run. Empty with calls.
+        calls: Calls whose results the client brings.
         limit: Name of the limit that ended the run, or None.
         is_stopped: Whether the run was stopped.
-        usage: Usage of the run and all below it.
-        isolation: Isolation level of its REPL, or None if it had none.
-        turns: Turns of the run.
-        seconds: Duration of the run.
+        facts: Further facts about a run that has ended, for the object `rlm`.
     """
 
-    text: str
-    limit: str | None
-    is_stopped: bool
     usage: Usage
-    isolation: str | None
-    turns: int
-    seconds: float
+    text: str = ""
+    calls: tuple[ClientCall, ...] = ()
+    limit: str | None = None
+    is_stopped: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the run has ended by itself, with its answer."""
+        """Whether the response is complete: no limit and no stop has cut it."""
         return self.limit is None and not self.is_stopped
 
-    def told(self, run: str) -> dict[str, Any]:
-        """Return the object `rlm` of a response.
-
-        Args:
-            run: Id of the run.
-        """
-        return {
-            "run": run,
-            "cost_usd": self.usage.total_cost,
-            "calls": self.usage.total_calls,
-            "limit": self.limit,
-            "stopped": self.is_stopped,
-            "isolation": self.isolation,
-            "turns": self.turns,
-            "seconds": round(self.seconds, 3),
-        }
+    def told(self) -> dict[str, Any]:
+        """Return what the object `rlm` of a response says about the end of its run."""
+        return {"cost_usd": self.usage.total_cost, "calls": self.usage.total_calls, "limit": self.limit, **self.facts}
 
 
-def outcome_of(ended: Completion | LimitReached, *, is_typed: bool = False) -> RunOutcome:
+def outcome_of(ended: Completion | LimitReached, form: AnswerForm) -> RunOutcome:
     """Return the outcome of a run.
 
     Args:
         ended: Its completion, or the limit that ended it.
-        is_typed: Whether the answer is of a type, so that it is told as JSON.
+        form: Form of the answer that the request has asked for. An answer of a type is told as JSON.
     """
-    level = None if ended.isolation is None else ended.isolation.level
-    usage = ended.usage_summary.total
+    is_stopped = not isinstance(ended, LimitReached) and ended.is_stopped
+    facts = {
+        "stopped": is_stopped,
+        "isolation": None if ended.isolation is None else ended.isolation.level,
+        "turns": len(ended.trajectory) if isinstance(ended, LimitReached) else ended.iterations,
+        "seconds": round(ended.execution_time, 3),
+    }
+    made = RunOutcome(ended.usage_summary.total, limit=ended.limit, is_stopped=is_stopped, facts=facts)
     if isinstance(ended, LimitReached):
         reached = f"the limit {ended.limit} = {ended.allowed:,.10g} was reached before there was an answer"
-        text, turns = ended.partial_answer or reached, len(ended.trajectory)
-        return RunOutcome(text, ended.limit, False, usage, level, turns, ended.execution_time)
-    if ended.is_stopped:
-        text = ended.response or "the run was stopped before there was an answer"
-    else:
-        text = as_json(ended.parsed) if is_typed else ended.response or ""
-    return RunOutcome(text, ended.limit, ended.is_stopped, usage, level, ended.iterations, ended.execution_time)
+        return replace(made, text=ended.partial_answer or reached)
+    if is_stopped:
+        return replace(made, text=ended.response or "the run was stopped before there was an answer")
+    if form.forced and ended.limit is None:
+        return replace(made, calls=(forced_call(form.forced, ended.parsed),))
+    text = json.dumps(ended.parsed, ensure_ascii=False) if form.output_type is not None else ended.response
+    return replace(made, text=text or "")
 
 
 SHOWN_CHARS: Final = 2_000
@@ -96,7 +99,7 @@ class Telling:
             case EventsMissed():
                 return f"\n({event.count:,} events are left out: the client reads too slowly)\n"
             case RunStarted() if event.depth:
-                return f"\n> run {event.run}: {label(event.question or '', PREVIEW_CHARS)}\n"
+                return f"\n> run {event.run}: {shorten(' '.join((event.question or '').split()), PREVIEW_CHARS)}\n"
             case CallStarted() if not event.depth and not event.block:
                 self._call, self._is_streamed = event.call, False
             case CallText() if event.call == self._call:

@@ -6,7 +6,7 @@ A request becomes a `QuestionRequest`, and `Asking.begin` makes a run of it. The
 (`Asked.steps` or `Asked.outcome`) within `Asked.joined`, so that the run ends when the client leaves.
 
 When code calls a tool of the client, the block waits, and with it the run: nothing of its state is stored or replayed.
-The response ends with the calls (`Suspended`). The run outlives it for `tool_wait_s`, and is cancelled then. The
+The response ends with the calls (`RunOutcome.calls`). The run outlives it for `tool_wait_s`, and is cancelled then. The
 client's next request brings the results. Its calls are found by their ids (`Asking.resumed`), and its response follows
 the same run from the event at which the one before ended. The times of the limits, such as `run_timeout_s`, go on
 meanwhile.
@@ -15,36 +15,20 @@ meanwhile.
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rlm_broker.errors import ConfigurationError, LimitReached
-from rlm_broker.events.event import Event
-from rlm_broker.results import Completion
-from rlm_broker.rlm import RLM
+from rlm_broker import RLM, ConfigurationError, Event, LimitReached, Usage
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.serve.questions.client_tools import ClientCall, ClientTools
+from rlm_broker.serve.questions.conversation import Dialogue
 from rlm_broker.serve.questions.outcome import RunOutcome, outcome_of
 from rlm_broker.serve.questions.question import QuestionRequest, about
-from rlm_broker.usage import Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Suspended:
-    """A run waits for results of the client's tools.
-
-    Attributes:
-        calls: Calls without a result.
-        usage: Usage of the run and all below it so far.
-    """
-
-    calls: tuple[ClientCall, ...]
-    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +55,7 @@ class Asked:
         hosted: The run.
         model: Name of the model, as the client gave it.
         tools: Tools of the client.
+        ignored: Fields and tools of the request that have no effect.
         since: Point at which the last response with calls of tools has ended.
         about: What the interface keeps with the run, or None.
     """
@@ -81,7 +66,8 @@ class Asked:
         self.tools = tools
         self.since = BEGINNING
         self.about: Any = None
-        self._is_typed = wanted.output_type is not None
+        self.ignored = wanted.ignored
+        self._form = wanted.form
         self._outlives_s = wanted.outlives_s
         self._offered = offered
 
@@ -92,7 +78,12 @@ class Asked:
             self.hosted.outlive(self._outlives_s)
             yield self
 
-    async def outcome(self) -> RunOutcome | Suspended:
+    def told(self, end: RunOutcome) -> dict[str, Any]:
+        """Return the object `rlm` of a response with this end."""
+        ignored = {"ignored": list(self.ignored)} if self.ignored else {}
+        return {"run": self.hosted.id, **end.told(), **ignored}
+
+    async def outcome(self) -> RunOutcome:
         """Wait for the end of the run, or until it waits for the client's tools.
 
         Raises:
@@ -106,7 +97,7 @@ class Asked:
         finally:
             await _gone(ended, wanted)
 
-    async def steps(self, since: Since = BEGINNING) -> AsyncIterator[Event | RunOutcome | Suspended]:
+    async def steps(self, since: Since = BEGINNING) -> AsyncIterator[Event | RunOutcome]:
         """Yield the events of the run, and at last its outcome, or that it waits for the client's tools.
 
         Args:
@@ -115,41 +106,43 @@ class Asked:
         Raises:
             RunFailed: As for `outcome`.
         """
-        last = since.event
-        events = self.hosted.events(last)
+        last, events = since.event, self.hosted.events(since.event)
         wanted = asyncio.ensure_future(self.tools.wanted()) if self.tools else None
+        following: asyncio.Future[Any] | None = None
         try:
+            while wanted is not None:
+                following = following or asyncio.ensure_future(_next(events))
+                await asyncio.wait({following, wanted}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    break
+                event, following = following.result(), None
+                if event is None:
+                    break
+                last = event.n
+                yield event
             if wanted is None:
                 async for event in events:
                     yield event
-            else:
-                async with contextlib.aclosing(_until(events, wanted)) as known:
-                    async for event in known:
-                        last = event.n
-                        yield event
-                if wanted.done() and not self.hosted.run.is_done:
-                    yield self._suspended(wanted.result(), last)
-                    return
+            elif wanted.done() and not self.hosted.run.is_done:
+                yield self._suspended(wanted.result(), last)
+                return
             yield await self._ended()
         finally:
-            await _gone(wanted)
+            await _gone(wanted, following)
             await events.aclose()  # type: ignore[attr-defined]
 
     async def _ended(self) -> RunOutcome:
-        ended: Completion | LimitReached
         try:
-            ended = await self.hosted.completion()
+            return outcome_of(await self.hosted.completion(), self._form)
         except LimitReached as limit:
-            ended = limit
-        return outcome_of(ended, is_typed=self._is_typed)
+            return outcome_of(limit, self._form)
 
-    def _suspended(self, calls: list[ClientCall], last: int) -> Suspended:
+    def _suspended(self, calls: list[ClientCall], last: int) -> RunOutcome:
         self.hosted.outlive(self.tools.wait_s)
         for call in calls:
             self._offered[call.id] = self
-        usage = self.hosted.usage
-        self.since = Since(last, usage)
-        return Suspended(tuple(calls), usage)
+        self.since = Since(last, self.hosted.usage)
+        return RunOutcome(self.hosted.usage, calls=tuple(calls))
 
 
 _Offered = weakref.WeakValueDictionary[str, Asked]
@@ -169,95 +162,89 @@ class Asking:
         self._runs = runs
         self._tool_wait_s = tool_wait_s
         self._offered: _Offered = weakref.WeakValueDictionary()
-        self._closing: set[asyncio.Task[None]] = set()
 
-    async def begin(self, owner: Owner, wanted: QuestionRequest) -> Asked:
+    async def begin(
+        self, owner: Owner, wanted: QuestionRequest, key: str | None = None, fingerprint: str = ""
+    ) -> Asked:
         """Begin a run, or return the one that the same request has begun before.
 
         The caller joins it before it awaits anything else: else the run would go on if the client left meanwhile.
+
+        Args:
+            owner: Owner of the run.
+            wanted: What the request asks for.
+            key: Idempotency key, or None.
+            fingerprint: Digest of the request.
 
         Raises:
             ApiError, ConfigurationError: 400: the request cannot be used.
             Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `about`.
         """
-        tools = ClientTools(wanted.tools, self._tool_wait_s, one_at_a_time=wanted.one_at_a_time)
+        tools = ClientTools(wanted.form.tools, self._tool_wait_s, one_at_a_time=wanted.one_at_a_time)
         added = {**wanted.variables(), **tools.functions()}
         try:
             every = await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
         except ConfigurationError as error:
             raise ApiError(400, str(error), param="tools") from None
-        is_about = await about(wanted)
+        context, question = await about(wanted)
         try:
             hosted = self._runs.begin(
                 owner,
-                is_about.context,
-                is_about.question,
+                context,
+                question,
                 model=wanted.model.model,
                 limits=wanted.limits,
                 instructions=wanted.instructions(self._rlm.instructions),
-                output_type=wanted.output_type,
+                output_type=wanted.form.output_type,
                 tools=every,
                 repl=wanted.repl,
                 task=wanted.task,
-                key=wanted.key,
-                fingerprint=wanted.fingerprint,
+                key=key,
+                fingerprint=fingerprint,
+                on_end=context.close,
             )
         except BaseException:
-            is_about.close()
+            context.close()
             raise
         if isinstance(hosted.about, Asked):
-            is_about.close()
+            context.close()
             return hosted.about
         asked = hosted.about = Asked(hosted, wanted, tools, self._offered)
         tools.away = lambda: self._runs.away(hosted)
-        closing = asyncio.ensure_future(_closed_after(hosted.run.ended(), is_about.close))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
         return asked
 
-    def resumed(self, owner: Owner, results: Mapping[str, str], param: str) -> Asked:
-        """Hand results of tools to the run that waits for them, and return it.
-
-        Args:
-            owner: Owner of the run.
-            results: Id of a call → its result.
-            param: Field of the request that has the ids.
+    def resumed(self, owner: Owner, said: Dialogue, param: str) -> Asked | None:
+        """Hand the results of a conversation to the run that waits for them, and return it.
 
         A run that has ended meanwhile, for example by a limit, is returned as well, so that its client is told.
 
+        Args:
+            owner: Owner of the run.
+            said: The conversation.
+            param: Field of the request that has the ids of calls.
+
+        Returns:
+            The run; None if there are no results, or none waits for them. Then a new run goes on with the conversation.
+
         Raises:
-            ApiError: 404: no run of the owner waits for a call of that id. 400: a result is missing, or the calls
+            ApiError: 404: no run waits, and no question could begin a new one. 400: a result is missing, or the calls
                 belong to several runs.
         """
-        found: dict[int, Asked] = {}
-        for call in results:
-            asked = self._offered.get(call)
-            if asked is None or asked.hosted.owner != owner or asked.hosted.run.was_cancelled:
-                why = "it waited too long, was cancelled, or never existed"
-                raise ApiError(404, f"no run waits for the call {call!r}: {why}", code="not_found", param=param)
-            found[id(asked)] = asked
-        if len(found) != 1:
+        results = said.results
+        if not results:
+            return None
+        offered = {asked for id in results if (asked := self._offered.get(id)) is not None}
+        found = [each for each in offered if each.hosted.owner == owner and not each.hosted.run.was_cancelled]
+        if not found and said.last:
+            return None
+        if not found:
+            why = f"no run waits for the call {list(results)[-1][:100]!r}: it was cancelled, or never existed"
+            raise ApiError(404, why, code="not_found", param=param)
+        if len(found) > 1:
             raise ApiError(400, "the results belong to several runs: send those of one run", param=param)
-        asked = next(iter(found.values()))
+        (asked,) = found
         asked.tools.answer(results)
         return asked
-
-
-async def _until(events: AsyncIterator[Event], end: "asyncio.Future[Any]") -> AsyncGenerator[Event, None]:
-    """Yield the events that there are, until `end` is done and no further event is there."""
-    following: asyncio.Future[Event | None] | None = None
-    try:
-        while True:
-            following = following or asyncio.ensure_future(_next(events))
-            await asyncio.wait({following, end}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                return
-            event, following = following.result(), None
-            if event is None:
-                return
-            yield event
-    finally:
-        await _gone(following)
 
 
 async def _next(events: AsyncIterator[Event]) -> Event | None:
@@ -270,13 +257,6 @@ async def _gone(*tasks: "asyncio.Future[Any] | None") -> None:
     for task in waiting:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def _closed_after(end: Awaitable[None], close: Callable[[], None]) -> None:
-    try:
-        await end
-    finally:
-        close()
 
 
 class Following:

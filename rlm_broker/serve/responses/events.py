@@ -10,12 +10,13 @@ item `code_interpreter_call` if the request names that tool. A child's calls cou
 known only when the run has ended, since the run may doubt it: its text is then told in pieces.
 """
 
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
-from rlm_broker.errors import RlmBrokerError, RunCancelled
-from rlm_broker.events.event import (
+from rlm_broker import (
+    Block,
     BlockEnded,
     BlockStarted,
     CallEnded,
@@ -23,16 +24,19 @@ from rlm_broker.events.event import (
     CallStarted,
     CallText,
     Event,
+    RlmBrokerError,
+    RunCancelled,
+    Usage,
 )
-from rlm_broker.results import Block
 from rlm_broker.serve.errors import api_error_of
-from rlm_broker.serve.prose import LiveProse
 from rlm_broker.serve.questions.client_tools import ClientCall
+from rlm_broker.serve.questions.conversation import Item
 from rlm_broker.serve.questions.outcome import RunOutcome, output_of
 from rlm_broker.serve.responses import resource as items
-from rlm_broker.serve.responses.resource import Item, Resource, Status
+from rlm_broker.serve.responses.request import item_id, text_part
+from rlm_broker.serve.responses.resource import Resource, Status
 from rlm_broker.serve.responses.store import ResponseEvents
-from rlm_broker.usage import Tally
+from rlm_broker.values.parsing.fences import RUNNABLE_TAGS
 from rlm_broker.values.text import shorten
 
 PIECE_CHARS: Final = 2_000
@@ -51,7 +55,7 @@ class Teller:
         journal: Receiver of the events.
         container: Id of the REPL if blocks are told as items, else None.
         tells_logs: Whether items of blocks have their output.
-        namespaces: Namespace and name of functions in namespaces, by the name that code has for them.
+        told: Usage of the run that an earlier response has told.
     """
 
     def __init__(
@@ -61,14 +65,13 @@ class Teller:
         *,
         container: str | None = None,
         tells_logs: bool = False,
-        namespaces: Mapping[str, tuple[str, str]] | None = None,
+        told: Usage | None = None,
     ) -> None:
         self.resource = resource
         self._journal = journal
         self._container = container
         self._tells_logs = tells_logs
-        self._namespaces = namespaces or {}
-        self._tally = Tally()
+        self._told = told or Usage()
         self._count = 0
         self._call: int | None = None
         """Number of the call of the root's loop that is under way."""
@@ -89,8 +92,6 @@ class Teller:
         if self.resource.status == "queued":
             self.resource.status = "in_progress"
             self._tell_whole("in_progress")
-        if isinstance(event, CallEnded):
-            self._tally.add(event.usage)
         if event.depth:
             return
         match event:
@@ -111,57 +112,44 @@ class Teller:
             case BlockEnded(outcome=outcome):
                 self._end_block(outcome)
 
-    def called(self, calls: Iterable[ClientCall]) -> None:
-        """End the response with calls of functions of the client."""
-        self._end_thought()
-        self._interrupt_block()
-        for call in calls:
-            id, name = self._id("fc"), self._namespaces.get(call.name, (None, call.name))
-            at = self._add(items.function_call(id, call.id, name, "", "in_progress"))
-            place = {"item_id": id, "output_index": at}
-            self._tell("response.function_call_arguments.delta", **place, delta=call.arguments)
-            self._tell("response.function_call_arguments.done", **place, name=name[1], arguments=call.arguments)
-            self._done(items.function_call(id, call.id, name, call.arguments, "completed"))
-        self.resource.rlm |= {"cost_usd": self._tally.usage.total_cost, "calls": self._tally.usage.total_calls}
-        self._end("completed")
+    def ended(self, outcome: RunOutcome, told: dict[str, Any]) -> None:
+        """End the response with the outcome of the run, or with calls of functions of the client.
 
-    def ended(self, outcome: RunOutcome) -> None:
-        """End the response with the outcome of the run."""
+        Args:
+            outcome: The outcome.
+            told: The object `rlm`.
+        """
         status: Status = "completed" if outcome.is_whole else "incomplete"
-        self.resource.rlm |= outcome.told(self.resource.rlm["run"])
-        if outcome.text or outcome.is_whole:
+        self.resource.rlm |= told
+        if outcome.calls:
+            self._call_functions(outcome.calls)
+        elif outcome.text or outcome.is_whole:
             self._answer(outcome.text, status)
-        self._end(status)
+        self._end(status, outcome.usage)
 
-    def failed(self, error: Exception) -> None:
-        """End the response with what ended the run."""
-        self.resource.rlm |= {"cost_usd": self._tally.usage.total_cost, "calls": self._tally.usage.total_calls}
+    def failed(self, error: Exception, usage: Usage) -> None:
+        """End the response with what ended the run, and with its partial answer if it has one."""
+        self.resource.rlm |= {"cost_usd": usage.total_cost, "calls": usage.total_calls}
         if isinstance(error, RunCancelled):
-            self._end("cancelled")
+            self._end("cancelled", usage)
             return
+        if partial := getattr(error, "partial_answer", None):
+            self._answer(partial, "incomplete")
         said = api_error_of(error)
         codes = {429: "rate_limit_exceeded", **dict.fromkeys(range(500, 600), "server_error")}
         self.resource.error = {"code": codes.get(said.status, "invalid_prompt"), "message": said.message}
         self.resource.rlm["error"] = error.kind if isinstance(error, RlmBrokerError) else said.code
-        self._end("failed")
+        self._end("failed", usage)
 
     # -- items -------------------------------------------------------------------------------------------------------
 
     def _think(self, text: str) -> None:
         if self._thought is None:
-            text = text.lstrip()
-            if not text:
+            if not (text := text.lstrip()):
                 return
-            id = self._id("rs")
-            at = self._add(items.reasoning(id, None, "in_progress"))
-            self._thought = ""
-            self._tell(
-                "response.reasoning_summary_part.added",
-                item_id=id,
-                output_index=at,
-                summary_index=0,
-                part=items.summary_part(""),
-            )
+            item, self._thought = items.reasoning(self._id("rs"), None, "in_progress"), ""
+            added = {"summary_index": 0, "part": items.summary_part("")}
+            self._begin_item(item, ("reasoning_summary_part.added", added))
         if text:
             self._thought += text
             self._tell("response.reasoning_summary_text.delta", **self._summary_place(), delta=text)
@@ -185,12 +173,13 @@ class Teller:
             return
         id = self._id("ci")
         self._block = items.code_call(id, self._container, code, "in_progress")
-        at = self._add(items.code_call(id, self._container, "", "in_progress"))
-        place = {"item_id": id, "output_index": at}
-        self._tell("response.code_interpreter_call.in_progress", **place)
-        self._tell("response.code_interpreter_call_code.delta", **place, delta=code)
-        self._tell("response.code_interpreter_call_code.done", **place, code=code)
-        self._tell("response.code_interpreter_call.interpreting", **place)
+        self._begin_item(
+            items.code_call(id, self._container, "", "in_progress"),
+            ("code_interpreter_call.in_progress", {}),
+            ("code_interpreter_call_code.delta", {"delta": code}),
+            ("code_interpreter_call_code.done", {"code": code}),
+            ("code_interpreter_call.interpreting", {}),
+        )
 
     def _end_block(self, outcome: Block) -> None:
         block, self._block = self._block, None
@@ -210,30 +199,44 @@ class Teller:
     def _answer(self, text: str, status: str) -> None:
         self._end_thought()
         self._interrupt_block()
-        id = self._id("msg")
-        at = self._add({**items.message(id, "", "in_progress"), "content": []})
-        place = {"item_id": id, "output_index": at, "content_index": 0}
-        self._tell("response.content_part.added", **place, part=items.text_part(""))
-        for start in range(0, len(text), PIECE_CHARS):
-            piece = text[start : start + PIECE_CHARS]
-            self._tell("response.output_text.delta", **place, delta=piece, logprobs=[])
-        self._tell("response.output_text.done", **place, text=text, logprobs=[])
-        self._tell("response.content_part.done", **place, part=items.text_part(text))
+        id, at = self._id("msg"), {"content_index": 0}
+        pieces = [text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS)]
+        self._begin_item(
+            {**items.message(id, "", "in_progress"), "content": []},
+            ("content_part.added", {**at, "part": text_part("")}),
+            *(("output_text.delta", {**at, "delta": piece, "logprobs": []}) for piece in pieces),
+            ("output_text.done", {**at, "text": text, "logprobs": []}),
+            ("content_part.done", {**at, "part": text_part(text)}),
+        )
         self._done(items.message(id, text, status))
 
-    def _end(self, status: Status) -> None:
+    def _call_functions(self, calls: Iterable[ClientCall]) -> None:
+        self._end_thought()
+        self._interrupt_block()
+        for call in calls:
+            id = self._id("fc")
+            self._begin_item(
+                items.function_call(id, call, "", "in_progress"),
+                ("function_call_arguments.delta", {"delta": call.arguments}),
+                ("function_call_arguments.done", {"name": call.name, "arguments": call.arguments}),
+            )
+            self._done(items.function_call(id, call, call.arguments, "completed"))
+
+    def _end(self, status: Status, usage: Usage) -> None:
         self._end_thought()
         self._interrupt_block()
         self.resource.status = status
-        self.resource.usage = self._tally.usage
+        self.resource.usage = items.usage_of(usage, self._told)
         self.resource.completed_at = int(time.time()) if status == "completed" else None
         self._tell_whole(_ENDS.get(status, "incomplete"))
         self._journal.close()
 
-    def _add(self, item: Item) -> int:
+    def _begin_item(self, item: Item, *events: tuple[str, dict[str, Any]]) -> None:
+        """Tell that an item begins, and the events in it, each as its kind and its fields."""
         at = len(self.resource.output)
         self._tell("response.output_item.added", output_index=at, item=item)
-        return at
+        for kind, fields in events:
+            self._tell(f"response.{kind}", item_id=item["id"], output_index=at, **fields)
 
     def _done(self, item: Item) -> None:
         self._tell("response.output_item.done", output_index=len(self.resource.output), item=item)
@@ -244,7 +247,7 @@ class Teller:
         return self._last_id(prefix)
 
     def _last_id(self, prefix: str) -> str:
-        return f"{prefix}_{self.resource.id.removeprefix('resp_')}{self._count:04x}"
+        return item_id(prefix, self.resource.id, f"o{self._count:04x}")
 
     def _tell_whole(self, kind: str) -> None:
         self._tell(f"response.{kind}", response=self.resource.body())
@@ -256,3 +259,90 @@ class Teller:
 def _logs(outcome: Block) -> str:
     """Return the output of a block, with the reason of its end, of at most `LOGS_CHARS` characters."""
     return shorten(output_of(outcome), LOGS_CHARS)
+
+
+MOST_HELD: Final = 200
+"""Characters of a line that are held back while it may still become a fence. A longer line is shown."""
+_OPENS = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<mark>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^`\n]*+)$")
+_OPENS_AFTER_WORDS = re.compile(r"(?P<mark>`{3,}+)[ \t]*+(?P<info>repl|python3?|py)[ \t]*+$", re.IGNORECASE)
+_MAY_OPEN = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)]?)[ \t]*+)?(?:`{0,2}|~{0,2}|`{3,}+[^`\n]*+|~{3,}+[^\n]*+)$")
+_MAY_OPEN_AFTER_WORDS = re.compile(r"(?<!`)(?:`{1,2}|`{3,}+[ \t]{0,3}\w{0,7})$")
+_TAG = re.compile(r"[\s{.]*+([\w+#-]{0,24})")
+_FINALS: Final = ("FINAL(", "FINAL:", "FINAL_VAR(", "SUBMIT(")
+
+
+class LiveProse:
+    """Splits the prose off one reply that arrives in pieces. What it has returned stands.
+
+    `parsing.parse_reply` is the judge of a whole reply. This one sees no further than the line that arrives, so it may
+    show code that follows an unusual fence; such code is harmless text.
+    """
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._shown = 0
+        """Characters of the line that were returned already."""
+        self._mark = ""
+        self._hides = False
+        self._is_over = False
+
+    def feed(self, piece: str) -> str:
+        """Take a piece of the reply; return the prose that is certain now."""
+        out: list[str] = []
+        *whole, rest = piece.replace("\r", "").split("\n")
+        for part in whole:
+            self._line += part
+            out.append(self._ended_line())
+        self._line += rest
+        out.append(self._certain())
+        return "".join(out)
+
+    def end(self) -> str:
+        """Return the prose that was held back, at the end of the reply."""
+        return self._ended_line().removesuffix("\n")
+
+    def _ended_line(self) -> str:
+        line, shown = self._line, self._shown
+        self._line, self._shown = "", 0
+        if self._is_over:
+            return ""
+        if self._mark:
+            if (closes := line.strip()).startswith(self._mark) and not closes.strip(self._mark[0]):
+                hid, self._mark, self._hides = self._hides, "", False
+                return "" if hid else f"{line[shown:]}\n"
+            return "" if self._hides else f"{line[shown:]}\n"
+        if _is_final(line):
+            self._is_over = True
+            return ""
+        if (opened := _OPENS.match(line) or _OPENS_AFTER_WORDS.search(line)) is not None:
+            self._mark = opened["mark"]
+            tag = _TAG.match(opened["info"])
+            self._hides = tag is not None and tag[1].lower() in RUNNABLE_TAGS
+            if self._hides:
+                before = line[: opened.start("mark")] if opened.re is _OPENS_AFTER_WORDS else ""
+                return f"{before[shown:]}\n" if before.strip() else ""
+        return f"{line[shown:]}\n"
+
+    def _certain(self) -> str:
+        """Return what of the unended line is prose however the line goes on."""
+        line = self._line
+        if self._is_over or self._hides or (not self._shown and len(line) < MOST_HELD and self._may_be_else(line)):
+            return ""
+        if not self._shown and _is_final(line):
+            return ""
+        said, self._shown = line[self._shown :], len(line)
+        if not self._mark and (may_open := _MAY_OPEN_AFTER_WORDS.search(said)) is not None:
+            self._shown -= len(said) - may_open.start()
+            return said[: may_open.start()]
+        return said
+
+    def _may_be_else(self, line: str) -> bool:
+        if self._mark:
+            return line.strip(" \t") == "" or line.strip().startswith(self._mark[0])
+        head = line.strip()
+        is_final = any(final.startswith(head) for final in _FINALS)
+        return is_final or _MAY_OPEN.match(line) is not None
+
+
+def _is_final(line: str) -> bool:
+    return line.strip().startswith(_FINALS)

@@ -1,263 +1,110 @@
-"""Bodies of requests for a response, and the items of their input."""
+"""Bodies of requests for a response, and the items of their input in the form in which they are kept and listed."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveInt, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, StrictBool
+from pydantic_core import PydanticCustomError
 
+from rlm_broker import RunLimits
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.questions.client_tools import FunctionTool, tools_of
-from rlm_broker.serve.questions.options import COUNTED, MOST_FILES, Neutral, RlmOptions, require_neutral
-from rlm_broker.serve.questions.schemas import safe_schema
+from rlm_broker.serve.questions.conversation import ROLES, TEXTS, Item
+from rlm_broker.serve.questions.request import (
+    CODE,
+    COUNTED,
+    MOST_FILES,
+    NO_LOGPROBS,
+    DialectRequest,
+    Tokens,
+    unsupported,
+)
 
-CODE: Final = "code_interpreter"
-"""Name of the tool under which blocks are told."""
 OUTPUTS: Final = "code_interpreter_call.outputs"
 """Name under which a request includes the outputs of blocks."""
-NEUTRAL: Final[Neutral] = {
-    "top_logprobs": ((0,), "a run's answer has no log probabilities"),
-    "presence_penalty": ((0,), "the models of a run take none"),
-    "frequency_penalty": ((0,), "the models of a run take none"),
-    "conversation": ((), "give previous_response_id in its place"),
-    "prompt": ((), "the server has no prompt templates"),
-    "context_management": (([],), "a run keeps its own conversation short"),
-    "moderation": ((), "the server moderates nothing"),
-}
-"""Field → values that change nothing, and why all others are refused. None changes nothing."""
-_IN_NAMESPACE: Final = "function in a namespace"
-MetadataText = Annotated[str, Field(max_length=512)]
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], MetadataText], Field(max_length=16)]
+_NAMED: Final = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id",)}
+"""Kind of an item → its fields that must be texts."""
+_SENT_BACK: Final = frozenset({"reasoning", "code_interpreter_call", "compaction"})
+"""Kinds of items of our own output, which clients send back. They say no more than the messages beside them."""
 
 
-class _Lenient(BaseModel):
-    """An item or a part, which clients may send back with fields of a later version."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class TextPart(_Lenient):
-    """Text of a message."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-
-class RefusalPart(_Lenient):
-    """Refusal of another model, as a part of its message."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-class FilePart(_Lenient):
-    """A file: one that was uploaded, or its bytes in base64. `file_url` is there to be refused by name."""
-
-    type: Literal["input_file"]
-    file_id: str | None = None
-    file_data: str | None = None
-    filename: str | None = None
-    file_url: str | None = None
-
-
-class ImagePart(_Lenient):
-    """A picture, which is refused by name."""
-
-    type: Literal["input_image"]
-
-
-_PARTS: Final = {
-    **dict.fromkeys(("input_text", "output_text", "text"), "text"),
-    **{kind: kind for kind in ("refusal", "input_file", "input_image")},
-}
-"""Type of a part → its form."""
-
-
-def _part_form(value: Any) -> str | None:
-    """Return which form of part this is, or None. pydantic's own discriminator would write any value into its error."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return _PARTS.get(kind) if isinstance(kind, str) else None
-
-
-Part = Annotated[
-    Annotated[TextPart, Tag("text")]
-    | Annotated[RefusalPart, Tag("refusal")]
-    | Annotated[FilePart, Tag("input_file")]
-    | Annotated[ImagePart, Tag("input_image")],
-    Discriminator(
-        _part_form, custom_error_type="part_form", custom_error_message=f"must be a part of type {', '.join(_PARTS)}"
-    ),
-]
-
-
-class MessageItem(_Lenient):
-    """A message of a conversation. Its type may be left out."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
-
-
-class FunctionCallItem(_Lenient):
-    """A call of a function of the client, sent back."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-
-class FunctionOutputItem(_Lenient):
-    """The result of a call of a function of the client."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Part]
-
-
-class OtherItem(_Lenient):
-    """An item of an earlier output that clients send back, and that says no more than the messages beside it."""
-
-    type: Literal["reasoning", "code_interpreter_call", "compaction", "web_search_call", "file_search_call"]
-
-
-def _tag(value: Any) -> str:
-    """Return which kind of item this is."""
-    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
-    known = {"message": "message", "function_call": "call", "function_call_output": "output"}
-    return known.get(kind, "other") if isinstance(kind, str) else "other"
-
-
-InputItem = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("call")]
-    | Annotated[FunctionOutputItem, Tag("output")]
-    | Annotated[OtherItem, Tag("other")],
-    Discriminator(_tag),
-]
-
-
-def _form(value: Any) -> str | None:
-    """Return which form of input this is, or None for what is neither."""
-    if isinstance(value, str):
-        return "text"
-    return "items" if isinstance(value, list) and value else None
-
-
-Input = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[InputItem], Tag("items")],
-    Discriminator(
-        _form, custom_error_type="input_form", custom_error_message="must be text or a list of at least 1 item"
-    ),
-]
+def _items(given: Any) -> Any:
+    if isinstance(given, str) or (isinstance(given, list) and given and all(isinstance(item, dict) for item in given)):
+        return given
+    raise PydanticCustomError("input_form", "must be text or a list of at least 1 item")
 
 
 class TextSettings(BaseModel):
-    """Form of the answer.
+    """Form of the answer: text, or JSON of a schema. The verbosity has no effect."""
 
-    Attributes:
-        format: Text, or JSON of a schema.
-        verbosity: Accepted without effect.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(BaseModel):
-    """Options of a stream.
-
-    Attributes:
-        include_obfuscation: Accepted without effect: events are never padded.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    include_obfuscation: bool = False
-
-
-class ResponseRequest(BaseModel):
-    """A request for a response.
-
-    The fields from `reasoning` on are accepted without effect, because clients always send some of them.
+class ResponseRequest(DialectRequest):
+    """A request for a response. The fields from `reasoning` on are there to be repeated in the response.
 
     Attributes:
         max_output_tokens: Output tokens of each call of a model in the run.
         max_tool_calls: Blocks of the run.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-
-    model: Annotated[str, Field(max_length=500)]
-    input: Annotated[Input, COUNTED]
+    input: Annotated[Any, BeforeValidator(_items), COUNTED]
     instructions: str | None = None
-    stream: StrictBool | None = None
-    stream_options: StreamOptions | None = None
     background: StrictBool | None = None
     store: StrictBool | None = None
     previous_response_id: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: StrictBool | None = None
-    text: TextSettings | None = None
-    max_output_tokens: PositiveInt | None = None
+    text: TextSettings = TextSettings()
+    max_output_tokens: Tokens = None
     max_tool_calls: PositiveInt | None = None
     include: list[str] | None = None
-    metadata: Metadata | None = None
-    rlm: RlmOptions | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+        ]
+        | None
+    ) = None
     reasoning: dict[str, Any] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    service_tier: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    client_metadata: dict[str, Any] | None = None
 
     def require_supported(self) -> None:
-        """Refuse fields that ask for what a run cannot do, and fields that the server does not know.
+        """Refuse fields that ask for what a run cannot do.
 
         Raises:
             ApiError: 400, with the field as `param`.
         """
-        require_neutral(self.model_extra or {}, NEUTRAL)
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream = true", param="stream_options")
+        super().require_supported()
         if self.background and self.store is False:
             raise ApiError(400, "a response in the background is stored: leave out store", param="store")
         if "message.output_text.logprobs" in (self.include or ()):
-            raise _unsupported("include", "a run's answer has no log probabilities")
+            raise unsupported("include", NO_LOGPROBS)
         self.code_tool()
+
+    def limits(self) -> RunLimits | None:
+        """Return the limits of the run that the request sets."""
+        return self.options.limits(max_completion_tokens=self.max_output_tokens, max_blocks=self.max_tool_calls)
+
+    def wanted_format(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the form of the answer that the request asks for, and its place in it."""
+        return self.text.format, "text.format"
+
+    def ignored(self) -> list[str]:
+        """Return the fields, the tools and the kinds of items that have no effect."""
+        fields = [name for name in ("reasoning", "temperature", "top_p") if getattr(self, name)]
+        known = {"message", "item_reference", *_NAMED, *_SENT_BACK}
+        kinds = [str(item.get("type") or "message")[:60] for item in self.input if isinstance(item, dict)]
+        return [*super().ignored(), *fields, *(f"input.{kind}" for kind in dict.fromkeys(kinds) if kind not in known)]
 
     @property
     def is_stored(self) -> bool:
         """Whether the response can be retrieved, and gone on with."""
         return self.store is not False
-
-    @property
-    def options(self) -> RlmOptions:
-        """The object `rlm`."""
-        return self.rlm or RlmOptions()
-
-    def output_type(self) -> dict[str, Any] | None:
-        """Return the JSON Schema of the answer, or None for text.
-
-        Raises:
-            ApiError: 400: the format is not known, or its schema cannot be used.
-        """
-        given = None if self.text is None else self.text.format
-        if given is None or (kind := given.get("type")) == "text":
-            return None
-        if kind == "json_object":
-            return {"type": "object"}
-        if kind != "json_schema":
-            said = "text.format.type must be text, json_object or json_schema"
-            raise ApiError(400, said, param="text.format.type")
-        return safe_schema(given.get("schema", {}), "text.format.schema")
 
     def code_tool(self) -> dict[str, Any] | None:
         """Return the tool under which blocks are told, or None if the request does not name it.
@@ -279,47 +126,61 @@ class ResponseRequest(BaseModel):
                 for place, id in enumerate(container.get("file_ids") or ()):
                     yield str(id), f"tools.{number}.container.file_ids.{place}"
 
-    def function_tools(self) -> tuple[FunctionTool, ...]:
-        """Return the functions of the client.
+    def items(self, response: str, referred: Callable[[str, str], Item]) -> Iterator[tuple[Item, str]]:
+        """Yield the items of the input, each with an id, in the form in which they are listed, and with its place.
+
+        Args:
+            response: Id of the response.
+            referred: Returns the item of an earlier response; the second argument is the place of the reference.
 
         Raises:
-            ApiError: 400: there is no such tool, or a function is to be called in any case.
+            ApiError: 400: an item has a wrong form. 404: there is no such item.
         """
-        choice = self.tool_choice
-        if choice not in (None, "auto", "none", {"type": CODE}):
-            raise _unsupported("tool_choice", "code decides which functions it calls; give auto or none")
-        made = tools_of(
-            (name, tool.get("description"), tool.get("parameters"), at) for name, tool, at in self._functions()
-        )
-        return () if choice == "none" else made
-
-    def namespaces(self) -> dict[str, tuple[str, str]]:
-        """Return the namespace and the name of each function in a namespace, by the name that code has for it."""
-        named = ((name, tool) for name, tool, _ in self._functions() if tool.get("type") == _IN_NAMESPACE)
-        return {name: (tool["namespace"], tool["name"]) for name, tool in named}
-
-    def _functions(self) -> Iterator[tuple[Any, Mapping[str, Any], str]]:
-        """Yield each function: the name that code has for it, its description, and its place in the request."""
-        for number, tool in enumerate(self.tools or ()):
-            kind, at = tool.get("type"), f"tools.{number}"
-            if kind == "function":
-                yield tool.get("name"), tool, at
-            elif kind == "namespace":
-                yield from _in_namespace(tool, at)
-            elif kind != CODE and not (kind == "web_search" and tool.get("external_web_access") is False):
-                said = f"there is no tool {str(kind)[:60]!r}: there are function, namespace and {CODE}"
-                raise ApiError(400, said, code="unsupported_parameter", param=f"{at}.type")
+        given = self.input if isinstance(self.input, list) else [{"role": "user", "content": self.input}]
+        for number, item in enumerate(given):
+            at, kind = f"input.{number}" if given is self.input else "input", item.get("type") or "message"
+            id = item_id("msg" if kind == "message" else "item", response, f"i{number:04x}")
+            if kind == "item_reference":
+                yield referred(str(item.get("id")), f"{at}.id"), at
+            elif kind == "message":
+                if (role := item.get("role")) not in ROLES:
+                    raise ApiError(400, f"{at}.role must be one of {', '.join(ROLES)}", param=f"{at}.role")
+                content = _listed(item.get("content"), role)
+                yield {"id": id, "type": kind, "role": role, "status": "completed", "content": content}, at
+            elif kind in _NAMED:
+                for name in _NAMED[kind]:
+                    if not isinstance(item.get(name), str):
+                        raise ApiError(400, f"{at}.{name} must be text", param=f"{at}.{name}")
+                yield {"output": None, **item, "id": id, "status": "completed"}, at
 
 
-def _in_namespace(namespace: Mapping[str, Any], at: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    name, tools = namespace.get("name"), namespace.get("tools")
-    if not isinstance(name, str) or not isinstance(tools, list):
-        raise ApiError(400, f"{at} must have a name and a list of tools", param=at)
-    for number, tool in enumerate(tools):
-        place = f"{at}.tools.{number}"
-        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-            raise ApiError(400, f"{place} must be a function with a name", param=place)
-        yield f"{name}__{tool['name']}", {**tool, "type": _IN_NAMESPACE, "namespace": name}, place
+def item_id(prefix: str, response: str, number: str) -> str:
+    """Return the id of an item, from which `response_of` finds its response; `number` has 5 characters."""
+    return f"{prefix}_{response.removeprefix('resp_')}{number}"
+
+
+def response_of(item: str) -> str:
+    """Return the id of the response that has the item of this id."""
+    return f"resp_{item.partition('_')[2][:-5]}"
+
+
+def _listed(content: Any, role: str) -> Any:
+    """Return the content of a message as its item has it. What is wrong with it is left to the reader."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [_listed_part(part, role) for part in parts] if isinstance(parts, list) else content
+
+
+def _listed_part(part: Any, role: str) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    if part.get("type") in TEXTS and part["type"] != "refusal":
+        return text_part(part.get("text")) if role == "assistant" else {"type": "input_text", "text": part.get("text")}
+    return {name: value for name, value in part.items() if value is not None}
+
+
+def text_part(text: Any) -> dict[str, Any]:
+    """Return the content part of an answer."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _require_own_container(container: Any, at: str) -> None:
@@ -327,13 +188,7 @@ def _require_own_container(container: Any, at: str) -> None:
         return
     if not isinstance(container, dict) or container.get("type") != "auto":
         raise ApiError(400, f'{at} must be {{"type": "auto"}}: each conversation has its own REPL', param=at)
-    if extra := sorted(container.keys() - {"type", "file_ids"}):
-        raise ApiError(400, f"{at} has an unknown field {extra[0][:60]!r}", param=f"{at}.{extra[0][:60]}")
-    if not isinstance(container.get("file_ids") or [], list):
+    if not isinstance(files := container.get("file_ids") or [], list):
         raise ApiError(400, f"{at}.file_ids must be a list", param=f"{at}.file_ids")
-    if len(container.get("file_ids") or []) > MOST_FILES:
+    if len(files) > MOST_FILES:
         raise ApiError(400, f"{at}.file_ids has more than {MOST_FILES:,} files: send fewer", param=f"{at}.file_ids")
-
-
-def _unsupported(name: str, why: str) -> ApiError:
-    return ApiError(400, f"{name} is not supported: {why}", code="unsupported_parameter", param=name)

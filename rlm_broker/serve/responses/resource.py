@@ -1,21 +1,18 @@
 """Bodies of responses: their fields, their items, and how a run's end becomes a status."""
 
-import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel
-
-from rlm_broker.serve.responses.request import MessageItem, Part, ResponseRequest, TextPart, TextSettings
-from rlm_broker.usage import Usage
+from rlm_broker import Usage
+from rlm_broker.serve.questions.client_tools import ClientCall
+from rlm_broker.serve.questions.conversation import Item
+from rlm_broker.serve.questions.request import TOOLS
+from rlm_broker.serve.responses.request import ResponseRequest, text_part
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 LIMIT_REASON: Final = "max_output_tokens"
 """Reason of an incomplete response. The schemas know only this one and `content_filter`; `rlm.limit` has the name."""
-ITEM_ID_BYTES: Final = 12
-"""Random bytes of the id of an input item."""
-Item = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -29,7 +26,7 @@ class Resource:
         created_at: Unix time in seconds.
         status: Its status now.
         output: Items that are complete.
-        usage: Usage of all calls of its part of the run.
+        usage: Usage of its part of the run, as `usage_of` makes it; None until its end.
         error: Code and message of a failure, or None.
         rlm: Facts about the run that OpenAI's fields have no place for.
     """
@@ -41,7 +38,7 @@ class Resource:
     status: Status = "in_progress"
     completed_at: int | None = None
     output: list[Item] = field(default_factory=list)
-    usage: Usage | None = None
+    usage: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     rlm: dict[str, Any] = field(default_factory=dict)
 
@@ -63,31 +60,29 @@ class Resource:
             "output": list(self.output),
             "error": self.error,
             "incomplete_details": {"reason": LIMIT_REASON} if is_incomplete else None,
-            "usage": None if self.usage is None else usage_of(self.usage),
+            "usage": self.usage,
             **self.asked,
             "rlm": dict(self.rlm),
         }
 
 
-def usage_of(usage: Usage) -> dict[str, Any]:
-    """Return usage in the shape of both schemas. Tokens of caches and of reasoning are not counted apart."""
+def usage_of(usage: Usage, told: Usage) -> dict[str, Any]:
+    """Return the tokens of the whole tree that no earlier response has told."""
+    read = usage.total_input_tokens - told.total_input_tokens
+    written = usage.total_output_tokens - told.total_output_tokens
+    cached = usage.cached_input_tokens - told.cached_input_tokens
     return {
-        "input_tokens": usage.total_input_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": usage.total_output_tokens,
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.total_input_tokens + usage.total_output_tokens,
+        "total_tokens": read + written,
     }
 
 
 def message(id: str, text: str, status: str) -> Item:
     """Return the item of an answer."""
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": [text_part(text)]}
-
-
-def text_part(text: str) -> dict[str, Any]:
-    """Return the content part of an answer."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def reasoning(id: str, text: str | None, status: str) -> Item:
@@ -101,14 +96,10 @@ def summary_part(text: str) -> dict[str, Any]:
     return {"type": "summary_text", "text": text}
 
 
-def function_call(id: str, call_id: str, name: tuple[str | None, str], arguments: str, status: str) -> Item:
-    """Return the item of a call of a function of the client.
-
-    Args:
-        name: Namespace of the function, or None, and its name.
-    """
-    namespace = {} if name[0] is None else {"namespace": name[0]}
-    about = {"id": id, "type": "function_call", "call_id": call_id, "name": name[1], **namespace}
+def function_call(id: str, call: ClientCall, arguments: str, status: str) -> Item:
+    """Return the item of a call of a function of the client, with the arguments so far."""
+    namespace = {} if call.namespace is None else {"namespace": call.namespace}
+    about = {"id": id, "type": "function_call", "call_id": call.id, "name": call.name, **namespace}
     return {**about, "arguments": arguments, "status": status}
 
 
@@ -130,7 +121,7 @@ def code_call(id: str, container: str, code: str, status: str, logs: str | None 
 
 def repeated(request: ResponseRequest) -> dict[str, Any]:
     """Return the fields of a body that repeat the request, with the defaults of what it leaves out."""
-    text = request.text or TextSettings()
+    text = request.text
     return {
         "background": bool(request.background),
         "frequency_penalty": 0.0,
@@ -149,39 +140,12 @@ def repeated(request: ResponseRequest) -> dict[str, Any]:
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {"format": _format_of(text.format), "verbosity": text.verbosity or "medium"},
         "tool_choice": request.tool_choice or "auto",
-        "tools": [_tool_of(tool) for tool in request.tools or ()],
+        "tools": [_tool_of(tool) for tool in request.tools or () if tool.get("type") in TOOLS],
         "top_logprobs": 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",
         "user": request.user,
     }
-
-
-def given_items(request: ResponseRequest) -> tuple[Item, ...]:
-    """Return the items of a request's input, each with an id, in the form in which they are listed."""
-    if isinstance(request.input, str):
-        return (_message(request.input, "user"),)
-    return tuple(_given_item(item) for item in request.input)
-
-
-def _given_item(item: BaseModel) -> Item:
-    if isinstance(item, MessageItem):
-        return _message(item.content, item.role)
-    made = item.model_dump(exclude_none=True)
-    return {"id": f"item_{secrets.token_hex(ITEM_ID_BYTES)}", **made, "status": "completed"}
-
-
-def _message(content: str | list[Part], role: str) -> Item:
-    parts = [TextPart(type="input_text", text=content)] if isinstance(content, str) else content
-    told = [_part(part, role) for part in parts]
-    id = f"msg_{secrets.token_hex(ITEM_ID_BYTES)}"
-    return {"id": id, "type": "message", "role": role, "status": "completed", "content": told}
-
-
-def _part(part: Part, role: str) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return text_part(part.text) if role == "assistant" else {"type": "input_text", "text": part.text}
-    return part.model_dump(exclude_none=True)
 
 
 def _reasoning_of(given: dict[str, Any] | None) -> dict[str, Any]:

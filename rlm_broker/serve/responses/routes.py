@@ -1,9 +1,9 @@
 """`/v1/responses`: runs as responses."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -12,12 +12,13 @@ from starlette.types import ASGIApp
 from rlm_broker.serve.bodies import fingerprint_of, idempotency_key, parsed, validated
 from rlm_broker.serve.errors import api_error_of
 from rlm_broker.serve.guard import key_of
+from rlm_broker.serve.pages import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.questions.runs import Following
 from rlm_broker.serve.replies import EventStream, SlowJson
 from rlm_broker.serve.responses.answers import Answering
 from rlm_broker.serve.responses.request import ResponseRequest
-from rlm_broker.serve.responses.store import Made, Responses, input_page
+from rlm_broker.serve.responses.store import Made, Responses
 
 PATH: Final = "/v1/responses"
 RUN_HEADER: Final = "x-rlm-run"
@@ -33,14 +34,10 @@ class _Retrieving(BaseModel):
     starting_after: NonNegativeInt | None = None
 
 
-class _Listing(BaseModel):
+class _Listing(Page):
     """Query of a request for input items. `include` is accepted without effect."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    after: str | None = None
-    limit: Annotated[int, Field(ge=1, le=100)] = 20
-    order: Literal["asc", "desc"] = "desc"
+    model_config = ConfigDict(extra="ignore")
 
 
 class ResponseRoutes:
@@ -83,7 +80,11 @@ class ResponseRoutes:
             return JSONResponse(made.resource.body(), headers=headers)
         if asked.stream:
             return self._followed(made, -1)
-        return _following(made, SlowJson(lambda: _whole(made, headers), self._settings.heartbeat_s))
+
+        def late(_error: Exception) -> Any:
+            return made.resource.body()  # its status is "failed"
+
+        return _following(made, SlowJson(lambda: _whole(made, headers), self._settings.heartbeat_s, late))
 
     async def _retrieve(self, request: Request) -> Any:
         made = self._made(request)
@@ -109,11 +110,9 @@ class ResponseRoutes:
 
     async def _list(self, request: Request) -> Any:
         made = self._made(request)
-        query = validated(dict(request.query_params), _Listing)
         shown = ("message", "function_call", "function_call_output")
-        items = {item["id"]: item for item in made.given if item["type"] in shown}
-        is_ascending = query.order == "asc"
-        return JSONResponse(input_page(items, after=query.after, limit=query.limit, is_ascending=is_ascending))
+        items = [item for item in made.given if item["type"] in shown]
+        return JSONResponse(listed(items, page_of(request, _Listing), dict))
 
     def _made(self, request: Request) -> Made:
         key = key_of(request)

@@ -7,22 +7,22 @@ a conversation.
 import asyncio
 import contextlib
 import secrets
-import time
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from rlm_broker.rlm import RLM
-from rlm_broker.run.persistent_repl import PersistentRepl
+from rlm_broker import RLM, PersistentRepl
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.hosting.owner import Busy, Kept, Owner, UnknownHandle, to_forget
+from rlm_broker.serve.hosting.owner import Busy, EndedThings, Owner, UnknownHandle
 from rlm_broker.serve.hosting.repls import ID_BYTES, HeldRepls
+from rlm_broker.serve.questions.conversation import Item
 from rlm_broker.serve.questions.runs import Asked
 from rlm_broker.serve.replies import sse
-from rlm_broker.serve.responses.resource import Item, Resource
+from rlm_broker.serve.responses.request import response_of
+from rlm_broker.serve.responses.resource import Resource
 
 MOST_BYTES: Final = 32 << 20
 """Bytes of the events of one response that are kept; beyond it the oldest are dropped."""
@@ -219,7 +219,6 @@ class Made:
         returning: Ends when the REPL was given back, after the end of the run; None without a REPL.
         error: Error that ended its run, or None.
         is_paid: Whether a model was called before that error.
-        ended_at: Unix time in seconds of its end, or None.
         ended: Set at its end.
     """
 
@@ -235,7 +234,6 @@ class Made:
     returning: "asyncio.Task[None] | None" = None
     error: Exception | None = None
     is_paid: bool = False
-    ended_at: float | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -266,20 +264,24 @@ class Made:
 
 
 class Responses:
-    """Responses of all keys.
+    """Responses of all keys: those under way, and the ended ones while they are kept.
 
     Args:
         keep_s: Seconds for which an ended response is kept.
     """
 
     def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
-        self._made: OrderedDict[str, Made] = OrderedDict()
+        self._live: dict[str, Made] = {}
+        self._ended = EndedThings[Made](MOST_KEPT, MOST_KEPT_BYTES, keep_s)
 
     def add(self, made: Made) -> None:
-        """Keep a response."""
-        self._forget_old()
-        self._made[made.resource.id] = made
+        """Keep a response that begins."""
+        self._live[made.resource.id] = made
+
+    def end(self, made: Made) -> None:
+        """Take the end of a response, whether or not it is kept."""
+        if self._live.pop(made.resource.id, None) is not None:
+            self._ended.add(made.resource.id, made, made.owner.name, made.bytes)
 
     def get(self, owner: Owner, id: str, param: str | None = None) -> Made:
         """Return the response of that id.
@@ -290,46 +292,26 @@ class Responses:
         Raises:
             ApiError: 404: the owner has no such response, or it ended too long ago.
         """
-        self._forget_old()
-        made = self._made.get(id)
+        made = self._live.get(id) or self._ended.get(id)
         if made is None or made.owner != owner:
             said = f"there is no response {id[:100]!r}: it was deleted, ended too long ago, or never existed"
             raise ApiError(404, said, code="not_found", param=param)
         return made
 
+    def item(self, owner: Owner, id: str, param: str) -> Item:
+        """Return the item of that id, of a response that is kept.
+
+        Raises:
+            ApiError: 404: the owner has no such item.
+        """
+        made = self._live.get(response_of(id)) or self._ended.get(response_of(id))
+        known = (*made.given, *made.resource.output) if made is not None and made.owner == owner else ()
+        if (found := next((item for item in known if item["id"] == id), None)) is None:
+            said = f"there is no item {id[:100]!r}: its response was not stored, was deleted, or ended too long ago"
+            raise ApiError(404, said, code="not_found", param=param)
+        return found
+
     def forget(self, made: Made) -> None:
         """Drop a response, with its events."""
-        self._made.pop(made.resource.id, None)
-
-    def _forget_old(self) -> None:
-        """Drop ended responses that are too old, or too many."""
-        ended = [Kept(made, made.owner, made.bytes, at) for made in self._made.values() if (at := made.ended_at)]
-        oldest_at = time.time() - self._keep_s
-        for made in to_forget(ended, most=MOST_KEPT, most_weight=MOST_KEPT_BYTES, oldest_at=oldest_at):
-            self.forget(made)
-
-
-def input_page(items: Mapping[str, Item], *, after: str | None, limit: int, is_ascending: bool) -> dict[str, Any]:
-    """Return one page of input items.
-
-    Args:
-        items: All items by id, in their order.
-        after: Id of the item after which the page begins, or None.
-        limit: Items of a page.
-        is_ascending: Whether the oldest comes first.
-
-    Raises:
-        ApiError: 404: there is no item `after`.
-    """
-    ids = list(items) if is_ascending else list(items)[::-1]
-    if after is not None and after not in items:
-        raise ApiError(404, f"there is no input item {after[:100]!r}", code="not_found", param="after")
-    begin = 0 if after is None else ids.index(after) + 1
-    page = ids[begin : begin + limit]
-    return {
-        "object": "list",
-        "data": [items[id] for id in page],
-        "first_id": page[0] if page else "",
-        "last_id": page[-1] if page else "",
-        "has_more": begin + limit < len(ids),
-    }
+        self._live.pop(made.resource.id, None)
+        self._ended.pop(made.resource.id)

@@ -7,7 +7,6 @@ below the current folder alone.
 import asyncio
 import base64
 import binascii
-import math
 from io import FileIO
 from typing import Annotated, Any, Final, Literal
 
@@ -17,13 +16,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.errors import ConfigurationError, FileRefused
-from rlm_broker.limits import MOST, ReplLimits
+from rlm_broker.errors import FileRefused
+from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
-from rlm_broker.sandbox.files import MAX_READ_BYTES
-from rlm_broker.sandbox.programs import AT_ITS_END, AT_ITS_START, NO_DISPLAY, with_its_end
+from rlm_broker.sandbox.programs import blocks_of, with_its_end
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.serve.bodies import parsed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
@@ -31,42 +28,12 @@ from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.replies import SlowJson
 from rlm_broker.serve.sandboxes.blocks import Seconds
 
-OTHER_LANGUAGES: Final = frozenset(
-    [
-        "python2",
-        "cpp",
-        "nodejs",
-        "go",
-        "go_test",
-        "java",
-        "php",
-        "csharp",
-        "bash",
-        "typescript",
-        "sql",
-        "rust",
-        "cuda",
-        "lua",
-        "R",
-        "perl",
-        "D_ut",
-        "ruby",
-        "scala",
-        "julia",
-        "pytest",
-        "junit",
-        "kotlin_script",
-        "jest",
-        "verilog",
-        "python_gpu",
-        "lean",
-        "swift",
-        "racket",
-        "gtest",
-        "react",
-    ]
-)
-"""Languages that SandboxFusion knows, and this server does not run."""
+MOST_FETCHED_BYTES: Final = 64 << 20
+"""Bytes of all files together that are returned."""
+LEAST_MB: Final = 4
+"""Mebibytes with which a REPL can start and run a line."""
+MOST_MB: Final = 1 << 30
+"""One pebibyte, which no machine has: the largest limit."""
 KILLED: Final = -9
 """Exit code of a program that was killed, as SandboxFusion tells it: minus the number of SIGKILL."""
 TIME_LIMITS: Final = frozenset({"block_timeout_s", "block_wall_timeout_s", "cpu_s"})
@@ -102,28 +69,27 @@ def routes(parts: Parts) -> list[Route]:
     """Return the route of SandboxFusion."""
 
     async def run_code(request: Request) -> ASGIApp:
-        key = key_of(request)
-        key.require("execute")
-        settings = parts.settings
-        asked, _ = await parsed(request, RunCodeRequest, settings.body_bytes, settings.stall_s)
+        owner = key_of(request).require("execute")
+        asked = await parts.parsed(request, RunCodeRequest)
         if asked.language != "python":
-            if asked.language not in OTHER_LANGUAGES:
-                raise ApiError(400, f"there is no language {asked.language[:40]!r}", param="language")
-            sentence = f"this server runs python, and no {asked.language}"
-            return JSONResponse(_response("SandboxError", sentence))
+            return JSONResponse(_response("SandboxError", f"this server runs python, and no {asked.language[:40]}"))
         servers = parts.rlm.sandbox.limits
         if asked.run_timeout > servers.block_timeout_s:
             most = f"{servers.block_timeout_s:g} of this server"
             raise ApiError(400, f"run_timeout = {asked.run_timeout:g} is above the {most}", param="run_timeout")
-        if asked.memory_limit_MB > MOST >> 20:
-            said = f"memory_limit_MB = {asked.memory_limit_MB:g} is above {MOST >> 20:,}: give less, or -1"
-            raise ApiError(422, said, param="memory_limit_MB")
+        if asked.memory_limit_MB > 0 and not LEAST_MB <= asked.memory_limit_MB <= MOST_MB:
+            said = f"memory_limit_MB = {asked.memory_limit_MB:g} is not within {LEAST_MB} and {MOST_MB:,}: give -1 for"
+            raise ApiError(422, f"{said} the server's own", param="memory_limit_MB")
         files = _decoded(asked.files)
+        wanted = int(asked.memory_limit_MB * (1 << 20))
+        limits = None  # REPLs are ready with those of the server
+        if 0 < wanted < servers.memory_bytes:
+            limits = servers.model_copy(update={"memory_bytes": wanted})
 
         async def work() -> tuple[int, dict[str, str], Any]:
-            return 200, {}, await _ran(parts, key.owner, asked, files, _limits(servers, asked.memory_limit_MB))
+            return 200, {}, await _ran(parts, owner, asked, files, limits)
 
-        return SlowJson(work, settings.heartbeat_s)
+        return SlowJson(work, parts.settings.heartbeat_s)
 
     return [Route("/run_code", run_code, methods=["POST"])]
 
@@ -134,7 +100,7 @@ async def _ran(
     async with parts.places.place(owner), parts.rlm.sandbox.repl(limits=limits) as repl:
         repl.kills_when_cancelled = True
         for path, data in files.items():
-            await _put(repl, path, data)
+            await repl.files.awrite(path, data)
         block = await _run(repl, asked)
         fetched = await _fetched(repl, asked.fetch_files)
     result = _result(block)
@@ -143,41 +109,34 @@ async def _ran(
 
 
 async def _run(repl: SandboxedRepl, asked: RunCodeRequest) -> Block:
-    await repl.aexecute(AT_ITS_START.format(argv=["main.py"]))
+    before, code, after = blocks_of(asked.code, ["main.py"])
+    await repl.aexecute(before)
     seconds: dict[str, Any] = {"timeout_s": asked.run_timeout, "wall_timeout_s": asked.run_timeout}
-    block = await repl.aexecute(asked.code + NO_DISPLAY, stdin=asked.stdin, **seconds)
+    block = await repl.aexecute(code, stdin=asked.stdin, **seconds)
     if block.status in ("interrupted", "killed"):
         return block
     left_s = max(0.001, asked.run_timeout - block.execution_time)
-    return with_its_end(block, await repl.aexecute(AT_ITS_END, left_s, wall_timeout_s=left_s))
-
-
-async def _put(repl: SandboxedRepl, path: str, data: bytes) -> None:
-    try:
-        await repl.files.awrite(path, data)
-    except (ConfigurationError, FileRefused) as error:
-        raise ApiError(400, str(error), param="files") from None
+    return with_its_end(block, await repl.aexecute(after, left_s, wall_timeout_s=left_s))
 
 
 async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
     """Return the files that exist, as base64.
 
     Raises:
-        ApiError: 400: they have too many bytes together, or a path cannot be one.
+        ApiError: 400: they have too many bytes together.
+        ConfigurationError: A path cannot be one.
     """
-    fetched, left_bytes = {}, MAX_READ_BYTES
+    fetched, left_bytes = {}, MOST_FETCHED_BYTES
     for path in paths:
         try:
             opened = await repl.files.aopen(path)
         except FileRefused:
             continue
-        except ConfigurationError as error:
-            raise ApiError(400, str(error), param="fetch_files") from None
         with opened:
             size_bytes, fetched[path] = await asyncio.to_thread(_encoded, opened, left_bytes)
         left_bytes -= size_bytes
         if left_bytes < 0:
-            raise ApiError(400, f"the files have more than {MAX_READ_BYTES:,} bytes together", param="fetch_files")
+            raise ApiError(400, f"the files have more than {MOST_FETCHED_BYTES:,} bytes together", param="fetch_files")
     return fetched
 
 
@@ -231,11 +190,3 @@ def _decoded(files: dict[str, str | None]) -> dict[str, bytes]:
         except (binascii.Error, ValueError):
             raise ApiError(400, f"the file {path[:80]!r} is not base64", param="files") from None
     return decoded
-
-
-def _limits(servers: ReplLimits, memory_mb: float) -> ReplLimits | None:
-    """Return the limits of the REPL; None for those of the server, with which REPLs are ready."""
-    wanted = math.inf if memory_mb <= 0 else int(memory_mb * (1 << 20))
-    if wanted >= servers.memory_bytes:
-        return None
-    return servers.model_copy(update={"memory_bytes": max(1 << 20, int(wanted))})

@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,9 +17,6 @@ from rlm_broker.watch.messages import RunStatus
 from rlm_broker.watch.viewer.page import ViewerPage, document_head, document_script, policy
 from rlm_broker.watch.viewer.rows import Row, Rows, encoded
 
-MOST_BODY_BYTES = 4_096
-MOST_BODY_VALUES = 16
-"""Bytes and JSON values of a request to stop a run. The server in front of `live_app` holds them."""
 ROWS_IN_MESSAGE = 500
 MOST_MESSAGE_BYTES = 1 << 20
 """Bounds of one message to the page, but for a single event that is larger."""
@@ -62,41 +58,24 @@ class LiveSource(Protocol):
         ...
 
 
-SourceOf = Callable[[Request], Awaitable[LiveSource | None]]
-"""Returns the source for the sender of a request; None refuses the request."""
-
-
-def live_app(source: LiveSource | SourceOf, hosts: Collection[str] | None = None) -> Starlette:
-    """Return an ASGI app, which can be mounted at any path, behind bounds for bodies.
+def live_app(source: LiveSource | Callable[[Request], LiveSource]) -> Starlette:
+    """Return an ASGI app, which can be mounted at any path, behind bounds for bodies, and checks of keys and origins.
 
     The page itself shows no run. It sends the key in the fragment of its own address (`#key=...`) with each request for
     data, as `Authorization: Bearer`.
 
     Args:
-        source: Source of the runs. For several readers with different rights, an async function from the request to
-            the source of its sender; where it returns None, the request is refused.
-        hosts: Values of the header `Host` that are answered, so that no other name leads here. None means that the app
-            that mounts this one checks them.
+        source: Source of the runs. For several readers with different rights, a function from the request to the source
+            of its sender.
     """
-    source_of = source if callable(source) else _always(source)
 
-    def is_for_other_host(request: Request) -> bool:
-        return hosts is not None and request.headers.get("host", "") not in hosts
-
-    def guarded(handler: Callable[[Request, LiveSource], Awaitable[Response]]) -> Callable[[Request], Any]:
+    def of_sender(handler: Callable[[Request, LiveSource], Awaitable[Response]]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            if problem := "the request is for another host" if is_for_other_host(request) else _foreign(request):
-                return _sentence(problem, 403)
-            found = await source_of(request)
-            if found is None:
-                return _sentence("the request shows no key that is known here", 401)
-            return await handler(request, found)
+            return await handler(request, source(request) if callable(source) else source)
 
         return answer
 
     async def page(request: Request) -> Response:
-        if is_for_other_host(request):
-            return _sentence("the request is for another host", 403)
         if not request.url.path.endswith("/"):  # the page asks for its data beside itself
             return RedirectResponse(f"{request.url.path}/", headers=HEADERS)
         headers = {**HEADERS, "Content-Security-Policy": f"{policy(CONNECT)}; frame-ancestors 'none'"}
@@ -105,9 +84,9 @@ def live_app(source: LiveSource | SourceOf, hosts: Collection[str] | None = None
     return Starlette(
         routes=[
             Route("/", page),
-            Route("/api/runs", guarded(_runs)),
-            Route("/api/rows", guarded(_rows)),
-            Route("/api/stop", guarded(_stop), methods=["POST"]),
+            Route("/api/runs", of_sender(_runs)),
+            Route("/api/rows", of_sender(_rows)),
+            Route("/api/stop", of_sender(_stop), methods=["POST"]),
         ]
     )
 
@@ -118,21 +97,6 @@ CONNECT = "'self'"
 @cache
 def _page() -> bytes:
     return document_head(ViewerPage(form="live"), CONNECT) + document_script() + b"</html>\n"
-
-
-def _always(source: LiveSource) -> SourceOf:
-    async def source_of(_: Request) -> LiveSource:
-        return source
-
-    return source_of
-
-
-def _foreign(request: Request) -> str:
-    """Return why a request comes from a page of another origin; empty if it does not."""
-    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "same-origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        return "the request comes from a page of another origin"
-    return "" if site in ("same-origin", "none") else "the request comes from a page of another site"
 
 
 async def _runs(_: Request, source: LiveSource) -> Response:

@@ -20,7 +20,6 @@ from tests.support.stand_ins import Echo, Hanging
 
 
 def test_handler_runs_from_code_without_a_loop() -> None:
-    """The handler starts once, answers and stops from code without a loop."""
     handler = LMHandler(Echo("root"), other_backend_client=Echo("sub"))
     address = handler.start()
     assert handler.start() == address == handler.address
@@ -100,7 +99,6 @@ def answer_to(caller: socket.socket, prompt: str) -> str:
 
 
 async def test_call_names_the_served_and_the_asked_model() -> None:
-    """A call names the model that served it and the model that was asked for."""
     client = Echo("root")
     async with LMHandler(client) as handler:
         handler.register_client("fast", client)
@@ -128,7 +126,6 @@ class Meeting(Echo):
 
 
 async def test_handler_batch_keeps_order_and_slots_of_failures() -> None:
-    """A batch is answered in order, with each failure in its own slot."""
     client = Meeting(3)
     async with LMHandler(client) as handler:
         message = {"role": "user", "content": "c"}
@@ -154,7 +151,6 @@ class CancelsItself(Echo):
 
 
 async def test_self_cancelling_client_fails_only_its_slot() -> None:
-    """A client that cancels its own call fails only its own slot of a batch."""
     async with LMHandler(CancelsItself("root")) as handler:
         calls = await handler.abatch_completion(["a", "boom"], max_concurrent=1)
     assert [(call.response, call.problem) for call in calls] == [

@@ -57,19 +57,16 @@ async def test_cache_key_holds_all_that_shapes_a_reply(tmp_path: Path) -> None:
     assert cache.key(ScriptedClient(["x"]), request("a")) is None
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
+async def test_only_what_that_very_model_said_is_kept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    for reply in (
         LMReply("", Usage(1)),
         LMReply("", Usage(1), problem="no text"),
         LMReply("text", Usage(1), model="a fallback"),
         LMReply("a lone surrogate \ud800", Usage(1)),  # sqlite could not store it as it is
-    ],
-)
-async def test_only_what_that_very_model_said_is_kept(tmp_path: Path, reply: LMReply) -> None:
-    cache = Cache(tmp_path / "cache")
-    await cache.put(b"key", reply)
-    assert await cache.get(b"key") is None
+    ):
+        await cache.put(b"key", reply)
+        assert await cache.get(b"key") is None
 
 
 async def test_least_recently_used_replies_are_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +122,6 @@ async def test_cache_is_shared_by_several_processes(tmp_path: Path) -> None:
 
 
 async def test_cache_file_is_private_and_holds_no_prompts(tmp_path: Path) -> None:
-    """The file holds no prompts, and only its user can read it."""
     with FakeOpenAI(completion("the reply")) as server:
         client = OpenAICompatibleClient(server.base_url, "m", api_key="sk-of-the-test")
         await LMHandler(client, cache=Cache(tmp_path / "cache")).complete(client, request("a private prompt"))
@@ -162,7 +158,6 @@ async def test_reply_of_a_model_with_fallbacks_is_cached(tmp_path: Path) -> None
 
 
 def test_cache_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    """A file that others made or could write to is refused as a cache."""
     with sqlite3.connect(tmp_path / "bookmarks") as other:
         other.execute("CREATE TABLE bookmarks (url)")
     (tmp_path / "open").touch(mode=0o666)
@@ -211,16 +206,17 @@ async def test_use_is_written_down_once_a_minute(tmp_path: Path, monkeypatch: py
     assert used == pytest.approx([0, 60.5, 60.5, 121])
 
 
-@pytest.mark.parametrize("path", [5, None, b"cache"])
-def test_path_of_another_type_is_refused(path: Any) -> None:
-    with pytest.raises(ConfigurationError, match="path"):
-        Cache(path)
+def test_path_of_another_type_is_refused() -> None:
+    paths: tuple[Any, ...] = (5, None, b"cache")
+    for path in paths:
+        with pytest.raises(ConfigurationError, match="path"):
+            Cache(path)
 
 
-@pytest.mark.parametrize(("mode", "is_taken"), [(0o600, True), (0o655, True), (0o620, False), (0o602, False)])
-def test_file_is_refused_if_others_may_write_to_it(tmp_path: Path, mode: int, is_taken: bool) -> None:
-    path = tmp_path / "cache"
-    path.touch()
-    path.chmod(mode)
-    with contextlib.nullcontext() if is_taken else pytest.raises(ConfigurationError, match="other users may write"):
-        Cache(path).close()
+def test_file_is_refused_if_others_may_write_to_it(tmp_path: Path) -> None:
+    for mode, is_taken in ((0o600, True), (0o655, True), (0o620, False), (0o602, False)):
+        path = tmp_path / f"{mode:o}"
+        path.touch()
+        path.chmod(mode)
+        with contextlib.nullcontext() if is_taken else pytest.raises(ConfigurationError, match="other users may write"):
+            Cache(path).close()

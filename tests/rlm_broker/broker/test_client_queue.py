@@ -102,7 +102,6 @@ async def test_waits_grow_and_differ() -> None:
 
 
 async def test_call_waits_for_the_providers_time() -> None:
-    """No call is made before the time that the provider names."""
     client = Failing(ModelFailed("slow down", "transient", retry_after_s=30))
     handler = LMHandler(client)
     first = asyncio.create_task(handler.complete(client, REQUEST))
@@ -115,7 +114,6 @@ async def test_call_waits_for_the_providers_time() -> None:
 
 
 async def test_wait_above_the_calls_time_fails_at_once() -> None:
-    """A wait longer than the time of the call is an error at once."""
     client = Failing(ModelFailed("come back tomorrow", "transient", retry_after_s=86_400))
     before = time.monotonic()
     with pytest.raises(ModelFailed, match="come back tomorrow"):
@@ -158,7 +156,6 @@ async def test_requests_over_their_rate_wait_and_are_not_refused() -> None:
 
 
 async def test_token_rate_counts_what_was_really_used() -> None:
-    """Calls over the rate of tokens wait by the tokens that were really used."""
     client = Failing(tokens=50)
     handler = handler_of(client, Serving(tokens_per_minute=100, max_concurrent=1))
     await asyncio.gather(*(handler.complete(client, REQUEST) for _ in range(6)))
@@ -168,7 +165,6 @@ async def test_token_rate_counts_what_was_really_used() -> None:
 
 
 async def test_fallback_answers_unless_the_request_is_faulty() -> None:
-    """A fallback answers and is named unless the request itself is the fault."""
     spare = Failing(name="spare")
     broken = Failing("provider", "provider", "request", name="broken")
     handler = handler_of(broken, Serving(fallbacks=(spare,)))
@@ -207,7 +203,6 @@ async def test_sessions_take_turns_at_a_client_that_is_busy() -> None:
 
 
 async def test_provider_that_asks_for_a_pause_is_skipped() -> None:
-    """A provider that asks for a pause is passed over at once."""
     spare = Failing(name="spare")
     busy = Failing(ModelFailed("later", "transient", retry_after_s=3600), name="busy")
     handler = handler_of(busy, Serving(fallbacks=(spare,)))
@@ -228,65 +223,41 @@ async def test_waiting_for_a_provider_counts_as_the_calls_time() -> None:
     assert any(isinstance(each, ModelFailed) for each in done)
 
 
-@pytest.mark.parametrize(
-    "usage",
-    [
+async def test_counts_that_cannot_be_are_unknown() -> None:
+    impossible = [
         Usage(1, -1000, 5, 0.1),
         Usage(1, 10, 5, -3.0),
         Usage(1, 10, 5, float("nan")),
         Usage(1, 10, 5, float("inf")),
         Usage(1, 10, 5, 0.1, cached_input_tokens=-1),
         Usage(1, 2.5, 5, 0.1),  # type: ignore[arg-type]
-    ],
-)
-async def test_counts_that_cannot_be_are_unknown(usage: Usage) -> None:
-    class Odd(Failing):
-        async def complete(self, request: LMRequest) -> LMReply:
-            return LMReply((await super().complete(request)).text, usage)
-
-    client = Odd()
-    counted = (await LMHandler(client).complete(client, REQUEST)).usage
-    assert counted.total_cost is None
-    assert counted.total_input_tokens in (0, 10)
-    assert counted.total_output_tokens == 5
+    ]
+    for usage in impossible:
+        client = Answering(LMReply("x", usage))
+        counted = (await LMHandler(client).complete(client, REQUEST)).usage
+        assert counted.total_cost is None
+        assert counted.total_input_tokens in (0, 10)
+        assert counted.total_output_tokens == 5
+    for usage in (Usage(1, 0, 0, 0.0), Usage(1, 1, 1, None), Usage(1, 9, 9, 0.5, cached_input_tokens=9)):
+        client = Answering(LMReply("x", usage))
+        assert (await LMHandler(client).complete(client, REQUEST)).usage == usage
 
 
-@pytest.mark.parametrize(
-    "usage", [Usage(1, 0, 0, 0.0), Usage(1, 1, 1, None), Usage(1, 9, 9, 0.5, cached_input_tokens=9)]
-)
-async def test_counts_that_can_be_are_kept(usage: Usage) -> None:
-    client = Answering(LMReply("x", usage))
-    assert (await LMHandler(client).complete(client, REQUEST)).usage == usage
-
-
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
+async def test_whatever_a_client_does_is_a_reply_or_a_failure() -> None:
+    cases: list[tuple[object, str]] = [
         ("text", "the client returned str, not LMReply"),
         (LMReply(5, Usage(1)), "the text of the client's reply is int, not str"),  # type: ignore[arg-type]
         (LMReply("x", None), "the usage of the client's reply is NoneType, not Usage"),  # type: ignore[arg-type]
-    ],
-)
-async def test_reply_of_another_type_is_a_failure(reply: object, said: str) -> None:
-    client = Answering(reply)
-    with pytest.raises(ModelFailed, match=f"^answering: {said}$"):
-        await LMHandler(client).complete(client, REQUEST)
-    assert len(client.asked) == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
         (asyncio.CancelledError(), "the client cancelled its own call"),
         (ZeroDivisionError("of theirs"), "ZeroDivisionError: of theirs"),
         (SystemExit(3), "SystemExit: 3"),
         (GeneratorExit("now"), "GeneratorExit: now"),
-    ],
-)
-async def test_error_of_a_client_is_a_failure(error: BaseException, said: str) -> None:
-    client = Answering(error)
-    with pytest.raises(ModelFailed, match=f"^answering: {said}$"):
-        await LMHandler(client).complete(client, REQUEST)
+    ]
+    for answer, said in cases:
+        client = Answering(answer)
+        with pytest.raises(ModelFailed, match=f"^answering: {said}$"):
+            await LMHandler(client).complete(client, REQUEST)
+        assert len(client.asked) == 1
 
 
 async def test_call_that_is_cancelled_is_no_failure() -> None:
@@ -368,9 +339,9 @@ async def test_time_of_an_attempt_goes_before_a_share() -> None:
     assert spare.asked[0] - before == pytest.approx(5, abs=0.01)
 
 
-@pytest.mark.parametrize(("spent_s", "left_s"), [(0, 5), (4, 1), (5, 0), (7, 0)])
-def test_time_that_is_spent_is_not_left(spent_s: float, left_s: float) -> None:
-    assert PendingCall(REQUEST, 5, spent_s=spent_s).left_s == left_s
+def test_time_that_is_spent_is_not_left() -> None:
+    left_s = {0: 5, 4: 1, 5: 0, 7: 0}
+    assert {spent_s: PendingCall(REQUEST, 5, spent_s=spent_s).left_s for spent_s in left_s} == left_s
 
 
 async def test_announced_tokens_count_before_the_call() -> None:

@@ -15,6 +15,7 @@ from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 from tests.support.socket_peer import WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging
+from tests.support.tables import table
 
 GOLDEN = Path(__file__).parent / "transport" / "golden_wire.json"
 FRAMES = {frame["name"]: frame for frame in json.loads(GOLDEN.read_text())["frames"]}
@@ -53,13 +54,12 @@ def expected(name: str) -> Any:
     return reply
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@table("name", FRAMES)
 async def test_a_recorded_request_gets_its_recorded_reply(handler: LMHandler, name: str) -> None:
     assert without_times(await ask(handler, **FRAMES[name]["request"])) == expected(name)
 
 
 async def test_request_without_the_option_is_refused() -> None:
-    """A request is refused with the reason if the option is off."""
     async with LMHandler(Echo("root")) as handler, await Peer.to(handler.port) as peer:
         reply = await peer.ask({"prompt": "hello"})
         assert "one_shot=True" in reply["error"]
@@ -77,7 +77,6 @@ async def test_connection_may_ask_again_after_the_reply(handler: LMHandler) -> N
 
 
 async def test_second_request_before_the_reply_is_refused() -> None:
-    """A second request before the reply is refused and ends the first."""
     client = Hanging()
     async with LMHandler(client, one_shot=True) as handler, await Peer.to(handler.port) as peer:
         peer.send(b'{"prompt": "first"}')
@@ -95,7 +94,6 @@ async def test_a_thousand_callers_at_once_are_all_answered(handler: LMHandler) -
 
 
 async def test_reply_tells_its_usage_and_summary_the_sum(handler: LMHandler) -> None:
-    """A reply tells the usage of its own call, and the summary tells that of all calls."""
     for _ in range(2):
         reply = await ask(handler, prompts=["a", "boom", "c"], depth=1)
         for completion in (reply["chat_completions"][0], reply["chat_completions"][2]):
@@ -106,7 +104,6 @@ async def test_reply_tells_its_usage_and_summary_the_sum(handler: LMHandler) -> 
 
 
 async def test_call_of_a_lost_caller_is_cancelled() -> None:
-    """A call whose caller has left is cancelled at the provider."""
     client = Hanging()
     async with LMHandler(client, one_shot=True) as handler:
         async with await Peer.to(handler.port) as peer:
@@ -116,7 +113,6 @@ async def test_call_of_a_lost_caller_is_cancelled() -> None:
 
 
 async def test_callers_without_a_token_share_a_runs_part() -> None:
-    """All callers without a token together have the share of one run."""
     order: list[str] = []
 
     class Slow(Echo):

@@ -9,6 +9,7 @@ from rlm_broker.broker.clients.base import Client
 from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.broker.routing import Route, Routing
 from rlm_broker.errors import ConfigurationError, UnknownModel
+from tests.support.tables import table
 
 ROOT, SUB, EXTRA = (ScriptedClient([], name) for name in ("root", "sub", "extra"))
 
@@ -74,7 +75,6 @@ def test_policy_decides_what_code_may_call() -> None:
 
 
 def test_root_model_is_open_as_the_sub_model() -> None:
-    """Code may name the root model where it is the sub-model."""
     assert Routing(ROOT).pick_for_code("root", 1) is ROOT
     namesake = ScriptedClient([], "root")
     assert Routing(ROOT, namesake).pick_for_code("root", 1) is namesake
@@ -97,7 +97,6 @@ def test_equal_root_and_sub_names_differ_by_depth() -> None:
 
 
 def test_open_name_gets_its_own_client_once() -> None:
-    """An open name gets a client of its own, which is made once."""
     asked: list[str] = []
 
     def open_client(name: str) -> ScriptedClient:
@@ -149,7 +148,6 @@ def routed(*routes: Route, **options: Any) -> Routing:
 
 
 def test_route_matches_name_alias_pattern_or_depths() -> None:
-    """A name, an alias, a pattern or a range of depths leads to a client."""
     routing = routed(
         Route("fast", "alias"),
         Route("fast", "openai/*"),
@@ -188,8 +186,8 @@ def test_first_matching_route_has_the_call() -> None:
     assert [routing.pick_for_code(*call) for call in (("x", 1), ("x", 2), ("y", 1))] == [ROOT, EXTRA, SUB]
 
 
-@pytest.mark.parametrize(
-    ("routes", "why"),
+@table(
+    "routes why",
     [
         ([Route("nowhere", "x")], "route x at depth 0- to nowhere leads to no client: choose one of fast, root, sub"),
         ([Route("root", "fast")], "is never taken: a client is registered under that very name"),

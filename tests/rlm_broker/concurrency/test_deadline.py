@@ -26,7 +26,6 @@ async def test_work_in_time_gives_its_value_or_its_error() -> None:
 
 
 async def test_work_is_cancelled_once_at_the_limit() -> None:
-    """The work is cancelled once at the limit, and its end is awaited."""
     cancellations = 0
 
     async def tidies_up() -> None:
@@ -44,7 +43,6 @@ async def test_work_is_cancelled_once_at_the_limit() -> None:
 
 
 async def test_cancellation_while_work_ends_hits_only_the_caller() -> None:
-    """A cancellation that arrives while the work ends hits only the caller."""
     ending, ended = asyncio.Event(), asyncio.Event()
 
     async def tidies_up() -> None:
@@ -82,8 +80,6 @@ def timers() -> int:
 
 
 async def test_work_that_never_waits_sets_no_timer() -> None:
-    """Work that never waits gives its value or its error and sets no timer."""
-
     async def at_once() -> str:
         assert timers() == 0
         return "done"
@@ -97,8 +93,6 @@ async def test_work_that_never_waits_sets_no_timer() -> None:
 
 
 async def test_work_that_waits_often_stays_in_its_task() -> None:
-    """Work that waits again and again stays in its own task."""
-
     async def waits() -> list[object]:
         before = asyncio.current_task()
         await asyncio.sleep(0)
@@ -117,7 +111,6 @@ async def test_work_that_waits_often_stays_in_its_task() -> None:
 
 
 async def test_waiting_work_is_cancelled_at_the_limit() -> None:
-    """Work that waits is cancelled at the limit, and its end is awaited."""
     ended: list[str] = []
 
     async def tidies_up(how: str) -> None:
@@ -137,8 +130,6 @@ async def test_waiting_work_is_cancelled_at_the_limit() -> None:
 
 
 async def test_time_counts_from_the_start(clock: Clock) -> None:
-    """The time counts from the start and not from the first wait."""
-
     async def blocks() -> None:
         clock.forward(60)
         await for_ever()
@@ -150,8 +141,6 @@ async def test_time_counts_from_the_start(clock: Clock) -> None:
 
 
 async def test_foreign_timeout_or_cancellation_is_passed_on() -> None:
-    """A timeout or a cancellation that the deadline did not cause is passed on."""
-
     async def own() -> None:
         await asyncio.sleep(0)
         raise TimeoutError("its own")
@@ -242,7 +231,6 @@ async def test_work_ignoring_cancellation_is_closed_after_a_grace(way: str, monk
 
 
 async def test_caller_of_deaf_work_ends_after_a_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancelled caller of work that ignores its cancellation ends after a grace."""
     monkeypatch.setattr(deadline, "GRACE_S", 0.05)
     ended = asyncio.Event()
     task = asyncio.create_task(_timed(_deaf(ended)))
@@ -265,7 +253,6 @@ async def test_deaf_work_has_fifteen_seconds_after_its_limit() -> None:
 
 
 async def test_error_after_own_cancellation_is_not_reported() -> None:
-    """An error after the deadline's own cancellation is not reported by asyncio."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
 

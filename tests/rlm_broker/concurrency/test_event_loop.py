@@ -39,7 +39,6 @@ async def test_the_plain_form_works_while_another_loop_is_running() -> None:
 
 
 async def test_waiting_for_the_own_loop_is_refused() -> None:
-    """A call that would wait for its own loop is refused and causes no deadlock."""
     with pytest.raises(RuntimeError, match="use the async form"):
         EventLoopRef.here().run(loop_of())
 
@@ -53,7 +52,6 @@ def test_work_error_is_raised_unchanged() -> None:
 
 
 async def test_cancelling_waits_for_work_on_the_other_loop() -> None:
-    """Cancelling waits until the work on the other loop has ended."""
     started, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
@@ -103,7 +101,6 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(("signals", "said"), [(1, ["ending", "ended", "interrupted"]), (2, ["ending", "interrupted"])])
 def test_second_ctrl_c_does_not_wait(signals: int, said: list[str]) -> None:
-    """Ctrl-C waits for the end of the work, and a second Ctrl-C does not wait."""
     ending = "ends" if signals == 1 else "hangs"
     with Python(["-c", CTRL_C, ending]) as process:
         assert process.stdout is not None
@@ -140,7 +137,6 @@ def test_thread_does_not_wait_for_a_loop_that_was_closed() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_cancelled_cross_loop_call_is_not_reported(fails: bool) -> None:
-    """A cancelled call of another loop reports no error to asyncio."""
     reported: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: reported.append(context["message"]))

@@ -12,6 +12,7 @@ import pytest
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import SandboxFailed
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S, turns, until, until_now
 
 
@@ -112,7 +113,7 @@ async def test_object_stays_on_its_loop() -> None:
     assert there.story == here.story == ["opens", "opened", "closed"]
 
 
-@pytest.mark.parametrize("end", ["closed", "failed", "cancelled", "lent"])
+@table("end", ["closed", "failed", "cancelled", "lent"])
 def test_object_may_be_opened_again_on_another_loop(end: str) -> None:
     """A loop that has ended does not keep an object, however its opening there has ended."""
     thing = Thing()
@@ -212,7 +213,7 @@ async def test_second_caller_waits_for_the_opening_of_the_first() -> None:
 # -- closings ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("late_turns", range(12))
+@table("late_turns", range(12))
 async def test_scope_that_cancels_at_each_await_leaves_nothing_open(late_turns: int) -> None:
     """anyio cancels again at each await, also at those of `__aexit__`."""
     thing, loop = Thing(), asyncio.get_running_loop()

@@ -45,7 +45,6 @@ async def test_sessions_take_turns_however_many_each_of_them_wants() -> None:
 
 
 async def test_holders_never_exceed_the_places() -> None:
-    """Holders never exceed the places, and all places come back."""
     slots, running, most = FairSemaphore(3), 0, 0
 
     async def work(number: int) -> None:
@@ -149,7 +148,6 @@ async def test_place_is_immediate_only_without_waiters() -> None:
 
 
 async def test_turns_of_a_session_keep_their_order() -> None:
-    """Turns of a session keep their order, and a turn that was passed over leaves the rest alone."""
     places = FairSemaphore(1)
     assert places.take() is True
     assert places.take() is False
@@ -186,7 +184,6 @@ async def test_results_keep_order_under_the_bound() -> None:
 
 
 async def test_late_pieces_are_cancelled_or_never_begin(leaping_clock: Clock) -> None:
-    """A late piece is cancelled, and a piece that has not begun never begins."""
     del leaping_clock
     begun: list[int] = []
     heard: list[int] = []
@@ -209,7 +206,6 @@ async def test_late_pieces_are_cancelled_or_never_begin(leaping_clock: Clock) ->
 
 
 async def test_cancelled_batch_cancels_each_piece_once() -> None:
-    """A cancelled batch cancels its pieces once and begins no more."""
     begun = cancelled = 0
 
     async def work(_: int) -> None:
@@ -263,7 +259,6 @@ async def test_tasks_are_started_64_in_a_row() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2])
 async def test_batches_sharing_a_place_take_turns(at_once: int) -> None:
-    """Batches that share a place take turns piece by piece."""
     places = FairSemaphore(1)
     done: list[str] = []
 
@@ -282,7 +277,6 @@ async def test_batches_sharing_a_place_take_turns(at_once: int) -> None:
 
 
 async def test_batch_uses_a_task_for_each_place() -> None:
-    """An undisturbed batch uses one task for each place and gives all places back."""
     places = FairSemaphore(2)
     workers = set()
 
@@ -297,8 +291,6 @@ async def test_batch_uses_a_task_for_each_place() -> None:
 
 
 async def test_error_of_a_piece_is_raised() -> None:
-    """The error of a piece is raised, even if it is a timeout."""
-
     async def work(_: int) -> None:
         raise TimeoutError("mine")
 

@@ -63,7 +63,6 @@ def calls_with(client: Counting, limits: Limits, events: list[Event] | None = No
 
 
 async def test_batch_keeps_order_and_slots_of_failures() -> None:
-    """Slots come in the order of the prompts, and a failure stays in its own slot."""
     calls, ledger = calls_with(Counting(), Limits())
     slots = await calls.slots(CALLER, query("a", "boom", "c"))
     assert slots == [Slot(text="A"), Slot(error="the provider is down"), Slot(text="C")]
@@ -100,7 +99,6 @@ async def test_a_batch_stops_exactly_at_the_number_of_calls() -> None:
 
 
 async def test_request_carries_data_of_code_and_orchestrator() -> None:
-    """The request carries what code asked for and what only the orchestrator knows."""
     client = Counting()
     calls, _ = calls_with(client, Limits(max_completion_tokens=100))
     await calls.slots(CALLER, query("p", system="be brief", max_completion_tokens=500))
@@ -159,7 +157,6 @@ async def test_cancelled_call_is_reported_and_frees_its_place() -> None:
 
 
 async def test_equal_prompts_in_a_batch_are_sent_once() -> None:
-    """Equal prompts in a batch are sent once unless samples are wanted."""
     client = Counting()
     calls, ledger = calls_with(client, Limits())
     assert await calls.slots(CALLER, query("a", "b", "a")) == [Slot(text="A"), Slot(text="B"), Slot(text="A")]
@@ -196,8 +193,6 @@ async def test_no_prompts_are_no_calls() -> None:
 
 
 def test_content_parts_count_like_text() -> None:
-    """Content parts count like text in the estimate of a call."""
-
     def chars(content: Any) -> int:
         return LMRequest((ChatMessage("system", "ab"), ChatMessage("user", content))).chars
 
@@ -220,7 +215,6 @@ async def test_answers_that_batches_hold_are_bounded() -> None:
 
 
 async def test_waiting_batches_are_data_and_leave_at_once() -> None:
-    """Thousands of waiting batches are only data and leave at once."""
     client = Hanging()
     calls = TreeCalls(
         LMHandler(client), Ledger(Limits(max_concurrent_calls=4)), TreeEvents("t", [list[Event]().append])

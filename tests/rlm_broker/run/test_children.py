@@ -23,6 +23,7 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import LONG_TASK_CHARS, SHOWN_CHARS
+from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 TWO = Limits(max_depth=2)
@@ -104,7 +105,6 @@ def test_child_request_grows_only_by_new_messages(sandbox: Sandbox, call: str) -
 
 
 def test_long_question_is_whole_once(sandbox: Sandbox) -> None:
-    """A long question is told whole once and short in each turn."""
     question = "why " * 10_000
     client = ScriptedClient([*[fenced(LOOK)] * 5, "FINAL(because)"])
     with RLM(client, sandbox=sandbox) as rlm:
@@ -190,7 +190,6 @@ def test_template_and_later_contexts_are_handed_on() -> None:
 
 
 def test_child_without_a_sandbox_is_a_completion() -> None:
-    """A child without a sandbox is a completion of part and task."""
     client = ScriptedClient(lambda request: str(request.messages[-1].content))
     with LMHandler(client) as handler, Sandbox() as sandbox, sandbox.repl("whole", answer=handler.answers()) as repl:
         code = (
@@ -201,7 +200,6 @@ def test_child_without_a_sandbox_is_a_completion() -> None:
 
 
 def test_child_below_the_last_depth_is_a_completion(sandbox: Sandbox) -> None:
-    """A child below the last depth is a completion of part and task."""
     client = Tree("FINAL(rlm_query('Task?', context='part'))")
     assert ran(sandbox, client, limits=Limits(max_depth=1)).response == "a completion"
     (request,) = client.of_depth(1, is_loop=False)
@@ -209,7 +207,6 @@ def test_child_below_the_last_depth_is_a_completion(sandbox: Sandbox) -> None:
 
 
 def test_oversized_part_is_refused_as_a_completion(sandbox: Sandbox) -> None:
-    """A part that no prompt can hold is refused as a completion."""
     code = "FINAL(rlm_query('Task?', context='x' * 5_000_000, repl=False))"
     assert (ran(sandbox, Tree(code)).response or "").startswith(
         "Error: a context is not available: it has 5,000,000 bytes, more than 4,194,304: give a smaller part"
@@ -222,7 +219,6 @@ def test_code_may_say_whether_a_child_has_a_repl(sandbox: Sandbox) -> None:
 
 
 def test_auto_recursion_depends_on_the_parts_form(sandbox: Sandbox) -> None:
-    """The form of the part decides with `recursion="auto"`, whether it is a context or a part of the prompt."""
     words, numbers = "'a plain sentence. ' * 500", "' '.join(map(str, range(300)))"
     calls = [
         f"rlm_query('Task?', context={words})",
@@ -243,7 +239,6 @@ def test_auto_recursion_depends_on_the_parts_form(sandbox: Sandbox) -> None:
 
 
 def test_full_scratch_folder_is_an_error_without_files(open_sandbox: Sandbox) -> None:
-    """A full scratch folder is an error, and no file is left."""
     limits = Limits(max_depth=2, scratch_bytes=1 << 16)
     code = "import os\nanswer = rlm_query('a', context='x' * 500_000)\nFINAL(f'{answer} {os.listdir()}')"
     response = RLM(Tree(code), limits=limits, sandbox=open_sandbox).completion("", "?").response or ""
@@ -310,8 +305,8 @@ def test_deduplicated_children_count_once(sandbox: Sandbox) -> None:
     assert done.response == str(["fine", "fine", "fine", "fine", "Error: max_children_total exceeded", "fine"])
 
 
-@pytest.mark.parametrize(
-    ("given", "echo"),
+@table(
+    "given echo",
     [
         ("rlm_query('Count the words.')", "rlm_query('Count the words.')"),
         ("rlm_query('Count the words.')", "rlm_query(context)"),
@@ -325,7 +320,6 @@ def test_deduplicated_children_count_once(sandbox: Sandbox) -> None:
     ],
 )
 def test_child_handing_its_task_on_gets_a_completion(sandbox: Sandbox, given: str, echo: str) -> None:
-    """A child that hands its own task on gets a completion and is told so."""
     client = Tree(f"FINAL({given})", lambda turn: fenced(f"print({echo})") if turn == 1 else "FINAL(done)")
     done = ran(sandbox, client, limits=Limits(max_depth=4))
     assert done.response == "done"
@@ -338,7 +332,6 @@ def test_child_handing_its_task_on_gets_a_completion(sandbox: Sandbox, given: st
 
 @pytest.mark.parametrize("other", ["rlm_query('Count the words.', context=context[1:])", "rlm_query('Count more.')"])
 def test_child_with_another_task_has_a_grandchild(sandbox: Sandbox, other: str) -> None:
-    """Another task or part of a child is a grandchild."""
     code = "FINAL(rlm_query('Count the words.', context='of this'))"
     client = Tree(code, lambda turn: fenced(f"print({other})") if turn == 1 else "FINAL(done)")
     ran(sandbox, client, limits=Limits(max_depth=3))
@@ -390,8 +383,6 @@ def test_children_are_numbered_and_leave_what_became_of_them(sandbox: Sandbox) -
 
 
 def test_failed_childs_partial_answer_comes_with_its_error(sandbox: Sandbox) -> None:
-    """The text that a child said before it failed comes with its error."""
-
     def child(turn: int) -> str:
         if turn == 1:
             return f"an idea\n{fenced('print(1)')}"
@@ -421,8 +412,6 @@ def test_auto_recursion_gives_numbers_to_a_child(
 
 
 def test_users_handler_may_ask_for_children(sandbox: Sandbox) -> None:
-    """A handler of the user may ask for children with plain text."""
-
     def factory(_run: str, _depth: int, ours: QueryHandler) -> QueryHandler:
         async def answer(query: Query) -> list[Slot]:
             return await ours(Query(id=query.id, want="rlm", prompts=["from a handler"]))

@@ -196,7 +196,6 @@ async def test_fitting_conversation_is_unchanged() -> None:
 
 
 async def test_older_outputs_are_cut_first() -> None:
-    """Older outputs are cut first, the longest most, and replies never."""
     kept, progress = conversation(
         16_000, "s" * 10, "o" * 10, "a" * 3_000, "u" * 9_000, "a" * 10, "v" * 800, "a" * 10, "w" * 9_000
     )
@@ -218,7 +217,6 @@ async def test_the_newest_is_cut_last_and_its_end_stays() -> None:
 
 
 async def test_outputs_are_halved_until_the_request_fits() -> None:
-    """An output is halved until the request fits, and no further."""
     older = shorten("u" * 9_000, 4_500)
     kept, progress = conversation(40 + len(older) + 10, "s" * 10, "o" * 10, "a" * 10, "u" * 9_000, "a" * 10, "w" * 10)
     await kept.fit(never)
@@ -263,7 +261,6 @@ async def test_after_a_refusal_three_tenths_less_is_sent() -> None:
 
 
 async def test_lower_limit_than_the_refused_size_stays() -> None:
-    """A limit that is lower than the refused size stays."""
     kept, progress = conversation(4_000, "s" * 100, "o" * 100, "a" * 100, "u" * 9_000, "a" * 100, "w" * 100)
     assert await kept.takes_refusal(ModelFailed(TOO_LONG))
     await kept.fit(never)
@@ -277,7 +274,6 @@ async def test_the_system_prompt_and_the_opening_are_never_cut() -> None:
 
 
 async def test_provider_count_corrects_but_never_to_zero() -> None:
-    """The provider's count corrects the count, but not to zero."""
     kept, progress = conversation(1_000, "s" * 100, "o" * 100, "reply")
     await kept.learn(400)
     assert await kept.tokens() == pytest.approx(2 * 205)

@@ -10,8 +10,9 @@ from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.broker.models.models import Models
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.run.runner import MOST_MODELS, WORTH_TELLING, reads_chars
+from rlm_broker.run.runner import MOST_MODELS, reads_chars
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
 
 
 def sized(tokens: int | None, *replies: str, name: str = "scripted") -> ScriptedClient:
@@ -27,13 +28,11 @@ def told(model: ScriptedClient, sub: ScriptedClient | None = None, **more: Any) 
 
 
 def test_model_reads_three_characters_a_token() -> None:
-    """A model reads three characters a token, in round numbers."""
     chars = {None: None, 128_000: 380_000, 8_000: 24_000, 1_000_000: 3_000_000, 1: 3}
     assert {tokens: reads_chars(sized(tokens)) for tokens in chars} == chars
 
 
 def test_call_size_is_that_of_the_answering_model() -> None:
-    """The size that a call reads is that of the model that answers it."""
     prompt = told(sized(200_000), sized(64_000, name="sub"))
     assert "It can read 190,000 characters." in prompt
     assert "It can read" not in told(sized(200_000), sized(None, name="sub"))
@@ -41,13 +40,11 @@ def test_call_size_is_that_of_the_answering_model() -> None:
 
 @pytest.mark.parametrize(("tokens", "is_compact"), [(15_999, True), (16_000, False), (None, False)])
 def test_prompt_length_follows_the_runs_model(tokens: int | None, is_compact: bool) -> None:
-    """The window of the run's own model decides the length of its prompt."""
     prompt = told(sized(tokens), sized(200_000, name="sub"))
     assert ("How to work:" not in prompt) == is_compact
 
 
 def test_further_models_are_told_with_their_sizes() -> None:
-    """Further models are told with the size that they read, and the usual model is not told."""
     models = {"small": sized(10_000, name="provider/small-1"), "other": sized(None, name="other")}
     prompt = told(sized(None), sized(None, name="sub"), models=models)
     (line,) = [line for line in prompt.splitlines() if line.startswith("- Models for `model=`")]

@@ -21,7 +21,6 @@ def test_calls_are_numbered_and_end_at_their_limit() -> None:
 
 
 def test_children_end_at_their_limit() -> None:
-    """Children end at their limit, and None is no limit."""
     ledger = Ledger(Limits(max_children_total=1, max_llm_calls=None))
     ledger.charge_child()
     with pytest.raises(LimitReached, match="max_children_total"):
@@ -34,7 +33,6 @@ async def spend(ledger: Ledger, run: str, model: str, depth: int, usage: Usage) 
 
 
 async def test_usage_is_summed_by_model_over_depths() -> None:
-    """Usage is summed by the model that served, over all depths."""
     ledger = Ledger(Limits())
     await spend(ledger, "1", "a", 0, Usage(1, 10, 5, 0.5))
     await spend(ledger, "1", "a", 1, Usage(1, 1, 2, 0.25))
@@ -54,7 +52,6 @@ async def test_run_usage_includes_its_descendants() -> None:
 
 
 async def test_unknown_cost_makes_the_sum_unknown() -> None:
-    """An unknown cost makes the sum unknown and never zero."""
     ledger = Ledger(Limits())
     await spend(ledger, "1", "a", 0, Usage(1, 1, 1, 0.5))
     await spend(ledger, "1", "b", 0, Usage(1, 1, 1, None))
@@ -111,7 +108,6 @@ async def test_failed_call_returns_its_reserve() -> None:
 
 
 async def test_untrackable_budget_is_refused() -> None:
-    """A budget that cannot be kept is refused."""
     ledger = Ledger(Limits(max_budget_usd=1.0))
     await spend(ledger, "1", "unpriced", 0, Usage(1, 1, 1, None))
     with pytest.raises(ConfigurationError, match="the price of model 'unpriced' is not known"):
@@ -119,7 +115,6 @@ async def test_untrackable_budget_is_refused() -> None:
 
 
 def test_remainder_is_told_by_limit() -> None:
-    """The remainder is told for each limit and is None without a bound."""
     ledger = Ledger(Limits(max_llm_calls=10, max_children_total=None))
     ledger.charge_call()
     assert ledger.left() == {"max_llm_calls": 9, "max_children_total": None, "max_tokens": None, "max_budget_usd": None}
@@ -142,7 +137,6 @@ async def test_uncounted_tokens_are_estimated_for_limits_only() -> None:
 
 
 async def test_tree_usage_counts_in_the_ledger_above() -> None:
-    """The usage of trees counts in the ledger above them and ends them there."""
     above = Ledger(Limits(max_llm_calls=3, max_children_total=2, max_tokens=100))
     one, other = Ledger(Limits(), above), Ledger(Limits(max_tokens=50), above)
     assert [one.charge_call(), other.charge_call(), one.charge_call()] == [1, 1, 2]
@@ -163,7 +157,6 @@ async def test_tree_usage_counts_in_the_ledger_above() -> None:
 
 
 async def test_call_reserve_is_held_above_and_returned() -> None:
-    """The possible cost of a call is reserved in the ledger above too and returned."""
     above = Ledger(Limits(max_tokens=100))
     one, other = Ledger(Limits(), above), Ledger(Limits(), above)
     await spend(one, "1", "a", 0, Usage(1, 1, 1))
@@ -176,7 +169,6 @@ async def test_call_reserve_is_held_above_and_returned() -> None:
 
 
 async def test_cancelled_waiting_call_holds_no_reserve_above() -> None:
-    """A call that is cancelled while it waits holds no reserve in the ledger above."""
     above = Ledger(Limits(max_tokens=1000))
     tree, other = Ledger(Limits(max_tokens=100), above), Ledger(Limits(), above)
     await spend(tree, "1", "a", 0, Usage(1, 1, 1))
@@ -190,7 +182,6 @@ async def test_cancelled_waiting_call_holds_no_reserve_above() -> None:
 
 
 async def test_spent_tree_leaves_no_reserve_above() -> None:
-    """A tree whose means are spent leaves no reserve in the ledger above."""
     above = Ledger(Limits(max_tokens=1000))
     tree, other = Ledger(Limits(max_tokens=2), above), Ledger(Limits(), above)
     await spend(tree, "1", "a", 0, Usage(1, 1, 1))
@@ -227,7 +218,6 @@ async def test_concurrent_calls_may_use_the_last_cent(budget_usd: float, fits: b
 
 
 async def test_call_may_equal_the_largest_so_far() -> None:
-    """A call may be as long and as costly as the largest call so far."""
     ledger = Ledger(Limits(max_tokens=1000, max_budget_usd=10))
     for output_tokens, cost in ((5, 0.5), (7, 0.25), (6, 0.75)):
         await spend(ledger, "1", "a", 0, Usage(1, 1, output_tokens, cost))
@@ -263,7 +253,6 @@ async def test_uncounted_silent_call_costs_what_was_sent() -> None:
 
 
 async def test_ended_call_holds_no_reserve_above() -> None:
-    """A call that has ended holds no reserve above and is known there by its run."""
     above = Ledger(Limits(max_tokens=100))
     tree = Ledger(Limits(), above)
     await spend(tree, "1.2", "a", 0, Usage(1, 1, 1))

@@ -47,7 +47,6 @@ def test_an_answer_becomes_a_value() -> None:
 
 
 def test_wrong_answer_returns_with_fault_and_schema(open_sandbox: Sandbox) -> None:
-    """A wrong answer goes back to the model with its fault and the schema."""
     client = ScriptedClient(
         ["FINAL(Ada, aged 36)", '```repl\nFINAL({"name": "Ada", "age": "old"})\n```', f"FINAL({GOOD})"]
     )
@@ -61,7 +60,6 @@ def test_wrong_answer_returns_with_fault_and_schema(open_sandbox: Sandbox) -> No
 
 
 def test_exhausted_retries_end_with_the_last_answer(open_sandbox: Sandbox) -> None:
-    """The run ends with the last answer after its retries."""
     client = ScriptedClient(["FINAL(one)", "FINAL(two)", "FINAL(three)", "FINAL(four)"])
     with pytest.raises(OutputInvalid, match="the answer is not of the wanted type") as failed:
         RLM(client, limits=Limits(max_output_retries=1), sandbox=open_sandbox).completion(
@@ -88,7 +86,6 @@ def test_last_answer_without_turns_left_is_judged(open_sandbox: Sandbox) -> None
 
 
 def test_type_without_json_form_is_refused_early() -> None:
-    """A type that no JSON can be is refused before anything starts."""
     for wanted in (object(), print, type("Own", (), {})):
         client = ScriptedClient([])
         with pytest.raises(ConfigurationError, match="output_type"):
@@ -101,7 +98,6 @@ def test_the_schema_is_what_pydantic_says() -> None:
 
 
 def test_answer_against_the_schema_is_named_with_place() -> None:
-    """An answer that does not fit the schema is named with its place."""
     problem, value = OutputType(PERSON).judge('{"name": "Ada", "age": "old"}', 1)
     assert value is None
     assert problem is not None

@@ -20,7 +20,6 @@ def block(code: str) -> str:
 
 
 def test_variables_persist_and_calls_add_contexts(open_sandbox: Sandbox) -> None:
-    """Variables persist, and each call adds its context and its messages."""
     replies = [
         block("x = 40\nFINAL(context + '|' + context_0)"),
         block("FINAL(str(x + 2) + '|' + context + '|' + str(context_1))"),
@@ -91,7 +90,6 @@ async def test_two_questions_at_once_and_no_with_are_refused(open_sandbox: Sandb
 
 
 async def test_second_concurrent_run_is_refused(open_sandbox: Sandbox) -> None:
-    """The second of two runs that start at once is refused."""
     async with RLM(ScriptedClient([block("FINAL(1)")]), persistent=True, sandbox=open_sandbox) as rlm:
         first, second = rlm.start("a" * 1_000_000, "?"), rlm.start("b", "?")
         with pytest.raises(ConfigurationError, match="one question at a time"):
@@ -108,7 +106,6 @@ def test_offline_model_looks_at_the_context_of_its_run(open_sandbox: Sandbox) ->
 
 
 def test_later_context_may_exceed_message_and_memory() -> None:
-    """A later context is mapped and may be larger than a message and the memory."""
     client = ScriptedClient([block("FINAL(1)"), block("FINAL(len(context_1))")])
     limits = Limits(max_frame_bytes=1 << 16, memory_bytes=64 << 20)
     with RLM(client, persistent=True, limits=limits) as rlm:

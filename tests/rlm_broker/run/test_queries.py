@@ -106,8 +106,6 @@ def test_answer_of_a_call_and_of_a_child_is_cut(open_sandbox: Sandbox) -> None:
 
 
 def test_looping_child_is_ended_with_its_partial_answer(open_sandbox: Sandbox) -> None:
-    """A child that loops is ended on time with its partial answer, and its siblings are unharmed."""
-
     def reply(messages: list[dict[str, Any]]) -> str:
         match asked(messages):
             case "root":
@@ -149,7 +147,6 @@ def test_ended_parent_ends_children_and_their_processes() -> None:
 
 
 def test_run_names_tell_their_place_in_the_tree(open_sandbox: Sandbox) -> None:
-    """Runs are named by their place in the tree, and each has an end."""
     events: list[Event] = []
 
     def reply(messages: list[dict[str, Any]]) -> str:
@@ -168,7 +165,6 @@ def test_run_names_tell_their_place_in_the_tree(open_sandbox: Sandbox) -> None:
 
 
 async def test_cancelled_run_cancels_its_childs_model_call() -> None:
-    """Cancelling a run ends its child down to the model call."""
     asked_child, cancelled = asyncio.Event(), asyncio.Event()
 
     async def reply(messages: list[dict[str, Any]]) -> str:
@@ -200,8 +196,6 @@ def test_surplus_children_of_a_batch_each_say_why(open_sandbox: Sandbox) -> None
 
 
 def test_runs_nest_four_deep_with_one_place(open_sandbox: Sandbox) -> None:
-    """Runs nest four deep with one place at each depth."""
-
     def reply(messages: list[dict[str, Any]]) -> str:
         level = int(asked(messages))
         if level == 4:
@@ -245,7 +239,6 @@ def test_child_time_is_bounded_by_its_parents(open_sandbox: Sandbox) -> None:
 
 
 def test_errors_in_a_row_end_a_run(open_sandbox: Sandbox) -> None:
-    """Turns with errors in a row end a run with its partial answer."""
     replies = ["```repl\n1 / 0\n```", "```repl\nprint(1)\n```", *["an idea\n```repl\n1 / 0\n```"] * 5]
     with pytest.raises(LimitReached, match="max_consecutive_errors = 2 was reached, 2 used") as reached:
         RLM(ScriptedClient(replies), limits=Limits(max_consecutive_errors=2), sandbox=open_sandbox).completion("", "?")
@@ -253,7 +246,6 @@ def test_errors_in_a_row_end_a_run(open_sandbox: Sandbox) -> None:
 
 
 def test_blocks_above_their_number_are_not_run(open_sandbox: Sandbox) -> None:
-    """Blocks beyond their number are not run, and the last answer is asked for."""
     client = ScriptedClient(
         ["```repl\nprint(1)\n```\n```repl\nprint(2)\n```\n```repl\nprint(3)\n```", "FINAL(as far as I got)"]
     )
@@ -272,8 +264,6 @@ def test_a_turn_that_takes_too_long_ends_the_run(open_sandbox: Sandbox) -> None:
 
 
 def test_tokens_and_budget_end_a_run(open_sandbox: Sandbox) -> None:
-    """Tokens and budget end a run with what was spent."""
-
     def replies(_request: object) -> str:
         return "an idea of seven words or so\n```repl\nprint(1)\n```"
 
@@ -290,7 +280,6 @@ def test_tokens_and_budget_end_a_run(open_sandbox: Sandbox) -> None:
 
 
 def test_run_without_repl_is_a_plain_completion(open_sandbox: Sandbox) -> None:
-    """A run without any REPL is a plain completion, and messages keep their roles."""
     client = ScriptedClient(["first", "second"])
     rlm = RLM(client, limits=Limits(max_depth=0), sandbox=open_sandbox)
     assert rlm.completion("the text", "the question").response == "first"
@@ -304,7 +293,6 @@ def test_run_without_repl_is_a_plain_completion(open_sandbox: Sandbox) -> None:
 
 
 def test_child_may_have_its_own_model_by_policy(open_sandbox: Sandbox) -> None:
-    """A child may have a model of its own if the policy allows; its event names the model that serves."""
     asks = ("rlm_query('a', model='small')", "rlm_query('b', model='root')", "rlm_query('c')")
     root = ScriptedClient([f"```repl\nFINAL('|'.join([{', '.join(asks)}]))\n```"], "root")
     small, sub = (ScriptedClient([f"FINAL({name} speaks)"], name) for name in ("small", "sub"))
@@ -337,7 +325,6 @@ def test_the_recursion_can_be_replaced(open_sandbox: Sandbox) -> None:
 
 
 def test_system_prompts_may_differ_by_depth(open_sandbox: Sandbox) -> None:
-    """System prompts can differ by depth and are no templates."""
     client = ScriptedClient(["```repl\nFINAL(rlm_query('child'))\n```", "FINAL(done)"])
     prompt = "You are at {depth} %s "
     RLM(

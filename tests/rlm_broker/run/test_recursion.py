@@ -2,9 +2,8 @@
 
 import json
 
-import pytest
-
 from rlm_broker.run.children import LOOKED_AT_CHARS, divided, looks_like_data, needs_repl
+from tests.support.tables import table
 
 # ruff: noqa: RUF001 - punctuation of Chinese is meant
 
@@ -111,7 +110,7 @@ def test_list_has_eight_short_lines_or_more() -> None:
     assert [looks_like_data(text) for text in (*lists, *others)] == [True] * 3 + [False] * 4
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@table("separator", [",", ";", "\t", "|"])
 def test_table_lines_share_two_separators(separator: str) -> None:
     """Four of five lines of a table have the same two separators or more."""
     cases = {(8, 0, 2): True, (8, 0, 1): False, (7, 0, 2): False, (8, 2, 2): True, (7, 2, 2): False, (8, 2, 3): True}
@@ -137,7 +136,6 @@ def test_twenty_thousand_characters_are_looked_at() -> None:
 
 
 def test_task_is_first_and_last_line() -> None:
-    """The task of a prompt is its first and its last line, of at most 300 characters."""
     a, b, c = "a" * 300, "b" * 600, "c" * 300
     assert divided("x" * 600) == ("x" * 600, "")
     assert divided(f"{a}b{c}") == (f"{a}\n{c}", "b")

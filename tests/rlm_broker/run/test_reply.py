@@ -19,6 +19,7 @@ from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, ReplyAction
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.parsing.finals import FinalText
+from tests.support.tables import table
 
 LONG = "a long context. " * 1_000
 NO_EVENTS = TreeEvents("tree", []).of("1", 0)
@@ -44,11 +45,8 @@ def ran(sandbox: Sandbox, *replies: str, context: Any = LONG, **limits: Any) -> 
     return done, [str(request.messages[-1].content) for request in client.requests]
 
 
-@pytest.mark.parametrize(
-    "beside", [PRINTS, RAISES, "```repl\nimport sys; print(2, file=sys.stderr)\n```", "```repl\nx = 5\nx\n```"]
-)
+@table("beside", [PRINTS, RAISES, "```repl\nimport sys; print(2, file=sys.stderr)\n```", "```repl\nx = 5\nx\n```"])
 def test_answer_beside_output_is_questioned_once(sandbox: Sandbox, beside: str) -> None:
-    """An answer beside a block that printed something is questioned once."""
     for again in ("FINAL(a guess)", "It is as I said.\nFINAL(a guess)", "FINAL(corrected)"):
         done, told = ran(sandbox, f"{beside}\nFINAL(a guess)", again)
         assert done.response == again.rpartition("FINAL(")[2][:-1]
@@ -72,7 +70,6 @@ def test_answer_beside_an_unseen_picture_is_doubted(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("beside", [PRINTS, RAISES])
 def test_repeated_answer_with_the_same_code_is_taken(sandbox: Sandbox, beside: str) -> None:
-    """The same answer beside the same code is taken the second time."""
     done, told = ran(sandbox, f"{beside}\nFINAL(a guess)", f"{beside}\nFINAL(a guess)")
     assert done.response == "a guess"
     assert sum(UNSEEN in each for each in told) == 1
@@ -85,14 +82,12 @@ def test_another_answer_beside_code_is_asked_about_again(sandbox: Sandbox) -> No
 
 
 def test_answer_beside_silent_blocks_is_taken(sandbox: Sandbox) -> None:
-    """An answer beside blocks that ran and printed no output is taken."""
     done, _ = ran(sandbox, f"{SILENT}\n{SILENT}\nFINAL(sure)")
     assert done.response == "sure"
     assert len(done.trajectory[0].blocks) == 2
 
 
 def test_answer_before_a_look_is_questioned_once(sandbox: Sandbox) -> None:
-    """A first reply that has not looked at the context is questioned once."""
     done, told = ran(sandbox, "FINAL(from memory)", "FINAL(from memory)")
     assert done.response == "from memory"
     assert NOT_LOOKED_AT in told[0]
@@ -138,7 +133,6 @@ def test_variable_after_a_failed_block_is_not_read(sandbox: Sandbox, before: str
 
 
 def test_last_turn_asks_again_after_a_failed_block(sandbox: Sandbox) -> None:
-    """The last turn asks once more for a variable that follows a failed block."""
     done, told = ran(sandbox, SILENT, f"{RAISES}\nFINAL_VAR(x)", "FINAL_VAR(x)", max_iterations=2)
     assert done.response == "from x"
     assert "no turns left" in told[2]
@@ -211,7 +205,6 @@ async def test_blocks_per_run_are_bounded(open_sandbox: Sandbox) -> None:
 
 
 async def test_draft_is_kept_until_withdrawn_and_through_a_kill(open_sandbox: Sandbox) -> None:
-    """A draft of code is kept until it is taken back, and through a kill."""
     async with open_sandbox.repl() as repl:
         progress = Progress()
         actions = ReplyActions(repl, Limits(), NO_EVENTS, progress)
@@ -281,7 +274,6 @@ async def test_answer_lookup_uses_no_block_of_the_run(open_sandbox: Sandbox) -> 
 
 
 async def test_repl_killed_too_often_is_a_limit() -> None:
-    """A REPL that was killed too often is a limit, and a REPL that was closed is not."""
     limits = Limits(max_repl_restarts=0)
     async with Sandbox(limits, warm=0) as sandbox:
         async with sandbox.repl() as repl:

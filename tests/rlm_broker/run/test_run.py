@@ -175,7 +175,6 @@ async def test_run_is_followed_from_another_thread_and_loop(open_sandbox: Sandbo
 
 
 async def test_run_on_the_own_loop_refuses_waiting() -> None:
-    """Waiting for a run on its own loop is refused."""
     run = RLM(ScriptedClient(["FINAL(yes)"])).start("text", "?")
     with pytest.raises(RuntimeError, match="use the async form"):
         run.result()
@@ -220,7 +219,6 @@ async def test_run_arguments_hold_for_that_run_only(open_sandbox: Sandbox) -> No
 
 
 async def test_concurrent_runs_differ_in_their_events(open_sandbox: Sandbox) -> None:
-    """Two runs at once are told apart by their events."""
     seen: list[Event] = []
     async with RLM(ScriptedClient(["FINAL(1)"] * 2), on_event=seen.append, sandbox=open_sandbox) as rlm:
         runs = [rlm.start("text", "?") for _ in range(2)]

@@ -30,7 +30,6 @@ class Plain(BaseClient):
 
 
 def test_estimate_counts_three_characters_a_token() -> None:
-    """An estimate counts three characters a token, and each wide character as one."""
     tokens = {"": 0, "abc" * 100: 100, "中" * 100: 100, "𝄞" * 3: 3, "中abc" * 10: 20}
     assert {text: estimated(text) for text in tokens} == pytest.approx(tokens)
 

@@ -61,8 +61,6 @@ def test_tool_names_return_after_block_and_restart(open_sandbox: Sandbox) -> Non
 
 
 def test_tool_failure_is_a_readable_exception() -> None:
-    """A failure of a tool is an exception that the model can read."""
-
     def exits() -> None:
         raise SystemExit(3)
 
@@ -133,7 +131,6 @@ def test_a_tool_that_hangs_in_a_thread_hangs_nothing() -> None:
 
 
 def test_tool_result_above_a_frame_is_an_error() -> None:
-    """A result too large for a frame is an error."""
     code = "try: large()\nexcept RuntimeError as error: FINAL(str(error))"
     answer = answer_of(code, Limits(max_frame_bytes=1 << 20), large=lambda: "x" * (2 << 20)) or ""
     assert "the reply is too large" in answer

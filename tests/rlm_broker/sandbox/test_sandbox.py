@@ -34,19 +34,22 @@ async def until_left(expected: tuple[int, int]) -> None:
     await until(lambda: left() == expected)  # the listener notices a moment later that a connection was closed
 
 
-async def test_cancelled_start_leaves_no_process_or_descriptor() -> None:
+@table("how", ["cancelled", "closed"])
+async def test_start_that_is_given_up_leaves_no_process_or_descriptor(how: str) -> None:
     chance = random.Random(7)
     async with Sandbox(warm=0) as sandbox:
         async with sandbox.repl("context") as repl:
             await repl.aexecute("1")
         before = left()
-        for _ in range(40):
+        for _ in range(20):
             repl = sandbox.repl("context")
             opening = asyncio.create_task(repl.__aenter__())
             await asyncio.sleep(chance.random() * 0.015)
-            opening.cancel()
-            await asyncio.wait({opening})
+            if how == "cancelled":
+                opening.cancel()
+                await asyncio.wait({opening})
             await repl.aclose()
+            await asyncio.gather(opening, return_exceptions=True)
         await until_left(before)
         async with sandbox.repl("context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
@@ -74,22 +77,6 @@ async def test_repl_not_entered_runs_no_code() -> None:
             with pytest.raises(SandboxFailed, match="the REPL is not open: use it as `with sandbox"):
                 await repl.aexecute("1")
         assert left() == before
-
-
-async def test_repl_closed_during_its_start_is_cleaned_up() -> None:
-    """A REPL that is closed at any moment of its start leaves no process."""
-    chance = random.Random(7)
-    async with Sandbox(warm=0) as sandbox:
-        async with sandbox.repl("context") as repl:
-            await repl.aexecute("1")
-        before = left()
-        for _ in range(20):
-            repl = sandbox.repl("context")
-            opening = asyncio.create_task(repl.__aenter__())
-            await asyncio.sleep(chance.random() * 0.015)
-            await repl.aclose()
-            await asyncio.gather(opening, return_exceptions=True)
-        await until_left(before)
 
 
 async def test_repl_closed_on_arrival_of_its_worker_may_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

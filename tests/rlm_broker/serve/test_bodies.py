@@ -1,11 +1,12 @@
 """Bodies: what cannot be read is refused with a sentence, and a stalled body is given up."""
 
 import socket
+import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from rlm_broker.serve.app import HANDLERS
-from rlm_broker.serve.bodies import MOST_VALUES, body_of, fingerprint_of, idempotency_key, parsed
+from rlm_broker.serve.bodies import LARGE_BYTES, MOST_VALUES, body_of, fingerprint_of, idempotency_key, parsed
 from rlm_broker.serve.errors import ApiError
 from tests.support.asgi_server import http_server
 
@@ -22,6 +23,12 @@ class Wanted(BaseModel):
     model_config = ConfigDict(extra="forbid")
     count: int
     names: list[str] = []
+    thread: int = 0
+
+    @model_validator(mode="after")
+    def _note(self) -> "Wanted":
+        self.thread = threading.get_ident()
+        return self
 
 
 async def take(request: Request) -> Response:
@@ -31,12 +38,7 @@ async def take(request: Request) -> Response:
 
 async def take_much(request: Request) -> Response:
     wanted, _ = await parsed(request, Wanted, 1 << 20, 5)
-    return JSONResponse({"count": wanted.count})
-
-
-@pytest.fixture(scope="module")
-def large(url: str) -> str:
-    return f"{url}/large"
+    return JSONResponse({"count": wanted.count, "is_here": wanted.thread == threading.get_ident()})
 
 
 @pytest.fixture(scope="module")
@@ -53,73 +55,50 @@ def test_body_becomes_a_model(url: str) -> None:
     assert httpx.post(url, content=b'{"count": 3}').json() == {"count": 3, "bytes": 12}
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code", "param"),
-    [
-        (b"", 400, "empty", None),
-        (b" \n", 400, "empty", None),
-        (b'{"count": "\xff"}', 400, "not_utf8", None),
-        (b'{"count": 3', 400, "not_json", None),
-        (b'{"count": NaN}', 400, "not_json", None),
-        (b"[" * 900, 400, "not_json", None),
-        (b"[]", 400, None, None),
-        (b'{"count": "three"}', 400, None, "count"),
-        (b'{"count": 3, "names": ["a", 7]}', 400, None, "names.1"),
-        (b'{"count": 3, "cuont": 4}', 400, None, "cuont"),
-        (b'{"count": ' + b"1" * 995 + b"}", 413, "too_large", None),
-    ],
-)
-def test_wrong_bodies_are_refused(url: str, body: bytes, status: int, code: str | None, param: str | None) -> None:
-    answer = httpx.post(url, content=body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+def test_large_body_is_read_beside_the_loop(url: str) -> None:
+    for size, is_here in ((LARGE_BYTES - 1, True), (LARGE_BYTES, False)):
+        answer = httpx.post(f"{url}/large", content=b'{"count": 3}'.ljust(size))
+        assert answer.json() == {"count": 3, "is_here": is_here}
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"[]", "the body must be a JSON object"),
-        (b"{}", "count is missing"),
-        (b'{"count": 3, "cuont": 4}', "there is no field 'cuont'; did you mean count?"),
-        (b'{"count": 3, "\\u001b[2J": 4}', "there is no field '\\x1b[2J'"),
-        (b'{"count": "three"}', "count: input should be a valid integer, unable to parse string as an integer"),
-    ],
-)
-def test_refusals_speak_of_the_clients_fields(url: str, body: bytes, said: str) -> None:
-    assert httpx.post(url, content=body).json()["error"]["message"] == said
+def test_wrong_bodies_are_refused_with_a_sentence(url: str) -> None:
+    for body, status, code, param, said in (
+        (b"", 400, "empty", None, "the body is empty"),
+        (b" \n", 400, "empty", None, "the body is empty"),
+        (b'{"count": "\xff"}', 400, "not_utf8", None, "the body is not UTF-8: invalid start byte at byte 11"),
+        (b'{"count": 3', 400, "not_json", None, "the body is not valid JSON"),
+        (b'{"count": NaN}', 400, "not_json", None, "the body is not valid JSON"),
+        (b"[" * 900, 400, "not_json", None, "the body is not valid JSON"),
+        (b"[]", 400, None, None, "the body must be a JSON object"),
+        (b"{}", 400, None, "count", "count is missing"),
+        (b'{"count": "three"}', 400, None, "count", "count: input should be a valid integer, unable to parse string"),
+        (b'{"count": 3, "names": ["a", 7]}', 400, None, "names.1", "names.1: input should be a valid string"),
+        (b'{"count": 3, "cuont": 4}', 400, None, "cuont", "there is no field 'cuont'; did you mean count?"),
+        (b'{"count": 3, "\\u001b[2J": 4}', 400, None, "\x1b[2J", "there is no field '\\x1b[2J'"),
+        (b'{"count": ' + b"1" * 995 + b"}", 413, "too_large", None, "the body has more than 1,000 bytes"),
+    ):
+        answer = httpx.post(url, content=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (status, code, param), body
+        assert error["message"].startswith(said), body
 
 
-def test_body_of_too_many_values_is_refused_before_it_is_decoded(large: str) -> None:
-    answer = httpx.post(large, content=b'{"count": 3, "names": [' + b"[]," * MOST_VALUES + b"[]]}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
-    assert httpx.post(large, content=b'{"count": 3, "names": ["' + b"," * MOST_VALUES + b'"]}').status_code == 200
-
-
-def test_pieces_beyond_the_bound_are_refused(url: str) -> None:
-    """The bound holds for a body that does not declare its length."""
-    answer = httpx.post(url, content=(b" " * 100 for _ in range(11)))
-    assert answer.status_code == 413
-
-
-@pytest.mark.parametrize("is_declared", [True, False])
-@pytest.mark.parametrize(("size", "status"), [(1_000, 200), (1_001, 413)])
-def test_bound_of_bytes_is_exact(url: str, is_declared: bool, size: int, status: int) -> None:
-    body = b'{"count": 3}'.ljust(size)
-    answer = httpx.post(url, content=body if is_declared else iter([body[:600], body[600:]]))
-    assert answer.status_code == status
-    if status == 413:
-        assert answer.json()["error"]["message"] == "the body has more than 1,000 bytes: upload it as a file"
-    else:
-        assert answer.json() == {"count": 3, "bytes": size}
-
-
-def test_bound_of_values_is_exact(large: str) -> None:
-    """The body, its number, and the list with one too many are counted beside the texts."""
+def test_bounds_are_exact(url: str) -> None:
+    """Bytes are bounded with a declared length and without; the body, its number and the list count as values."""
+    for size, status in ((1_000, 200), (1_001, 413)):
+        body = b'{"count": 3}'.ljust(size)
+        for content in (body, iter([body[:600], body[600:]])):
+            answer = httpx.post(url, content=content)
+            assert answer.status_code == status
+    assert answer.json()["error"]["message"] == "the body has more than 1,000 bytes: upload it as a file"
     for more, status in ((0, 200), (1, 413)):
-        names = b",".join([b'""'] * ((1 << 17) - 3 + more))
-        answer = httpx.post(large, content=b'{"count": 3, "names": [' + names + b"]}")
+        names = b",".join([b'""'] * (MOST_VALUES - 3 + more))
+        answer = httpx.post(f"{url}/large", content=b'{"count": 3, "names": [' + names + b"]}")
         assert answer.status_code == status
+    assert answer.json()["error"]["code"] == "too_large"
     assert answer.json()["error"]["message"] == "the body has more than 131,072 JSON values: upload them as a file"
+    text = b'{"count": 3, "names": ["' + b"," * MOST_VALUES + b'"]}'
+    assert httpx.post(f"{url}/large", content=text).status_code == 200
 
 
 def requested(path: str = "/", **headers: str) -> Request:
@@ -146,9 +125,8 @@ async def test_header_of_the_length_is_looked_at_before_the_body() -> None:
     async def receive() -> Message:
         raise AssertionError("the body was read")
 
-    request = Request(requested(content_length="1001").scope, receive)
     with pytest.raises(ApiError) as refused:
-        await body_of(request, 1_000, 5)
+        await body_of(Request(requested(content_length="1001").scope, receive), 1_000, 5)
     assert refused.value.status == 413
     with pytest.raises(AssertionError, match="was read"):
         await body_of(Request(requested(content_length="1000").scope, receive), 1_000, 5)

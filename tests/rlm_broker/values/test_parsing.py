@@ -346,7 +346,6 @@ def test_reason_is_one_sentence_with_a_remedy() -> None:
 
 
 def test_reply_reports_at_most_eight_skipped_parts() -> None:
-    """The observation reports eight parts of a reply full of parts that are not run."""
     reply = "".join(f"```tag{number}\nx\n```\n" for number in range(100))
     assert [note.what for note in parse_reply(reply).not_run] == [f"a ```tag{number} fence" for number in range(8)]
 
@@ -429,7 +428,6 @@ def test_a_document_may_show_so_many_fence_lines(before: str, tag: str, others: 
 
 @pytest.mark.parametrize(("chars", "is_whole"), [(99_999, True), (100_000, False)])
 def test_answer_is_read_up_to_a_length(chars: int, is_whole: bool) -> None:
-    """An answer is read up to a length and may have parentheses in quotes."""
     content = '"(" '.ljust(chars, "x")
     expected = content if is_whole else f"{content})\nMore (words"
     assert parse_reply(f"FINAL({content})\nMore (words)").final == FinalText(expected)

@@ -1,9 +1,8 @@
-import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as published
 from opentelemetry.semconv.attributes import error_attributes
 
 from rlm_broker.watch import conventions as names
-from rlm_broker.watch.conventions import error_type, provider_of
+from rlm_broker.watch.conventions import checked_traceparent, error_type, provider_of, traceparent
 
 NEWER = {"gen_ai.request.stream", "gen_ai.response.time_to_first_chunk"}
 """Names that OpenTelemetry's Python package may lack: it follows the conventions later."""
@@ -27,37 +26,32 @@ def test_values_are_those_of_the_conventions() -> None:
     assert error_attributes.ErrorTypeValues.OTHER.value == names.OTHER_ERROR
 
 
-@pytest.mark.parametrize(
-    ("model", "provider"),
-    [
-        ("openai/gpt-5-mini", "openai"),
-        ("bedrock/anthropic.claude", "aws.bedrock"),
-        ("gpt-5-mini", "openai"),
-        ("claude-sonnet-4-5", "anthropic"),
-        ("offline", "offline"),
-        ("qwen3", "unknown"),
-        ("", "unknown"),
-        ("Not A Provider/x", "unknown"),
-        ("x" * 50 + "/y", "unknown"),
-    ],
-)
-def test_provider_is_told_by_the_name(model: str, provider: str) -> None:
-    assert provider_of(model) == provider
+def test_provider_is_told_by_the_name() -> None:
+    known = {"openai/gpt-5-mini": "openai", "bedrock/anthropic.claude": "aws.bedrock", "gpt-5-mini": "openai"}
+    known |= {"claude-sonnet-4-5": "anthropic", "offline": "offline"}
+    unknown = dict.fromkeys(("qwen3", "", "Not A Provider/x", "x" * 50 + "/y"), "unknown")
+    assert {model: provider_of(model) for model in known | unknown} == known | unknown
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("cancelled", "cancelled"),
-        ("m: HTTP status 429: slow down", "429"),
-        ("m: no answer within 3 s", "timeout"),
-        ("lookup() took longer than tool_timeout_s = 3 s", "timeout"),
-        ("openai/gpt: RateLimitError: slow down", "RateLimitError"),
-        ("ZeroDivisionError: division by zero", "ZeroDivisionError"),
-        ("lookup() raised KeyError: 'secret'", "KeyError"),
-        ("MadeUpByCodeError: a private text", "_OTHER"),
-        ("", "_OTHER"),
-    ],
-)
-def test_error_type_has_no_text_of_others(text: str, kind: str) -> None:
-    assert error_type(text) == kind
+def test_error_type_has_no_text_of_others() -> None:
+    kinds = {
+        "cancelled": "cancelled",
+        "m: HTTP status 429: slow down": "429",
+        "m: no answer within 3 s": "timeout",
+        "lookup() took longer than tool_timeout_s = 3 s": "timeout",
+        "openai/gpt: RateLimitError: slow down": "RateLimitError",
+        "ZeroDivisionError: division by zero": "ZeroDivisionError",
+        "lookup() raised KeyError: 'secret'": "KeyError",
+        "MadeUpByCodeError: a private text": "_OTHER",
+        "": "_OTHER",
+    }
+    assert {text: error_type(text) for text in kinds} == kinds
+
+
+def test_traceparent_of_another_form_is_none() -> None:
+    good = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    assert checked_traceparent(good) == checked_traceparent(f" {good} ") == good
+    zeros = (f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'ab' * 16}-{'0' * 16}-01")
+    others = (None, "", "00", good.upper(), good.replace("00-", "ff-", 1), *zeros, f"{good}\r\nx: y", f"{good}-more")
+    assert {checked_traceparent(header) for header in others} == {None}
+    assert traceparent.get() is None

@@ -17,27 +17,22 @@ def test_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
     assert (tmp_path / "rlm-broker").stat().st_mode & 0o777 == 0o700
 
 
-def test_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_folder_that_another_user_could_use_is_refused(tmp_path: Path) -> None:
     """A link could lead to a folder in which another user waits for connections."""
+    place = tmp_path / "rlm-broker"
     (tmp_path / "other").mkdir(0o700)
-    (tmp_path / "rlm-broker").symlink_to(tmp_path / "other")
+    place.symlink_to(tmp_path / "other")
     with pytest.raises(ConfigurationError, match="cannot be trusted"), folder.opened(makes=True):
         pass
-
-
-def test_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rlm-broker").mkdir()
-    (tmp_path / "rlm-broker").chmod(0o755)
+    place.unlink()
+    place.mkdir()
+    place.chmod(0o755)
     with pytest.raises(ConfigurationError, match="its mode is 755 and not 700"), folder.opened():
         pass
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason=NEEDS_ROOT)
-def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "rlm-broker").mkdir(0o700)
-    os.chown(tmp_path / "rlm-broker", 65534, 65534)
-    with pytest.raises(ConfigurationError, match="it belongs to the user 65534"), folder.opened():
-        pass
+    if os.geteuid() == 0:
+        os.chown(place, 65534, 65534)
+        with pytest.raises(ConfigurationError, match="it belongs to the user 65534"), folder.opened():
+            pass
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason=NEEDS_ROOT)
@@ -65,10 +60,5 @@ def test_socket_name_tells_a_process_from_a_later_one() -> None:
     child = folder.SocketName(*in_child(lambda: list(folder.SocketName.own("ask"))))
     assert child.started >= own.started
     assert child.pid != own.pid
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".ask-1-2.sock", "ask-1-2", "ask-0-2.sock", "ASK-1-2.sock", "a-1-2.sock\n", "ask-1.sock"]
-)
-def test_other_files_are_no_sockets(name: str) -> None:
-    assert folder.SocketName.parsed(name) is None
+    others = ("", ".ask-1-2.sock", "ask-1-2", "ask-0-2.sock", "ASK-1-2.sock", "a-1-2.sock\n", "ask-1.sock")
+    assert {folder.SocketName.parsed(name) for name in others} == {None}

@@ -1,3 +1,4 @@
+import json
 from typing import Any
 
 import pytest
@@ -93,9 +94,7 @@ def test_what_is_open_ends_with_its_run() -> None:
     child = started("t", "1.1", block=1)
     seen.take(started("t"), BlockStarted("1", 0, 1, 1, "x", tree="t", time=1.0), child, call(1, run="1.1"))
     seen.take(ended("t", "1.1", 3.0))
-    assert [span.key for span in seen.ended] == ["call 1", "run 1.1"] or [span.key for span in seen.ended] == [
-        "run 1.1"
-    ]
+    assert {span.key for span in seen.ended} <= {"call 1", "run 1.1"}
     seen.take(ended("t"))
     assert {span.key for span in seen.ended} == {"call 1", "run 1.1", "run 1.b1", "run 1"}
     assert seen.ended[-1].key == "run 1"
@@ -185,3 +184,35 @@ def test_runs_at_the_same_time_are_apart() -> None:
     assert {span.tree for span in seen.ended} == {run.id for run in runs}
     for span in seen.ended:
         assert span.parent is None or span.parent.tree == span.tree
+
+
+def test_messages_have_the_form_of_the_conventions() -> None:
+    prompt = [
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {}}]},
+    ]
+    assert json.loads(module.prompt_value(prompt)) == [
+        {"role": "system", "parts": [{"type": "text", "content": "be short"}]},
+        {"role": "user", "parts": [{"type": "text", "content": "look"}, {"type": "image_url"}]},
+    ]
+    assert json.loads(module.reply_value("yes")) == [
+        {"role": "assistant", "parts": [{"type": "text", "content": "yes"}], "finish_reason": "stop"}
+    ]
+    assert json.loads(module.instructions_value("be short")) == [{"type": "text", "content": "be short"}]
+
+
+def test_content_is_bounded() -> None:
+    """However large a prompt is, its attribute stays small, and is JSON."""
+    many = [{"role": "user" * 1_000, "content": [{"type": "text", "text": "x" * 10**5}] * 100}] * 100
+    made = module.prompt_value(many)
+    most = module.MOST_MESSAGES**2 * (module.MOST_CHARS + 200)
+    assert len(made) < most
+    assert len(json.loads(made)) == module.MOST_MESSAGES
+    assert "characters cut" in module.code_value("x" * 10**6)
+    assert len(module.output_value("o" * 10**6, "e" * 10**6, "w" * 10**6)) < 3 * (module.MOST_CHARS + 100)
+
+
+def test_malformed_messages_are_no_error() -> None:
+    """A trace may hold any plain value in the place of messages."""
+    odd = ["text", None, {}, {"role": None, "content": 3}, {"role": "user", "content": ["a", {"type": 7}]}]
+    assert len(json.loads(module.prompt_value(odd))) == 3

@@ -14,7 +14,6 @@ from sandbox_worker.init import files
 from sandbox_worker.init.files import MAX_ENTRIES, FileNotOpened, listed, open_to_read, open_to_write
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Entry, ListFolder, Opened, OpenToRead, Refused, pack
-from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -80,7 +79,7 @@ def make(scratch: Path, what: str) -> None:
             name.symlink_to("/dev/zero")
 
 
-@table("what", ["link", "loop", "folder", "fifo", "socket", "device"])
+@pytest.mark.parametrize("what", ["link", "loop", "folder", "fifo", "socket", "device"])
 def test_irregular_file_is_refused(scratch: Path, what: str) -> None:
     make(scratch, what)
     with pytest.raises(FileNotOpened, match=r"is a folder|is a link|is not a regular file"):
@@ -90,7 +89,7 @@ def test_irregular_file_is_refused(scratch: Path, what: str) -> None:
     assert (scratch.parent / "outside" / "secret").read_text() == "secret"
 
 
-@table("what", ["link", "fifo", "file"])
+@pytest.mark.parametrize("what", ["link", "fifo", "file"])
 def test_path_through_a_file_is_refused(scratch: Path, what: str) -> None:
     match what:
         case "link":

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -269,8 +269,7 @@ REPL = 2
 LOOK_S = 0.01
 
 
-@pytest.fixture
-def counted() -> CpuTime:
+def counted_on_two_cpus() -> CpuTime:
     made = CpuTime(lambda: 0.0)
     made._cpus = 2
     made.started(REPL)
@@ -281,7 +280,8 @@ def seen(pid: int, cpu_s: float = 0.0, childrens_s: float = 0.0, *, runs: bool =
     return Seen(pid, Status(1, threads), Times(runs, 0, cpu_s, 0.0, childrens_s))
 
 
-def test_cpu_time_of_the_living_is_the_kernels(counted: CpuTime) -> None:
+def test_cpu_time_of_the_living_is_the_kernels() -> None:
+    counted = counted_on_two_cpus()
     for look in range(1, 101):
         counted.look([seen(REPL, look * LOOK_S, runs=True)], LOOK_S)
     assert counted.block_s == pytest.approx(1.0)
@@ -290,41 +290,35 @@ def test_cpu_time_of_the_living_is_the_kernels(counted: CpuTime) -> None:
     assert counted.block_s == 0
 
 
-def test_unwaited_children_are_sampled(counted: CpuTime) -> None:
+@table(
+    "looked_at, block_s",
+    [
+        (lambda look: [seen(REPL), seen(100 + look, runs=look % 2 == 0)], 0.5),
+        # Samples are at most one for each CPU.
+        (lambda look: [seen(REPL), *(seen(100 * look + each, runs=True) for each in range(1000, 1020))], 2.0),
+        # Children that were waited for count by the kernel. They are seen running, since they wait for a CPU.
+        (lambda look: [seen(REPL, childrens_s=look * LOOK_S / 3), seen(100 + look, runs=True)], 0.33),
+        # A child that was waited for hides no time of children that were not.
+        (lambda look: [seen(REPL, childrens_s=look * LOOK_S / 10), seen(100 + look, runs=True)], 1.0),
+        # A young process with threads counts as running, in every state of its first thread.
+        (lambda look: [seen(REPL), seen(100 + look, threads=2)], 2.0),
+    ],
+)
+def test_children_are_sampled_until_they_were_waited_for(
+    looked_at: Callable[[int], list[Seen]], block_s: float
+) -> None:
+    counted = counted_on_two_cpus()
     for look in range(100):
-        counted.look([seen(REPL), seen(100 + look, runs=look % 2 == 0)], LOOK_S)
-    assert counted.block_s == pytest.approx(0.5, abs=0.02)
+        counted.look(looked_at(look), LOOK_S)
+    assert counted.block_s == pytest.approx(block_s, abs=0.05 if block_s == 2.0 else 0.02)
 
 
-def test_samples_are_at_most_one_per_cpu(counted: CpuTime) -> None:
-    for look in range(100):
-        counted.look([seen(REPL), *(seen(100 * look + each, runs=True) for each in range(1000, 1020))], LOOK_S)
-    assert counted.block_s == pytest.approx(2.0, abs=0.05)
-
-
-def test_waited_children_count_by_the_kernel(counted: CpuTime) -> None:
-    for look in range(100):  # seen running all the time, since they wait for a CPU
-        counted.look([seen(REPL, childrens_s=look * LOOK_S / 3), seen(100 + look, runs=True)], LOOK_S)
-    assert counted.block_s == pytest.approx(0.33, abs=0.02)
-
-
-def test_waited_child_hides_no_unwaited_ones(counted: CpuTime) -> None:
-    for look in range(100):
-        counted.look([seen(REPL, childrens_s=look * LOOK_S / 10), seen(100 + look, runs=True)], LOOK_S)
-    assert counted.block_s == pytest.approx(1.0, abs=0.02)
-
-
-def test_child_that_lives_on_counts_once(counted: CpuTime) -> None:
+def test_child_that_lives_on_counts_once() -> None:
+    counted = counted_on_two_cpus()
     for look in range(1, YOUNG_LOOKS + 50):
         counted.look([seen(REPL), seen(100, look * LOOK_S, runs=True)], LOOK_S)
     counted.look([seen(REPL)], LOOK_S)
     assert counted.block_s == pytest.approx((YOUNG_LOOKS + 49) * LOOK_S)
-
-
-def test_young_process_with_threads_counts_as_running(counted: CpuTime) -> None:
-    for look in range(100):
-        counted.look([seen(REPL), seen(100 + look, threads=2)], LOOK_S)
-    assert counted.block_s == pytest.approx(2.0, abs=0.05)
 
 
 PROGRAM = 50

@@ -9,7 +9,7 @@ from sandbox_worker.isolation import syscalls
 from tests.support.forked_child import in_child
 
 
-def test_refused_call_raises_with_its_reason() -> None:
+def test_refused_call_raises_with_its_name_and_reason() -> None:
     with pytest.raises(OSError, match=r"setns: Bad file descriptor") as caught:
         syscalls.setns(-1, 0)
     assert caught.value.errno == errno.EBADF

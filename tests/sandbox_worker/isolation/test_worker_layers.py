@@ -116,31 +116,14 @@ def strict(launcher: Launcher) -> dict[str, Any]:
     )
 
 
-def holds(found: Any, expected: Any) -> bool:
-    """Whether `found` is `expected`, or one of them if that is a tuple."""
-    return found in expected if isinstance(expected, tuple) else bool(found == expected)
-
-
 @needs_strict
-@table("name", ATTACKS)
-def test_attack_is_refused(strict: dict[str, Any], name: str) -> None:
-    found, expected = strict["of repl"][name], ATTACKS[name][1]
-    assert holds(found, expected), found
-
-
-@needs_strict
-@table("name", FACTS)
+@table("name", [*ATTACKS, *FACTS, *ORDINARY])
 def test_repl_in_isolation_is_as_expected(strict: dict[str, Any], name: str) -> None:
-    found, expected = strict["of repl"][name], FACTS[name][1]
-    assert holds(found, expected), found
-
-
-@needs_strict
-@table("name", ORDINARY)
-def test_ordinary_python_works_in_isolation(strict: dict[str, Any], name: str) -> None:
+    """Attacks are refused, and ordinary work works."""
     if name == "time_zones":
         require_time_zones()
-    assert strict["of repl"][name] == ORDINARY[name][1]
+    found, expected = strict["of repl"][name], {**ATTACKS, **FACTS, **ORDINARY}[name][1]
+    assert found in expected if isinstance(expected, tuple) else found == expected
 
 
 @needs_strict

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from sandbox_worker.repl.helpers import HELPERS
-from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, HISTORY, RESERVED, numbered
-from tests.support.bare_repl import OUTPUT, BareRepl, bare_repl
+from tests.support.bare_repl import BareRepl, bare_repl
 from tests.support.tables import table
 
 
@@ -79,30 +78,6 @@ def test_finalizer_printing_mid_frame_breaks_nothing(repl: BareRepl) -> None:
     assert ran.stdout.count("finalized\n") == 300
 
 
-def test_threads_print_and_ask_at_once(repl: BareRepl) -> None:
-    code = (
-        "import sys\nfrom concurrent.futures import ThreadPoolExecutor\n"
-        "def ask(i):\n    sys.stdout.write(f'line {i}\\n')\n    return llm_query(f'a{i}') == f'A{i}'\n"
-        "with ThreadPoolExecutor(16) as pool: print(all(pool.map(ask, range(400))))"
-    )
-    ran = repl.run(code)
-    assert ran.stdout.endswith("True\n")
-    assert sorted(int(line[5:]) for line in ran.stdout.splitlines()[:-1]) == list(range(400))
-
-
-def test_forked_process_prints_and_cannot_ask(repl: BareRepl) -> None:
-    code = (
-        "import os\npid = os.fork()\n"
-        "if pid == 0:\n"
-        "    try: llm_query('x')\n"
-        "    except RuntimeError as error: print('refused:', error)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(pid, 0)\nprint('parent')"
-    )
-    assert repl.run(code).stdout == "parent\n"
-    assert b"refused: another process cannot use the REPL's connection" in repl.written_to_descriptors()
-
-
 def test_forked_process_does_not_answer_for_parent(repl: BareRepl) -> None:
     assert repl.run("import os\nif (pid := os.fork()): os.waitpid(pid, 0)\nprint('once')").stdout == "once\n"
     assert repl.run("1").stdout == "1\n"
@@ -160,14 +135,6 @@ def test_empty_answer_is_not_submitted(repl: BareRepl) -> None:
     assert "nothing was submitted" in ran.stderr
 
 
-def test_print_loop_keeps_head_and_tail(repl: BareRepl) -> None:
-    ran = repl.run("for i in range(400_000): print(i)")
-    assert len(ran.stdout) < 1.2 * OUTPUT.max_output_bytes
-    assert ran.stdout.startswith("0\n1\n")
-    assert ran.stdout.endswith("399999\n")
-    assert " more cut] ..." in ran.stdout
-
-
 def test_interrupt_ends_a_loop_and_keeps_variables(repl: BareRepl) -> None:
     repl.begin("x = 'kept'\nprint('go', flush=True)\nwhile True: pass")
     repl.until_printed("go")
@@ -183,28 +150,6 @@ def test_interrupt_while_printing_loses_no_frame(repl: BareRepl) -> None:
         repl.interrupt()
         assert repl.finish().result.status == "interrupted"
     assert repl.run("'whole'").stdout == "'whole'\n"
-
-
-@table(
-    "prompts, error",
-    [
-        ("'one'", "takes a list of prompts, not one string"),
-        ("{'a': 1}", "takes a list of prompts, not a dict"),
-        ("b'x'", "takes a list of prompts, not a bytes"),
-        ("5", "takes a list of prompts, not a int"),
-        ("['a', 5]", "needs text: prompts[1] is a int"),
-    ],
-)
-def test_prompts_of_wrong_type_are_named(repl: BareRepl, prompts: str, error: str) -> None:
-    assert error in (repl.run(f"llm_query_batched({prompts})").result.error or "")
-
-
-def test_str_subclasses_are_prompts(repl: BareRepl) -> None:
-    def refuse(query: Query) -> list[Slot]:
-        return [Slot(error=f"no {prompt}") for prompt in query.prompts]
-
-    ran = repl.run("class S(str): pass\nprint(llm_query_batched([S('a'), 'b']))", refuse)
-    assert ran.stdout == "['Error: no a', 'Error: no b']\n"
 
 
 LIES = """

@@ -3,9 +3,11 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox_worker.wire import counting
 from sandbox_worker.wire.counting import (
     has_longer_number_than,
     has_more_objects_than,
@@ -75,3 +77,13 @@ def test_objects_are_counted_outside_of_texts() -> None:
 )
 def test_long_numbers_are_found_outside_of_texts(payload: bytes, is_longer: bool) -> None:
     assert has_longer_number_than(4, payload) is is_longer
+
+
+@given(PLAIN, st.integers(1, 9))
+def test_slices_do_not_change_the_count(plain: Any, size: int) -> None:
+    """A slice may end within a string, an escape or a character."""
+    payload = json.dumps(plain, ensure_ascii=False).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "SLICE_BYTES", size)
+        sliced = [has_more_values_than(most, payload) for most in range(20)]
+    assert sliced == [has_more_values_than(most, payload) for most in range(20)]

@@ -86,7 +86,6 @@ async def test_client_with_the_needed_methods_alone_has_no_ability() -> None:
 
 
 async def test_client_abilities_are_read_on_use() -> None:
-    """Abilities of a client are read each time they are asked for."""
     theirs = Able()
     client = adapted(theirs)
     assert abilities(client) == (2_000, 2, "able", False)
@@ -110,18 +109,16 @@ def test_object_keeps_one_wrapper_while_in_use() -> None:
     assert original(adapted(theirs)) is theirs
 
 
-@pytest.mark.parametrize(
-    "client",
-    [
+def test_clients_of_this_package_are_not_wrapped() -> None:
+    own: list[BaseClient] = [
         ScriptedClient([]),
         OfflineClient(),
         FunctionClient(lambda _: ""),
         LiteLLMClient("openai/x"),
         OpenAICompatibleClient("http://localhost:1/v1", "m"),
-    ],
-)
-def test_clients_of_this_package_are_not_wrapped(client: BaseClient) -> None:
-    assert adapted(client) is client_of(client) is original(client) is client
+    ]
+    for client in own:
+        assert adapted(client) is client_of(client) is original(client) is client
 
 
 def test_client_kind_follows_from_the_given_model() -> None:
@@ -139,7 +136,6 @@ def test_client_kind_follows_from_the_given_model() -> None:
 
 
 async def test_handler_returns_the_given_client_and_bounds_calls(tmp_path: Path) -> None:
-    """The handler returns the object that it was given and calls it within its bound."""
     root, named = Able(together=2), Plain("named", together=6)
     async with LMHandler(root, cache=Cache(tmp_path / "cache")) as handler:
         handler.register_client("fast", named)
@@ -167,14 +163,11 @@ async def test_run_checks_the_users_clients_first() -> None:
 
 
 async def test_run_needs_only_name_and_complete() -> None:
-    """A run needs of a client only a name and `complete`."""
     done = await RLM(OnlyToCall(), limits=Limits(max_depth=0)).acompletion("x", "?")  # type: ignore[arg-type]
     assert done.response == "called"
 
 
 def test_none_from_completion_is_an_empty_reply() -> None:
-    """An object whose `completion` returns None has given an empty reply."""
-
     class Field:
         calls = 0
 
@@ -208,8 +201,6 @@ def test_token_count_of_the_original_is_used() -> None:
 
 
 def test_window_of_a_foreign_client_is_taken() -> None:
-    """The window of a client of another runtime is taken."""
-
     class Small:
         model_name = "small"
         context_tokens = 8_000

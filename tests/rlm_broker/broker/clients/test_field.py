@@ -80,7 +80,6 @@ def request(text: str) -> LMRequest:
 
 @pytest.mark.parametrize("kind", [Theirs, TheirsAsync])
 async def test_call_usage_is_exact_with_last_usage_client(kind: type[Theirs]) -> None:
-    """Each call gets its own usage from a client that knows only the usage of the last call."""
     theirs = kind()
     client = FieldClient(theirs)
     handler = LMHandler(client)
@@ -94,7 +93,6 @@ async def test_call_usage_is_exact_with_last_usage_client(kind: type[Theirs]) ->
 
 
 async def test_client_without_usage_runs_concurrently() -> None:
-    """A client that reports no usage is called concurrently, and no usage is invented for it."""
     client = FieldClient(WithoutUsage())
     replies = await asyncio.gather(*(client.complete(request("x")) for _ in range(4)))
     assert {reply.usage for reply in replies} == {Usage(1, 0, 0, None)}
@@ -123,7 +121,6 @@ def test_rlm_takes_a_foreign_client_unchanged() -> None:
 
 
 async def test_object_has_one_turn_if_given_twice() -> None:
-    """An object has one turn at a time, however often it is given."""
     theirs = Theirs()
     one, other = field_client(theirs), field_client(theirs)
     await asyncio.gather(*(client.complete(request("x" * n)) for n in range(1, 10) for client in (one, other)))
@@ -131,7 +128,6 @@ async def test_object_has_one_turn_if_given_twice() -> None:
 
 
 async def test_cancelled_call_in_a_thread_keeps_its_turn() -> None:
-    """A cancelled call in a thread keeps its turn until it ends."""
     theirs = Theirs()
     client = FieldClient(theirs)
     for _ in range(20):
@@ -169,7 +165,6 @@ class Counting:
 
 
 async def test_async_client_with_usage_is_counted_exactly() -> None:
-    """An async client that reports usage is called concurrently and counted exactly."""
     client = Counting()
     async with LMHandler(client) as handler:  # as a model everywhere, without a wrapper
         requests = [LMRequest((ChatMessage("user", str(number)),)) for number in range(8)]

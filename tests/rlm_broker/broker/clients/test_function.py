@@ -45,9 +45,8 @@ def keyword_only(messages: list[dict[str, Any]], *, model: str | None) -> str:
     return f"{messages[0]['content']} {model}"
 
 
-@pytest.mark.parametrize(
-    ("fn", "text"),
-    [
+async def test_function_of_messages_is_a_client() -> None:
+    functions: list[tuple[Any, str]] = [
         (lambda messages: messages[0]["content"], "hello"),
         (lambda messages, name: f"{messages[0]['role']} {name}", "user m"),
         (lambda *args: f"{len(args)} arguments", "2 arguments"),
@@ -59,22 +58,14 @@ def keyword_only(messages: list[dict[str, Any]], *, model: str | None) -> str:
         (Methods(), "hello m"),
         (Methods().later, "hello later"),
         (AsyncCallable(), "hello from MainThread"),
-    ],
-    ids=range(11),
-)
-async def test_function_of_messages_is_a_client(fn: Any, text: str) -> None:
-    """Any function of messages, or of messages and a model, is a client."""
-    reply = await FunctionClient(fn).complete(request(model="m"))
-    assert reply == LMReply(text, Usage(total_calls=1, total_cost=None))
-
-
-@pytest.mark.parametrize(
-    "fn", [lambda: "", lambda a, b, c: a + b + c, "a name", max], ids=["none", "three", "str", "c"]
-)
-def test_function_with_wrong_parameters_is_refused(fn: Any) -> None:
-    """A function that cannot be called with messages is refused at construction."""
-    with pytest.raises(ConfigurationError):
-        FunctionClient(fn)
+    ]
+    for fn, text in functions:
+        reply = await FunctionClient(fn).complete(request(model="m"))
+        assert reply == LMReply(text, Usage(total_calls=1, total_cost=None))
+    others: list[Any] = [lambda: "", lambda a, b, c: a + b + c, "a name", max]
+    for fn in others:
+        with pytest.raises(ConfigurationError):
+            FunctionClient(fn)
 
 
 async def test_function_may_report_its_usage() -> None:
@@ -82,35 +73,36 @@ async def test_function_may_report_its_usage() -> None:
     assert await FunctionClient(lambda _: known).complete(request()) == known
 
 
-@pytest.mark.parametrize("answer", [None, LMReply(None, Usage(1, 2, 3))])  # type: ignore[arg-type]
-async def test_none_is_an_empty_text(answer: Any) -> None:
-    reply = await FunctionClient(lambda _: answer).complete(request())
-    assert reply.text == ""
-    assert reply.usage == (Usage(total_calls=1) if answer is None else answer.usage)
+def returning(answer: Any) -> Any:
+    return lambda _messages: answer
 
 
-@pytest.mark.parametrize("answer", [5, b"bytes", ["a"]])
-async def test_answer_other_than_text_is_a_failed_call(answer: Any) -> None:
-    with pytest.raises(ModelFailed, match=f"mine: the function returned {type(answer).__name__}; it must return str"):
-        await FunctionClient(lambda _: answer, "mine").complete(request())
+async def test_none_is_an_empty_text_and_no_other_type_is_one() -> None:
+    empty: list[Any] = [None, LMReply(None, Usage(1, 2, 3))]  # type: ignore[arg-type]
+    for answer in empty:
+        reply = await FunctionClient(returning(answer)).complete(request())
+        assert reply.text == ""
+        assert reply.usage == (Usage(total_calls=1) if answer is None else answer.usage)
+    others: list[Any] = [5, b"bytes", ["a"]]
+    for answer in others:
+        said = f"mine: the function returned {type(answer).__name__}; it must return str"
+        with pytest.raises(ModelFailed, match=said):
+            await FunctionClient(returning(answer), "mine").complete(request())
 
 
-@pytest.mark.parametrize(
-    "error", [TypeError("odd"), StopIteration("odd"), SystemExit("odd")], ids=lambda e: type(e).__name__
-)
-async def test_sync_function_error_is_a_failed_call(error: BaseException) -> None:
-    """The exception of a sync function is a failed call, and the function is called once."""
-    calls: list[str | None] = []
+async def test_sync_function_error_is_a_failed_call() -> None:
+    for error in (TypeError("odd"), StopIteration("odd"), SystemExit("odd")):
+        calls: list[str | None] = []
 
-    def fail(_messages: Any, model: str | None) -> str:
-        calls.append(model)
-        raise error
+        def fail(_messages: Any, model: str | None) -> str:
+            calls.append(model)  # noqa: B023 - called in this turn of the loop
+            raise error  # noqa: B023
 
-    with pytest.raises(ModelFailed) as failed:
-        await asyncio.wait_for(FunctionClient(fail, "mine").complete(request(model="m")), WAIT_S)
-    assert str(failed.value) == f"mine: {type(error).__name__}: odd"
-    assert failed.value.__cause__ is error
-    assert calls == ["m"]
+        with pytest.raises(ModelFailed) as failed:
+            await asyncio.wait_for(FunctionClient(fail, "mine").complete(request(model="m")), WAIT_S)
+        assert str(failed.value) == f"mine: {type(error).__name__}: odd"
+        assert failed.value.__cause__ is error
+        assert calls == ["m"]
 
 
 async def test_a_function_may_say_itself_that_the_model_failed() -> None:
@@ -122,7 +114,6 @@ async def test_a_function_may_say_itself_that_the_model_failed() -> None:
 
 
 async def test_calls_share_at_most_64_threads() -> None:
-    """Calls share at most 64 threads, and a second call takes an idle thread."""
     names: list[str] = []
     full, release = threading.Event(), threading.Event()
 
@@ -153,7 +144,6 @@ async def test_calls_share_at_most_64_threads() -> None:
 
 
 async def test_closed_client_fails_waiting_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A closed client fails the calls that wait and serves later calls."""
     monkeypatch.setattr(function, "MAX_THREADS", 1)
     started, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()

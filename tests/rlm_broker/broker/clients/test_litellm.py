@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.broker.clients.base import LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.litellm import (
     _KEYLESS,
     _KEYS,
@@ -24,7 +24,6 @@ from rlm_broker.broker.clients.litellm import (
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
-from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
 from tests.support.obedient import obedient
 from tests.support.service import serving
@@ -58,45 +57,7 @@ def client(server: FakeOpenAI, model_name: str = "openai/test-model", **options:
     return LiteLLMClient(model_name, api_base=server.base_url, api_key="sk-of-the-test", **options)
 
 
-async def test_call_sends_the_conversation_once() -> None:
-    """A call sends the conversation once and returns text and usage."""
-    with FakeOpenAI(completion("hi", 3, 5)) as server:
-        reply = await client(server, temperature=0.5).complete(REQUEST)
-    assert reply == LMReply("hi", Usage(1, 3, 5, None))
-    assert server.requests == [
-        {
-            "model": "test-model",
-            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],
-            "max_tokens": 7,
-            "temperature": 0.5,
-        }
-    ]
-    assert server.connections == 1
-
-
-async def test_tokens_of_the_providers_cache_are_told() -> None:
-    said = completion("hi", 3, 5)
-    said.body["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
-    with FakeOpenAI(said) as server:
-        reply = await client(server).complete(LMRequest((ChatMessage("user", "hi"),)))
-    assert reply.usage.cached_input_tokens == 2
-
-
-async def test_headers_of_the_call_are_sent() -> None:
-    """They are those of the call alone, and the client's own headers win."""
-    with FakeOpenAI(completion("hi")) as server:
-        asked = client(server, extra_headers={"x-team": "blue"})
-        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
-        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
-        call_headers.reset(token)
-        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
-    first, second = server.headers
-    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
-    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
-
-
 async def test_known_price_gives_a_cost() -> None:
-    """A known price gives a cost unless the provider counted no tokens."""
     with FakeOpenAI(completion("hi", 1000, 10), completion("hi", 0, 0)) as server:
         named = client(server, "gpt-5-mini")
         priced, uncounted = [(await named.complete(REQUEST)).usage.total_cost for _ in range(2)]
@@ -107,7 +68,6 @@ async def test_known_price_gives_a_cost() -> None:
 
 
 async def test_free_model_costs_zero_and_unpriced_is_unknown() -> None:
-    """A free model costs zero, and a model without a price costs an unknown amount."""
     with FakeOpenAI(completion("hi")) as server:
         free = await client(server, "openai/free-model", input_cost_per_token=0, output_cost_per_token=0).complete(
             REQUEST
@@ -130,7 +90,6 @@ async def test_free_model_costs_zero_and_unpriced_is_unknown() -> None:
 async def test_failed_call_is_one_request_without_secrets(
     answer: Answer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed call is one request and one line without secrets."""
     monkeypatch.setenv("SOME_VENDORS_SECRET", "env-secret-value")
     with FakeOpenAI(answer) as server, pytest.raises(ModelFailed) as failed:
         await client(server).complete(REQUEST)
@@ -206,7 +165,6 @@ def test_call_has_no_side_effects_on_the_host(tmp_path: Path) -> None:
 
 
 def test_well_known_name_gets_its_provider() -> None:
-    """A name without a provider is completed if it is well known."""
     whole = ["openai/gpt-5-mini", "openrouter/meta/llama"]
     known = [
         *("openai/gpt-5-mini", "openai/o3", "openai/o4-mini", "anthropic/claude-sonnet-4-5", "gemini/gemini-2.5-pro"),
@@ -228,7 +186,6 @@ def test_well_known_name_gets_its_provider() -> None:
     ],
 )
 def test_missing_key_is_named(model_name: str, variables: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing key is named, and any of its variables satisfies."""
     with pytest.raises(ConfigurationError) as missing:
         LiteLLMClient(model_name).check()
     assert str(missing.value).startswith(f"model {model_name!r} needs {' or '.join(variables)}, which is not set")
@@ -248,7 +205,6 @@ def test_missing_key_of_a_rare_provider_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_key_variable_is_needed_only_if_used() -> None:
-    """A key given as an option, or a provider without keys, needs no variable."""
     LiteLLMClient("openai/gpt-5-mini", api_key="key").check()
     LiteLLMClient("ollama/llama3").check()
 
@@ -271,7 +227,6 @@ def test_own_server_needs_its_address(provider: str, monkeypatch: pytest.MonkeyP
 
 
 def test_litellm_providers_are_not_taken_for_misspelt() -> None:
-    """No provider of LiteLLM is taken for a misspelt name."""
     prefetch().result()
     import litellm
 

@@ -13,12 +13,13 @@ import msgspec
 import pytest
 
 from rlm_broker.broker.clients import openai_compatible
-from rlm_broker.broker.clients.base import LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed
+from tests.support.tables import table
 
 WAIT_S = 60
 REQUEST = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
@@ -29,7 +30,6 @@ def client(server: FakeOpenAI, **options: Any) -> OpenAICompatibleClient:
 
 
 async def test_call_sends_the_conversation_once() -> None:
-    """A call sends the conversation and returns text and usage."""
     with FakeOpenAI(completion("hi", 3, 5)) as server:
         named = client(
             server, api_key="sk-of-the-test", headers={"x-team": "blue"}, options={"temperature": 0.5, "top_k": 3}
@@ -71,20 +71,6 @@ async def test_tokens_of_the_providers_cache_are_told() -> None:
         with FakeOpenAI(said) as server:
             reply = await client(server).complete(REQUEST)
         assert reply.usage == Usage(1, 3, 5, None, cached_input_tokens=cached)
-
-
-async def test_headers_of_the_call_are_sent() -> None:
-    """They are those of the call alone, and the client's own headers win."""
-    with FakeOpenAI(completion("hi")) as server:
-        asked = client(server, headers={"X-Team": "blue"})
-        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
-        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
-        call_headers.reset(token)
-        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
-        await asked.aclose()
-    first, second = server.headers
-    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
-    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
 
 
 async def test_connections_are_reused() -> None:
@@ -172,8 +158,8 @@ BEGUN = "the connection to ADDRESS broke: the server closed it in the middle of 
 WRONG = "the answer of ADDRESS is malformed: "
 
 
-@pytest.mark.parametrize(
-    ("sent", "said"),
+@table(
+    "sent said",
     [
         (b"", "the connection to ADDRESS broke: Server disconnected"),
         (b"HTTP", BEGUN),
@@ -217,7 +203,6 @@ async def test_preflight_finds_what_every_call_would() -> None:
 
 @pytest.mark.parametrize("models", [None, [], ["openai/*"]], ids=["no list", "empty", "patterns"])
 async def test_server_without_model_list_is_accepted(models: list[str] | None) -> None:
-    """A server that does not say which models it has is accepted."""
     with FakeOpenAI(completion("hi"), models=models) as server:
         await client(server).preflight()
 
@@ -262,7 +247,6 @@ print(asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),)))).t
 
 
 def test_client_needs_no_litellm_and_no_closing() -> None:
-    """The client needs no LiteLLM and no closing, and it ends without output."""
     with FakeOpenAI(completion("hi")) as server:
         ended = subprocess.run(
             [sys.executable, "-c", ALONE, server.base_url],
@@ -276,7 +260,6 @@ def test_client_needs_no_litellm_and_no_closing() -> None:
 
 
 async def test_odd_counts_do_not_discard_the_text() -> None:
-    """A good text is not discarded because its token counts are odd."""
     choice = {"message": {"role": "assistant", "content": "good", "refusal": {}}, "finish_reason": 5}
     odd: tuple[Any, ...] = (
         {"prompt_tokens": "3", "completion_tokens": True},
@@ -334,8 +317,6 @@ def test_loops_that_have_ended_leave_no_connections() -> None:
 
 
 async def test_key_without_right_to_list_models_is_accepted() -> None:
-    """A key that may not list models can still be good for calls."""
-
     class NoList(FakeOpenAI):
         async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
             await reader.readuntil(b"\r\n\r\n")

@@ -58,7 +58,6 @@ def test_half_a_character_is_recorded_and_found_again(tmp_path: Path) -> None:
 
 
 def test_equal_requests_get_replies_in_order(tmp_path: Path) -> None:
-    """Equal requests get their replies in order, and then the last reply again."""
     calls = [Recorded(CallId("1", n, 1), asked("same"), "root", f"reply {n}") for n in range(3)]
     recording = written(tmp_path, *calls)
     texts = [call.text for _ in range(4) if (call := recording.find(asked("same")))]
@@ -66,7 +65,6 @@ def test_equal_requests_get_replies_in_order(tmp_path: Path) -> None:
 
 
 async def test_diverged_run_says_how_in_each_call(tmp_path: Path) -> None:
-    """Each call of a run that has diverged says how the run diverged."""
     lines = "\n".join(f"line {number}" for number in range(50))
     recording = written(
         tmp_path,
@@ -90,7 +88,6 @@ async def test_diverged_run_says_how_in_each_call(tmp_path: Path) -> None:
 
 
 async def test_replayed_call_is_free_and_names_its_model(tmp_path: Path) -> None:
-    """A replayed call costs no money and names the model that served it."""
     call = Recorded(CallId("1", 0, 1), asked("a"), "a fallback", "text", used=Counted(100, 10, 3.0))
     failed = Recorded(CallId("1", 0, 2), asked("b"), "root", failure=Failure("down", "transient"))
     client = RecordedClient(written(tmp_path, call, failed), "root")
@@ -113,27 +110,18 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         Recorder(tmp_path / "missing" / "run.jsonl", MODELS)
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "is not a recording"),
-        (b"{}", "is not a recording"),
-        (b'{"event": "run_started"}', "is not a recording"),
-        (b'{"rlm_broker_recording": 1, "root": "x"}\n{"id": 1}\n', "is not a recording"),
-        (b'{"rlm_broker_recording": 1, "root": "x"}\n\xff\n', "is not a recording"),
-        (b"[" * 100_000, "is not a recording"),
-        (b'{"rlm_broker_recording": 99, "root": "x"}', "another version"),
-    ],
-)
-def test_invalid_recording_is_named(tmp_path: Path, content: bytes, why: str) -> None:
-    (tmp_path / "file").write_bytes(content)
-    with pytest.raises(ConfigurationError, match=why):
-        Recording(tmp_path / "file")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_invalid_recording_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot read the recording"):
         Recording(tmp_path / "file")
+    head = b'{"rlm_broker_recording": 1, "root": "x"}\n'
+    others = [b"", b"{}", b'{"event": "run_started"}', head + b'{"id": 1}\n', head + b"\xff\n", b"[" * 100_000]
+    for content, why in (
+        *((each, "is not a recording") for each in others),
+        (b'{"rlm_broker_recording": 99, "root": "x"}', "another version"),
+    ):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(ConfigurationError, match=why):
+            Recording(tmp_path / "file")
 
 
 def test_a_recording_of_nothing_has_no_nearest(tmp_path: Path) -> None:
@@ -178,7 +166,6 @@ SECRET = "AKIAIOSFODNN7EXAMPLE"
 
 
 def test_long_reply_is_recorded_without_its_middle(tmp_path: Path) -> None:
-    """The middle of a long reply is not recorded, and its call is still found."""
     long = "a" * LONGEST_CHARS + "b"
     recording = written(tmp_path, Recorded(CallId("1", 0, 1), asked(long), "root", long))
     found = recording.find(asked(long))
@@ -188,7 +175,6 @@ def test_long_reply_is_recorded_without_its_middle(tmp_path: Path) -> None:
 
 
 def test_secret_is_not_recorded_and_its_call_found(tmp_path: Path) -> None:
-    """Text like a secret is not recorded, and its call is found with and without that text."""
     with_it = Request(
         [
             {"role": "system", "content": f"the key is {SECRET}"},

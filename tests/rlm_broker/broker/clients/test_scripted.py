@@ -48,7 +48,6 @@ async def test_an_exception_in_the_script_fails_that_call_only() -> None:
 
 
 async def test_function_sees_the_request_and_may_fail() -> None:
-    """A function sees the request, and its error fails the call."""
     client = ScriptedClient(lambda asked: str(asked.messages[-1].content).upper())
     assert (await client.complete(request("loud"))).text == "LOUD"
     with pytest.raises(ModelFailed, match=r"^scripted: ZeroDivisionError: division by zero$"):
@@ -56,7 +55,6 @@ async def test_function_sees_the_request_and_may_fail() -> None:
 
 
 async def test_concurrent_calls_take_replies_in_order() -> None:
-    """Concurrent calls take the replies in the order in which the calls began."""
     client = ScriptedClient([str(number) for number in range(20)], delay_s=0.001)
     replies = await asyncio.gather(*(client.complete(request()) for _ in range(20)))
     assert [reply.text for reply in replies] == [str(number) for number in range(20)]

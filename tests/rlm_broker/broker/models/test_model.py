@@ -19,17 +19,15 @@ def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -
             Model.model_validate({"name": "openai/x", "base_url": "http://h/v1", **given}).client()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
+def test_inconsistent_description_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"max_retries": -1}, "Model: max_retries: Input should be greater"),
         ({"requests_per_minute": 0}, "Model: requests_per_minute: "),
         ({"temperature": 1}, "Model: there is no 'temperature': give sampling arguments in `options`"),
         ({"max_retry": 1}, r"Model: there is no 'max_retry'; did you mean max_retries\?"),
         ({"usd_per_million_tokens": [1, -1]}, "Model: usd_per_million_tokens.1: "),
         ({"name": "offline", "options": {"temperature": 0}}, "the model offline calls no server"),
-    ],
-)
-def test_inconsistent_description_is_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        Model(**wrong)
+    ]
+    for wrong, said in cases:
+        with pytest.raises(ConfigurationError, match=said):
+            Model(**wrong)

@@ -62,7 +62,6 @@ def test_routes_are_checked_when_the_models_are_known() -> None:
 
 
 async def test_budget_without_a_price_is_refused_early() -> None:
-    """A budget without a price is refused before anything is sent."""
     with FakeOpenAI(completion("hi")) as server:
         unpriced = Model(base_url=server.base_url, name="m")
         rlm = RLM(unpriced, limits=Limits(max_budget_usd=1))
@@ -75,7 +74,6 @@ async def test_budget_without_a_price_is_refused_early() -> None:
 
 
 async def test_litellm_knows_a_price_or_says_so() -> None:
-    """LiteLLM knows a price or says that it does not know one."""
     known, unknown = (LiteLLMClient(name, api_key="x") for name in ("openai/gpt-5-mini", "openai/nobody-knows"))
     await known.loaded()
     assert known.is_priced is True
@@ -94,7 +92,6 @@ async def test_unreachable_server_is_told_before_the_sandbox_starts() -> None:
 
 
 def test_models_exclude_a_handler_or_a_recording() -> None:
-    """Models are not given together with a handler or a recording."""
     with pytest.raises(ConfigurationError, match="a recording to replay: it brings its own models"):
         RLM("offline", models=Models(replay="somewhere"))
 

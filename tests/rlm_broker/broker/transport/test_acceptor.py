@@ -35,14 +35,12 @@ def bound_without(host: str, *families: int) -> list[int] | str:
 
 
 def test_refused_family_is_omitted_if_another_exists() -> None:
-    """A refused address family is omitted where a host has another."""
     if not socket.has_ipv6 or bound_without("::1", AF_INET) != [AF_INET6]:
         pytest.skip("needs IPv6")
     assert bound_without("", AF_INET) == [AF_INET6]
 
 
 def test_refusal_of_all_families_names_the_setting() -> None:
-    """The refusal of every family names the setting that allows them."""
     assert "RestrictAddressFamilies=" in bound_without("127.0.0.1", AF_INET)
 
 

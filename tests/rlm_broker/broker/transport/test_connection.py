@@ -131,7 +131,6 @@ async def test_a_block_runs_prints_and_ends(pair: tuple[Connection, Worker]) -> 
 
 
 async def test_queries_are_answered_when_ready(pair: tuple[Connection, Worker]) -> None:
-    """Queries are answered as they are ready and not in their order."""
     release = asyncio.Event()
 
     async def answer(asked: Query) -> list[Slot]:
@@ -230,7 +229,6 @@ async def test_query_too_large_is_answered_and_the_connection_goes_on() -> None:
 async def test_worker_breaking_the_protocol_ends_its_block(
     pair: tuple[Connection, Worker],
 ) -> None:
-    """A worker that breaks the protocol ends its block with the reason."""
     block = await running(pair)
     pair[1].say(Result(block=2, status="ok"))
     with pytest.raises(ProtocolViolation, match="Result of block 2 while block 1 runs"):
@@ -241,7 +239,6 @@ async def test_worker_breaking_the_protocol_ends_its_block(
 
 
 async def test_worker_that_hangs_up_ends_its_block(pair: tuple[Connection, Worker]) -> None:
-    """A worker that hangs up ends its block and the work that was done for it."""
     answer = Waiting()
     block = await running(pair, answer)
     pair[1].say(query(1))
@@ -260,7 +257,6 @@ async def test_a_result_that_came_before_the_end_counts(pair: tuple[Connection, 
 
 
 async def test_settling_cancels_and_awaits_open_answers(pair: tuple[Connection, Worker]) -> None:
-    """Settling cancels the answers under way and waits for them."""
     answer = Waiting()
     block = await running(pair, answer)
     pair[1].say(query(1))
@@ -334,7 +330,6 @@ async def test_closing_waits_for_the_end_of_answers(pair: tuple[Connection, Work
 
 
 async def test_worker_after_the_closing_is_disconnected() -> None:
-    """A worker that comes after its connection was closed is disconnected."""
     ours, theirs = socket.socketpair()
     connection = Connection(Session(SMALL_FRAME_BYTES), IN_FLIGHT)
     await connection.close()
@@ -378,7 +373,6 @@ def _is_waiting(connection: Connection) -> bool:
 
 
 async def test_thousands_of_messages_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
-    """Thousands of messages in one read leave turns to others."""
     connection, worker = pair
     printed: list[Output | Display] = []
     worker.say(Ready(RELEASE))
@@ -397,7 +391,6 @@ async def test_thousands_of_messages_leave_turns_to_others(pair: tuple[Connectio
 
 
 async def test_unread_replies_become_errors_and_take_no_memory() -> None:
-    """Replies that are never read become errors and take no memory."""
     answered = 0
 
     async def large(_query: Query) -> list[Slot]:
@@ -423,7 +416,6 @@ async def test_unread_replies_become_errors_and_take_no_memory() -> None:
 
 
 async def test_result_behind_a_full_query_is_heard() -> None:
-    """A result behind a query without room is heard after an interrupt."""
     async with connected(64 << 20, in_flight=2) as both:
         connection, worker = both
         result = await running(both, Waiting())

@@ -69,7 +69,6 @@ async def test_a_token_expires(listener: Listener) -> None:
 
 
 async def test_wrong_token_is_disconnected_silently(listener: Listener) -> None:
-    """A caller with a wrong token is disconnected without a reply."""
     listener.expect(fresh_connection(), WAIT_S)
     async with await Peer.to(port_of(listener)) as peer:
         peer.send(hello("x" * 43))
@@ -88,7 +87,6 @@ async def test_socket_already_connected_shows_its_token(listener: Listener) -> N
 
 
 async def test_connections_of_a_port_share_query_weight(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections of one port share the weight of their queries."""
     monkeypatch.setattr(listener, "_load", QueryLoad(most=1))
     asked: list[str] = []
     answered = asyncio.Event()
@@ -117,7 +115,6 @@ async def test_connections_of_a_port_share_query_weight(listener: Listener, monk
 
 
 async def test_oversized_first_frame_is_refused_at_its_prefix(listener: Listener) -> None:
-    """An oversized first frame is refused before its content arrives."""
     async with await Peer.to(port_of(listener)) as peer:
         peer.writer.write(b"\xff\xff\xff\xff")
         assert b"frame of 4,294,967,295 bytes, the limit is 512" in await peer.receive()
@@ -125,7 +122,6 @@ async def test_oversized_first_frame_is_refused_at_its_prefix(listener: Listener
 
 
 async def test_refusal_reason_reaches_a_caller_still_sending(listener: Listener) -> None:
-    """The reason of a refusal reaches a caller that sends its whole request first."""
     async with await Peer.to(port_of(listener)) as peer:
         peer.send(b"x" * (8 << 20))
         await asyncio.wait_for(peer.writer.drain(), WAIT_S)
@@ -194,7 +190,6 @@ async def test_caller_accepted_during_closing_is_disconnected() -> None:
 
 
 async def test_stop_ends_all_calls_at_once() -> None:
-    """Stopping ends all calls at once and not in sequence."""
     calls = 3
     asked, ending = asyncio.Semaphore(0), asyncio.Barrier(calls)
 
@@ -259,7 +254,6 @@ async def test_one_shot_server_bug_is_a_reply() -> None:
 
 
 async def test_listener_starts_once_and_names_a_used_port(listener: Listener) -> None:
-    """The listener starts once, and a port in use is named."""
     first = listener.address
     assert await listener.start() == first == listener.address
     port = port_of(listener)
@@ -284,7 +278,6 @@ def test_a_port_that_does_not_exist_is_named(port: int) -> None:
 
 
 def test_listener_needs_the_named_risk_beyond_loopback() -> None:
-    """The listener listens only on loopback unless the risk is named."""
     for host in ("0.0.0.0", "::", "192.168.1.1", "example.org"):
         with pytest.raises(ConfigurationError, match="insecure_bind=True"):
             Listener(host)

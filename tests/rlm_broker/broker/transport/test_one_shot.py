@@ -33,7 +33,6 @@ def refusal(payload: bytes) -> str:
 
 
 def test_request_is_read_as_by_the_original() -> None:
-    """A request is read as the published implementations read it."""
     message = {"role": "user", "content": "x"}
     assert {text: parse_request(text.encode()) for text in READ} == READ
     assert parse_request(json.dumps({"prompt": message}).encode()) == OneShotRequest((message,), False)
@@ -73,8 +72,6 @@ def test_invalid_request_is_refused_with_its_text() -> None:
 
 
 def test_deep_prompt_is_refused_at_its_level() -> None:
-    """A prompt is refused from the first level that is too deep."""
-
     def nested(levels: int) -> bytes:
         return b'{"prompt": [' + b"[" * (levels - 1) + b"1" + b"]" * (levels - 1) + b"]}"
 
@@ -84,7 +81,6 @@ def test_deep_prompt_is_refused_at_its_level() -> None:
 
 
 def test_garbage_raises_only_sendable_refusals() -> None:
-    """Garbage raises only refusals, and every refusal can be sent."""
     rng = random.Random(20261120)
     hostile = [b"[" * 100_000, b'{"prompt":' * 100_000, b'{"prompt": ' + b"9" * 5_000 + b"}", b"\xef\xbb\xbf{}"]
     for garbage in [*(rng.randbytes(rng.randrange(40)) for _ in range(3000)), *hostile]:

@@ -26,7 +26,6 @@ def said_with_the_next_block(session: Session) -> list[FromOrchestrator]:
 
 
 def test_tools_and_values_are_sent_once() -> None:
-    """Tools and values are sent once, with the next block."""
     session = Session(MAX_FRAME_BYTES)
     session.provide(Provisions.of({"a": 1, "b": [2]}, MAX_FRAME_BYTES, ["search"]))
     session.provide(Provisions.of({"a": 3}, MAX_FRAME_BYTES, ["read"]))
@@ -41,7 +40,6 @@ def test_tools_and_values_are_sent_once() -> None:
 
 
 def test_provisions_of_a_holder_change_no_other() -> None:
-    """The additions of one holder change no other holder."""
     own = Provisions.of({"a": 1}, MAX_FRAME_BYTES, ["search"])
     one, other = Session(MAX_FRAME_BYTES), Session(MAX_FRAME_BYTES)
     one.provide(own)

@@ -113,7 +113,6 @@ def test_open_query_id_is_not_reusable() -> None:
 
 
 def test_reply_is_given_once_even_after_its_block() -> None:
-    """A reply is given once and may come after its block."""
     session = running()
     receive(session, frame(SAMPLES[Query]))
     receive(session, frame(SAMPLES[Result]))
@@ -140,7 +139,6 @@ def test_sound_messages_before_a_wrong_frame_are_delivered() -> None:
 
 
 def test_displays_of_a_block_are_bounded() -> None:
-    """Displays of a block are bounded in number and bytes."""
     session = running()
     for _ in range(MAX_DISPLAYS):
         receive(session, frame(SAMPLES[Display]))
@@ -221,7 +219,6 @@ def test_worker_of_another_release_is_refused_in_a_sentence(said: bytes) -> None
 
 
 def test_process_with_replaced_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process whose code was replaced while it runs says so."""
     with Sandbox(warm=0) as sandbox:
         with sandbox.repl() as repl:
             assert repl.execute("print(1)").status == "ok"
@@ -242,7 +239,6 @@ def sent(data: bytes | bytearray) -> list[Message]:
 
 
 def test_blocks_are_numbered_and_carry_provisions_once() -> None:
-    """Blocks are numbered and carry the wanted data and, once, the provisions."""
     session = Session(max_frame_bytes=1000)
     session.provide(Provisions.of({"n": 5}, 1000, tools=["search"]))
     receive(session, frame(Ready(RELEASE)))
@@ -256,7 +252,6 @@ def test_blocks_are_numbered_and_carry_provisions_once() -> None:
 
 
 def test_reply_is_refused_in_states_without_replies() -> None:
-    """A reply is a frame, and it is refused in a state that has no replies."""
     session = running()
     receive(session, frame(SAMPLES[Query]))
     reply = Reply(id="1:1", slots=[Slot("x")])
@@ -269,7 +264,6 @@ def test_reply_is_refused_in_states_without_replies() -> None:
 
 
 def test_received_data_ends_with_the_session() -> None:
-    """The received data ends with the session, and so do its open queries."""
     session = running()
     session.feed(frame(SAMPLES[Query]) + frame(SAMPLES[Output]))
     session.next_message()

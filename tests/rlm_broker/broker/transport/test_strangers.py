@@ -64,7 +64,6 @@ async def test_longest_silent_is_dropped_when_there_are_too_many(monkeypatch: py
 
 
 async def test_silent_callers_give_way_to_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent callers give way, and a token still works."""
     monkeypatch.setattr(strangers, "MOST_SILENT", 8)
     listener = Listener()
     await listener.start()
@@ -101,7 +100,6 @@ def test_so_many_requests_are_served_at_a_time(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_requests_take_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests take at most a quarter of the descriptors."""
     monkeypatch.setattr(resource, "getrlimit", lambda _limit: (8, 8))
     counted = Strangers(WAIT_S)
     assert [counted.begins() for _ in range(3)] == [True, True, False]
@@ -109,7 +107,6 @@ def test_requests_take_a_quarter_of_the_descriptors(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("bound", ["MOST_SERVED", "MOST_WEIGHT"])
 async def test_busy_handler_is_told_to_surplus_callers(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller beyond the bounds is told that the handler is busy."""
     request = b'{"prompt": "p"}'
     monkeypatch.setattr(strangers, bound, 1 if bound == "MOST_SERVED" else request_weight(request))
     gate = Gate()
@@ -129,7 +126,6 @@ async def test_busy_handler_is_told_to_surplus_callers(bound: str, monkeypatch: 
 
 
 async def test_half_a_request_is_weighed_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a request is weighed and refused with the others."""
     monkeypatch.setattr(strangers, "MOST_WEIGHT", 100_000)
 
     async def serve(_: bytes) -> bytes:
@@ -163,7 +159,6 @@ async def test_request_beyond_a_bound_is_refused_with_its_name(request_: bytes, 
 
 
 async def test_second_frame_while_serving_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second frame that comes while the first is served is weighed."""
     request = b'{"prompt": "p"}'
     gate = Gate()
     listener = Listener(one_shot=gate.serve)

@@ -13,6 +13,7 @@ from rlm_broker.run.prompts.messages import (
     Messages,
     without_repl,
 )
+from tests.support.tables import table
 
 HOSTILE = "{limits} {0} %s %(x)s $y {{"
 TEXT = ContextInfo("str", 1234567)
@@ -29,14 +30,12 @@ def test_opening_describes_the_context() -> None:
 
 
 def test_short_context_is_shown_whole() -> None:
-    """A short context is shown whole, and then no look is asked for."""
     told = Messages("Who?").opening(ContextInfo("str", 5), ContextBeginning("Alice", True))
     assert "All of it:\nAlice" in told
     assert NOT_LOOKED_AT not in told
 
 
 def test_folder_parts_are_listed_up_to_a_number() -> None:
-    """The parts of a folder are listed up to a number, and the omitted parts are counted."""
     parts = tuple((f"file{number}", number) for number in range(40))
     told = Messages("?").opening(ContextInfo("dict", 10, parts, 500, {"binary": 3}), START)
     assert f"file{PARTS_SHOWN - 1}: {PARTS_SHOWN - 1}" in told
@@ -60,7 +59,6 @@ def test_task_in_the_context_is_mentioned() -> None:
 
 @pytest.mark.parametrize(("is_context", "where"), [(False, "the first message"), (True, "`context`")])
 def test_long_task_is_whole_only_in_the_opening(is_context: bool, where: str) -> None:
-    """A long task is whole in the opening and short in each turn."""
     question = "why? " * 10_000
     says = Messages(question, is_context=is_context)
     assert question in says.opening(TEXT, START)
@@ -70,9 +68,7 @@ def test_long_task_is_whole_only_in_the_opening(is_context: bool, where: str) ->
         assert f"all of it is in {where}" in told
 
 
-@pytest.mark.parametrize(
-    ("profile", "way"), [("both", "FINAL("), ("final", "FINAL("), ("compact", "FINAL("), ("answer", "answer['ready']")]
-)
+@table("profile way", [("both", "FINAL("), ("final", "FINAL("), ("compact", "FINAL("), ("answer", "answer['ready']")])
 def test_the_profile_is_kept_to_in_every_message(profile: Profile, way: str) -> None:
     says = Messages("Who?", profile)
     messages = [says.opening(TEXT, START), says.reminder(2), says.last_request(), says.unseen("x"), says.not_looked()]
@@ -88,7 +84,6 @@ def test_turns_that_are_left_are_told() -> None:
 
 
 def test_oversized_context_is_refused_without_a_repl() -> None:
-    """A context that no prompt holds is refused if the run has no REPL."""
     with pytest.raises(
         ContextRefused, match=r"without a REPL \(max_depth = 0\) a context must be text or plain values"
     ):

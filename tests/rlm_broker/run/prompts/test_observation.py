@@ -17,7 +17,6 @@ def test_text_of_documents_is_no_template() -> None:
 
 
 def test_long_output_keeps_head_and_tail() -> None:
-    """Long output keeps its head and tail and says what was cut."""
     told = observation([Block("c", "ok", stdout="H" * 500 + "x" * 9000 + "T" * 500)], [], 1_000, "?")
     assert "H" * 500 in told
     assert "T" * 250 in told
@@ -80,7 +79,6 @@ def test_skipped_code_is_told_with_its_reason(status: str) -> None:
 
 
 def test_observation_takes_a_quarter_of_a_small_window() -> None:
-    """An observation takes at most a quarter of a small window."""
     assert most_shown(20_000, None) == most_shown(20_000, 128_000) == 20_000
     assert most_shown(20_000, 8_000) == 6_000
     assert most_shown(20_000, 10) == 1_000

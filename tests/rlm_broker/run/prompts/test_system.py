@@ -19,6 +19,7 @@ from rlm_broker.run.prompts.instructions import Profile
 from rlm_broker.run.prompts.system import SMALL_WINDOW_TOKENS, Facts, ending, fitting, rounded_down, system_prompt
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.repl.queries import Queries
+from tests.support.tables import table
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 FLAT, DEEP = Limits(max_depth=1), Limits(max_depth=3)
@@ -70,7 +71,6 @@ def test_compact_prompt_is_used_for_a_small_window() -> None:
 
 
 def test_prompt_tells_one_way_to_end_by_default() -> None:
-    """A prompt tells one way to end unless both are wanted."""
     for profile in get_args(Profile):
         prompt = system_prompt(Facts(DEEP), profile)
         assert ("FINAL" in prompt) == (profile != "answer")
@@ -93,7 +93,7 @@ CHANGED = {
 COMPACT = {"max_observation_chars", "max_iterations"}
 
 
-@pytest.mark.parametrize("profile", get_args(Profile))
+@table("profile", get_args(Profile))
 def test_each_number_is_the_limit(profile: Profile) -> None:
     before = system_prompt(Facts(Limits(max_depth=2)), profile)
     told = COMPACT if profile == "compact" else CHANGED.keys()
@@ -123,7 +123,6 @@ def test_children_without_a_bound_are_told_without_a_number() -> None:
 
 
 def test_call_size_is_told_and_used_in_examples() -> None:
-    """The size that a call reads is told and is the size of the parts in the example."""
     prompt = system_prompt(Facts(DEEP, reads_chars=380_000))
     assert "It can read 380,000 characters." in prompt
     assert "chunks(context, 200_000, overlap=500)" in prompt

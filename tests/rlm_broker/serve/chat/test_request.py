@@ -41,109 +41,83 @@ def parts(*content: Any) -> dict[str, Any]:
 
 
 TEXT = {"type": "text", "text": "What is it?"}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+
+
+def file(**given: Any) -> dict[str, Any]:
+    return {"type": "file", "file": given}
+
+
+def function(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def schema(given: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": given}}}
+
+
 DEEP = {"$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(30)}, "$ref": "#/$defs/d0"}
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "param"),
-    [
-        ({"model": "other"}, 404, "model"),
-        ({"model": "obedient@other"}, 404, "model"),
-        ({"model": None}, 400, "model"),
-        ({"model": "m" * 501}, 400, "model"),
-        ({"messages": []}, 400, "messages"),
-        ({"messages": "hello"}, 400, "messages"),
-        ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages.0.role"),
-        ({"messages": [{"role": "function", "content": "x"}]}, 400, "messages.0.role"),
-        ({"messages": [USER, {"role": "assistant", "content": "x"}]}, 400, "messages.1.role"),
-        ({"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "  "}]}, 400, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": []}]}, 400, "messages.0.content"),
-        ({"messages": [{**USER, "colour": "red"}]}, 400, "messages.0.colour"),
-        ({"messages": [USER, {"role": "tool", "content": "x"}]}, 400, "messages.1.tool_call_id"),
-        ({"messages": [{"role": "tool", "tool_call_id": "call_1", "content": "x"}]}, 404, "messages.0.tool_call_id"),
-        (
-            parts({"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}, TEXT),
-            400,
-            "messages.0.content.0.type",
-        ),
-        (parts({"type": "input_audio", "input_audio": {}}, TEXT), 400, "messages.0.content.0.type"),
-        (parts({"type": "video", "video": {}}, TEXT), 400, "messages.0.content.0.type"),
-        (parts("text"), 400, "messages.0.content.0.type"),
-        (parts({"type": "text", "text": 7}), 400, "messages.0.content.0.text"),
-        (parts({"type": "file", "file": {}}, TEXT), 400, "messages.0.content.0.file"),
-        (parts({"type": "file", "file": {"file_id": 7}}, TEXT), 400, "messages.0.content.0.file.file_id"),
-        (parts({"type": "file", "file": {"file_id": "file-0"}}, TEXT), 404, "messages.0.content.0.file.file_id"),
-        (
-            parts({"type": "file", "file": {"file_data": "https://a.b/c", "filename": "c"}}, TEXT),
-            400,
-            "messages.0.content.0.file.file_data",
-        ),
-        (
-            parts({"type": "file", "file": {"file_data": "%%%", "filename": "c"}}, TEXT),
-            400,
-            "messages.0.content.0.file.file_data",
-        ),
-        (parts({"type": "file", "file": {"file_data": "aGVsbG8=", "filename": "a.txt"}}), 400, "messages.0.content"),
-        (parts({"type": "file", "file": {"file_data": "", "filename": "a.txt"}}, TEXT), 400, None),
-        (parts(TEXT, {"type": "text", "text": "long " * 20}), 400, "messages.0.content"),
-        ({"stream": "yes"}, 400, "stream"),
-        ({"stream_options": {"include_usage": "yes"}, "stream": True}, 400, "stream_options.include_usage"),
-        ({"n": 2}, 400, "n"),
-        ({"logprobs": True}, 400, "logprobs"),
-        ({"top_logprobs": 3}, 400, "top_logprobs"),
-        ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
-        ({"audio": {"voice": "x"}}, 400, "audio"),
-        ({"modalities": ["text", "audio"]}, 400, "modalities"),
-        ({"functions": [{"name": "f"}]}, 400, "functions"),
-        ({"web_search_options": {}}, 400, "web_search_options"),
-        ({"stop": ["x"]}, 400, "stop"),
-        ({"seed": 1}, 400, "seed"),
-        ({"presence_penalty": 0.5}, 400, "presence_penalty"),
-        ({"temperature": 9}, 400, "temperature"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"colour": "red"}, 400, "colour"),
-        ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
-        ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"tools": [{"type": "web_search"}]}, 400, "tools.0.type"),
-        ({"tools": [{"type": "function", "function": {"name": "no name"}}]}, 400, "tools.0.function.name"),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
-            400,
-            "tools.0.function.parameters",
-        ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": 7}}}]},
-            400,
-            "tools.0.function.parameters",
-        ),
-        ({"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(129)]}, 400, "tools"),
-        ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
-        ({"response_format": SCHEMA}, 400, "response_format.json_schema.schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DEEP}}},
-            400,
-            "response_format.json_schema.schema",
-        ),
-        ({"rlm": {"colour": "red"}}, 400, "rlm.colour"),
-        ({"rlm": {"max_budget_usd": -1}}, 400, "rlm.max_budget_usd"),
-        ({"rlm": {"max_budget_usd": 2}}, 400, None),
-        ({"rlm": {"max_llm_calls": 6}}, 400, None),
-        ({"rlm": {"max_depth": 0}}, 400, "rlm.max_depth"),
-        ({"rlm": {"question": " "}}, 400, "rlm.question"),
-        ({**parts(TEXT, TEXT), "rlm": {"context": "x"}}, 400, "rlm.context"),
-    ],
-)
-def test_bad_request_names_its_field(
-    http: httpx.Client, change: dict[str, Any], status: int, param: str | None
-) -> None:
-    answer = http.post("/chat/completions", json={"model": "obedient", "messages": [USER], **change})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (status, param), error["message"]
-    assert error["type"] == "invalid_request_error"
-    assert "\n" not in error["message"]
+BAD: list[tuple[dict[str, Any], int, str | None]] = [
+    ({"model": "other"}, 404, "model"),
+    ({"model": "obedient@other"}, 404, "model"),
+    ({"model": None}, 400, "model"),
+    ({"model": "m" * 501}, 400, "model"),
+    ({"messages": []}, 400, "messages"),
+    ({"messages": "hello"}, 400, "messages"),
+    ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages.0.role"),
+    ({"messages": [{"role": "function", "content": "x"}]}, 400, "messages.0.role"),
+    ({"messages": [USER, {"role": "assistant", "content": "x"}]}, 400, "messages.1.role"),
+    ({"messages": [{"role": "user", "content": None}]}, 400, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "  "}]}, 400, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": []}]}, 400, "messages.0.content"),
+    ({"messages": [USER, {"role": "tool", "content": "x"}]}, 400, "messages.1.tool_call_id"),
+    ({"messages": [{"role": "tool", "tool_call_id": "call_1", "content": "x"}]}, 404, "messages.0.tool_call_id"),
+    (parts({"type": "image_url", "image_url": {"url": "https://a.b/c"}}, TEXT), 400, "messages.0.content.0.type"),
+    (parts({"type": "input_audio", "input_audio": {}}, TEXT), 400, "messages.0.content.0.type"),
+    (parts({"type": "video", "video": {}}, TEXT), 400, "messages.0.content.0.type"),
+    (parts("text"), 400, "messages.0.content.0.type"),
+    (parts({"type": "text", "text": 7}), 400, "messages.0.content.0.text"),
+    (parts(file(), TEXT), 400, "messages.0.content.0.file"),
+    (parts(file(file_id=7), TEXT), 400, "messages.0.content.0.file.file_id"),
+    (parts(file(file_id="file-0"), TEXT), 404, "messages.0.content.0.file.file_id"),
+    (parts(file(file_data="https://a.b/c", filename="c"), TEXT), 400, "messages.0.content.0.file.file_data"),
+    (parts(file(file_data="%%%", filename="c"), TEXT), 400, "messages.0.content.0.file.file_data"),
+    (parts(file(file_data="aGVsbG8=", filename="a.txt")), 400, "messages.0.content"),
+    (parts(file(file_data="", filename="a.txt"), TEXT), 400, None),
+    (parts(TEXT, {"type": "text", "text": "long " * 20}), 400, "messages.0.content"),
+    ({**parts(file(file_data="aGVsbG8=", filename="a"), TEXT), "model": "obedient@plain"}, 400, "model"),
+    ({"stream": "yes"}, 400, "stream"),
+    ({"stream_options": {"include_usage": "yes"}, "stream": True}, 400, "stream_options.include_usage"),
+    ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ({"n": 2}, 400, "n"),
+    ({"max_tokens": 0}, 400, "max_tokens"),
+    ({"tool_choice": "required"}, 400, "tool_choice"),
+    ({"tools": [function("no name")]}, 400, "tools.0.function.name"),
+    ({"tools": [function("f", type="array")]}, 400, "tools.0.function.parameters"),
+    ({"tools": [function("f", properties=7)]}, 400, "tools.0.function.parameters"),
+    ({"tools": [function(f"f{n}") for n in range(129)]}, 400, "tools"),
+    ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
+    (schema({"type": "nothing"}), 400, "response_format.json_schema.schema"),
+    (schema(DEEP), 400, "response_format.json_schema.schema"),
+    ({"rlm": {"colour": "red"}}, 400, "rlm.colour"),
+    ({"rlm": {"max_budget_usd": -1}}, 400, "rlm.max_budget_usd"),
+    ({"rlm": {"max_budget_usd": 2}}, 400, None),
+    ({"rlm": {"max_llm_calls": 6}}, 400, None),
+    ({"rlm": {"max_depth": 0}}, 400, "rlm.max_depth"),
+    ({"rlm": {"question": " "}}, 400, "rlm.question"),
+    ({**parts(TEXT, TEXT), "rlm": {"context": "x"}}, 400, "rlm.context"),
+]
+
+
+def test_bad_request_names_its_field(http: httpx.Client) -> None:
+    for change, status, param in BAD:
+        answer = http.post("/chat/completions", json={"model": "obedient", "messages": [USER], **change})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (status, param), (change, error["message"])
+        assert error["type"] == "invalid_request_error"
+        assert "\n" not in error["message"]
 
 
 def test_refusals_of_lists_and_options_are_plain(http: httpx.Client) -> None:
@@ -156,19 +130,16 @@ def test_refusals_of_lists_and_options_are_plain(http: httpx.Client) -> None:
     assert said(rlm=5) == "rlm must be an object"
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
+def test_bad_body_has_its_code(http: httpx.Client) -> None:
+    for body, status, code in (
         (b"", 400, "empty"),
         (b"{", 400, "not_json"),
         (b"\xff\xfe", 400, "not_utf8"),
         (b"[" * 5_000, 400, "not_json"),
         (b" " * (1 << 15), 413, "too_large"),
-    ],
-)
-def test_bad_body_has_its_code(http: httpx.Client, body: bytes, status: int, code: str) -> None:
-    answer = http.post("/chat/completions", content=body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    ):
+        answer = http.post("/chat/completions", content=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), body[:10]
 
 
 def test_body_that_stalls_is_given_up(served: Served) -> None:
@@ -195,17 +166,20 @@ def test_too_long_idempotency_key_is_refused(http: httpx.Client) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
-def test_fields_of_chat_windows_are_accepted(http: httpx.Client) -> None:
-    """Fields that chat windows always send have no effect, and neutral values of refused fields neither."""
+def test_fields_of_chat_windows_are_ignored_and_named(http: httpx.Client) -> None:
+    """Fields that clients send to all servers are no errors; those without effect on the answer are named."""
     always = {
-        "temperature": 0.7, "top_p": 1, "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
-        "prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low", "reasoning_effort": "high",
-        "parallel_tool_calls": True, "n": 1, "logprobs": False, "presence_penalty": 0.0, "frequency_penalty": 0,
-        "stop": None, "logit_bias": {}, "modalities": ["text"], "seed": None, "stream": False,
+        "temperature": 0.7, "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "seed": 5,
+        "parallel_tool_calls": True, "n": 1, "logprobs": False, "presence_penalty": 0.0, "stop": None, "top_k": 40,
+        "logit_bias": {}, "modalities": ["text"], "stream": False, "max_tokens": -1, "keep_alive": "5m",
+        "tools": [{"type": "web_search"}], "tool_choice": "auto",
     }  # fmt: skip
-    answer = http.post("/chat/completions", json={"model": "obedient", "messages": [USER], **always})
+    body = {"model": "obedient", "messages": [{**USER, "id": "m1", "timestamp": 5}], **always}
+    answer = http.post("/chat/completions", json=body)
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"] == "hello"
+    named = ["temperature", "seed", "top_k", "keep_alive", "tools.web_search", "messages.id", "messages.timestamp"]
+    assert answer.json()["rlm"]["ignored"] == named
 
 
 def test_text_that_names_a_file_tells_none(http: httpx.Client) -> None:

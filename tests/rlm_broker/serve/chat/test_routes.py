@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,11 +13,18 @@ import openai
 import pydantic
 import pytest
 
-from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.events.event import BlockPrinted
-from rlm_broker.limits import Limits
-from rlm_broker.rlm import RLM
-from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker import (
+    RLM,
+    BlockPrinted,
+    Limits,
+    LMReply,
+    LMRequest,
+    ModelFailed,
+    OpenAICompatibleClient,
+    Sandbox,
+    ScriptedClient,
+    Usage,
+)
 from rlm_broker.serve.settings import ServeSettings
 from tests.support.fake_openai import Answer, FakeOpenAI, streamed
 from tests.support.obedient import obedient
@@ -59,6 +67,11 @@ def asked(client: openai.OpenAI, *content: Any, model: str = "obedient", **more:
     return client.chat.completions.create(model=model, messages=[{"role": "user", "content": said}], **more)
 
 
+def said(answer: Any) -> str:
+    text: str = answer.choices[0].message.content
+    return text
+
+
 def do(code: str) -> dict[str, str]:
     return {"type": "text", "text": f"DO: {code}"}
 
@@ -80,56 +93,37 @@ def test_completion_has_answer_usage_and_run(client: openai.OpenAI, served: Serv
     assert [run.id for run in served.parts.runs.all() if run.id == told["run"]]
 
 
-async def test_asynchronous_client_gets_the_answer(served: Served) -> None:
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.key, max_retries=0) as client:
-        answer = await client.chat.completions.create(model="obedient", messages=HELLO)  # type: ignore[arg-type]
-    assert answer.choices[0].message.content == "hello"
-
-
-def test_parsed_answer_is_of_the_type(client: openai.OpenAI) -> None:
+def test_answer_of_a_type_is_json(client: openai.OpenAI) -> None:
+    """An answer that stays of another type is 422, and the client is told not to pay again."""
     code = "import json; FINAL('```json\\n' + json.dumps({'name': 'Bern', 'people': 134_000}) + '\\n```')"
     messages: Any = [{"role": "user", "content": f"DO: {code}"}]
     answer = client.chat.completions.parse(model="obedient", messages=messages, response_format=City)
     assert answer.choices[0].message.parsed == City(name="Bern", people=134_000)
-
-
-def test_json_object_is_json(client: openai.OpenAI) -> None:
-    answer = asked(client, "DO: FINAL({'a': [1, None]})", response_format={"type": "json_object"})
-    assert json.loads(answer.choices[0].message.content) == {"a": [1, None]}
-
-
-def test_wrong_type_is_an_error_and_not_retried(client: openai.OpenAI) -> None:
-    """An answer that stays of another type is 422, and the client is told not to pay again."""
+    form: Any = {"response_format": {"type": "json_object"}}
+    assert json.loads(said(asked(client, "DO: FINAL({'a': [1, None]})", **form))) == {"a": [1, None]}
     with pytest.raises(openai.UnprocessableEntityError) as error:
-        asked(client, "DO: FINAL('no')", response_format={"type": "json_object"})
+        asked(client, "DO: FINAL('no')", **form)
     assert error.value.response.headers["x-should-retry"] == "false"
     assert error.value.code == "output"
+    with pytest.raises(openai.APIError, match="not of the wanted type"):
+        list(asked(client, "DO: FINAL('no')", stream=True, **form))
 
 
 def test_offline_model_refuses_types(open_sandbox: Sandbox) -> None:
     """The model "offline" answers in text: its sentence comes through."""
-    with (
-        serving(RLM("offline", sandbox=open_sandbox)) as offline,
-        client_of(offline) as client,
-        pytest.raises(openai.BadRequestError) as error,
-    ):
+    own = serving(RLM("offline", sandbox=open_sandbox))
+    with own as offline, client_of(offline) as client, pytest.raises(openai.BadRequestError) as error:
         asked(client, "Which?", model="offline", response_format={"type": "json_object"})
     assert "answers in text: leave out output_type" in error.value.message
 
 
 def test_limit_ends_with_length_and_partial_answer(client: openai.OpenAI) -> None:
     """A limit is the finish reason "length", with the best answer so far."""
-    answer = asked(client, "DO: answer['content'] = 'so far'", extra_body={"rlm": {"max_iterations": 1}})
-    told = answer.model_extra["rlm"]
-    assert (answer.choices[0].finish_reason, told["limit"]) == ("length", "max_iterations")
-    assert answer.choices[0].message.content
-    answer = asked(
-        client,
-        "DO: answer['content'] = 'so far'; import time; time.sleep(60)",
-        extra_body={"rlm": {"run_timeout_s": 0.5}},
-    )
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.model_extra["rlm"]["limit"] == "run_timeout_s"
+    code = "DO: answer['content'] = 'so far'"
+    for limit, value, more in (("max_iterations", 1, ""), ("run_timeout_s", 0.5, "; import time; time.sleep(60)")):
+        answer = asked(client, code + more, extra_body={"rlm": {limit: value}})
+        assert (answer.choices[0].finish_reason, answer.model_extra["rlm"]["limit"]) == ("length", limit)
+        assert said(answer)
 
 
 def test_limit_before_an_answer_is_told(open_sandbox: Sandbox) -> None:
@@ -149,68 +143,50 @@ def test_limit_before_an_answer_is_told(open_sandbox: Sandbox) -> None:
     assert (response.output_text, response.status) == (said, "incomplete")
 
 
-def test_max_tokens_reach_the_calls(open_sandbox: Sandbox) -> None:
+def test_what_the_model_gets(open_sandbox: Sandbox) -> None:
+    """Output tokens bound its calls; instructions of the caller stand beside our prompt, which stays whole."""
     scripted = obedient()
     with serving(RLM(scripted, sandbox=open_sandbox)) as own, client_of(own) as client:
         asked(client, "Say hello.", max_tokens=77)
         asked(client, "Say hello.", max_tokens=99, max_completion_tokens=55)
-    assert [request.max_completion_tokens for request in scripted.requests] == [77, 55]
+        pirate = [{"role": "system", "content": "Speak like a pirate."}, {"role": "developer", "content": "No ahoy."}]
+        messages: Any = [*pirate, *HELLO]
+        client.chat.completions.create(model="obedient", messages=messages)
+    assert [request.max_completion_tokens for request in scripted.requests] == [77, 55, None]
+    bare, _, (system, opening) = (request.messages for request in scripted.requests)
+    assert system.content == bare[0].content
+    assert "Speak like a pirate.\n\nNo ahoy." in opening.content
 
 
 # -- what is context -------------------------------------------------------------------------------------------------
 
 
 def test_earlier_turns_are_a_variable(client: openai.OpenAI) -> None:
+    """A picture in one of them, or instructions behind the last one, do not end the conversation."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     messages: Any = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "The word is xyzzy."},
+        {"role": "user", "content": [{"type": "text", "text": "The word is xyzzy."}, picture]},
         {"role": "assistant", "content": "Understood."},
-        {"role": "user", "content": "DO: FINAL(str([(m['role'], m['content']) for m in conversation]))"},
+        {"role": "user", "content": "DO: FINAL(str([m['content'] for m in conversation]))"},
+        {"role": "system", "content": "Be brief."},
     ]
     answer = client.chat.completions.create(model="obedient", messages=messages)
-    assert answer.choices[0].message.content == str([("user", "The word is xyzzy."), ("assistant", "Understood.")])
+    assert said(answer) == str([["The word is xyzzy.", "[image]"], "Understood."])
 
 
-def test_system_text_stands_beside_our_prompt(open_sandbox: Sandbox) -> None:
-    """System and developer texts reach the model, and our own prompt stays whole."""
-    scripted = obedient()
-    with serving(RLM(scripted, sandbox=open_sandbox)) as own, client_of(own) as client:
-        messages: Any = [
-            {"role": "system", "content": "Speak like a pirate."},
-            {"role": "developer", "content": "Never say ahoy."},
-            *HELLO,
-        ]
-        client.chat.completions.create(model="obedient", messages=messages)
-        asked(client, "Say hello.")
-    (system, opening), (bare, _) = (request.messages for request in scripted.requests)
-    assert system.content == bare.content
-    assert "Speak like a pirate.\n\nNever say ahoy." in opening.content
-
-
-def test_model_at_context_asks_about_a_folder(client: openai.OpenAI) -> None:
+def test_context_is_a_folder_a_file_or_what_rlm_says(client: openai.OpenAI) -> None:
     """The model NAME@logs answers about a folder of the server's, also beside a file of the request."""
-    about = "DO: FINAL(str(sorted(context)))"
-    assert "obedient@logs" in [model.id for model in client.models.list()]
-    alone = asked(client, about, model="obedient@logs")
-    assert alone.choices[0].message.content == "['a.log', 'b.log']"
+    alone = asked(client, "DO: FINAL(str(sorted(context)))", model="obedient@logs")
+    assert said(alone) == "['a.log', 'b.log']"
     both = do("FINAL(context['logs']['a.log'] + context['attached'])")
-    beside = asked(client, DOCUMENT, both, model="obedient@logs")
-    assert beside.choices[0].message.content == "one\na\nb\nc"
-
-
-def test_uploaded_file_is_the_context(client: openai.OpenAI) -> None:
+    assert said(asked(client, DOCUMENT, both, model="obedient@logs")) == "one\na\nb\nc"
     file = client.files.create(file=("book.txt", b"once upon a time"), purpose="user_data")
-    answer = asked(client, {"type": "file", "file": {"file_id": file.id}}, do("FINAL(context.upper())"))
-    assert answer.choices[0].message.content == "ONCE UPON A TIME"
-
-
-def test_explicit_question_and_context(client: openai.OpenAI) -> None:
-    """`rlm` says question and context in words, where structure does not."""
-    said = {"question": "DO: FINAL(context)"}
-    answer = asked(client, DOCUMENT["text"], extra_body={"rlm": said})
-    assert answer.choices[0].message.content == "a\nb\nc"
-    answer = asked(client, "DO: FINAL(context['rows'][1])", extra_body={"rlm": {"context": {"rows": [1, 2]}}})
-    assert answer.choices[0].message.content == "2"
+    book = {"type": "file", "file": {"file_id": file.id}}
+    assert said(asked(client, book, do("FINAL(context.upper())"))) == "ONCE UPON A TIME"
+    explicit = {"rlm": {"question": "DO: FINAL(context)"}}
+    assert said(asked(client, DOCUMENT["text"], extra_body=explicit)) == "a\nb\nc"
+    rows = {"rlm": {"context": {"rows": [1, 2]}}}
+    assert said(asked(client, "DO: FINAL(context['rows'][1])", extra_body=rows)) == "2"
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
@@ -254,29 +230,128 @@ def test_reply_streams_as_it_is_written(open_sandbox: Sandbox) -> None:
     assert "".join(thought or "" for thought in thoughts).strip() == "I think: \n```repl\nFINAL(42)\n```"
 
 
-def test_error_in_a_stream_is_told(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIError) as error:
-        list(asked(client, "DO: FINAL('no')", stream=True, response_format={"type": "json_object"}))
-    assert "not of the wanted type" in error.value.message
-
-
 def test_heartbeats_keep_both_answers_alive(open_sandbox: Sandbox) -> None:
     """A silent run sends comments in a stream, and blank lines before a plain body."""
-    with serving(RLM(obedient(), sandbox=open_sandbox), ServeSettings(heartbeat_s=0.05)) as own:
-        body: dict[str, Any] = {"model": "obedient", "messages": [{"role": "user", "content": SLOW}]}
-        plain = httpx.post(f"{own.base_url}/chat/completions", json=body, headers=own.headers, timeout=WAIT_S)
-        assert plain.content.startswith(b"\n{") or plain.content.startswith(b"\n\n")
-        assert plain.json()["choices"][0]["message"]["content"] == "late"
-        stream = httpx.post(
-            f"{own.base_url}/chat/completions", json={**body, "stream": True}, headers=own.headers, timeout=WAIT_S
-        )
-        assert b": the run goes on\n\n" in stream.content
-        assert stream.content.endswith(b"data: [DONE]\n\n")
+    with serving(RLM(obedient(), sandbox=open_sandbox), ServeSettings(heartbeat_s=0.01)) as own:
+        with httpx.Client(base_url=own.base_url, headers=own.headers, timeout=WAIT_S) as http:
+            body: dict[str, Any] = {"model": "obedient", "messages": [{"role": "user", "content": SLOW}]}
+            plain = http.post("/chat/completions", json=body)
+            stream = http.post("/chat/completions", json={**body, "stream": True})
         with client_of(own) as client:
-            assert asked(client, SLOW).choices[0].message.content == "late"
+            assert said(asked(client, SLOW)) == "late"
+    assert plain.content.startswith(b"\n")
+    assert plain.json()["choices"][0]["message"]["content"] == "late"
+    assert b": the run goes on\n\n" in stream.content
+    assert stream.content.endswith(b"data: [DONE]\n\n")
 
 
 SLOW = "DO: import time; time.sleep(0.3); FINAL('late')"
+
+
+def test_late_failure_has_the_form_of_the_interface(open_sandbox: Sandbox) -> None:
+    """After the status is sent, a failed run is a completion or a response that says so, with its partial answer."""
+
+    def reply(request: LMRequest) -> str:
+        if len(request.messages) > 2:
+            raise ModelFailed("the model is gone")
+        return "```repl\nanswer['content'] = 'so far'; import time; time.sleep(0.3)\n```"
+
+    replies = ScriptedClient(reply, model_name="m")
+    with serving(RLM(replies, sandbox=open_sandbox), ServeSettings(heartbeat_s=0.01)) as own, client_of(own) as client:
+        failed = asked(client, "What?", model="m")
+        response: Any = client.responses.create(model="m", input="What?")
+    (choice,) = failed.choices
+    assert (choice.finish_reason, choice.message.content) == ("length", "so far")
+    assert "the model is gone" in choice.message.refusal
+    assert failed.model_extra["error"]["message"] == choice.message.refusal
+    assert failed.model_extra["rlm"]["error"] == "provider"
+    assert (response.status, response.output_text) == ("failed", "so far")
+    assert "the model is gone" in response.error.message
+
+
+class Cached:
+    """A client of one model whose provider has most of the input in its cache."""
+
+    model_name = "cached"
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        return LMReply(f"FINAL({request.messages[-1].role})", Usage(1, 100, 5, 0.1, cached_input_tokens=80))
+
+    async def aclose(self) -> None:
+        """Close no resource: there is none."""
+
+
+def test_cached_tokens_are_told(open_sandbox: Sandbox) -> None:
+    with serving(RLM(Cached(), sandbox=open_sandbox)) as own, client_of(own) as client:
+        chat = asked(client, "What?", model="cached").usage
+        response: Any = client.responses.create(model="cached", input="What?").usage
+    assert (chat.prompt_tokens, chat.prompt_tokens_details.cached_tokens) == (100, 80)
+    assert (response.input_tokens, response.input_tokens_details.cached_tokens) == (100, 80)
+
+
+def test_plain_model_gets_the_messages(open_sandbox: Sandbox) -> None:
+    """NAME@plain is one call without a REPL: what chat windows ask for titles and tags of a conversation."""
+    scripted = ScriptedClient(["A title", '{"name": "Rome", "people": 1}'], model_name="m")
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": [DOCUMENT, {"type": "text", "text": "A title?"}]},
+    ]
+    tool: Any = {"type": "function", "function": {"name": "f"}}
+    with serving(RLM(scripted, sandbox=open_sandbox)) as own, client_of(own) as client:
+        answer: Any = client.chat.completions.create(model="m@plain", messages=messages, tools=[tool])
+        typed = client.chat.completions.parse(model="m@plain", messages=messages[:2], response_format=City)
+        models = [model.id for model in client.models.list()]
+    assert (answer.choices[0].message.content, answer.model) == ("A title", "m@plain")
+    assert (answer.model_extra["rlm"]["isolation"], answer.model_extra["rlm"]["ignored"]) == (None, ["tools"])
+    said = [(message.role, message.content) for message in scripted.requests[0].messages]
+    assert said == [*((m["role"], m["content"]) for m in messages[:3]), ("user", "a\nb\nc\n\nA title?")]
+    assert typed.choices[0].message.parsed == City(name="Rome", people=1)
+    assert models == ["m", "m@plain"]
+
+
+def test_question_of_a_chat_is_its_task(client: openai.OpenAI, served: Served) -> None:
+    """A viewer of the run sees the question, although the lone text is the context."""
+    run = asked(client, "Say hello.").model_extra["rlm"]["run"]
+
+    async def started() -> Any:
+        (hosted,) = [hosted for hosted in served.parts.runs.all() if hosted.id == run]
+        return await anext(hosted.events())
+
+    assert served.run(started()).question == "Say hello."
+
+
+def test_request_costs_the_same_after_many_runs(open_sandbox: Sandbox) -> None:
+    """The functions that a request calls are counted: no clock is read."""
+    rlm = RLM(ScriptedClient(lambda _: "hello", model_name="m"), sandbox=open_sandbox)
+    counted = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    with serving(rlm) as own, client_of(own) as client:
+
+        def calls() -> int:
+            nonlocal counted
+            costs = []
+            for _ in range(5):
+                counted = 0
+                asked(client, "What?", model="m@plain")
+                client.responses.create(model="m@plain", input="What?")
+                costs.append(counted)
+            return min(costs)
+
+        own.call(lambda: sys.setprofile(count))
+        fresh = calls()
+        own.call(lambda: sys.setprofile(None))
+        for _ in range(100):
+            asked(client, "What?", model="m@plain")
+            client.responses.create(model="m@plain", input="What?")
+        own.call(lambda: sys.setprofile(count))
+        assert calls() < fresh * 1.02
+        own.call(lambda: sys.setprofile(None))
 
 
 # -- the same request again, and clients that leave ------------------------------------------------------------------
@@ -311,17 +386,25 @@ def left_request(served: Served, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_client_ends_run_and_socket(stream: bool, open_sandbox: Sandbox) -> None:
-    """A client that leaves ends its run, and the connection to the provider."""
+    """Also a run that waits for its place, before any call. Beyond the queue a request is told to come again."""
     with FakeOpenAI(Answer(never=True)) as provider:
         rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
-        with serving(rlm) as own:
-            connection = left_request(own, {"model": "test-model", "stream": stream, "messages": HELLO})
+        with serving(rlm, ServeSettings(max_runs=1, max_queue=1)) as own, client_of(own) as client:
+            runs, body = own.parts.runs, {"model": "test-model", "stream": stream, "messages": HELLO}
+            first = left_request(own, body)
             assert provider.arrived.wait(WAIT_S)
-            connection.close()
+            second = left_request(own, body)
+            until_now(lambda: runs.queued == 1)
+            with pytest.raises(openai.RateLimitError) as error:
+                asked(client, "Say hello.", model="test-model")
+            assert int(error.value.response.headers["retry-after"]) > 0
+            assert "x-should-retry" not in error.value.response.headers
+            second.close()
+            until_now(lambda: runs.queued == 0)
+            assert (runs.running, len(provider.requests)) == (1, 1)
+            first.close()
             assert provider.disconnected.wait(WAIT_S)
-            until_now(lambda: own.parts.runs.running == 0)
-            (run,) = own.parts.runs.all()
-            assert run.run.is_done
+            until_now(lambda: all(hosted.run.is_done for hosted in runs.all()))
             stats = own.call(lambda: rlm.sandbox.stats())
             assert stats.workers == stats.ready
 
@@ -348,37 +431,6 @@ def test_leaving_client_ends_a_running_block(stream: bool, open_sandbox: Sandbox
         assert run.run.was_cancelled
         stats = own.call(lambda: rlm.sandbox.stats())
         assert stats.workers == stats.ready
-
-
-def test_leaving_client_ends_a_queued_run(open_sandbox: Sandbox) -> None:
-    """A client that leaves while its run waits for a place takes it out of the queue, before any call."""
-    with FakeOpenAI(Answer(never=True)) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
-        with serving(rlm, ServeSettings(max_runs=1)) as own:
-            body = {"model": "test-model", "messages": HELLO}
-            first = left_request(own, body)
-            assert provider.arrived.wait(WAIT_S)
-            second = left_request(own, {**body, "stream": True})
-            until_now(lambda: own.parts.runs.queued == 1)
-            second.close()
-            until_now(lambda: own.parts.runs.queued == 0)
-            assert (own.parts.runs.running, len(provider.requests)) == (1, 1)
-            first.close()
-            assert provider.disconnected.wait(WAIT_S)
-
-
-def test_full_queue_is_busy(open_sandbox: Sandbox) -> None:
-    with FakeOpenAI(Answer(never=True)) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
-        with serving(rlm, ServeSettings(max_runs=1, max_queue=0)) as own, client_of(own) as client:
-            first = left_request(own, {"model": "test-model", "messages": HELLO})
-            assert provider.arrived.wait(WAIT_S)
-            with pytest.raises(openai.RateLimitError) as error:
-                asked(client, "Say hello.", model="test-model")
-            assert int(error.value.response.headers["retry-after"]) > 0
-            assert "x-should-retry" not in error.value.response.headers
-            first.close()
-            assert provider.disconnected.wait(WAIT_S)
 
 
 def test_stopped_run_answers_with_its_best(served: Served, client: openai.OpenAI) -> None:

@@ -34,10 +34,13 @@ async def hosting(sandbox: Sandbox, model: object, **settings: object) -> AsyncI
 
 
 async def test_run_is_answered_and_kept_for_its_owner(open_sandbox: Sandbox) -> None:
+    """The run is known as paid from its first call."""
     async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"])) as runs:
         hosted = runs.begin(ANN, "text", "Is it?")
-        assert state(hosted) == "queued"
+        assert (state(hosted), hosted.is_paid) == ("queued", False)
         async with hosted.joined():
+            async for event in hosted.events():
+                assert hosted.is_paid or not isinstance(event, CallStarted)
             assert (await hosted.completion()).response == "yes"
         assert state(hosted) == "ended"
         assert runs.get(ANN, hosted.id) is hosted
@@ -72,16 +75,17 @@ async def test_full_queue_refuses_and_says_when(open_sandbox: Sandbox) -> None:
             with pytest.raises(Busy, match="1 runs wait") as refused:
                 runs.begin(owner, "text", "more")
             assert refused.value.retry_after_s > 0
-
-
-async def test_every_place_can_be_taken_at_once(open_sandbox: Sandbox) -> None:
     async with hosting(open_sandbox, Gate(), max_runs=3, max_queue=0) as runs:
         three = [runs.begin(ANN, "text", str(number)) for number in range(3)]
-        with pytest.raises(Busy):
-            runs.begin(ANN, "text", "4")
-        with pytest.raises(Busy):
-            runs.begin(BOB, "text", "5")
+        for owner in (ANN, BOB):
+            with pytest.raises(Busy):
+                runs.begin(owner, "text", "4")
         await until(lambda: all(state(hosted) == "running" for hosted in three))
+
+
+async def waits_for_client(runs: HostedRuns, hosted: HostedRun) -> None:
+    async with runs.away(hosted):
+        await asyncio.Event().wait()
 
 
 async def test_run_that_waits_for_its_client_gives_its_place(open_sandbox: Sandbox) -> None:
@@ -93,22 +97,13 @@ async def test_run_that_waits_for_its_client_gives_its_place(open_sandbox: Sandb
             second = runs.begin(BOB, "text", "second")
             await until(lambda: len(gate.asked) == 2)
             assert first.is_away
-            back = asyncio.ensure_future(_entered(runs, first))
-            gate.is_open.set()
-            await second.completion()
+            second.cancel()
+            await second.run.ended()
         assert first.has_place
-        await back
+        gate.is_open.set()
         await first.completion()
         assert runs.running == 0
-    third = None
-    async with hosting(open_sandbox, gate, max_runs=1) as runs:  # no place was lost or made
-        third = runs.begin(ANN, "text", "third")
-        await third.completion()
-
-
-async def _entered(runs: HostedRuns, hosted: HostedRun) -> None:
-    async with runs.away(hosted):
-        pass
+        await runs.begin(ANN, "text", "third").completion()  # no place was lost or made
 
 
 async def test_cancelled_wait_for_a_client_takes_a_place_again(open_sandbox: Sandbox) -> None:
@@ -117,101 +112,69 @@ async def test_cancelled_wait_for_a_client_takes_a_place_again(open_sandbox: San
     async with hosting(open_sandbox, gate, max_runs=1) as runs:
         first = runs.begin(ANN, "text", "first")
         await until(lambda: len(gate.asked) == 1)
-
-        async def waits() -> None:
-            async with runs.away(first):
-                await asyncio.Event().wait()
-
-        waiting = asyncio.ensure_future(waits())
+        waiting = asyncio.ensure_future(waits_for_client(runs, first))
         await until(lambda: first.is_away)
         waiting.cancel()
         await until(lambda: first.has_place)
         second = runs.begin(BOB, "text", "second")
         await until(lambda: runs.queued == 1)
         assert not first.run.is_done
-        first.run.cancel()
+        first.cancel()
         await until(lambda: len(gate.asked) == 2)
         assert state(second) == "running"
-
-
-async def test_run_that_ends_while_it_waits_frees_no_second_place(open_sandbox: Sandbox) -> None:
-    gate = Gate()
-    async with hosting(open_sandbox, gate, max_runs=1) as runs:
-        first = runs.begin(ANN, "text", "first")
-        await until(lambda: gate.asked)
-
-        async def waits() -> None:
-            async with runs.away(first):
-                await asyncio.Event().wait()
-
-        waiting = asyncio.ensure_future(waits())
-        await until(lambda: first.is_away)
+        waiting = asyncio.ensure_future(waits_for_client(runs, second))  # a run that ends so frees no second place
+        await until(lambda: second.is_away)
         waiting.cancel()
-        first.run.cancel()
-        await first.run.ended()
+        second.cancel()
+        await second.run.ended()
         two = [runs.begin(ANN, "text", str(number)) for number in range(2)]
-        await until(lambda: len(gate.asked) == 2)
+        await until(lambda: len(gate.asked) == 3)
         assert sorted(map(state, two)) == ["queued", "running"]
 
 
 async def test_last_follower_ends_the_run(open_sandbox: Sandbox) -> None:
+    """Also a run that waits in the queue."""
     gate = Gate()
-    async with hosting(open_sandbox, gate) as runs:
-        hosted = runs.begin(ANN, "text", "Is it?")
+    async with hosting(open_sandbox, gate, max_runs=1) as runs:
+        hosted = runs.begin(ANN, "text", "first")
         async with hosted.joined():
             async with hosted.joined():
                 await until(lambda: gate.asked)
             assert not hosted.run.is_done
+            waiting = runs.begin(ANN, "text", "waiting")
+            async with waiting.joined():
+                assert state(waiting) == "queued"
+            assert (state(waiting), runs.queued) == ("ended", 0)
         assert hosted.run.is_done
-        assert gate.cancelled == 1
-
-
-async def test_follower_that_leaves_the_queue_ends_the_run(open_sandbox: Sandbox) -> None:
-    gate = Gate()
-    async with hosting(open_sandbox, gate, max_runs=1) as runs:
-        first = runs.begin(ANN, "text", "first")
-        await until(lambda: gate.asked)
-        waiting = runs.begin(ANN, "text", "waiting")
-        async with waiting.joined():
-            assert state(waiting) == "queued"
-        assert state(waiting) == "ended"
-        assert runs.queued == 0
-        gate.is_open.set()
-        await first.completion()
-        assert gate.asked == ["first"]
+        assert (gate.cancelled, gate.asked) == (1, ["first"])
 
 
 async def test_run_may_outlive_its_followers(open_sandbox: Sandbox) -> None:
     gate = Gate()
     async with hosting(open_sandbox, gate) as runs:
-        hosted = runs.begin(ANN, "text", "Is it?")
-        hosted.outlive(None)
-        async with hosted.joined():
-            await until(lambda: gate.asked)
-        assert not hosted.run.is_done
-        gate.is_open.set()
-        assert (await hosted.completion()).response == "yes"
-
-
-async def test_outlived_run_ends_when_its_time_is_over(open_sandbox: Sandbox) -> None:
-    gate = Gate()
-    async with hosting(open_sandbox, gate) as runs:
-        hosted = runs.begin(ANN, "text", "Is it?")
-        async with hosted.joined():
-            await until(lambda: gate.asked)
-            hosted.outlive(0.01)
+        lasting, brief = (runs.begin(ANN, "text", "Is it?") for _ in range(2))
+        lasting.outlive(None)
+        brief.outlive(0.01)
+        async with lasting.joined(), brief.joined():
+            await until(lambda: len(gate.asked) == 2)
         with pytest.raises(RunCancelled):
-            await hosted.completion()
+            await brief.completion()
+        assert not lasting.run.is_done
+        gate.is_open.set()
+        assert (await lasting.completion()).response == "yes"
 
 
 async def test_same_key_joins_the_run_that_exists(open_sandbox: Sandbox) -> None:
-    async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"])) as runs:
+    async with hosting(open_sandbox, ScriptedClient(lambda _: "FINAL(yes)"), most_kept=1) as runs:
         hosted = runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f")
+        assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
+        await hosted.completion()
         assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
         with pytest.raises(ConfigurationError, match="Idempotency-Key was used for another request"):
             runs.begin(ANN, "text", "Other?", key="k", fingerprint="g")
-        assert runs.begin(BOB, "text", "Is it?", key="k", fingerprint="f") is not hosted
-        runs.forget(hosted)
+        other = runs.begin(BOB, "text", "Is it?", key="k", fingerprint="f")
+        assert other is not hosted
+        await other.completion()  # it takes the room of the first one, whose key is free then
         assert runs.begin(ANN, "text", "Other?", key="k", fingerprint="g") is not hosted
 
 
@@ -228,14 +191,10 @@ async def test_spent_money_stops_all_runs_of_the_owner(open_sandbox: Sandbox) ->
         assert (await mine.completion()).is_stopped
         with pytest.raises(MoneySpent):
             runs.begin(rich, "text", "again")
+        with pytest.raises(NotAllowed):
+            runs.begin(Owner("poor", frozenset({"small"})), "text", "?", model="costly")
         assert not bobs.run.is_done
         await runs.drain(0)
-
-
-async def test_model_that_the_key_lacks_is_refused(open_sandbox: Sandbox) -> None:
-    async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"])) as runs:
-        with pytest.raises(NotAllowed):
-            runs.begin(Owner("poor", frozenset({"small"})), "text", "?", model="large")
 
 
 async def test_drain_waits_then_stops_with_the_best_answer(open_sandbox: Sandbox) -> None:
@@ -268,19 +227,9 @@ async def test_drain_waits_then_stops_with_the_best_answer(open_sandbox: Sandbox
 
 async def test_ended_runs_are_forgotten_beyond_their_number(open_sandbox: Sandbox) -> None:
     async with hosting(open_sandbox, ScriptedClient(["FINAL(yes)"] * 3), most_kept=1) as runs:
-        first, second = (runs.begin(ANN, "text", "?") for _ in range(2))
-        await asyncio.gather(first.completion(), second.completion())
+        for _ in range(2):
+            ended = runs.begin(ANN, "text", "?")
+            await ended.completion()
         last = runs.begin(ANN, "text", "?")
-        assert runs.of(ANN) == [second, last]
+        assert runs.of(ANN) == runs.all() == [ended, last]
         await last.completion()
-
-
-async def test_paid_is_known_from_the_first_call(open_sandbox: Sandbox) -> None:
-    gate = Gate()
-    async with hosting(open_sandbox, gate) as runs:
-        hosted = runs.begin(ANN, "text", "?")
-        assert not hosted.is_paid
-        async for event in hosted.events():
-            if isinstance(event, CallStarted):
-                break
-        assert hosted.is_paid

@@ -7,14 +7,19 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import httpx2
 import pytest
 import pytest_asyncio
+from mcp.client import Client
+from mcp.client.streamable_http import streamable_http_client
 
 from rlm_broker import RLM
 from rlm_broker.serve.hosting.owner import NotAllowed, Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.mcp import http
 from tests.support.mcp_clients import OWNER, held, over_http, served
+from tests.support.service import serving
+from tests.support.tables import table
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ACCEPT = {"accept": "application/json, text/event-stream"}
@@ -59,14 +64,14 @@ async def test_host_is_left_to_the_server(url: str) -> None:
     assert (await post(url, HELLO, host="rlm.example", origin="https://rlm.example"))[0] == 200
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+@table("version", ["2025-11-25", "2026-07-28"])
 async def test_body_that_is_no_request_is_refused(url: str, version: str) -> None:
     status, _, body = await post(url, [1], mcp_protocol_version=version)
     assert status == 400
     assert '"error"' in body
 
 
-@pytest.mark.parametrize("version", [None, "2025-06-18", "2025-11-25"])
+@table("version", [None, "2025-06-18", "2025-11-25"])
 async def test_owner_cannot_take_the_sessions_of_another(
     url: str, version: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +88,16 @@ async def test_owner_cannot_take_the_sessions_of_another(
         async with client.delete(url, headers=headers) as ended:
             assert ended.status == 200
     assert (await post(url, HELLO, **eve))[0] == 200
+
+
+async def test_refused_sessions_do_not_fill_the_log(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http, "MOST_SESSIONS", 1)
+    monkeypatch.setattr(http._seldom, "_next", 0)
+    statuses = [(await post(url, HELLO, **{OWNER: "gil"}))[0] for _ in range(5)]
+    assert statuses == [200] + 4 * [503]
+    assert caplog.text.count("Refusing to open a new session") == 1
 
 
 async def test_made_up_sessions_are_not_kept(url: str) -> None:
@@ -124,3 +139,19 @@ async def test_right_and_model_are_asked_for() -> None:
             assert asked.is_error
             assert "may not use the model 'offline'" in str(asked.content)
             assert "there is no run" in str((await client.call_tool("stop_run", {"run": "x"})).content)
+
+
+async def test_keys_of_the_server_have_their_own_repls_and_rights() -> None:
+    keys: dict[str, dict[str, Any]] = {"ann": {}, "bob": {}, "eve": {"rights": ("run",)}}
+    with serving(keys=keys) as server:
+
+        async def told(key: str, **arguments: Any) -> Any:
+            http = httpx2.AsyncClient(headers=server.headers_of(key))
+            async with Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client:
+                return await client.call_tool("execute_python", arguments)
+
+        repl = (await told("ann", code="x = 6")).structured_content["repl"]
+        assert "42" in str((await told("ann", code="print(x * 7)", repl=repl)).content)
+        assert "there is no REPL" in str((await told("bob", code="print(x)", repl=repl)).content)
+        assert "this key lacks the right 'execute'" in str((await told("eve", code="print(1)")).content)
+        assert (await post(f"{server.url}/mcp", {}))[0] == 401

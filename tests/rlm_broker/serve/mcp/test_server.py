@@ -303,7 +303,7 @@ async def test_cancelled_block_leaves_no_repl_that_no_client_knows() -> None:
                 while repls._opening or repls.all() or repls._closing:
                     await asyncio.sleep(0)
         kept = await tools.done(call, forms.EXECUTE, forms.Code(code="1"))
-        assert [held.id for held in repls.all()] == [kept.result.model_dump()["repl"]]
+        assert [held.id for held in repls.all()] == [kept.structured_content["repl"]]
 
 
 async def test_errors_are_sentences(client: Client) -> None:

@@ -117,6 +117,22 @@ def test_server_ends_before_any_sandbox_is_open() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_requests_before_the_end_of_stdin_are_answered() -> None:
+    """Also a line that is no message gets an answer, which names no request."""
+    lines = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        "{no json",
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+    ]
+    said = "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in lines)
+    done = command.run("mcp", stdin=said.encode())
+    answers = {message["id"]: message for message in map(json.loads, done.stdout.splitlines())}
+    assert (done.returncode, done.stderr, set(answers)) == (0, "", {1, 2, None})
+    assert answers[None]["error"]["code"] == -32700
+    assert answers[2]["result"]["tools"]
+
+
 @pytest.mark.parametrize("closes_stdin", [False, True])
 def test_client_that_reads_no_more_ends_it(closes_stdin: bool) -> None:
     with started() as raw:

@@ -1,13 +1,12 @@
 """Events of runs as events of responses, by both sets of types."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from rlm_broker.errors import ModelFailed, RunCancelled
-from rlm_broker.events.event import (
+from rlm_broker import (
+    Block,
     BlockEnded,
     BlockStarted,
     CallEnded,
@@ -15,37 +14,46 @@ from rlm_broker.events.event import (
     CallStarted,
     CallText,
     IterationStarted,
+    ModelFailed,
     Replied,
+    RunCancelled,
+    Usage,
 )
-from rlm_broker.results import Block
 from rlm_broker.serve.questions.client_tools import ClientCall
 from rlm_broker.serve.questions.outcome import RunOutcome
 from rlm_broker.serve.responses.events import LOGS_CHARS, Teller
 from rlm_broker.serve.responses.request import ResponseRequest
 from rlm_broker.serve.responses.resource import Resource, repeated
 from rlm_broker.serve.responses.store import ResponseEvents
-from rlm_broker.usage import Usage
 from tests.support.response_types import check_body, check_events
 
 USED = Usage(1, 10, 5, 0.25)
 
 
 def told(journal: ResponseEvents) -> list[dict[str, Any]]:
-    """The events of a journal, decoded."""
+    """The events of a journal, decoded; they fit both sets of types."""
     lines = [event.decode().split("\n") for event in journal.events()]
     events = [json.loads(data.removeprefix("data: ")) for _, data, *_ in lines]
     assert [line[0] for line in lines] == [f"event: {event['type']}" for event in events]
+    check_events(events)
     return events
 
 
-def teller(**given: Any) -> tuple[Teller, ResponseEvents]:
+def teller(*, is_queued: bool = False, **given: Any) -> tuple[Teller, ResponseEvents]:
+    """A teller that has begun, and the receiver of its events."""
     asked = repeated(ResponseRequest(model="m", input="q"))
     journal = ResponseEvents()
-    return Teller(Resource("resp_5f", "m", asked, rlm={"run": "5f"}), journal, **given), journal
+    made = Teller(Resource("resp_5f", "m", asked, rlm={"run": "5f"}), journal, **given)
+    made.begin(is_queued=is_queued)
+    return made, journal
 
 
 def outcome(text: str, *, limit: str | None = None) -> RunOutcome:
-    return RunOutcome(text, limit, False, Usage(4, 40, 20, 1.0), "strict", 2, 0.1)
+    return RunOutcome(Usage(4, 40, 20, 1.0), text, limit=limit)
+
+
+def end(made: Teller, ended: RunOutcome) -> None:
+    made.ended(ended, {"run": "5f", **ended.told()})
 
 
 def run_of_two_turns(made: Teller) -> None:
@@ -69,11 +77,9 @@ def run_of_two_turns(made: Teller) -> None:
 
 def test_teller_tells_prose_and_answer() -> None:
     made, journal = teller()
-    made.begin(is_queued=False)
     run_of_two_turns(made)
-    made.ended(outcome("42"))
+    end(made, outcome("42"))
     events = told(journal)
-    check_events(events)
     body = events[-1]["response"]
     assert [item["type"] for item in body["output"]] == ["reasoning", "reasoning", "message"]
     assert [item["summary"][0]["text"].strip() for item in body["output"][:2]] == ["I look.", "It is clear."]
@@ -84,11 +90,9 @@ def test_teller_tells_prose_and_answer() -> None:
 
 def test_teller_tells_blocks_as_items() -> None:
     made, journal = teller(container="cntr_1", tells_logs=True)
-    made.begin(is_queued=False)
     run_of_two_turns(made)
-    made.ended(outcome("42"))
+    end(made, outcome("42"))
     events = told(journal)
-    check_events(events)
     block = events[-1]["response"]["output"][1]
     assert (block["code"], block["container_id"], block["status"]) == ("print(1)", "cntr_1", "completed")
     assert block["outputs"] == [{"type": "logs", "logs": "1"}]
@@ -96,10 +100,9 @@ def test_teller_tells_blocks_as_items() -> None:
 
 def test_long_output_of_a_block_is_cut() -> None:
     made, journal = teller(container="cntr_1", tells_logs=True)
-    made.begin(is_queued=False)
     made.tell(BlockStarted("1", 0, 1, 1, "x"))
     made.tell(BlockEnded("1", 0, 1, Block("x", "error", "y" * 100_000, error="ValueError: no")))
-    made.ended(outcome("42"))
+    end(made, outcome("42"))
     block = told(journal)[-1]["response"]["output"][0]
     logs = block["outputs"][0]["logs"]
     assert len(logs) < LOGS_CHARS + 100
@@ -109,48 +112,39 @@ def test_long_output_of_a_block_is_cut() -> None:
 
 def test_long_answer_is_told_in_pieces() -> None:
     made, journal = teller()
-    made.begin(is_queued=False)
-    made.ended(outcome("abc" * 2_000))
+    end(made, outcome("abc" * 2_000))
     pieces = [event["delta"] for event in told(journal) if event["type"] == "response.output_text.delta"]
     assert len(pieces) == 3
     assert "".join(pieces) == "abc" * 2_000
 
 
 def test_queued_response_begins_with_its_run() -> None:
-    made, journal = teller()
-    made.begin(is_queued=True)
+    made, journal = teller(is_queued=True)
     run_of_two_turns(made)
-    made.ended(outcome("42"))
+    end(made, outcome("42"))
     events = told(journal)
-    check_events(events)
     assert [event["type"] for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
 
 
 def test_retried_call_begins_a_new_item() -> None:
     """Text of an attempt that failed stands, and the next attempt is told apart from it."""
     made, journal = teller()
-    made.begin(is_queued=False)
     made.tell(CallStarted("1", 0, 1, None, "?"))
     made.tell(CallText("1", 0, 1, "I lo"))
     made.tell(CallRetried("1", 0, 1, 2, 0.0, "reset"))
     made.tell(CallText("1", 0, 1, "I look."))
     made.tell(CallEnded("1", 0, 1, "m", USED, 0.1, "I look."))
-    made.ended(outcome("42"))
+    end(made, outcome("42"))
     events = told(journal)
-    check_events(events)
     assert [item["summary"][0]["text"] for item in events[-1]["response"]["output"][:2]] == ["I lo", "I look."]
 
 
-async def test_calls_of_functions_end_the_response() -> None:
-    result = asyncio.get_running_loop().create_future()
+def test_calls_of_functions_end_the_response() -> None:
     made, journal = teller(container="cntr_1")
-    made.begin(is_queued=False)
     made.tell(BlockStarted("1", 0, 1, 1, "print(weather(city='Bonn'))"))
-    made.called(
-        [ClientCall("call_1", "weather", '{"city": "Bonn"}', result), ClientCall("call_2", "weather", "{}", result)]
-    )
+    calls = ClientCall("call_1", "weather", '{"city": "Bonn"}'), ClientCall("call_2", "weather", "{}")
+    end(made, RunOutcome(USED, calls=calls))
     events = told(journal)
-    check_events(events)
     body = events[-1]["response"]
     assert [item["type"] for item in body["output"]] == ["code_interpreter_call", "function_call", "function_call"]
     assert body["output"][0]["status"] == "incomplete"
@@ -167,21 +161,17 @@ async def test_calls_of_functions_end_the_response() -> None:
 )
 def test_error_ends_the_response(error: Exception, status: str, kind: str) -> None:
     made, journal = teller()
-    made.begin(is_queued=False)
     made.tell(CallStarted("1", 0, 1, None, "?"))
     made.tell(CallText("1", 0, 1, "I look."))
-    made.failed(error)
+    made.failed(error, USED)
     events = told(journal)
-    check_events(events)
     assert (events[-1]["type"], events[-1]["response"]["status"]) == (kind, status)
 
 
 def test_limit_is_an_incomplete_response() -> None:
     made, journal = teller()
-    made.begin(is_queued=False)
-    made.ended(outcome("so far", limit="max_iterations"))
+    end(made, outcome("so far", limit="max_iterations"))
     events = told(journal)
-    check_events(events)
     body = events[-1]["response"]
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert body["rlm"]["limit"] == "max_iterations"

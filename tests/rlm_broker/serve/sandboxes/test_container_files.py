@@ -1,36 +1,13 @@
 """Files of containers by OpenAI's own client, those that code makes among them, and names that would lead elsewhere."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from rlm_broker.serve.settings import ServeSettings
 from tests.support.fds import memfds
-from tests.support.service import Served, serving
-
-SETTINGS = ServeSettings(file_bytes=1 << 20)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving(settings=SETTINGS) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=served.base_url, api_key=served.key, max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def container(client: openai.OpenAI) -> Iterator[str]:
-    id = client.containers.create(name="").id
-    yield id
-    client.containers.delete(id)
+from tests.support.service import Served
 
 
 def run(served: Served, container: str, code: str) -> Any:
@@ -91,25 +68,18 @@ def test_names_that_code_makes_are_shown_and_lead_nowhere(
     client.containers.files.delete(file.id, container_id=container)
 
 
-@pytest.mark.parametrize(
-    "id",
-    ["cfile_", "cfile_%FF", "cfile_L2V0Yy9wYXNzd2Q", "cfile_Li4vYQ", "cfile_AA", "cfile_bGluaw", "file-1", "x" * 5_000],
-)
-def test_id_that_is_no_file_is_not_found(served: Served, container: str, id: str) -> None:
+def test_id_that_is_no_file_is_not_found(served: Served, container: str) -> None:
     """Among them are the ids of /etc/passwd, ../a, a NUL and a link."""
     run(served, container, "import os; os.symlink('/etc/passwd', 'link')")
-    url = f"{served.base_url}/containers/{container}/files/{id}"
-    for answer in (
-        httpx.get(url, headers=served.headers),
-        httpx.get(f"{url}/content", headers=served.headers),
-    ):
-        assert answer.status_code == 404
-        assert answer.json()["error"]["code"] == "not_found"
+    coded = ["", "%FF", "L2V0Yy9wYXNzd2Q", "Li4vYQ", "AA", "bGluaw"]
+    for id in (*(f"cfile_{each}" for each in coded), "file-1", "x" * 5_000):
+        url = f"{served.base_url}/containers/{container}/files/{id}"
+        for answer in (httpx.get(url, headers=served.headers), httpx.get(f"{url}/content", headers=served.headers)):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), id
 
 
-@pytest.mark.parametrize(
-    ("sent", "status", "param"),
-    [
+def test_bad_file_is_refused(served: Served, client: openai.OpenAI, container: str) -> None:
+    for sent, status, param in (
         ({"files": {"file": ("n" * 300, b"x")}}, 400, "file"),
         ({"files": {"file": ("a", b"x" * (2 << 20))}}, 413, None),
         ({"files": {"file": ("a", b"x")}, "data": {"purpose": "x"}}, 400, "purpose"),
@@ -117,13 +87,10 @@ def test_id_that_is_no_file_is_not_found(served: Served, container: str, id: str
         ({"json": {"file_id": "file-none"}}, 404, "file_id"),
         ({"json": {"file": "a"}}, 400, "file_id"),
         ({"content": b""}, 400, None),
-    ],
-)
-def test_bad_file_is_refused(
-    served: Served, client: openai.OpenAI, container: str, sent: dict[str, Any], status: int, param: str | None
-) -> None:
-    answer = httpx.post(f"{served.base_url}/containers/{container}/files", headers=served.headers, **sent)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+    ):
+        given: Any = sent
+        answer = httpx.post(f"{served.base_url}/containers/{container}/files", headers=served.headers, **given)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
     assert list(client.containers.files.list(container)) == []
 
 

@@ -2,47 +2,24 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from rlm_broker.limits import Limits
-from rlm_broker.rlm import RLM
-from rlm_broker.serve.settings import ServeSettings
+from rlm_broker import Limits, ServeSettings
 from tests.support.fds import memfds
 from tests.support.processes import living_below
 from tests.support.service import Served, serving
 from tests.support.waiting import WAIT_S, until
 
-KEYS: dict[str, dict[str, Any]] = {"alice": {}, "bob": {}}
-LIMITS = Limits(block_timeout_s=30, memory_bytes=1 << 30)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    settings = ServeSettings(max_containers_per_key=3, container_idle_s=600)
-    with serving(RLM("offline", limits=LIMITS), settings, keys=KEYS) as served:
-        yield served
-
 
 @pytest.fixture
-async def client(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.keys["alice"], max_retries=0) as client:
-        yield client
-        async for container in client.containers.list():
-            await client.containers.delete(container.id)
-        async for file in client.files.list():
-            await client.files.delete(file.id)
-    assert len(served.parts.repls) == 0
-
-
-@pytest.fixture
-async def http(served: Served) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=served.base_url, headers=served.headers, timeout=WAIT_S) as http:
-        yield http
+async def aclient(served: Served, client: openai.OpenAI) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=str(client.base_url), api_key=served.key, max_retries=0) as aclient:
+        yield aclient
 
 
 async def run(http: httpx.AsyncClient, id: str, code: str, **given: Any) -> dict[str, Any]:
@@ -52,37 +29,29 @@ async def run(http: httpx.AsyncClient, id: str, code: str, **given: Any) -> dict
     return block
 
 
-async def test_variables_and_files_live_on(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
-    file = await client.files.create(file=("table.csv", b"a,b\n1,2\n"), purpose="assistants")
-    made = await client.containers.create(
+async def test_variables_and_files_live_on(aclient: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    file = await aclient.files.create(file=("table.csv", b"a,b\n1,2\n"), purpose="assistants")
+    made = await aclient.containers.create(
         name="mine", file_ids=[file.id], memory_limit="1g", expires_after={"anchor": "last_active_at", "minutes": 5}
     )
     assert (made.object, made.status, made.name, made.memory_limit) == ("container", "running", "mine", "1g")
     assert made.expires_after is not None
     assert made.expires_after.minutes == 5
-    await client.files.delete(file.id)
+    await aclient.files.delete(file.id)
     await run(http, made.id, "rows = open('table.csv').read().split()")
     block = await run(http, made.id, "rows", value=True)
     assert block["value"] == ["a,b", "1,2"]
-    found = await client.containers.retrieve(made.id)
+    found = await aclient.containers.retrieve(made.id)
     assert (found.id, found.memory_limit) == (made.id, "1g")
-    assert [each.id async for each in client.containers.list(name="mine")] == [made.id]
-    assert [each async for each in client.containers.list(name="other")] == []
-    await client.containers.delete(made.id)
+    assert [each.id async for each in aclient.containers.list(name="mine")] == [made.id]
+    assert [each async for each in aclient.containers.list(name="other")] == []
+    await aclient.containers.delete(made.id)
     with pytest.raises(openai.NotFoundError):
-        await client.containers.retrieve(made.id)
+        await aclient.containers.retrieve(made.id)
 
 
-def test_plain_client_makes_and_deletes(served: Served) -> None:
-    with openai.OpenAI(base_url=served.base_url, api_key=served.key) as client:
-        made = client.containers.create(name="plain")
-        assert client.containers.retrieve(made.id).name == "plain"
-        client.containers.delete(made.id)
-        assert list(client.containers.list()) == []
-
-
-async def test_interrupt_ends_a_block_and_keeps_variables(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
-    id = (await client.containers.create(name="")).id
+async def test_interrupt_ends_a_block_and_keeps_variables(aclient: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    id = (await aclient.containers.create(name="")).id
     code = "x = 1\nprint('begun', flush=True)\nwhile True: pass"
     async with http.stream("POST", f"/containers/{id}/execute", json={"code": code, "stream": True}) as answer:
         lines = answer.aiter_lines()
@@ -95,8 +64,8 @@ async def test_interrupt_ends_a_block_and_keeps_variables(client: openai.AsyncOp
     assert (await run(http, id, "print(x)"))["stdout"] == "1\n"
 
 
-async def test_client_that_leaves_interrupts_its_block(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
-    id = (await client.containers.create(name="")).id
+async def test_client_that_leaves_interrupts_its_block(aclient: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    id = (await aclient.containers.create(name="")).id
     code = "x = 1\nprint('begun', flush=True)\nwhile True: pass"
     async with http.stream("POST", f"/containers/{id}/execute", json={"code": code, "stream": True}) as answer:
         assert await anext(answer.aiter_lines()) == "event: output"
@@ -110,44 +79,44 @@ async def test_client_that_leaves_interrupts_its_block(client: openai.AsyncOpenA
             await asyncio.sleep(0.01)
 
 
-async def test_killed_code_ends_no_container(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+async def test_killed_code_ends_no_container(aclient: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
     """More often than a run may have its REPL restarted."""
-    id = (await client.containers.create(name="")).id
+    id = (await aclient.containers.create(name="")).id
     await run(http, id, "open('kept', 'w').write('yes')")
-    for _ in range(LIMITS.max_repl_restarts + 2):
+    for _ in range(Limits().max_repl_restarts + 2):
         assert (await run(http, id, "import os; os.kill(os.getpid(), 9)"))["status"] == "killed"
     assert (await run(http, id, "print(open('kept').read())"))["stdout"] == "yes\n"
 
 
 async def test_least_recently_used_makes_room(
-    served: Served, client: openai.AsyncOpenAI, http: httpx.AsyncClient
+    served: Served, aclient: openai.AsyncOpenAI, http: httpx.AsyncClient
 ) -> None:
-    ids = [(await client.containers.create(name=str(number))).id for number in range(3)]
+    ids = [(await aclient.containers.create(name=str(number))).id for number in range(3)]
     await run(http, ids[0], "1")
-    newest = (await client.containers.create(name="3")).id
-    assert {each.id async for each in client.containers.list()} == {ids[0], ids[2], newest}
+    newest = (await aclient.containers.create(name="3")).id
+    assert {each.id async for each in aclient.containers.list()} == {ids[0], ids[2], newest}
     with pytest.raises(openai.NotFoundError):
-        await client.containers.retrieve(ids[1])
+        await aclient.containers.retrieve(ids[1])
     blocks = [asyncio.create_task(run(http, id, "while True: pass")) for id in (ids[0], ids[2], newest)]
     await until(lambda: all(held.users for held in served.parts.repls.all()))
     with pytest.raises(openai.RateLimitError, match="all 3 REPLs are in use"):
-        await client.containers.create(name="4")
+        await aclient.containers.create(name="4")
     for id in (ids[0], ids[2], newest):
-        await client.containers.delete(id)
+        await aclient.containers.delete(id)
     await asyncio.wait(blocks)
 
 
 async def test_idle_container_ends_by_itself() -> None:
     with serving(settings=ServeSettings(container_idle_s=0.3)) as served:
-        async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.key) as client:
-            id = (await client.containers.create(name="")).id
+        async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.key) as aclient:
+            id = (await aclient.containers.create(name="")).id
             await until(lambda: len(served.parts.repls) == 0)
             with pytest.raises(openai.NotFoundError):
-                await client.containers.retrieve(id)
+                await aclient.containers.retrieve(id)
 
 
-async def test_other_key_has_no_such_container(served: Served, client: openai.AsyncOpenAI) -> None:
-    id = (await client.containers.create(name="")).id
+async def test_other_key_has_no_such_container(served: Served, aclient: openai.AsyncOpenAI) -> None:
+    id = (await aclient.containers.create(name="")).id
     path = f"/containers/{id}"
     async with httpx.AsyncClient(base_url=served.base_url, headers=served.headers_of("bob")) as bob:
         assert (await bob.get("/containers")).json()["data"] == []
@@ -166,9 +135,9 @@ async def test_other_key_has_no_such_container(served: Served, client: openai.As
 
 
 async def test_repl_of_an_ended_run_is_a_container(
-    served: Served, client: openai.AsyncOpenAI, http: httpx.AsyncClient
+    served: Served, aclient: openai.AsyncOpenAI, http: httpx.AsyncClient
 ) -> None:
-    await client.containers.create(name="")
+    await aclient.containers.create(name="")
     repls = served.parts.repls
 
     async def held() -> str:
@@ -179,49 +148,45 @@ async def test_repl_of_an_ended_run_is_a_container(
         ).id
 
     id = await asyncio.to_thread(lambda: served.run(held()))
-    listed = {each.id: each async for each in client.containers.list()}
+    listed = {each.id: each async for each in aclient.containers.list()}
     assert listed[id].to_dict()["run"] == "run_1"
     assert (await run(http, id, "print(context)"))["stdout"] == "a context\n"
 
 
-BAD = [
-    ({}, None, "name"),
-    ({"name": "x" * 300}, None, "name"),
-    ({"name": "a", "memory_limit": "4g"}, None, "memory_limit"),
-    ({"name": "a", "memory_limit": "2g"}, None, "memory_limit"),
-    ({"name": "a", "memory_limit": "1g", "limits": {"memory_bytes": 1 << 20}}, None, "memory_limit"),
-    ({"name": "a", "expires_after": {"anchor": "last_active_at", "minutes": 11}}, None, "expires_after.minutes"),
-    ({"name": "a", "expires_after": {"anchor": "created_at", "minutes": 1}}, None, "expires_after.anchor"),
-    ({"name": "a", "network_policy": {"type": "allowlist", "allowed_domains": ["x"]}}, None, "network_policy.type"),
-    ({"name": "a", "skills": []}, None, "skills"),
-]
-
-
-@pytest.mark.parametrize(("body", "code", "param"), BAD)
-async def test_bad_container_is_refused(
-    http: httpx.AsyncClient, body: dict[str, Any], code: str | None, param: str
-) -> None:
-    answer = await http.post("/containers", json=body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (400, code, param), error
+async def test_bad_container_is_refused(http: httpx.AsyncClient) -> None:
+    cases: list[tuple[dict[str, Any], str | None, str]] = [
+        ({}, None, "name"),
+        ({"name": "x" * 300}, None, "name"),
+        ({"name": "a", "memory_limit": "4g"}, None, "memory_limit"),
+        ({"name": "a", "memory_limit": "2g"}, None, "memory_limit"),
+        ({"name": "a", "memory_limit": "1g", "limits": {"memory_bytes": 1 << 20}}, None, "memory_limit"),
+        ({"name": "a", "expires_after": {"anchor": "last_active_at", "minutes": 11}}, None, "expires_after.minutes"),
+        ({"name": "a", "expires_after": {"anchor": "created_at", "minutes": 1}}, None, "expires_after.anchor"),
+        ({"name": "a", "network_policy": {"type": "allowlist", "allowed_domains": ["x"]}}, None, "network_policy.type"),
+        ({"name": "a", "skills": []}, None, "skills"),
+    ]
+    for body, code, param in cases:
+        answer = await http.post("/containers", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, code, param), (body, error)
 
 
 async def test_unknown_file_leaves_no_container(
-    served: Served, client: openai.AsyncOpenAI, http: httpx.AsyncClient
+    served: Served, aclient: openai.AsyncOpenAI, http: httpx.AsyncClient
 ) -> None:
     answer = await http.post("/containers", json={"name": "a", "file_ids": ["file-none"]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (404, "file_ids")
-    assert [each async for each in client.containers.list()] == []
+    assert [each async for each in aclient.containers.list()] == []
     assert len(served.parts.repls) == 0
 
 
-async def test_many_containers_leave_nothing(client: openai.AsyncOpenAI) -> None:
+async def test_many_containers_leave_nothing(aclient: openai.AsyncOpenAI) -> None:
     with_one = []  # processes of one container and of all that is ready beside it: 15 that are left would be more
 
     async def one() -> None:
-        made = await client.containers.create(name="")
+        made = await aclient.containers.create(name="")
         with_one.append(len(living_below()))
-        await client.containers.delete(made.id)
+        await aclient.containers.delete(made.id)
 
     for _ in range(2):
         await one()

@@ -23,20 +23,9 @@ from tests.support.browser import browser
 from tests.support.traces import small
 from tests.support.waiting import until
 
-GOING = RunStatus(
-    id="going",
-    pid=7,
-    question="<b>What?</b>",
-    model="m",
-    state="running",
-    turn=1,
-    doing="calls m",
-    doing_since=0,
-    started=0,
-)
-OVER = RunStatus(
-    id="over", pid=7, question="Why?", model="m", state="answered", turn=2, doing="", doing_since=0, started=0, ended=9
-)
+_COMMON: Any = {"pid": 7, "model": "m", "doing": "", "doing_since": 0, "started": 0, "turn": 1}
+GOING = RunStatus(id="going", question="<b>What?</b>", state="running", **_COMMON)
+OVER = RunStatus(id="over", question="Why?", state="answered", ended=9, **_COMMON)
 
 
 class Source:
@@ -161,44 +150,25 @@ async def test_runs_are_listed_and_stopped(ask: Ask, source: Source) -> None:
     assert source.stopped == [("going", True), ("over", False), ("hung", False)]
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Authorization": ""}, 401),
-        ({"Authorization": "Bearer wrong"}, 401),
-        ({"Authorization": "Bearer \u00e9"}, 401),
-        ({"Origin": "http://example.com"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Sec-Fetch-Site": "same-site"}, 403),
-        ({"Host": "example.com"}, 403),
-    ],
-)
-async def test_strangers_are_refused(ask: Ask, source: Source, headers: dict[str, str], status: int) -> None:
+async def test_strangers_are_refused(ask: Ask, source: Source) -> None:
     """A wrong key, a page of another origin, and another name for this host get no data, and stop no run."""
-    assert (await ask("api/runs", headers=headers))[0] == status
-    assert (await ask("api/rows?run=over", headers=headers))[0] == status
-    assert (await ask("api/stop", "POST", json={"run": "going"}, headers=headers))[0] == status
+    keys = [({"Authorization": given}, 401) for given in ("", "Bearer wrong", "Bearer \u00e9")]
+    others = (("Origin", "http://example.com"), ("Origin", "null"), ("Host", "example.com"))
+    sites = (("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-site"))
+    for headers, status in [*keys, *(({name: value}, 403) for name, value in (*others, *sites))]:
+        assert (await ask("api/runs", headers=headers))[0] == status, headers
+        assert (await ask("api/rows?run=over", headers=headers))[0] == status, headers
+        assert (await ask("api/stop", "POST", json={"run": "going"}, headers=headers))[0] == status, headers
     assert source.stopped == []
 
 
-@pytest.mark.parametrize(
-    ("path", "options", "status"),
-    [
-        ("api/rows", {}, 400),
-        ("api/rows?run=over&after=-1", {}, 400),
-        ("api/rows?run=over&after=\u00b2", {}, 400),
-        ("api/rows?run=none", {}, 404),
-        ("api/stop", {"method": "POST", "data": b"{}"}, 415),
-        ("api/stop", {"method": "POST", "json": {}}, 400),
-        ("api/stop", {"method": "POST", "json": {"run": "going", "more": 1}}, 400),
-        ("api/stop", {"method": "POST", "json": {"run": "x" * 5_000}}, 413),
-        ("api/stop", {}, 405),
-        ("api/none", {}, 404),
-    ],
-)
-async def test_bad_requests_have_their_status(ask: Ask, path: str, options: Any, status: int) -> None:
-    assert (await ask(path, **options))[0] == status
+async def test_bad_requests_have_their_status(ask: Ask) -> None:
+    rows = [("api/rows", 400), ("api/rows?run=over&after=-1", 400), ("api/rows?run=over&after=\u00b2", 400)]
+    for path, status in [*rows, ("api/rows?run=none", 404), ("api/stop", 405), ("api/none", 404)]:
+        assert (await ask(path))[0] == status, path
+    assert (await ask("api/stop", "POST", data=b"{}"))[0] == 415
+    for body, status in (({}, 400), ({"run": "going", "more": 1}, 400), ({"run": "x" * 5_000}, 413)):
+        assert (await ask("api/stop", "POST", json=body))[0] == status, body
 
 
 async def test_page_has_no_data_and_strict_headers(link: str) -> None:
@@ -212,20 +182,16 @@ async def test_page_has_no_data_and_strict_headers(link: str) -> None:
     assert link.partition("#key=")[2] not in text
 
 
-async def test_reader_that_leaves_ends_the_following(link: str, source: Source) -> None:
+async def test_reader_that_leaves_and_process_that_is_lost_end_the_following(link: str, source: Source) -> None:
     base, _, key = link.partition("#key=")
+    asked: Any = {"url": f"{base}api/rows?run=going", "headers": {"Authorization": f"Bearer {key}"}}
     async with aiohttp.ClientSession() as session:
-        answer = await session.get(f"{base}api/rows?run=going", headers={"Authorization": f"Bearer {key}"})
+        answer = await session.get(**asked)
         assert json.loads(await answer.content.readline())["rows"]
         assert source.followers == 1
         answer.close()
         await until(lambda: not source.followers)
-
-
-async def test_lost_process_is_told_in_the_stream(link: str, source: Source) -> None:
-    base, _, key = link.partition("#key=")
-    async with aiohttp.ClientSession() as session:
-        answer = await session.get(f"{base}api/rows?run=going", headers={"Authorization": f"Bearer {key}"})
+        answer = await session.get(**asked)
         await answer.content.readline()
         source.go_on(breaks=True)
         last = (await answer.read()).decode().splitlines()[-1]

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import stat
+import zlib
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.watch.viewer import page as page_module
-from rlm_broker.watch.viewer.page import MARK, SCRIPTS, policy, script, style, write_page
+from rlm_broker.watch.viewer.page import MARK, SCRIPTS, Pieces, policy, pool, script, style, write_page
 from tests.support.traces import Written, small
 
 HOSTILE = "</script><script>document.title='taken'</script><!-- <script> \u2028\u2029 \x1b[2J \ud800 <img src=x onerror=alert(1)>"
@@ -75,36 +76,26 @@ def test_page_says_what_it_has(tmp_path: Path) -> None:
     assert told.rows == len(small().lines)
 
 
-def test_cut_trace_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_trace_that_is_not_whole_is_shown_with_a_note(tmp_path: Path) -> None:
+    """A page shows as much as can be read: of a cut trace, of one with another line in it, and of one of a later release."""
     trace = small().to(tmp_path / "run.jsonl")
     trace.write_bytes(trace.read_bytes()[:-40])
-    told = write_page(trace, tmp_path / "run.html")
-    assert told.rows == len(small().lines) - 1
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("no json\n", "The rest of the trace cannot be read after 2 events: "),
-        ('{"event": "replied"}\n', "line 3 is not an event of a run"),
-        ('{"event": "replied", "run": "../x", "depth": 0}\n', "the event replied is of no run"),
-        ("[" * 100_000 + "\n", "The rest of the trace cannot be read after 2 events: "),
-    ],
-)
-def test_broken_trace_is_shown_with_a_note(tmp_path: Path, line: str, said: str) -> None:
-    trace = Written()("run_started", question="?", model="m")("iteration_started", number=1).to(tmp_path / "run.jsonl")
-    with trace.open("a") as file:
-        file.write(line)
-    told = write_page(trace, tmp_path / "run.html")
-    assert told.rows == 2
-    assert said in told.notes[0]
-
-
-def test_later_release_is_shown_with_a_note(tmp_path: Path) -> None:
-    """Events of kinds that are not known are named, and the others are shown."""
-    trace = small()("run_dreamed", about="sheep")("run_dreamed", about="<b>").to(tmp_path / "run.jsonl")
-    told = write_page(trace, tmp_path / "run.html")
-    assert "does not know are left out: 2 run_dreamed." in told.notes[0]
+    assert write_page(trace, tmp_path / "run.html").rows == len(small().lines) - 1
+    lines = {
+        "no json\n": "The rest of the trace cannot be read after 2 events: ",
+        '{"event": "replied"}\n': "line 3 is not an event of a run",
+        '{"event": "replied", "run": "../x", "depth": 0}\n': "the event replied is of no run",
+        "[" * 100_000 + "\n": "The rest of the trace cannot be read after 2 events: ",
+    }
+    for line, said in lines.items():
+        Written()("run_started", question="?", model="m")("iteration_started", number=1).to(trace)
+        with trace.open("a") as file:
+            file.write(line)
+        told = write_page(trace, tmp_path / "run.html")
+        assert told.rows == 2
+        assert said in told.notes[0]
+    small()("run_dreamed", about="sheep")("run_dreamed", about="<b>").to(trace)
+    assert "does not know are left out: 2 run_dreamed." in write_page(trace, tmp_path / "run.html").notes[0]
 
 
 def test_page_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +105,12 @@ def test_page_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert told.notes == ("The trace is larger than a page can show: it is cut after 5 events.",)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no trace\n", b"\xff\xfe\x00", b"[1]\n", b'{"event":"x","run":"1","depth":0}\n']
-)
-def test_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "run.jsonl").write_bytes(content)
-    with pytest.raises(ConfigurationError, match="is not a trace"):
-        write_page(tmp_path / "run.jsonl", tmp_path / "run.html")
-    assert [each.name for each in tmp_path.iterdir()] == ["run.jsonl"]
+def test_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    for content in (b"", b"no trace\n", b"\xff\xfe\x00", b"[1]\n", b'{"event":"x","run":"1","depth":0}\n'):
+        (tmp_path / "run.jsonl").write_bytes(content)
+        with pytest.raises(ConfigurationError, match="is not a trace"):
+            write_page(tmp_path / "run.jsonl", tmp_path / "run.html")
+        assert [each.name for each in tmp_path.iterdir()] == ["run.jsonl"]
 
 
 def test_page_replaces_pages_alone(tmp_path: Path) -> None:
@@ -139,10 +128,27 @@ def test_page_replaces_pages_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot write the page"):
         write_page(trace, tmp_path / "none" / "run.html")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
+    trace.chmod(0o600)  # a page is as private as its trace
+    out.unlink()
+    write_page(trace, out)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
 
 
-def test_page_is_as_private_as_its_trace(tmp_path: Path) -> None:
-    trace = small().to(tmp_path / "run.jsonl")
-    trace.chmod(0o600)
-    write_page(trace, tmp_path / "run.html")
-    assert stat.S_IMODE((tmp_path / "run.html").stat().st_mode) == 0o600
+def _unpacked(elements: bytes) -> list[bytes]:
+    found = re.findall(rb'<script type="text/plain" class="texts-piece">([A-Za-z0-9+/=]*)</script>\n', elements)
+    assert b"".join(b'<script type="text/plain" class="texts-piece">%s</script>\n' % each for each in found) == elements
+    return [zlib.decompress(base64.b64decode(each), -zlib.MAX_WBITS) for each in found]
+
+
+@pytest.mark.parametrize("in_memory", [1 << 20, 1])
+def test_pieces_come_back_in_order(monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
+    """Pieces are what was added, in this order, in memory and beyond it in a file."""
+    monkeypatch.setattr(page_module, "IN_MEMORY_BYTES", in_memory)
+    wanted = [b"</script>%d" % number * number for number in range(40)]
+    with pool() as threads:
+        packed = Pieces("texts-piece", threads)
+        for each in wanted:
+            packed.add(each)
+        assert _unpacked(b"".join(packed.elements())) == wanted
+        assert packed.count == 40
+        packed.close()

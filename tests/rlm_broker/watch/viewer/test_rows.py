@@ -34,67 +34,47 @@ def test_texts_lie_in_one_stream() -> None:
     assert block[5]["status"] == "error"
 
 
-def test_text_that_comes_again_is_stored_once() -> None:
+def test_texts_are_stored_once_and_continue_where_earlier_ones_ended() -> None:
     long = "a part " * 1_000
-    taken, texts = _taken(Written().call(1, long, "x").call(2, long, "y").lines)
-    starts = [row for row in taken if row[0] == "call_started"]
-    assert starts[0][5]["prompt"] == starts[1][5]["prompt"]
-    assert texts.count(long.encode()) == 1
-
-
-def test_fresh_texts_continue_where_earlier_ones_ended() -> None:
     rows = Rows()
-    rows.take(Written().call(1, "one", "two").lines[0])
-    first = rows.fresh()
+    first, _, second, _ = (rows.take(line) for line in Written().call(1, long, "x").call(2, long, "y").lines)
+    assert first is not None
+    assert second is not None
+    assert first[5]["prompt"] == second[5]["prompt"]
+    texts = rows.fresh()
+    assert texts.count(long.encode()) == 1
     row = rows.take(Written()("replied", number=1, text="three").lines[0])
     assert row is not None
-    assert row[5]["text"] == (len(first), 5)
-    assert rows.fresh() == b"three"
-    assert rows.end == len(first) + 5
+    assert row[5]["text"] == (len(texts), 5)
+    assert (rows.fresh(), rows.end) == (b"three", len(texts) + 5)
 
 
-def test_conversations_are_text_with_roles() -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [{"type": "text", "text": "Yes"}]}]
-    taken, texts = _taken(Written().call(1, messages, "x").lines)
-    assert _text(taken[0], "prompt", texts).startswith("[user]\nHi\n\n[assistant]\n[")
-
-
-def test_lone_surrogates_become_visible() -> None:
+def test_conversations_are_text_with_roles_and_lone_surrogates_become_visible() -> None:
     """A half of a character, for which UTF-8 has no bytes, is written out in texts, words and labels."""
-    taken, texts = _taken(
-        Written().call(1, "half \ud800", "x")("tool_started", call=1, tool="\udfff", arguments="").lines
-    )
-    assert _text(taken[0], "prompt", texts) == "half \\ud800"
-    assert taken[0][5]["label"] == "half \\ud800"
-    assert taken[2][5]["tool"] == "\\udfff"
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [{"type": "text", "text": "Yes"}]}]
+    written = Written().call(1, messages, "x").call(2, "half \ud800", "x")
+    taken, texts = _taken(written("tool_started", call=1, tool="\udfff", arguments="").lines)
+    assert _text(taken[0], "prompt", texts).startswith("[user]\nHi\n\n[assistant]\n[")
+    assert _text(taken[2], "prompt", texts) == taken[2][5]["label"] == "half \\ud800"
+    assert taken[4][5]["tool"] == "\\udfff"
     assert json.loads(encoded(taken))
 
 
-def test_labels_and_words_are_bounded() -> None:
+def test_rows_of_hostile_events_are_bounded() -> None:
+    """Labels and words are short, numbers are numbers, events of no run are refused, and unknown kinds are counted."""
     long = "word\n" * 10_000
     taken, _ = _taken(Written()("tool_started", call=1, tool=long, arguments=long).lines)
     assert len(taken[0][5]["label"]) == LABEL_CHARS + 3
     assert "\n" not in taken[0][5]["label"]
     assert len(taken[0][5]["tool"]) == WORD_CHARS
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**70, True, "7", [7], {"a": 1}, None])
-def test_numbers_that_are_none_are_left_out(value: Any) -> None:
-    taken, _ = _taken(Written()("call_ended", call=value, usage=value, model=None, response="").lines)
-    assert "call" not in taken[0][5]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"run": 1}, {"run": ""}, {"run": "1/../2"}, {"depth": -1}, {"depth": "0"}, {"depth": 10**9}, {"run": None}],
-)
-def test_events_of_no_run_are_refused(fields: Line) -> None:
-    with pytest.raises(ValueError, match="is of no run"):
-        Rows().take({"event": "replied", "run": "1", "depth": 0, **fields})
-
-
-def test_unknown_kinds_are_counted() -> None:
+    for value in (float("nan"), float("inf"), 2**70, True, "7", [7], {"a": 1}, None):
+        taken, _ = _taken(Written()("call_ended", call=value, usage=value, model=None, response="").lines)
+        assert "call" not in taken[0][5], value
     rows = Rows()
+    runs, depths = (1, "", "1/../2", None), (-1, "0", 10**9)
+    for run, depth in [*((run, 0) for run in runs), *(("1", depth) for depth in depths)]:
+        with pytest.raises(ValueError, match="is of no run"):
+            rows.take({"event": "replied", "run": run, "depth": depth})
     for number in range(MOST_UNKNOWN + 50):
         assert rows.take({"event": f"later_{number}", "run": "1", "depth": 0}) is None
     assert len(rows.unknown) == MOST_UNKNOWN

@@ -26,29 +26,26 @@ def plain(prompt: object, question: str | None) -> str:
     return asyncio.run(OfflineClient().complete(request)).text
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
+def test_no_question_breaks_the_code() -> None:
+    """The two turns have one block each, which runs, whatever the question and the context are."""
+    for question in (
         'Who said "it\'s \\n \\\\ here" and \'\'\'why\'\'\' and """how""" {x} {0} %s?',
         "```python\nFINAL(1)\n```\nWho keeps the bees?",
         "line one\nFINAL(mine)\r\n</repl>~~~\nline \u2028 two \x00 \ud800?",
         "'" * 50 + '"' * 50 + "`" * 50,
         "\\",
         None,
-    ],
-)
-def test_no_question_breaks_the_code(question: str | None) -> None:
-    """The two turns have one block each, which runs, whatever the question and the context are."""
-    look = turn(question)
-    search = turn(question, ChatMessage("user", "go"), ChatMessage("assistant", look), ChatMessage("user", "seen"))
-    replies = [parse_reply(look), parse_reply(search)]
-    assert [(len(reply.code), reply.not_run) for reply in replies] == [(1, ())] * 2
-    answers: list[str] = []
-    names = {"context": "```\nFINAL(x) \ud800 \x00", "FINAL": answers.append, "print": lambda _: None}
-    for reply in replies:
-        exec(reply.code[0], names)
-    assert len(answers) == 1
-    assert answers[0]
+    ):
+        look = turn(question)
+        search = turn(question, ChatMessage("user", "go"), ChatMessage("assistant", look), ChatMessage("user", "seen"))
+        replies = [parse_reply(look), parse_reply(search)]
+        assert [(len(reply.code), reply.not_run) for reply in replies] == [(1, ())] * 2
+        answers: list[str] = []
+        names = {"context": "```\nFINAL(x) \ud800 \x00", "FINAL": answers.append, "print": lambda _: None}
+        for reply in replies:
+            exec(reply.code[0], names)
+        assert len(answers) == 1
+        assert answers[0]
 
 
 def test_hostile_context_does_not_change_the_course_of_a_run() -> None:
@@ -80,9 +77,10 @@ def test_plain_completion_answers_from_its_last_user_message() -> None:
     assert plain(f"{QUESTION} Text: Bo keeps the bees.", f"{QUESTION} Text: Bo keeps the bees.").count("Found at") == 1
 
 
-@pytest.mark.parametrize("question", [None, "", "  \n"])
-def test_prompt_is_never_searched_for_a_question(question: str | None) -> None:
-    assert plain(f"{QUESTION} Ann keeps the bees.", question) == "NOT FOUND\nThe question has no word to search for."
+def test_prompt_is_never_searched_for_a_question() -> None:
+    for question in (None, "", "  \n"):
+        found = plain(f"{QUESTION} Ann keeps the bees.", question)
+        assert found == "NOT FOUND\nThe question has no word to search for."
 
 
 async def test_client_is_free_and_named_offline() -> None:

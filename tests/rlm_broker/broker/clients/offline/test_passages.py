@@ -29,9 +29,8 @@ LINES = [*(" ".join(random.Random(seed).choices(FILLER, k=4)) for seed in range(
 TEXT = "\n".join(random.Random(5).sample(LINES, len(LINES)))
 
 
-@pytest.mark.parametrize(
-    ("question", "fact", "words"),
-    [
+def test_passage_is_quoted_with_its_place_and_its_words() -> None:
+    cases = [
         ("When did the harbour of Port Llewyn freeze over?", "harbour", "harbour, Port, Llewyn; without: freeze"),
         ("Who grinds the telescope lenses by hand?", "lens", "grinds, telescope, lenses, hand"),
         ("Which person is grinding lenses?", "lens", "grinding, lenses; without: person"),
@@ -40,27 +39,27 @@ TEXT = "\n".join(random.Random(5).sample(LINES, len(LINES)))
         ("Why do beekeepers wear yellow?", "bees", "beekeepers, wear, yellow"),
         ("How many travellers does the rope bridge carry?", "bridge", "travellers, rope, bridge, carry"),
         ("Which sentence has 'eekeeper'?", "bees", "eekeeper; without: sentence"),
-    ],
-)
-def test_passage_is_quoted_with_its_place_and_its_words(question: str, fact: str, words: str) -> None:
-    offset = TEXT.index(FACTS[fact])
-    place = f"line {TEXT.count(chr(10), 0, offset) + 1}, character {offset}"
-    assert find(TEXT, question) == f"{FACTS[fact]}\nFound at {place}, by: {words}."
+    ]
+    for question, fact, words in cases:
+        offset = TEXT.index(FACTS[fact])
+        place = f"line {TEXT.count(chr(10), 0, offset) + 1}, character {offset}"
+        assert find(TEXT, question) == f"{FACTS[fact]}\nFound at {place}, by: {words}."
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
+def test_absent_fact_is_not_found() -> None:
+    for question in (
         "When did the harbour of Port Corbin freeze over?",  # another name
         "What did the renovation of the theatre cost in 1911?",  # another number
         "When did Doctor Amara Llewyn move?",  # names that stand apart
         "Who is the custodian of the backup passphrase?",
         "Does the word 'zeppelin' stand anywhere?",
         "What is it?",
-    ],
-)
-def test_absent_fact_is_not_found(question: str) -> None:
-    assert find(TEXT, question).startswith("NOT FOUND\n")
+    ):
+        assert find(TEXT, question).startswith("NOT FOUND\n")
+    contexts: tuple[object, ...] = ("", " \n\n ", {}, [], {"a.txt": ""}, [""], None, 7)
+    for context in contexts:
+        assert find(context, "Who keeps the keys?").startswith("NOT FOUND\n")
+        assert find(context, "How many keys?") == "0 lines have key(s)."
 
 
 def test_names_and_numbers_match_as_whole_words() -> None:
@@ -129,24 +128,16 @@ def test_table_is_read_by_rows() -> None:
     )
 
 
-@pytest.mark.parametrize("context", ["", " \n\n ", {}, [], {"a.txt": ""}, [""], None, 7])
-def test_empty_context_is_not_found(context: object) -> None:
-    assert find(context, "Who keeps the keys?").startswith("NOT FOUND\n")
-    assert find(context, "How many keys?") == "0 lines have key(s)."
-
-
-@pytest.mark.parametrize(
-    ("question", "fact"),
-    [
-        ("Wer verwaltet den Schlüssel des Archivs?", "Frau Öztürk verwaltet den Schlüssel des Archivs seit 2011."),
-        ("Кто хранит ключ от архива?", "Ключ от архива хранит Мария Петрова."),
-        ("金庫の鍵はどこにありますか", "金庫の鍵は台所の棚にあります。"),
-        ("保险柜的钥匙在哪里", "保险柜的钥匙在厨房的架子上。"),
-    ],
-)
-def test_other_languages_are_found_by_their_words(question: str, fact: str) -> None:
+def test_other_languages_are_found_by_their_words() -> None:
     filler = "Der Markt öffnet früh.\n今日は雨です。今天下雨。\n" * 400
-    assert find(f"{filler}{fact}\n{filler}", question).startswith(fact)
+    facts = {
+        "Wer verwaltet den Schlüssel des Archivs?": "Frau Öztürk verwaltet den Schlüssel des Archivs seit 2011.",
+        "Кто хранит ключ от архива?": "Ключ от архива хранит Мария Петрова.",
+        "金庫の鍵はどこにありますか": "金庫の鍵は台所の棚にあります。",
+        "保险柜的钥匙在哪里": "保险柜的钥匙在厨房的架子上。",
+    }
+    for question, fact in facts.items():
+        assert find(f"{filler}{fact}\n{filler}", question).startswith(fact)
 
 
 def test_long_line_is_quoted_by_a_sentence() -> None:
@@ -168,23 +159,28 @@ def test_fact_across_the_border_of_two_blocks_is_found() -> None:
 LOG = "INFO up\nERROR auth: no ERROR page\nWARNING errors\nWARN mail: slow\nERROR mail: 'full'\nERRORS\n"
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("How many errors are there?", "2 lines have ERROR, 3 times in all."),
-        ("how many ERROR lines", "2 lines have ERROR, 3 times in all."),
-        ("How many warnings does the log have?", "2 lines have WARN."),
-        ("How many mail errors are there?", "1 line has mail(s) and ERROR."),
-        ("How often does mail occur?", "2 lines have mail(s)."),
-        ("Count the lines that contain 'ERROR'", "3 lines have 'ERROR', 4 times in all."),
-        ('How many lines contain both "ERROR" and "mail"?', "1 line has 'ERROR' and 'mail'."),
-        ("How many lines contain 'zebra'?", "0 lines have 'zebra'."),
-        ("How many debug messages?", "0 lines have debug(s)."),
-        ("How many lines are there?", "6 lines"),
-    ],
-)
-def test_count_says_what_was_counted(question: str, answer: str) -> None:
-    assert find(LOG, question).splitlines()[0] == answer
+def test_count_says_what_was_counted() -> None:
+    answers = {
+        "How many errors are there?": "2 lines have ERROR, 3 times in all.",
+        "how many ERROR lines": "2 lines have ERROR, 3 times in all.",
+        "How many warnings does the log have?": "2 lines have WARN.",
+        "How many mail errors are there?": "1 line has mail(s) and ERROR.",
+        "How often does mail occur?": "2 lines have mail(s).",
+        "Count the lines that contain 'ERROR'": "3 lines have 'ERROR', 4 times in all.",
+        'How many lines contain both "ERROR" and "mail"?': "1 line has 'ERROR' and 'mail'.",
+        "How many lines contain 'zebra'?": "0 lines have 'zebra'.",
+        "How many debug messages?": "0 lines have debug(s).",
+        "How many lines are there?": "6 lines",
+    }
+    assert {question: find(LOG, question).splitlines()[0] for question in answers} == answers
+    for condition in (
+        "How many lines do not contain 'mail'?",
+        "How many lines contain 'ERROR' or 'WARN'?",
+        "How many more errors than warnings are there?",
+        "How many times?",
+    ):
+        answer = find(LOG, condition)
+        assert answer.startswith("NOT FOUND\n") or " by: " in answer  # a condition is not dropped
 
 
 def test_count_shows_the_first_line_and_its_file() -> None:
@@ -193,20 +189,6 @@ def test_count_shows_the_first_line_and_its_file() -> None:
         "Found at b, line 2, character 8.",
     ]
     assert find({"a": "one\ntwo\n", "b": "three"}, "How many lines are there?") == "3 lines in 2 parts"
-
-
-@pytest.mark.parametrize(
-    "question",
-    [
-        "How many lines do not contain 'mail'?",
-        "How many lines contain 'ERROR' or 'WARN'?",
-        "How many more errors than warnings are there?",
-        "How many times?",
-    ],
-)
-def test_condition_on_a_count_is_not_dropped(question: str) -> None:
-    answer = find(LOG, question)
-    assert answer.startswith("NOT FOUND\n") or " by: " in answer
 
 
 def test_look_shows_type_size_and_beginning() -> None:

@@ -1,1 +1,0 @@
-"""Generated questions with exact answers. Each task is a pure function of drawn numbers and a length."""

@@ -1,1 +1,0 @@
-"""The paid calls of questions: kept in memory for further attempts, and in a journal for further processes."""

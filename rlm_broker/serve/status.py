@@ -1,0 +1,168 @@
+"""State of a server: for load balancers whether it can take requests, and for the viewer its runs.
+
+In the viewer a key sees its own runs, and with the right `watch` those of all keys.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from rlm_broker.errors import RlmBrokerError
+from rlm_broker.events.trace import encoded, plain
+from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.serve.bodies import WholeBodies
+from rlm_broker.serve.guard import ServerKey, key_of
+from rlm_broker.serve.hosting.runs import HostedRun
+from rlm_broker.serve.parts import Parts
+from rlm_broker.watch.board import QUESTION_CHARS
+from rlm_broker.watch.messages import RunStatus
+from rlm_broker.watch.viewer.live import LiveSource, live_app
+
+PROBE_TIMEOUT_S: Final = 10.0
+"""Seconds that a probe has to start a REPL and run a block."""
+PROBE_EVERY_S: Final = 5.0
+"""Seconds for which the outcome of a probe holds, so that many probes do not load the machine."""
+
+
+class Health:
+    """State of the server for load balancers.
+
+    Args:
+        sandbox: Sandbox in which a probe starts a REPL.
+
+    Attributes:
+        is_draining: Whether the server is about to end.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._probing = asyncio.Lock()
+        self._probed_at = float("-inf")
+        self._problem: str | None = None
+        self.is_draining = False
+
+    def routes(self) -> list[Route]:
+        """Return the routes `/health` and `/ready`."""
+        return [Route("/health", self._health), Route("/ready", self._ready)]
+
+    async def _health(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, _request: Request) -> Response:
+        why = "the server is about to end" if self.is_draining else await self._probed()
+        if why is not None:
+            return JSONResponse({"status": "unavailable", "reason": why}, 503)
+        return JSONResponse({"status": "ready"})
+
+    async def _probed(self) -> str | None:
+        """Return why no REPL can be started, or None."""
+        async with self._probing:
+            if time.monotonic() - self._probed_at >= PROBE_EVERY_S:
+                self._problem = await self._probe()
+                self._probed_at = time.monotonic()
+            return self._problem
+
+    async def _probe(self) -> str | None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S), self._sandbox.repl() as repl:
+                block = await repl.aexecute("print(6 * 7)")
+        except TimeoutError:
+            return f"no REPL could be started within {PROBE_TIMEOUT_S:g} seconds"
+        except RlmBrokerError:
+            return "no REPL could be started"
+        return None if block.stdout == "42\n" else "a REPL gave a wrong answer"
+
+
+MOST_STOP_BYTES: Final = 4_096
+MOST_STOP_VALUES: Final = 16
+"""Bytes and JSON values of a request to stop a run."""
+PATH = "/viewer"
+"""Path of the viewer. The page itself shows no run, so it needs no key; its data does."""
+
+
+class KeysRuns:
+    """The runs that one key may see, as a source of the viewer.
+
+    Args:
+        parts: Parts of the server.
+        key: The key.
+    """
+
+    def __init__(self, parts: Parts, key: ServerKey) -> None:
+        self._runs = parts.runs
+        self._key = key
+
+    async def runs(self) -> Sequence[RunStatus]:
+        """Return the runs of the key, or of all keys if it may watch them."""
+        return [status_of(hosted) for hosted in self._seen(may="watch" in self._key.rights)]
+
+    async def lines(self, run: str, after: int) -> AsyncIterator[bytes]:
+        """Yield the events of a run, each as a line of a trace, until it ends.
+
+        Raises:
+            LookupError: The key sees no such run.
+        """
+        found = self._found(run, may="watch" in self._key.rights)
+        if found is None:
+            raise LookupError(run)
+        async for event in found.events(after):
+            yield encoded(plain(event))
+
+    async def stop(self, run: str, now: bool) -> bool:
+        """Stop a run of the key, or of another key if it may stop those; return whether there was one."""
+        found = self._found(run, may="stop" in self._key.rights)
+        if found is None:
+            return False
+        if now:
+            found.run.cancel()
+        else:
+            found.stop()
+        return True
+
+    def _seen(self, *, may: bool) -> list[HostedRun]:
+        return self._runs.all() if may else self._runs.of(self._key.owner)
+
+    def _found(self, run: str, *, may: bool) -> HostedRun | None:
+        return next((hosted for hosted in self._seen(may=may) if hosted.id == run), None)
+
+
+def viewer_routes(parts: Parts) -> list[Mount]:
+    """Return the routes of the viewer."""
+
+    return [Mount(PATH, viewer_app(lambda request: KeysRuns(parts, key_of(request)), parts.settings.stall_s))]
+
+
+def viewer_app(source: LiveSource | Callable[[Request], LiveSource], stall_s: float) -> ASGIApp:
+    """Return the viewer of these runs with bounds for bodies, to be put behind a `Guard`."""
+    return WholeBodies(live_app(source), MOST_STOP_BYTES, stall_s, MOST_STOP_VALUES)
+
+
+def status_of(hosted: HostedRun) -> RunStatus:
+    """Return what is told of a run."""
+    progress = hosted.progress
+    ended = progress.ended
+    how = ended.kind if ended is not None else "cancelled"
+    question = progress.question or hosted.task
+    return RunStatus(
+        id=hosted.id,
+        pid=os.getpid(),
+        question=None if question is None else question[:QUESTION_CHARS],
+        model=progress.model,
+        state=how if hosted.state == "ended" else hosted.state,
+        turn=progress.turn,
+        doing=hosted.doing,
+        doing_since=progress.since,
+        started=hosted.created_at,
+        ended=hosted.ended_at,
+        runs=progress.runs,
+        tokens=progress.tokens,
+        cost_usd=progress.cost_usd,
+        owner=hosted.owner.name,
+    )
