@@ -22,6 +22,7 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 FAST = (
+    "rlm_broker/batch/test_item_calls.py",
     "rlm_broker/batch/test_settings.py",
     "rlm_broker/batch/test_parsing.py",
     "rlm_broker/batch/test_spending.py",
