@@ -89,10 +89,9 @@ class ItemCalls:
             self._add(each)
 
     def before(self, broker: Completing) -> "ItemCalls":
-        """Stand before a broker, for a run that begins."""
+        """Stand before a broker, for the run of the item."""
         self._broker = broker
         self.routing = broker.routing
-        self._asked.clear()
         return self
 
     @property
@@ -161,7 +160,7 @@ class ItemCalls:
         """Wait for the answer to a call. If the wait is cancelled, the call ends too, unless it is abandoned."""
         task: asyncio.Task[Call] = asyncio.get_running_loop().create_task(calling)
         self._under_way.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._under_way.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -169,11 +168,6 @@ class ItemCalls:
                 task.cancel()
                 await to_its_end(lambda: asyncio.wait({task}))
             raise
-
-    def _forget(self, task: "asyncio.Task[Call]") -> None:
-        self._under_way.discard(task)
-        if not task.cancelled():
-            task.exception()  # read, or asyncio would report it where no run waits for it any more
 
     def _add(self, answered: AnsweredCall) -> None:
         self._paid[answered.call.root_model, answered.depth] += answered.call.usage

@@ -36,7 +36,6 @@ MODULES = {
     "rlm_broker/broker/cache.py": ["tests/rlm_broker/broker/test_cache.py"],
     "rlm_broker/serve/hosting/owner.py": ["tests/rlm_broker/serve/hosting/test_owner.py"],
     "rlm_broker/serve/hosting/repls.py": ["tests/rlm_broker/serve/hosting/test_repls.py"],
-    "rlm_broker/batch/item_calls.py": ["tests/rlm_broker/batch/test_item_calls.py"],
     "rlm_broker/batch/shards.py": ["tests/rlm_broker/batch/test_status.py"],
     "sandbox_worker/init/usage_watch.py": ["tests/sandbox_worker/init/test_usage_watch.py"],
     "sandbox_worker/init/memory.py": ["tests/sandbox_worker/init/test_memory.py"],
