@@ -63,7 +63,8 @@ class ServeSettings(BaseModel):
         inline_chars: Characters of a lone text beyond which it is a context, with its task in it.
         body_bytes: Bytes of a request's body, other than an upload.
         stall_s: Seconds without a byte after which a body is given up.
-        heartbeat_s: Seconds of silence after which a sign of life is sent to a client that waits.
+        heartbeat_s: Seconds of silence after which a sign of life is sent to a client that waits. The first one for a
+            plain answer of a run comes after four times as many, so that an early failure has its own status.
         file_bytes: Bytes of one uploaded file.
         files_bytes: Bytes of all uploaded files of one key, and of their texts while these are kept.
         max_files_per_key: Uploaded files of one key.

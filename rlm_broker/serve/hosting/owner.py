@@ -5,6 +5,7 @@ Eviction of finished things is by age, then the oldest of the owner with the mos
 
 import contextlib
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -145,22 +146,20 @@ class EndedThings(Generic[T]):
         self._clock = clock
         self._things: dict[str, tuple[T, str, int, float]] = {}
         """Id → thing, name of its owner, weight and time of its end; the oldest first."""
-        self._ids: dict[str, dict[str, None]] = {}
+        self._ids: defaultdict[str, dict[str, None]] = defaultdict(dict)
         """Name of an owner → ids of its things, the oldest first."""
-        self._weights: dict[str, int] = {}
-        self._weight = 0
+        self._weights: Counter[str] = Counter()
 
     def add(self, id: str, thing: T, owner: str, weight: int) -> None:
         """Keep a thing that has ended now."""
         self._things[id] = thing, owner, weight, self._clock()
-        self._ids.setdefault(owner, {})[id] = None
-        self._weights[owner] = self._weights.get(owner, 0) + weight
-        self._weight += weight
+        self._ids[owner][id] = None
+        self._weights[owner] += weight
         self._forget_old()
         while len(self._things) > self._most:
             most = max(self._ids, key=lambda owner: len(self._ids[owner]))
             self.pop(next(iter(self._ids[most])))
-        while self._weight > self._most_weight:
+        while self._weights.total() > self._most_weight:
             heaviest = max(self._weights, key=self._weights.__getitem__)
             self.pop(next(iter(self._ids[heaviest])))
 
@@ -171,14 +170,10 @@ class EndedThings(Generic[T]):
 
     def pop(self, id: str) -> None:
         """Drop the thing of that id, if it is kept."""
-        if id not in self._things:
-            return
-        _, owner, weight, _ = self._things.pop(id)
-        self._weight -= weight
-        self._weights[owner] -= weight
-        del self._ids[owner][id]
-        if not self._ids[owner]:
-            del self._ids[owner], self._weights[owner]
+        if id in self._things:
+            _, owner, weight, _ = self._things.pop(id)
+            self._weights[owner] -= weight
+            del self._ids[owner][id]
 
     def __iter__(self) -> Iterator[T]:
         self._forget_old()

@@ -350,7 +350,7 @@ class HostedRuns:
             drain_s: Seconds after which runs are stopped, with their best answers so far.
         """
         self._is_draining = True
-        for hosted in self._queued:
+        for hosted in list(self._queued):
             hosted.run.cancel()
         for wait_s, end in ((drain_s, HostedRun.stop), (STOP_GRACE_S, HostedRun.cancel)):
             await self._at_end(wait_s)

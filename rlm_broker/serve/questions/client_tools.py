@@ -42,6 +42,8 @@ RETRY_AFTER_S: Final = 1.0
 """Seconds after which another attempt is reasonable."""
 CONVERSATION: Final = "conversation"
 """Name of the variable that holds the earlier messages."""
+Take = Callable[[int, int], None]
+"""Takes so many characters and parts of a schema from what a request may have, or refuses them."""
 T = TypeVar("T")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -63,14 +65,14 @@ class FunctionTool:
     namespace: str | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], namespace: str | None, param: str, room: "Room") -> "FunctionTool":
+    def of(cls, given: Mapping[str, Any], namespace: str | None, param: str, take: "Take") -> "FunctionTool":
         """Return a function as a request describes it.
 
         Args:
             given: Its name, description and parameters; the latter two may be missing.
             namespace: As for the class.
             param: Place of the description in the request.
-            room: Room of all tools of the request.
+            take: Takes its part of what all tools of the request may have.
 
         Raises:
             ApiError: 400: a part of it cannot be used.
@@ -84,8 +86,8 @@ class FunctionTool:
         typed = {"type": "object", **(schema or {})} if isinstance(schema, Mapping | None) else {}
         if typed.get("type") != "object":
             raise ApiError(400, f'{at} must be a JSON Schema with "type": "object"', param=at)
-        room.take(chars=len(description or ""))
-        return cls(name, description or "no description", safe_schema(typed, at, room), namespace)
+        take(len(description or ""), 0)
+        return cls(name, description or "no description", safe_schema(typed, at, take), namespace)
 
     @property
     def python_name(self) -> str:
@@ -113,10 +115,18 @@ def tools_of(described: Iterable[tuple[Mapping[str, Any], str | None, str]]) -> 
     given = list(itertools.islice(described, MOST_TOOLS + 1))
     if len(given) > MOST_TOOLS:
         raise ApiError(400, f"there are more than {MOST_TOOLS} tools: give fewer", param="tools")
-    room = Room()
+    left = [MOST_CHARS_OF_ALL, MOST_NODES_OF_ALL]
+
+    def take(chars: int, nodes: int) -> None:
+        left[0] -= chars
+        left[1] -= nodes
+        if min(left) < 0:
+            why = f"have more than {MOST_CHARS_OF_ALL:,} characters, or {MOST_NODES_OF_ALL:,} parts in their schemas"
+            raise ApiError(400, f"the tools {why}: give fewer, or simpler ones", param="tools")
+
     made: dict[str, FunctionTool] = {}
     for each in given:
-        tool = FunctionTool.of(*each, room)
+        tool = FunctionTool.of(*each, take)
         if made.setdefault(tool.python_name, tool) is not tool:
             raise ApiError(400, f"two tools are called {tool.name!r}: give each its own name", param="tools")
     return tuple(made.values())
@@ -276,26 +286,6 @@ class ClientTools:
             self._open.pop(call.id, None)
 
 
-class Room:
-    """Room for the tools of one request together."""
-
-    def __init__(self) -> None:
-        self._chars = MOST_CHARS_OF_ALL
-        self._nodes = MOST_NODES_OF_ALL
-
-    def take(self, chars: int, nodes: int = 0) -> None:
-        """Count a schema or a text.
-
-        Raises:
-            ApiError: 400: it does not fit.
-        """
-        self._chars -= chars
-        self._nodes -= nodes
-        if self._chars < 0 or self._nodes < 0:
-            why = f"have more than {MOST_CHARS_OF_ALL:,} characters, or {MOST_NODES_OF_ALL:,} parts in their schemas"
-            raise ApiError(400, f"the tools {why}: give fewer, or simpler ones", param="tools")
-
-
 async def checked_in_turn(owner: Owner, check: Callable[[], T]) -> T:
     """Check the schemas of a request in a thread, in the turn of its owner, and return what `check` returns.
 
@@ -314,18 +304,18 @@ async def checked_in_turn(owner: Owner, check: Callable[[], T]) -> T:
     return await aside(work, owner.name)
 
 
-def safe_schema(schema: Any, param: str, room: Room | None = None) -> CheckedSchema:
+def safe_schema(schema: Any, param: str, take: Take | None = None) -> CheckedSchema:
     """Return a schema of a client that can be checked in bounded time. Call it by `checked_in_turn`.
 
     Args:
         schema: Schema of the client.
         param: Place of the schema in the request.
-        room: Room that it takes its part of, or None.
+        take: Called with its characters and parts, before its check.
 
     Raises:
-        ApiError: 400: it is no valid schema, too large, or has keywords that are not supported; or the room is full.
+        ApiError: 400: it is no valid schema, too large, or has keywords that are not supported.
     """
     try:
-        return CheckedSchema(schema, param, None if room is None else room.take)
+        return CheckedSchema(schema, param, take)
     except ConfigurationError as error:
         raise ApiError(400, str(error), param=param) from None

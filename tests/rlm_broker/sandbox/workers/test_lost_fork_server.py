@@ -24,7 +24,6 @@ from rlm_broker.sandbox.workers.held_process import InitProcess
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.processes import living_below
-from tests.support.tables import table
 from tests.support.waiting import until, until_now
 
 WAIT_S = 60
@@ -72,8 +71,8 @@ def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[
     return called
 
 
-@table("level", ["strict", "standard"])
-@table("point", [(Zygote, "spawn"), (Worker, "launch")])
+@pytest.mark.parametrize("level", ["strict", "standard"])
+@pytest.mark.parametrize("point", [(Zygote, "spawn"), (Worker, "launch")])
 async def test_fork_server_killed_during_a_start_is_replaced_unseen(
     point: tuple[type, str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

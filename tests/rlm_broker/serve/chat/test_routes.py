@@ -386,17 +386,25 @@ def left_request(served: Served, body: dict[str, Any]) -> socket.socket:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_leaving_client_ends_run_and_socket(stream: bool, open_sandbox: Sandbox) -> None:
-    """A client that leaves ends its run, and the connection to the provider."""
+    """Also a run that waits for its place, before any call. Beyond the queue a request is told to come again."""
     with FakeOpenAI(Answer(never=True)) as provider:
         rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
-        with serving(rlm) as own:
-            connection = left_request(own, {"model": "test-model", "stream": stream, "messages": HELLO})
+        with serving(rlm, ServeSettings(max_runs=1, max_queue=1)) as own, client_of(own) as client:
+            runs, body = own.parts.runs, {"model": "test-model", "stream": stream, "messages": HELLO}
+            first = left_request(own, body)
             assert provider.arrived.wait(WAIT_S)
-            connection.close()
+            second = left_request(own, body)
+            until_now(lambda: runs.queued == 1)
+            with pytest.raises(openai.RateLimitError) as error:
+                asked(client, "Say hello.", model="test-model")
+            assert int(error.value.response.headers["retry-after"]) > 0
+            assert "x-should-retry" not in error.value.response.headers
+            second.close()
+            until_now(lambda: runs.queued == 0)
+            assert (runs.running, len(provider.requests)) == (1, 1)
+            first.close()
             assert provider.disconnected.wait(WAIT_S)
-            until_now(lambda: own.parts.runs.running == 0)
-            (run,) = own.parts.runs.all()
-            assert run.run.is_done
+            until_now(lambda: all(hosted.run.is_done for hosted in runs.all()))
             stats = own.call(lambda: rlm.sandbox.stats())
             assert stats.workers == stats.ready
 
@@ -423,37 +431,6 @@ def test_leaving_client_ends_a_running_block(stream: bool, open_sandbox: Sandbox
         assert run.run.was_cancelled
         stats = own.call(lambda: rlm.sandbox.stats())
         assert stats.workers == stats.ready
-
-
-def test_leaving_client_ends_a_queued_run(open_sandbox: Sandbox) -> None:
-    """A client that leaves while its run waits for a place takes it out of the queue, before any call."""
-    with FakeOpenAI(Answer(never=True)) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
-        with serving(rlm, ServeSettings(max_runs=1)) as own:
-            body = {"model": "test-model", "messages": HELLO}
-            first = left_request(own, body)
-            assert provider.arrived.wait(WAIT_S)
-            second = left_request(own, {**body, "stream": True})
-            until_now(lambda: own.parts.runs.queued == 1)
-            second.close()
-            until_now(lambda: own.parts.runs.queued == 0)
-            assert (own.parts.runs.running, len(provider.requests)) == (1, 1)
-            first.close()
-            assert provider.disconnected.wait(WAIT_S)
-
-
-def test_full_queue_is_busy(open_sandbox: Sandbox) -> None:
-    with FakeOpenAI(Answer(never=True)) as provider:
-        rlm = RLM(OpenAICompatibleClient(provider.base_url, "test-model", api_key="x"), sandbox=open_sandbox)
-        with serving(rlm, ServeSettings(max_runs=1, max_queue=0)) as own, client_of(own) as client:
-            first = left_request(own, {"model": "test-model", "messages": HELLO})
-            assert provider.arrived.wait(WAIT_S)
-            with pytest.raises(openai.RateLimitError) as error:
-                asked(client, "Say hello.", model="test-model")
-            assert int(error.value.response.headers["retry-after"]) > 0
-            assert "x-should-retry" not in error.value.response.headers
-            first.close()
-            assert provider.disconnected.wait(WAIT_S)
 
 
 def test_stopped_run_answers_with_its_best(served: Served, client: openai.OpenAI) -> None:
