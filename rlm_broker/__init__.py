@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from rlm_broker.broker.routing import ModelPolicy as ModelPolicy
     from rlm_broker.broker.routing import Route as Route
     from rlm_broker.broker.transport.connection import QueryHandler as QueryHandler
-    from rlm_broker.cluster.nodes import Nodes as Nodes
-    from rlm_broker.cluster.on_ray.ray_cluster import RayCluster as RayCluster
     from rlm_broker.concurrency.turns import FairSemaphore as FairSemaphore
     from rlm_broker.context.store import Encoded as Encoded
     from rlm_broker.context.store import OpenFile as OpenFile
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import store_as_it_is as store_as_it_is
     from rlm_broker.context.stored import ContextInfo as ContextInfo
     from rlm_broker.context.stored import StoredContext as StoredContext
-    from rlm_broker.errors import ClusterFailed as ClusterFailed
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
     from rlm_broker.errors import FailureCause as FailureCause
@@ -94,6 +91,7 @@ if TYPE_CHECKING:
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
+    from rlm_broker.nodes.ray_cluster import RayCluster as RayCluster
     from rlm_broker.results import Block as Block
     from rlm_broker.results import BlockStatus as BlockStatus
     from rlm_broker.results import Call as Call
@@ -136,7 +134,6 @@ if TYPE_CHECKING:
     from rlm_broker.values.display import Display as Display
     from rlm_broker.values.json_schemas import CheckedSchema as CheckedSchema
     from rlm_broker.values.stats import ClientStats as ClientStats
-    from rlm_broker.values.stats import ClusterStats as ClusterStats
     from rlm_broker.values.stats import HandlerStats as HandlerStats
     from rlm_broker.values.stats import NodeStats as NodeStats
     from rlm_broker.values.stats import SandboxStats as SandboxStats
@@ -177,12 +174,11 @@ _MODULES = {
     "broker.models.models": "FilePath Models",
     "broker.routing": "ModelPolicy Route",
     "broker.transport.connection": "QueryHandler",
-    "cluster.nodes": "Nodes",
-    "cluster.on_ray.ray_cluster": "RayCluster",
+    "nodes.ray_cluster": "RayCluster",
     "concurrency.turns": "FairSemaphore",
     "context.store": "Encoded OpenFile Paths store store_as_it_is",
     "context.stored": "ContextInfo StoredContext",
-    "errors": "ClusterFailed ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
+    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
     "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
     "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
     "ValueUnavailable WorkerDied",
@@ -215,7 +211,7 @@ _MODULES = {
     "usage": "Usage UsageSummary",
     "values.display": "Display",
     "values.json_schemas": "CheckedSchema",
-    "values.stats": "ClientStats ClusterStats HandlerStats NodeStats SandboxStats",
+    "values.stats": "ClientStats HandlerStats NodeStats SandboxStats",
     "watch.callbacks": "Callbacks",
     "watch.telemetry": "OpenTelemetry",
     "watch.terminal": "print_events",

@@ -15,8 +15,7 @@ RlmBrokerError
 └── RunFailed                can end a run; it then carries the run's messages, usage and partial answer
     ├── SandboxFailed        the sandbox itself broke; the state of the code in it is unknown
     │   ├── WorkerDied       a worker's processes ended before their block did
-    │   ├── ReplClosed       the REPL was closed, or may not be restarted again
-    │   └── ClusterFailed    no node of a cluster could answer
+    │   └── ReplClosed       the REPL was closed, or may not be restarted again
     ├── ModelFailed          a language model call failed
     │   └── ReplayDiverged   a replayed run asked for a reply that was not recorded
     ├── OutputInvalid        the answer is not of the wanted type; carries the last answer
@@ -209,12 +208,6 @@ class WorkerDied(SandboxFailed):
 
 class ReplClosed(SandboxFailed):
     """The REPL was closed, or was restarted as often as `Limits.max_repl_restarts` allows."""
-
-
-class ClusterFailed(SandboxFailed):
-    """No node of a cluster could answer: none has joined in time, or the run was lost with several of them."""
-
-    kind = "cluster"
 
 
 class ModelFailed(RunFailed):

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, Final, Literal, Never, cast
+from typing import Any, Final, Literal, Never
 
 from rlm_broker.batch.batch import Batch, BatchRequest
 from rlm_broker.batch.budget import BatchLimits
@@ -15,7 +15,6 @@ from rlm_broker.batch.score import Score
 from rlm_broker.broker.models.model import Given
 from rlm_broker.broker.models.models import FilePath, Models, models_of
 from rlm_broker.broker.models.registry import Registry
-from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, require_kind
@@ -23,7 +22,7 @@ from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.limits import Limits, ReplLimits, RunLimits
 from rlm_broker.results import Completion
-from rlm_broker.run.engine import Engine, RunPlace
+from rlm_broker.run.engine import Engine
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
@@ -51,7 +50,7 @@ WRITTEN: Final = {
     "seed": "RLM(model, sandbox=Sandbox(seed=7))",
     "python": 'RLM(model, sandbox=Sandbox(python="venv"))',
     "packages": 'RLM(model, sandbox=Sandbox(packages=["numpy"]))',
-    "cluster": "RLM(model, sandbox=nodes)",
+    "cluster": "RLM(model, sandbox=RayCluster())",
     "query_handler": "RLM(model, recursion=function)",
     "backend": 'RLM("openai/gpt-5-mini")',
     "backend_kwargs": 'RLM(Model(name="openai/gpt-5-mini", options={...}))',
@@ -96,8 +95,8 @@ class RLM(AsyncResource):
         persistent: Keep the REPL between calls, within `with`. Variables stay, and each call adds its context as
             `context_1` and so on, and its messages as `history_0` and so on.
         sandbox: Isolation level ("auto", "strict", "standard", "process"), or a `Sandbox`, which several RLMs may
-            share; or `Nodes`, on which whole runs take place. What is open stays open; what is closed is opened while
-            it is used. `persistent`, a function for `recursion`, `record` and `replay` are for runs on this machine.
+            share; a `RayCluster` is one whose REPLs are on other machines. What is open stays open; what is closed is
+            opened while it is used.
         handler: Handler that several RLMs may share, in place of models. Its owner opens and closes it.
 
     Attributes:
@@ -122,7 +121,7 @@ class RLM(AsyncResource):
         on_event: Emit | None = None,
         verbose: bool = False,
         persistent: bool = False,
-        sandbox: Sandbox | Nodes | str | None = None,
+        sandbox: Sandbox | str | None = None,
         handler: LMHandler | None = None,
         **unknown: Never,
     ) -> None:
@@ -130,15 +129,15 @@ class RLM(AsyncResource):
             _refuse(unknown, [name for name in inspect.signature(RLM).parameters if name != "unknown"])
         for name, value, kind in (("limits", limits, Limits), ("handler", handler, LMHandler)):
             require_kind(name, value, kind, type(None))
+        require_kind("sandbox", sandbox, Sandbox, str, type(None))
         for name, flag in (("persistent", persistent), ("verbose", verbose)):
             require_kind(name, flag, bool)
         if recursion not in ("always", "auto") and not callable(recursion):
             raise ConfigurationError(f"recursion must be 'always', 'auto' or a function, not {recursion!r}")
-        place = _place_of(sandbox, persistent, callable(recursion))
         every = models_of(models)
         _require_apart(model, sub_model, every, handler)
         source = Registry(model, sub_model, every, LMHandler) if handler is None else handler
-        self._engine = Engine(source, every, place, limits, keeps_repl=persistent)
+        self._engine = Engine(source, every, sandbox, limits, keeps_repl=persistent)
         self.limits = self._engine.limits
         self.instructions = _instructions_of(instructions)
         self.tools = tools if isinstance(tools, Tools) else Tools(tools)
@@ -390,21 +389,6 @@ def _refuse(unknown: Iterable[str], known: Sequence[str]) -> None:
         if limits and not get_close_matches(name, known, 1, cutoff=0.8):
             raise ConfigurationError(f"RLM takes no {name}; did you mean limits=Limits({limits[0]}=...)?")
         raise ConfigurationError(f"RLM takes no {name}{suggestion(name, known)}")
-
-
-def _place_of(sandbox: object, persistent: bool, replaces_recursion: bool) -> Sandbox | RunPlace | str | None:
-    """Return where runs have their REPLs.
-
-    Raises:
-        ConfigurationError: It is no such place, or another argument needs a REPL on this machine.
-    """
-    if not isinstance(sandbox, Nodes):
-        require_kind("sandbox", sandbox, Sandbox, Nodes, str, type(None))
-        return cast("Sandbox | str | None", sandbox)
-    if persistent or replaces_recursion:
-        named = "persistent" if persistent else "a function for recursion"
-        raise ConfigurationError(f"{named} needs a REPL on this machine: leave it out, or the cluster")
-    return sandbox._place_
 
 
 def _require_apart(model: object, sub_model: object, models: Models, handler: object) -> None:

@@ -27,6 +27,8 @@ TABLE = """
 FACE = """
 if TYPE_CHECKING:
     from rlm_broker.run.run import Run as Run
+_MODULES = {"run.run": "Run"}
+_PUBLIC |= {}
 """
 PUBLIC = '''
 from rlm_broker.run.tree import Tree
@@ -130,8 +132,9 @@ BREAKS = [
     (public_names, RUN, "class Run: ...", ":1: Run is public and has no docstring"),
     (public_names, RUN, PUBLIC.replace("-> int", "-> Alias"), "Run.tree -> needs Alias, which is not public"),
     (public_names, RUN, PUBLIC.replace("list[int]", "list[Tree]"), "Run.tree(deep) needs Tree, which is not public"),
+    (public_names, "rlm_broker/__init__.py", FACE.replace('": "Run', '": "Walk'), ":1: Walk: the TYPE_CHECKING block"),
     (public_names, "rlm_broker/__init__.py", FACE.replace(" as Run", ""), "imported without `as Run`"),
-    (public_names, "rlm_broker/__init__.py", FACE + FACE, "Run is exported twice"),
+    (public_names, "rlm_broker/__init__.py", FACE.replace('"Run"', '"Run Run"'), "Run is exported twice"),
 ]
 
 

@@ -11,8 +11,7 @@ import click
 
 from rlm_broker.broker.clients.offline.client import NOTE, OfflineClient
 from rlm_broker.broker.models.models import Models
-from rlm_broker.cli.clusters import cluster_options, opened_cluster
-from rlm_broker.cli.composition import models_of, rlm_of, sandbox_of
+from rlm_broker.cli.composition import models_of, rlm_of
 from rlm_broker.cli.failures import fail
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.progress import ProgressLine
@@ -96,9 +95,8 @@ def _completion(
     Args:
         sources: Reads the context.
         progress: Follows the run, and is closed when the run has ended. None is `--quiet`.
-        flags: Options of the cluster, and settings.
+        flags: Settings.
     """
-    where = cluster_options(flags)
     if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
@@ -114,10 +112,8 @@ def _completion(
             if (spans := stack.enter_context(sent_spans())) is not None:
                 watchers.append(spans)
             models = Models(record=record, replay=replay) if replay else models_of(settings, record)
-            with progress.paused() if progress is not None else nullcontext():
-                cluster = stack.enter_context(opened_cluster("ask", where, sandbox_of(settings)))
             told = all_of(watchers)
-            rlm = rlm_of(settings, models=models, system_prompt=system, on_event=told, cluster=cluster)
+            rlm = rlm_of(settings, models=models, system_prompt=system, on_event=told)
             if progress is not None:
                 watchers.append(stack.enter_context(closing(progress)))
             typed = progress is not None and STDIN in paths and sys.stdin.isatty()

@@ -17,8 +17,7 @@ from rlm_broker.batch.progress import BatchProgress
 from rlm_broker.cli import signals
 from rlm_broker.cli.batch_input import BatchInput
 from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
-from rlm_broker.cli.clusters import cluster_options, opened_cluster
-from rlm_broker.cli.composition import rlm_of, sandbox_of
+from rlm_broker.cli.composition import rlm_of
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.settings.user_files import function_of, schema_of
@@ -89,10 +88,9 @@ def _answered(
     """Run the batch, and return the exit code.
 
     Args:
-        flags: Options of the cluster, settings, limits of the batch, and further arguments of `RLM.batch`.
+        flags: Settings, limits of the batch, and further arguments of `RLM.batch`.
     """
     _require_apart(input, out)
-    where = cluster_options(flags)
     arguments = {name: flags.pop(name) for name in ("max_concurrent", "fail_fast", "trajectories", "retry_failed")}
     limits = _limits(*(flags.pop(f"batch_{name}") for name in ("budget_usd", "tokens", "timeout")))
     settings = Settings(assigned(assignments, **flags))
@@ -101,8 +99,7 @@ def _answered(
     items.check()
     with ExitStack() as stack:
         told = stack.enter_context(sent_spans())
-        cluster = stack.enter_context(opened_cluster("batch", where, sandbox_of(settings)))
-        rlm = rlm_of(settings, system_prompt=system, on_event=told, cluster=cluster)
+        rlm = rlm_of(settings, system_prompt=system, on_event=told)
         batch = rlm.batch(
             items.items,
             out=out,

@@ -60,12 +60,9 @@ RUN = (
     ),
 )
 CLUSTER = (
-    Option("--nodes", "HOST:PORT", "Run on nodes that join here, such as 0.0.0.0:7077."),
-    Option("--advertise", "HOST[:PORT]", "Address that nodes connect to, if it is another one."),
-    Option("--token-file", "FILE", "File of the nodes' token; it is made if it does not exist.", type=FILE),
-    Flag("--plain", "Nodes connect in plain text: the network is yours alone."),
-    Option("--cluster", "ADDRESS", "Run on this Ray cluster, such as auto."),
-    Option("--join-timeout-s", "S", "Seconds to wait for a node (default 60).", type=float),
+    Option("--cluster", "ADDRESS", "Have the REPLs on the nodes of this Ray cluster, such as auto."),
+    Option("--max-nodes", "N", "Nodes of the cluster at most (default: all).", type=click.IntRange(1)),
+    Option("--resources", "LIST", "Resources of Ray that each node must have, such as rlm=1."),
 )
 TEXT = (
     Option("--encoding", "NAME", "Encoding of text without a byte order mark, such as cp1252 (default utf-8)."),
@@ -201,7 +198,7 @@ arms:  plain (the context is in the prompt), rlm (runs with a REPL), rlm2 (and t
 exit codes: 0 the line was printed, 2 the command line or configuration is wrong""",
 )
 
-# -- code, servers, nodes ----------------------------------------------------------------------------------------------
+# -- code, servers -----------------------------------------------------------------------------------------------------
 
 EXEC = LazyCommand(
     "exec",
@@ -246,6 +243,7 @@ SERVE = LazyCommand(
         ),
         Option("--config", "FILE", "Settings, in place of rlm-broker.toml of this folder.", type=PATH),
         LEVEL,
+        *CLUSTER,
         Option("--max-runs", "N", "Runs at the same time (default 64).", type=int),
         Option("--drain-s", "S", "Seconds that runs have to end after SIGTERM (default 30).", type=float),
         Option("--certificate", "FILE", "Certificate for TLS, as PEM.", type=FILE),
@@ -258,34 +256,6 @@ SERVE = LazyCommand(
 exit codes: 0 drained after SIGTERM or Ctrl+C, 1 failed, 2 the command line or configuration is wrong, or the port is
 in use, 4 the isolation cannot be had, 5 the model provider failed""",
     extra="serve",
-)
-
-NODE = LazyCommand(
-    "node",
-    """Offer this machine to an orchestrator: its runs and their sandboxes are here, its models and keys are there.
-
-    The join command, with the address and the fingerprint, comes from the orchestrator. What happens goes to stderr.
-    """,
-    (
-        Option("--connect address", "HOST:PORT", "Address of the orchestrator's broker.", required=True),
-        Option("--fingerprint", "sha256:HEX", "Fingerprint of the broker's certificate."),
-        Option("--token-file", "FILE", "File with the join token; default: RLM_BROKER_NODE_TOKEN has it.", type=FILE),
-        Option("--name", "NAME", "Name of this node (default: its host name)."),
-        Option("--max-runs", "N", "Runs at a time (default 16 per CPU).", type=click.IntRange(1, 65_536)),
-        Option(
-            "--wait-s",
-            "S",
-            "Seconds to look for the broker, at the start and after a loss (default 60).",
-            type=click.FloatRange(0),
-            default=60.0,
-        ),
-        Flag("--once", "End when the broker is lost, and do not look for it again."),
-        Flag("--plain", "Connect in plain text: the network is yours alone."),
-        DEBUG,
-    ),
-    epilog="""\b
-exit codes: 0 the cluster has ended, 1 the broker was not reached or was lost, 2 the command line is wrong, or the
-broker refused this node or is another one, 4 the sandbox cannot be had, 130, 143, 129 stopped by a signal""",
 )
 
 MCP = LazyCommand(
@@ -301,6 +271,7 @@ MCP = LazyCommand(
         *SANDBOX,
         TOOLS,
         *RUN,
+        *CLUSTER,
         LIMIT,
         Flag("--config only_config", "Print the JSON that clients want, and exit."),
         DEBUG,
@@ -468,7 +439,6 @@ COMMANDS: dict[str, tuple[str, click.Command]] = {
     "eval": ("Print the line that measures whether an RLM is worth it for a model.", EVAL),
     "exec": ("Run a Python file in a sandbox, without any model.", EXEC),
     "serve": ("Serve an RLM as a model over HTTP, and its sandbox.", SERVE),
-    "node": ("Offer this machine to an orchestrator on another one.", NODE),
     "mcp": ("Serve a sandbox and questions about files to an MCP client.", MCP),
     "doctor": ("Show what isolation this machine offers.", DOCTOR),
     "models": ("Show which models and keys there are, and which model would serve a call.", LIST_MODELS),

@@ -1,16 +1,18 @@
 """The composition of an `RLM` out of settings, for all commands that answer questions."""
 
+import importlib
 from pathlib import Path
+from typing import Any, cast
 
 from rlm_broker.broker.models.models import Models
 from rlm_broker.cli.settings.settings import Settings
 from rlm_broker.cli.settings.user_files import tools_of
-from rlm_broker.cluster.nodes import Nodes
 from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.extras import require_extra
 
 
 def models_of(settings: Settings, record: Path | None = None) -> Models:
@@ -28,6 +30,12 @@ def sandbox_of(settings: Settings) -> Sandbox | str:
     """Return the sandbox of the settings, which is not open: the name of its level, where that says all of it."""
     level, packages = settings["isolation"], settings.packages
     allow_exec, python = settings["allow_exec"], settings["python"]
+    if settings["cluster"] is not None:
+        with require_extra("ray", "--cluster"):
+            cluster: Any = importlib.import_module("rlm_broker.nodes.ray_cluster").RayCluster
+        of_ray = {"resources": settings.resources, "max_nodes": settings.max_nodes}
+        kind = {"isolation": level, "allow_exec": allow_exec, "python": python, "packages": packages}
+        return cast("Sandbox", cluster(settings["cluster"], **kind, **of_ray))
     if allow_exec is None and python is None and packages is None:
         return str(level)
     return Sandbox(isolation=level, allow_exec=allow_exec, python=python, packages=packages)
@@ -40,7 +48,6 @@ def rlm_of(
     system_prompt: str | None = None,
     limits: Limits | None = None,
     on_event: Emit | None = None,
-    cluster: Nodes | None = None,
 ) -> RLM:
     """Return an `RLM`, not open yet, that has what the settings say.
 
@@ -50,7 +57,6 @@ def rlm_of(
         system_prompt: System prompt in place of the built-in one.
         limits: Limits in place of those of the settings.
         on_event: Called with each event.
-        cluster: Cluster in place of a sandbox here.
 
     Raises:
         ConfigurationError: A setting cannot be used.
@@ -67,5 +73,5 @@ def rlm_of(
         instructions=Instructions(system_prompt, settings["prompt_profile"]),
         recursion=settings["recursion"],
         on_event=on_event,
-        sandbox=cluster or sandbox_of(settings),
+        sandbox=sandbox_of(settings),
     )

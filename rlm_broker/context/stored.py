@@ -124,9 +124,9 @@ class StoredContext:
             load_into(loaded, CONTEXT, fd, piece, False, decode_context)
         return loaded[CONTEXT]
 
-    def another(self, info: ContextInfo | None = None) -> "StoredContext":
-        """Return the same context with descriptors of its own, and with other facts about it if these are given."""
-        return StoredContext(_duplicates(self.pieces()), info or self.info)
+    def another(self) -> "StoredContext":
+        """Return the same context with descriptors of its own."""
+        return StoredContext(_duplicates(self.pieces()), self.info)
 
     def close(self) -> None:
         """Close the descriptors. Workers keep what they have loaded. Harmless when repeated."""

@@ -281,20 +281,6 @@ class TreeEvents:
             for receive in self._receivers:
                 receive(event)
 
-    def take(self, event: Event, at: float) -> None:
-        """Take an event that was made elsewhere, such as on a node of a cluster, and pass it to all receivers.
-
-        Args:
-            event: The event, which no other code has. It gets the id and the next number of this tree.
-            at: Its Unix time in seconds.
-        """
-        if self.is_wanted:
-            self._number += 1
-            for name, value in (("tree", self.tree), ("n", self._number), ("time", round(at, 6))):
-                msgspec.structs.force_setattr(event, name, value)
-            for receive in self._receivers:
-                receive(event)
-
 
 class Emitter:
     """Emits the events of one run."""

@@ -3,9 +3,6 @@
 Theory of operation. `Engine.begin` makes the job of a run, for all that starts one: `RLM`, batches, servers. The job
 stores the context, takes the parts of the open engine or opens parts for itself, and composes the root run: its ledger,
 its calls, its tree, its loop. Children are composed of the same parts (`queries.open_run`).
-
-The REPLs of a run are those of a sandbox here. Or its whole loop takes place elsewhere, at a `RunPlace`, such as the
-nodes of a cluster: the engine knows it by this protocol alone.
 """
 
 import contextlib
@@ -15,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.cache import Cache
@@ -39,7 +36,7 @@ from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.queries import open_run
 from rlm_broker.run.request import RunRequest, stored
-from rlm_broker.run.run import Run, RunJob, RunLoop
+from rlm_broker.run.run import Run, RunJob
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tree import Tree
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, place, seeded
@@ -54,60 +51,17 @@ ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
 
 
-class RunPlace(Protocol):
-    """A place of whole runs other than this process. The engine opens it while it is used.
-
-    Attributes:
-        level: Isolation level that its REPLs are asked to have, such as "auto".
-        seed: Seed of its REPLs, or None.
-    """
-
-    level: str
-    seed: int | None
-
-    @property
-    def event_loop(self) -> EventLoopRef | None:
-        """The loop that it lives on; None where that is not decided yet."""
-        ...
-
-    def borrowed(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Use it inside the block."""
-        ...
-
-    def answering(
-        self,
-        request: RunRequest,
-        *,
-        routing: Routing,
-        handler: Completing,
-        limits: Limits,
-        seed: int | None,
-        events: TreeEvents,
-    ) -> RunLoop:
-        """Return what answers a run there, and has not begun.
-
-        Args:
-            request: The run.
-            routing: Its routes.
-            handler: Completes its calls, here.
-            limits: Limits of the engine, which REPLs are made with.
-            seed: Seed of its REPLs, or None.
-            events: Takes its events.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """The open parts of an engine: a listening handler, a sandbox unless runs take place elsewhere, a recorder."""
+    """The open parts of an engine: a listening handler, a sandbox, a recorder."""
 
     handler: LMHandler
-    sandbox: Sandbox | None
+    sandbox: Sandbox
     recorder: Recorder | None
 
 
 class Engine(AsyncResource):
-    """Starts runs, and has the parts that they share while it is open: a handler, a place of REPLs, a recorder.
+    """Starts runs, and has the parts that they share while it is open: a handler, a sandbox, a recorder.
 
     A part that the caller lends is used as it is. The others are made when the engine is opened, and closed with it. A
     run that is started while the engine is closed has parts of its own, for as long as it takes.
@@ -115,8 +69,7 @@ class Engine(AsyncResource):
     Args:
         source: Makes the handler; or the handler itself, which the caller lends.
         models: Settings of the cache and the recording.
-        sandbox: Level of a sandbox to make; or one that the caller lends, which is opened while it is used; or a place
-            of whole runs.
+        sandbox: Level of a sandbox to make; or one that the caller lends, which is opened while it is used.
         limits: Limits of calls and REPLs. A field that is not set is taken from a lent sandbox, else has its default.
         keeps_repl: Whether one REPL serves all runs, one after the other.
 
@@ -125,15 +78,14 @@ class Engine(AsyncResource):
         limits: Limits that hold.
 
     Raises:
-        ConfigurationError: The recording's seed differs from that of the lent sandbox; or one of the parts cannot be
-            had where runs take place elsewhere.
+        ConfigurationError: The recording's seed differs from that of the lent sandbox.
     """
 
     def __init__(
         self,
         source: Registry[LMHandler] | LMHandler,
         models: Models,
-        sandbox: Sandbox | RunPlace | str | None = None,
+        sandbox: Sandbox | str | None = None,
         limits: Limits | None = None,
         *,
         keeps_repl: bool = False,
@@ -144,11 +96,8 @@ class Engine(AsyncResource):
         self._models = models
         self._level = AUTO if sandbox is None else sandbox if isinstance(sandbox, str) else ""
         self._sandbox = sandbox if isinstance(sandbox, Sandbox) else None
-        self._place = None if isinstance(sandbox, Sandbox | str | None) else sandbox
         if self._level:
             candidates(self._level, None)
-        if self._place is not None and (models.record is not None or models.replay is not None):
-            raise ConfigurationError("record and replay are for runs on this machine: leave them out, or the cluster")
         given = Limits() if limits is None else limits
         self.limits = given if self._sandbox is None else with_set(self._sandbox.limits, given)
         self._seed = self._required_seed()
@@ -166,21 +115,13 @@ class Engine(AsyncResource):
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox of the open engine.
-
-        Raises:
-            SandboxFailed: The engine is closed.
-            ConfigurationError: Runs take place elsewhere.
-        """
-        sandbox = self._opened.sandbox
-        if sandbox is None:
-            raise ConfigurationError("with a cluster the sandboxes are on its nodes: this RLM has none")
-        return sandbox
+        """The sandbox of the open engine. Of a closed one, `SandboxFailed` is raised."""
+        return self._opened.sandbox
 
     @property
     def level(self) -> str:
-        """Isolation level of the REPLs of the open engine: the one in force, or the one that is asked for elsewhere."""
-        return self.sandbox.level if self._place is None else self._place.level
+        """Isolation level of the REPLs of the open engine."""
+        return self.sandbox.level
 
     @property
     def seed(self) -> int | None:
@@ -201,7 +142,7 @@ class Engine(AsyncResource):
     @property
     def run_loop(self) -> EventLoopRef | None:
         """Event loop of the open engine, or of lent parts; None if none of them is bound to a loop yet."""
-        parts = (self, self._sandbox, self._lent_handler, self._place)
+        parts = (self, self._sandbox, self._lent_handler)
         return next((part.event_loop for part in parts if part is not None and part.event_loop is not None), None)
 
     # -- its runs ----------------------------------------------------------------------------------------------------
@@ -244,30 +185,15 @@ class Engine(AsyncResource):
                     parts = await own.enter_async_context(self._running())
                 routing = await self._routing(parts, request)
                 request = dataclasses.replace(request, spent_s=spent_s, repl=request.repl or self._repl)
-                completion = await job.begin(self._root(request, job, parts, routing, context)).run(context)
+                completing = request.completed_by(parts.handler)
+                root = root_run(request, job, context, routing, completing, parts.sandbox, parts.recorder)
+                completion = await job.begin(root).run(context)
         finally:
             self._jobs.discard(job)
         if (diverged := self._diverged) is not None:  # raised again: model code may have caught it and answered
             job.hand_to(diverged)
             raise diverged
         return dataclasses.replace(completion, prompt=request.prompt, root_prompt=request.question)
-
-    def _root(
-        self, request: RunRequest, job: RunJob, parts: EngineParts, routing: Routing, context: StoredContext
-    ) -> RunLoop:
-        if self._place is None:
-            assert parts.sandbox is not None
-            completing = request.completed_by(parts.handler)
-            return root_run(request, job, context, routing, completing, parts.sandbox, parts.recorder)
-        require_types(request, routing)
-        return self._place.answering(
-            request,
-            routing=routing,
-            handler=parts.handler,
-            limits=self.limits,
-            seed=self._seed,
-            events=_events(request, job),
-        )
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -310,9 +236,7 @@ class Engine(AsyncResource):
                 recorded = recorded_models(handler, self._seed)
                 recorder = own.enter_context(contextlib.closing(Recorder(Path(self._models.record), recorded)))
             sandbox = self._sandbox
-            if self._place is not None:
-                await own.enter_async_context(self._place.borrowed())
-            elif sandbox is None:
+            if sandbox is None:
                 made = Sandbox(self.limits, self._level, seed=self._seed)
                 sandbox = await own.enter_async_context(place(made, event_loop, handler.listener))
             else:
@@ -356,12 +280,10 @@ class Engine(AsyncResource):
 
     def _required_seed(self) -> int | None:
         """Return the seed of the REPLs: that of a replayed recording, else the given one, else one drawn to record."""
-        given = self._sandbox or self._place
-        seed = None if given is None else given.seed
+        seed = None if self._sandbox is None else self._sandbox.seed
         replayed = self.registry.replay if self.registry else None
         if replayed is None:
-            is_repeated = self._models.record or self._place is not None  # a lost run is repeated elsewhere
-            is_drawn = seed is None and is_repeated and (self._sandbox is None or not self._sandbox.is_open)
+            is_drawn = seed is None and self._models.record and (self._sandbox is None or not self._sandbox.is_open)
             return secrets.randbits(SEED_BITS) if is_drawn else seed
         recorded = replayed.models.seed
         is_fixed = seed is not None or (self._sandbox is not None and self._sandbox.is_open)

@@ -1,7 +1,7 @@
 """Answers of a type: of any that pydantic can validate, or that a JSON Schema describes."""
 
 import copy
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import rlm_broker.run.prompts.messages as prompts
 from rlm_broker.concurrency.threads import aside
@@ -10,24 +10,6 @@ from rlm_broker.values.answer_types import WantedType
 from rlm_broker.values.json_schemas import Unfit
 from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.text_json import unfenced
-
-
-class AnswerType(Protocol):
-    """Type that the answer of one run must have, wherever answers are judged.
-
-    Attributes:
-        schema: JSON Schema of the type, as text.
-    """
-
-    schema: str
-
-    def again(self) -> Self:
-        """Return the same type for another attempt of the run, whose model was told nothing yet."""
-        ...
-
-    async def judged(self, answer: str, max_retries: int) -> tuple[str | None, Any]:
-        """Judge an answer; see `OutputType.judge`."""
-        ...
 
 
 class OutputType:

@@ -9,10 +9,10 @@ from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.events.event import ToolEnded, ToolStarted
 from rlm_broker.run.calls import Caller
 from rlm_broker.run.children import Children
-from rlm_broker.run.output_type import AnswerType
+from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner
-from rlm_broker.run.tool_set import ToolSet
+from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.values.text import shorten
 from sandbox_worker.wire.messages import Query, Slot
@@ -31,7 +31,7 @@ class QueryAnswers:
         tools: Functions that code may call from now on.
     """
 
-    def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: ToolSet, progress: Progress) -> None:
+    def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: Tools, progress: Progress) -> None:
         self._tree = tree
         self._caller = caller
         self._ends_at = ends_at
@@ -106,8 +106,8 @@ def open_run(
     tree: Tree,
     caller: Caller,
     ends_at: float | None,
-    tools: ToolSet,
-    output_type: AnswerType | None = None,
+    tools: Tools,
+    output_type: OutputType | None = None,
     persistent_repl: PersistentRepl | None = None,
 ) -> Runner:
     """Compose one run: its loop, and what answers its REPL. The root is made of the same parts as each child.

@@ -14,10 +14,10 @@ from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
-from rlm_broker.run.output_type import AnswerType
+from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.prompts.instructions import Instructions
-from rlm_broker.run.tool_set import ToolSet
+from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 
 ORDER = "the context comes first, then the question"
@@ -59,8 +59,8 @@ class RunRequest:
 
     context: object = NOT_GIVEN
     question: str | None = None
-    output_type: AnswerType | None = None
-    tools: ToolSet
+    output_type: OutputType | None = None
+    tools: Tools
     instructions: Instructions
     limits: Limits
     model: Given | None = None

@@ -5,37 +5,20 @@ import concurrent.futures
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from rlm_broker.concurrency.deadline import to_its_end, within
 from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef, Job
-from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RunCancelled, RunFailed, require_kind
 from rlm_broker.events.event import Event
 from rlm_broker.events.log import EventLog
 from rlm_broker.results import Completion
+from rlm_broker.run.runner import Runner
 
 ID_BYTES = 8
 """Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""
 
 
-class RunLoop(Protocol):
-    """The answering of a run's question: its loop on this machine, or on a node of a cluster."""
-
-    async def run(self, context: StoredContext) -> Completion:
-        """Answer the question about the context."""
-        ...
-
-    def stop(self) -> None:
-        """End the run with the best answer so far."""
-        ...
-
-    def hand_to(self, failure: RunFailed) -> None:
-        """Put the partial results of the run into the error that ends it."""
-        ...
-
-
-A = TypeVar("A", bound=RunLoop)
 T = TypeVar("T")
 
 
@@ -46,7 +29,6 @@ class RunJob(Job[Completion]):
         event_loop: Event loop on which it runs.
         work: Makes the work that answers the question, from this job; the work calls `begin`.
         is_followed: Whether events are kept for `Run.events`.
-        id: Id of the run; None draws one.
 
     Attributes:
         id: Id of the run.
@@ -59,13 +41,12 @@ class RunJob(Job[Completion]):
         work: Callable[["RunJob"], Coroutine[Any, Any, Completion]],
         *,
         is_followed: bool = True,
-        id: str | None = None,
     ) -> None:
         super().__init__(event_loop.alive(), work(self))
-        self.id = secrets.token_hex(ID_BYTES) if id is None else id
+        self.id = secrets.token_hex(ID_BYTES)
         self.log = EventLog() if is_followed else None
         self.event_loop = event_loop
-        self._answering: RunLoop | None = None
+        self._answering: Runner | None = None
         self._stop_asked: asyncio.Future[None] | None = None
         self._wants_stop = False
         if (log := self.log) is not None:
@@ -88,7 +69,7 @@ class RunJob(Job[Completion]):
             self._stop_asked.set_result(None)
         return await within(limit_s, work, self._stop_asked)
 
-    def begin(self, answering: A) -> A:
+    def begin(self, answering: Runner) -> Runner:
         """Take what answers the question, which is about to begin. A `stop` that came before reaches it now."""
         self._answering = answering
         if self._wants_stop:

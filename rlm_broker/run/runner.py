@@ -48,7 +48,7 @@ from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isola
 from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
-from rlm_broker.run.output_type import AnswerType
+from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
 from rlm_broker.run.prompts.messages import (
     EMPTY_REPLY,
@@ -62,18 +62,14 @@ from rlm_broker.run.prompts.messages import (
 from rlm_broker.run.prompts.observation import most_shown, observation
 from rlm_broker.run.prompts.system import Facts, fitting, rounded_down, system_prompt
 from rlm_broker.run.reply import ReplyActions, ReplyAnswer, read_reply
-from rlm_broker.run.tool_set import ToolSet
+from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
 from rlm_broker.values.parsing.finals import FinalVar
 from rlm_broker.values.parsing.notes import NotRun
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
-WORTH_TELLING: Final = (
-    *("numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn", "statsmodels", "networkx", "sympy", "matplotlib"),
-    *("PIL", "bs4", "lxml", "yaml", "regex", "dateutil", "openpyxl", "pypdf", "docx", "pydantic", "nltk", "spacy"),
-)
-"""Packages that model code may want to import. The prompt names those that the sandbox can import."""
 MOST_MODELS: Final = 20
 """Most models that a prompt names; it leaves out further ones."""
 
@@ -103,8 +99,8 @@ class Runner:
         answer: QueryHandler,
         child_traces: list[ChildTrace],
         progress: Progress,
-        tools: ToolSet,
-        output_type: AnswerType | None = None,
+        tools: Tools,
+        output_type: OutputType | None = None,
         persistent_repl: PersistentRepl | None = None,
     ) -> None:
         self._tree = tree
@@ -409,7 +405,7 @@ class Runner:
 # -- the facts that the system prompt tells: read from the tree, so that no number is configured twice ----------------
 
 
-def facts_of(tree: Tree, caller: Caller, tools: ToolSet, context_name: str = CONTEXT) -> Facts:
+def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTEXT) -> Facts:
     """Return the facts of a run.
 
     Args:

@@ -17,7 +17,6 @@ import pydantic
 from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
 from rlm_broker.concurrency.threads import DaemonThreads, aside
 from rlm_broker.errors import ConfigurationError, require_kind
-from rlm_broker.run.tool_set import ToolFacts, ToolSet
 from rlm_broker.values.json_schemas import JsonSchema, Unfit
 from rlm_broker.values.names import require_name
 from rlm_broker.values.validation import complaints
@@ -29,6 +28,10 @@ from sandbox_worker.wire.values import decode, encode, has_tags
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 """An absolute path of this machine, up to its last slash. It is cut out of the errors that a model reads."""
+MAX_ARGUMENT_CHARS = 4 << 20
+"""Characters of the arguments of one call, as JSON; a call with more is refused."""
+SHOWN_NAME_CHARS = 80
+"""Characters of a name that an error shows. Model code may give a name of any length."""
 MAX_THREADS = 64
 """Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
 
@@ -37,12 +40,27 @@ _ANY_CLASS = pydantic.ConfigDict(arbitrary_types_allowed=True)
 """Configuration that allows an array as an argument: pydantic checks classes that it does not know by `isinstance`."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ToolFacts:
+    """The facts about a function that code may call.
+
+    Attributes:
+        signature: Its parameters and its result, as Python writes them.
+        description: One paragraph for the model.
+        timeout_s: Seconds of one call, in place of `tool_timeout_s` of the limits; None takes these.
+    """
+
+    signature: str
+    description: str
+    timeout_s: float | None = None
+
+
 class _Arguments(msgspec.Struct):
     args: list[Any]
     kwargs: dict[str, Any]
 
 
-class Tools(ToolSet):
+class Tools:
     """Functions that code may call, and values that it finds.
 
     Args:
@@ -91,6 +109,30 @@ class Tools(ToolSet):
         made.notes = {**self.notes, **made.notes}
         made.for_children = made if self.for_children is self else self.for_children.extended(given)
         return made
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the functions."""
+        return list(self.functions)
+
+    def documentation(self) -> list[str]:
+        """Return a line for each function and value, for a prompt."""
+        lines = [f"- `{name}{facts.signature}`: {facts.description}" for name, facts in self.functions.items()]
+        return lines + [f"- `{name}`: {self.notes[name]}" for name in self.values]
+
+    def unknown(self, name: str) -> Slot:
+        """Return the answer to a call of a tool that does not exist."""
+        there_are = ", ".join(self.functions) or "none"
+        return Slot(error=f"there is no tool {name[:SHOWN_NAME_CHARS]!r}; there are: {there_are}")
+
+    def refusal(self, name: str, arguments: str) -> Slot | None:
+        """Return the answer to a call that cannot be made: there is no such tool, or it is given too much."""
+        if name not in self.functions:
+            return self.unknown(name)
+        if len(arguments) > MAX_ARGUMENT_CHARS:
+            given = f"{len(arguments):,} characters, more than {MAX_ARGUMENT_CHARS:,}"
+            return Slot(error=f"{name}() was given {given}: give less at a time")
+        return None
 
     async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
         """Call a tool with arguments that code gave, as an encoded dict of `args` and `kwargs`.

@@ -189,10 +189,13 @@ class ReplFiles:
         with contextlib.ExitStack() as opened:
             opened.callback(source.release if isinstance(source, memoryview) else partial(os.close, source))
             size_bytes = len(source) if isinstance(source, memoryview) else os.fstat(source).st_size
-            fd = await self._opened(OpenToWrite(names, size_bytes), path)
+            worker = await self._worker()
+            fd = await self._opened(OpenToWrite(names, size_bytes), path, worker)
             opened.callback(os.close, fd)
-            with _naming(path):
+            with _naming(path), contextlib.ExitStack() as kept:
+                kept.callback(os.close, own := os.dup(fd))  # the thread closes the other one
                 await in_thread(lambda stop: _fill(fd, source, size_bytes, stop), at_end=opened.pop_all().close)
+                await worker.init.store(own)
 
     async def _read(self, path: object, max_bytes: object) -> bytes:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
@@ -240,9 +243,9 @@ class ReplFiles:
         with _naming(path):
             await worker.remove_file(names)
 
-    async def _opened(self, request: OpenToRead | OpenToWrite, path: object) -> int:
+    async def _opened(self, request: OpenToRead | OpenToWrite, path: object, worker: Worker | None = None) -> int:
         """Return a descriptor of a regular file, which the caller closes."""
-        worker = await self._worker()
+        worker = worker or await self._worker()
         with _naming(path):
             fd = await worker.open_file(request)
         if not stat.S_ISREG(os.fstat(fd).st_mode):  # init checks, too, but a descriptor out of a worker is untrusted

@@ -30,7 +30,7 @@ from rlm_broker.results import Block
 from rlm_broker.sandbox.arguments import seconds_or, variables_of
 from rlm_broker.sandbox.files import names_of
 from rlm_broker.sandbox.repl_process import ReplWorker
-from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.fork_server import Forker
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, ProgramEnded, pack_program
@@ -266,7 +266,7 @@ class ReplPrograms:
 
     def __init__(
         self,
-        fork_server: ForkServer,
+        fork_server: Forker,
         repl: ReplWorker,
         worker: Callable[[], Awaitable[Worker]],
         limits: ReplLimits,
@@ -354,7 +354,7 @@ class ReplPrograms:
             said = program.ended.result()
             stdout, stderr = pipes.finish()
         if said is None:
-            why = "the REPL was closed" if self._repl.is_closed else "the sandbox's processes were ended from outside"
+            why = "the REPL was closed" if self._repl.is_closed else worker.why_gone
             outcome: dict[str, Any] = {"status": "killed", "error": why}
         else:
             _require_started(command, said)

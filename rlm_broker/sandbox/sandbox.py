@@ -6,7 +6,6 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlm_broker.broker.transport.connection import QueryHandler, refuse
@@ -25,7 +24,7 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import canary, cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
-from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.fork_server import Forker, ForkServer
 from rlm_broker.sandbox.workers.levels import candidates, warn_if_unprotected
 from rlm_broker.sandbox.workers.python_paths import Venv
 from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
@@ -37,17 +36,6 @@ MOST_WARM = 10_000
 """REPLs that can be kept ready; a larger number is refused. Each takes 3.5 MB."""
 MAX_SETUP_BYTES = 32 << 10
 """Bytes of set-up code, which goes in one packet with the rest of `Configure`. Longer code is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxOptions:
-    """The arguments of a `Sandbox` by which another machine can make one of the same kind."""
-
-    isolation: str
-    allow_exec: bool | None
-    seed: int | None
-    python: str | os.PathLike[str] | None
-    packages: Sequence[str] | None
 
 
 class Sandbox(AsyncResource):
@@ -109,13 +97,11 @@ class Sandbox(AsyncResource):
         require_seed(seed)
         self.seed = seed
         self._packages = chosen_packages(python, packages)
-        self._options = SandboxOptions(isolation, allow_exec, seed, python, packages)
-        self._is_special = limits is not None or exact_memory or warm is not None
         self._exact_memory = exact_memory
         self._warm = warm
         self._listener: Listener | None = None
         self._own_listener: Listener | None = None
-        self._fork_server: ForkServer | None = None
+        self._fork_server: Forker | None = None
         self._workers: Workers | None = None
         self._importable: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._pool: WarmPool | None = None
@@ -187,7 +173,7 @@ class Sandbox(AsyncResource):
         with _shared_lock:
             sandbox = _shared_sandboxes.get(key)
             if sandbox is None:
-                sandbox = cls(limits, isolation, allow_exec=allow_exec, warm=warm, python=python, packages=packages)
+                sandbox = Sandbox(limits, isolation, allow_exec=allow_exec, warm=warm, python=python, packages=packages)
                 _shared_sandboxes[key] = sandbox
         sandbox.bind_loop()
         return sandbox
@@ -311,13 +297,17 @@ class Sandbox(AsyncResource):
             if listener is None:
                 listener = self._own_listener = Listener()
                 await listener.start()
-            self._fork_server = await self._strongest(listener, await venv_of(self._packages))
+            self._fork_server = await self._forker(listener)
         cold_start = ColdStart(self._fork_server, listener)
         cache_bytes = int(cgroups.memory_bytes() * OF_ALL_MEMORY)
         cache = ContextCache(self._fork_server, listener, self.limits, cache_bytes)
         self._pool = WarmPool(cold_start, self.limits, self._warm)
         self._pool.fill()
         self._workers = Workers(cold_start, self.limits, (cache, self._pool))
+
+    async def _forker(self, listener: Listener) -> Forker:
+        """Return what forks the workers of the REPLs. It is closed with the sandbox."""
+        return await self._strongest(listener, await venv_of(self._packages))
 
     async def _strongest(self, listener: Listener, venv: Venv | None) -> ForkServer:
         """Start a fork server at the strongest level that a canary shows to hold on this machine.
@@ -374,6 +364,12 @@ def place(sandbox: Sandbox, event_loop: EventLoopRef | None = None, listener: Li
     return sandbox
 
 
+def forker_of(sandbox: Sandbox) -> Forker:
+    """Return what forks the workers of an open sandbox."""
+    assert sandbox._fork_server is not None
+    return sandbox._fork_server
+
+
 @contextlib.contextmanager
 def seeded(sandbox: Sandbox, seed: int | None) -> Iterator[None]:
     """Give a closed sandbox without a seed this one, if it is opened within the block."""
@@ -383,19 +379,6 @@ def seeded(sandbox: Sandbox, seed: int | None) -> Iterator[None]:
         yield
     finally:
         sandbox.seed = own
-
-
-def options_of(sandbox: Sandbox) -> SandboxOptions:
-    """Return the options by which another machine can make a sandbox of the same kind.
-
-    Raises:
-        ConfigurationError: The sandbox has limits, ready REPLs or exact memory, which belong to this machine.
-    """
-    if sandbox._is_special:
-        raise ConfigurationError(
-            "give Nodes a Sandbox with isolation, allow_exec, seed, python or packages alone: the RLM has the limits"
-        )
-    return sandbox._options
 
 
 def _require_warm(warm: object) -> None:

@@ -14,7 +14,7 @@ from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.repl_process import Inherited
-from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.fork_server import Forker
 from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 
@@ -50,7 +50,7 @@ class Template(AsyncResource):
     def __init__(
         self,
         event_loop: EventLoopRef,
-        sandboxes_fork_server: ForkServer,
+        sandboxes_fork_server: Forker,
         listener: Listener,
         limits: ReplLimits,
         preparation: Preparation,
@@ -65,7 +65,7 @@ class Template(AsyncResource):
         self._context = context
         self._warm = warm
         self._stored: StoredContext | None = None
-        self._fork_server: ForkServer | None = None
+        self._fork_server: Forker | None = None
         self._workers: Workers | None = None
 
     def repl(

@@ -38,8 +38,8 @@ class ServerKey:
     owner: Owner
     rights: frozenset[Right]
 
-    def require(self, *rights: Right) -> None:
-        """Refuse a request that needs one of these rights, if the key has none of them.
+    def require(self, *rights: Right) -> Owner:
+        """Return the owner. Refuse a request that needs one of these rights, if the key has none of them.
 
         Raises:
             ApiError: 403.
@@ -48,6 +48,7 @@ class ServerKey:
             said = "rights " if len(rights) > 1 else "right "
             said += " and ".join(map(repr, rights)) + (": one of them is needed" if len(rights) > 1 else "")
             raise ApiError(403, f"this key lacks the {said}", code="not_allowed")
+        return self.owner
 
 
 class Keys:
@@ -78,7 +79,16 @@ class Keys:
         Raises:
             ConfigurationError: A variable does not exist, or a key cannot be used.
         """
-        return cls((_key_of(name, each), _text_of(name, each)) for name, each in settings.items())
+        keys = []
+        for name, each in settings.items():
+            variable = each.key.removeprefix("env:")
+            text = os.environ.get(variable, "").strip()
+            if not text:
+                raise ConfigurationError(f"serve.keys.{name}: the variable {variable} is not set")
+            models = None if each.models is None else frozenset(each.models)
+            owner = Owner(name, models, each.limits, each.usd_a_day)
+            keys.append((ServerKey(owner, frozenset(each.rights)), text))
+        return cls(keys)
 
     @classmethod
     def made(cls) -> tuple["Keys", str]:
@@ -110,19 +120,6 @@ class Keys:
         if key is None:
             raise _unauthorized("this is not a key of this server")
         return key
-
-
-def _key_of(name: str, settings: KeySettings) -> ServerKey:
-    models = None if settings.models is None else frozenset(settings.models)
-    return ServerKey(Owner(name, models, settings.limits, settings.usd_a_day), frozenset(settings.rights))
-
-
-def _text_of(name: str, settings: KeySettings) -> str:
-    variable = settings.key.removeprefix("env:")
-    text = os.environ.get(variable, "").strip()
-    if not text:
-        raise ConfigurationError(f"serve.keys.{name}: the variable {variable} is not set")
-    return text
 
 
 def _password_of(credentials: str) -> str:

@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
 
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.rlm import RLM
+from rlm_broker.serve.bodies import parsed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.files import Files, UploadedFile
 from rlm_broker.serve.hosting.owner import Owner, Places, UnknownHandle
@@ -13,6 +18,8 @@ from rlm_broker.serve.hosting.runs import HostedRuns
 from rlm_broker.serve.models import ServedModels
 from rlm_broker.serve.questions.runs import Asking
 from rlm_broker.serve.settings import ServeSettings
+
+T = TypeVar("T", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,14 @@ class Parts:
     contexts: Mapping[str, StoredContext]
     models: ServedModels
     asking: Asking
+
+    async def parsed(self, request: Request, kind: type[T]) -> T:
+        """Return a JSON body as a model, within the bounds of the server.
+
+        Raises:
+            ApiError, ClientDisconnect: As for `bodies.parsed`.
+        """
+        return (await parsed(request, kind, self.settings.body_bytes, self.settings.stall_s))[0]
 
     def file(self, owner: Owner, id: str, param: str) -> UploadedFile:
         """Return the uploaded file of that id.

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -52,10 +52,7 @@ class EventStream:
     """
 
     def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        heartbeat_s: float,
-        headers: Mapping[str, str] | None = None,
+        self, events: AsyncIterator[bytes], heartbeat_s: float, headers: Mapping[str, str] | None = None
     ) -> None:
         self._events = events
         self._heartbeat_s = heartbeat_s
@@ -63,7 +60,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         """Send the events until they or the client end."""
-        await while_connected(receive, lambda: self._sent(send))
+        await _while_connected(receive, self._sent(send))
 
     async def _sent(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _raw(self._headers)})
@@ -71,9 +68,7 @@ class EventStream:
             async for piece in with_heartbeats(self._events, self._heartbeat_s, _COMMENT):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except Exception as error:  # noqa: BLE001 - the status is sent: the last event tells it
-            if not _is_expected(error):
-                _log.exception("a stream of events failed")
-            body = sse(api_error_of(error).body(), "error")
+            body = sse(_failed(error).body(), "error")
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -102,7 +97,7 @@ class SlowJson:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
         """Send the value when it is there."""
-        await while_connected(receive, lambda: self._sent(send))
+        await _while_connected(receive, self._sent(send))
 
     async def _sent(self, send: Send) -> None:
         status, headers, body, beats = 200, {}, b"", 0
@@ -126,9 +121,7 @@ class SlowJson:
         try:
             status, headers, value = await self._value()
         except Exception as error:  # noqa: BLE001 - each becomes an answer
-            if not _is_expected(error):
-                _log.exception("a request failed")
-            failed = api_error_of(error)
+            failed = _failed(error)
             status, headers, value = failed.status, failed.headers, failed.body()
             if self._is_begun and self._late is not None:
                 value = self._late(error)
@@ -136,20 +129,19 @@ class SlowJson:
         return status, dict(headers), text.encode()
 
 
-async def while_connected(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Do the work, and cancel it when the client leaves. Its `finally` blocks have run when this returns."""
-    working = asyncio.ensure_future(_awaited(work))
+    working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
         working.cancel()
-        await to_its_end(lambda: _settled(working, leaving))
-    if not working.cancelled() and (error := working.exception()) is not None:
-        if isinstance(error, OSError):  # the client has left while a piece was sent
-            return
-        raise error
+        await to_its_end(lambda: asyncio.wait({working, leaving}))
+    if not working.cancelled():
+        with contextlib.suppress(OSError):  # the client has left while a piece was sent
+            working.result()
 
 
 async def with_heartbeats(items: AsyncIterator[Any], heartbeat_s: float, sign: Any) -> AsyncIterator[Any]:
@@ -178,14 +170,6 @@ async def with_heartbeats(items: AsyncIterator[Any], heartbeat_s: float, sign: A
 _END: Any = object()
 
 
-async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
-    await work()
-
-
-async def _settled(*tasks: "asyncio.Future[None]") -> None:
-    await asyncio.wait(tasks)
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -203,5 +187,8 @@ def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
 
 
-def _is_expected(error: Exception) -> bool:
-    return isinstance(error, ApiError | RlmBrokerError)
+def _failed(error: Exception) -> ApiError:
+    """Return what the client is told of an error. One that no client can cause is logged."""
+    if not isinstance(error, ApiError | RlmBrokerError):
+        _log.error("a request failed", exc_info=error)
+    return api_error_of(error)

@@ -19,9 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlm_broker.serve.bodies import chunks_of, validated
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.guard import ServerKey, key_of
+from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
-from rlm_broker.serve.paging import Page, listed, page_of
+from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.pages import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
 
 Purpose = Literal["assistants", "user_data", "vision"]
@@ -190,7 +191,7 @@ class _Files:
         self._settings = parts.settings
 
     async def created(self, request: Request) -> Response:
-        with self._files.receiving(_user(request).owner) as upload:
+        with self._files.receiving(_user(request)) as upload:
             form, name = await received(request, upload.write, self._settings.file_bytes, self._settings.stall_s)
             if name is None:
                 raise ApiError(400, f"the form has no file: send it as {FILE!r}, with a filename", param=FILE)
@@ -199,7 +200,7 @@ class _Files:
 
     async def list(self, request: Request) -> Response:
         page = page_of(request, FilesPage)
-        mine = self._files.of(_user(request).owner)
+        mine = self._files.of(_user(request))
         return JSONResponse(listed([each for each in mine if page.purpose in (None, each.purpose)], page, _shape))
 
     async def one(self, request: Request) -> Response:
@@ -215,13 +216,11 @@ class _Files:
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
     def _asked(self, request: Request) -> UploadedFile:
-        return self._files.get(_user(request).owner, request.path_params["id"])
+        return self._files.get(_user(request), request.path_params["id"])
 
 
-def _user(request: Request) -> ServerKey:
-    key = key_of(request)
-    key.require("run", "execute")
-    return key
+def _user(request: Request) -> Owner:
+    return key_of(request).require("run", "execute")
 
 
 def _shape(file: UploadedFile) -> dict[str, Any]:

@@ -59,34 +59,13 @@ class NodeStats:
     """Load of one node of a cluster.
 
     Attributes:
-        name: Name of the node in the cluster.
-        runs: Runs that it has now.
-        max_runs: Runs that it takes at the same time.
-        free_bytes: Memory that is available on it, in bytes.
-        is_full: Whether it takes no further run for now.
-        lost_runs: Runs that failed because of the node, and went on elsewhere.
+        name: Name of the node.
+        level: Isolation level of its REPLs.
+        repls: REPLs that it has now.
+        places: REPLs that it gives at the same time.
     """
 
     name: str
-    runs: int
-    max_runs: int
-    free_bytes: int
-    is_full: bool
-    lost_runs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterStats:
-    """Nodes and runs of a cluster; see `Nodes.stats`.
-
-    Attributes:
-        nodes: One entry for each node that is there now.
-        waiting: Runs that wait for a place on a node.
-        lost_nodes: Nodes whose agents were lost or have left, since the cluster was opened.
-        lost_runs: Attempts that were lost, with their node or because of it. Each such run has begun again elsewhere.
-    """
-
-    nodes: tuple[NodeStats, ...]
-    waiting: int = 0
-    lost_nodes: int = 0
-    lost_runs: int = 0
+    level: str
+    repls: int
+    places: int

@@ -1,6 +1,6 @@
 """Nodes as network namespaces: each has one link to a bridge, which can be cut and healed."""
 
-import json
+import contextlib
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,8 +9,10 @@ from typing import IO
 import psutil
 
 BRIDGE = "br0"
-BROKER_ADDRESS = "10.77.0.1"
-"""Address of the bridge, where the orchestrator listens."""
+HEAD_ADDRESS = "10.77.0.1"
+"""Address of the bridge, where Ray's head and the orchestrator are."""
+OURS = ("rlm_broker.nodes.agent", "sandbox_worker.zygote")
+"""Marks in the command lines of an agent, and of a fork server with its workers."""
 
 
 class Node:
@@ -32,7 +34,7 @@ class Node:
         _ip("-n", self.name, "addr", "add", f"{self.address}/24", "dev", "eth0")
         _ip("-n", self.name, "link", "set", "eth0", "up")
         _ip("-n", self.name, "link", "set", "lo", "up")
-        _ip("-n", self.name, "route", "add", "default", "via", BROKER_ADDRESS)
+        _ip("-n", self.name, "route", "add", "default", "via", HEAD_ADDRESS)
 
     def start(self, command: Sequence[str], log: IO[bytes]) -> None:
         """Start a command on the node. One runs at a time."""
@@ -52,18 +54,26 @@ class Node:
             return []
         return [process for process in below if _lives(process)]
 
-    @property
-    def agent(self) -> psutil.Process:
-        """Process of the command.
+    def ours(self) -> list[psutil.Process]:
+        """Return its living processes of this package: the agent, the fork server and all workers."""
+        found = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error):
+                if any(mark in " ".join(process.cmdline()) for mark in OURS):
+                    found.append(process)
+        return found
+
+    def named(self, mark: str) -> psutil.Process:
+        """Return its oldest process with this in its command line.
 
         Raises:
-            RuntimeError: It has ended.
+            RuntimeError: There is none.
         """
-        if self._first is not None:
-            for process in psutil.Process(self._first.pid).children():
-                if _lives(process):
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error):
+                if mark in " ".join(process.cmdline()[:5]):
                     return process
-        raise RuntimeError(f"the agent of {self.name} has ended")
+        raise RuntimeError(f"no process of {self.name} is called {mark}")
 
     def kill(self) -> None:
         """Send SIGKILL to all processes of the node at once."""
@@ -94,16 +104,9 @@ def build(count: int) -> list[Node]:
         CalledProcessError: A program failed.
     """
     _ip("link", "add", BRIDGE, "type", "bridge")
-    _ip("addr", "add", f"{BROKER_ADDRESS}/24", "dev", BRIDGE)
+    _ip("addr", "add", f"{HEAD_ADDRESS}/24", "dev", BRIDGE)
     _ip("link", "set", BRIDGE, "up")
     return [Node(number) for number in range(1, count + 1)]
-
-
-def traffic_bytes() -> int:
-    """Return the bytes that have crossed between the nodes and the bridge's address so far, in both directions."""
-    shown = subprocess.run(["ip", "-s", "-j", "link", "show", BRIDGE], check=True, capture_output=True).stdout
-    (facts,) = json.loads(shown)
-    return sum(int(facts["stats64"][way]["bytes"]) for way in ("rx", "tx"))
 
 
 def _ip(*arguments: str) -> None:

@@ -21,12 +21,14 @@ TURNS = (
     "```repl\nFINAL(str(total))\n```",
 )
 """Replies of a root run, one a turn. Each run has a context and a question of its own, so no two calls are alike."""
+AFTER_A_KILL = "```repl\nFINAL(str(sum(range(int(context.split()[-1]) + 1))))\n```"
+"""Reply to an observation that a REPL was killed: code that needs no variable but the context."""
 CALLS_PER_RUN = len(TURNS) + 1
 
 
-def context_of(number: int) -> str:
-    """Return the context of an item."""
-    return f"item {number}"
+def item(number: int) -> str:
+    """Return the line of an item."""
+    return json.dumps({"id": str(number), "question": question_of(number), "context": f"item {number}"})
 
 
 def question_of(number: int) -> str:
@@ -40,7 +42,7 @@ def answer_of(number: int) -> str:
 
 
 class Provider:
-    """Answers each call after a delay. An answer is paid, also if the caller has left by then."""
+    """Answers each call after a delay. A caller that has left by then gets none."""
 
     def __init__(self, delay_s: float, held_after: int) -> None:
         self._delay_s = delay_s
@@ -58,6 +60,8 @@ class Provider:
         if self._paid >= self._held_after:
             self._holds.set()
             await self._goes_on.wait()
+        if request.transport is None or request.transport.is_closing():
+            return web.Response()
         key = json.dumps(body["messages"])
         if key in self._answered:
             self._again.append(self._answered[key])
@@ -86,7 +90,11 @@ class Provider:
 def _reply(messages: list[dict[str, Any]]) -> str:
     spoken = sum(message["role"] == "assistant" for message in messages)
     is_query = len(messages) == 1 and str(messages[0]["content"]).startswith("say something")
-    return "something" if is_query else TURNS[min(spoken, len(TURNS) - 1)]
+    if is_query:
+        return "something"
+    said = str(messages[-1]["content"])
+    lost = "was lost" in said or "was killed" in said or "NameError" in said
+    return AFTER_A_KILL if lost else TURNS[min(spoken, len(TURNS) - 1)]
 
 
 def _completion(text: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-INSIDE = "RLM_BROKER_CLUSTER_STAGE"
+INSIDE = "CLUSTER_STAGE_OF_SCRIPTS"
 """Set in the environment of the process that is inside."""
 _OWN = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Namespaces of the stage. When its first process ends, the kernel ends all others and removes all links."""

@@ -51,14 +51,18 @@ def rules(project: Project) -> Iterator[Finding]:
 
 
 def _face(project: Project, public: dict[str, str]) -> Iterator[Finding]:
-    """Yield names that `rlm_broker` shows to type checkers in another form than the one that it reads itself."""
+    """Compare what type checkers see with what is imported when it is used."""
     if "rlm_broker" not in project.modules:
         return
     source = project.modules["rlm_broker"]
-    counted: Counter[str] = Counter()
+    maps = [each.value for each in source.tree.body if isinstance(each, ast.Assign | ast.AugAssign)]
+    modules, others, *_ = [ast.literal_eval(each) for each in maps if isinstance(each, ast.Dict)]
+    counted = Counter(name for names in modules.values() for name in names.split())
+    loaded = {name: f"rlm_broker.{module}" for module, names in modules.items() for name in names.split()} | others
+    for name in sorted(public.keys() ^ loaded.keys()) + [name for name in public if loaded.get(name) != public[name]]:
+        yield Finding(FACE, 1, f"{name}: the TYPE_CHECKING block and _MODULES differ")
     for node in source.nodes:
         if isinstance(node, ast.ImportFrom) and public.get(node.names[0].name) == node.module:
-            counted.update(alias.name for alias in node.names)
             yield from (
                 Finding(FACE, node.lineno, f"{alias.name} is imported without `as {alias.name}`, so it is not exported")
                 for alias in node.names

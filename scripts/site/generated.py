@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import griffe
 
 PROJECT = Path(__file__).resolve().parents[2]
-WIRE = ("messages", "control", "prompts", "variables")
+WIRE = ("messages", "control", "prompts")
 """Modules of `sandbox_worker.wire` that define messages and their parts."""
 ORCHESTRATOR, REPL = "orchestrator", "REPL"
 NO_FLAG = {

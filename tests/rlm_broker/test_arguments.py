@@ -15,7 +15,6 @@ from rlm_broker import (
     Limits,
     LMHandler,
     Models,
-    Nodes,
     ReplLimits,
     Route,
     Sandbox,
@@ -53,13 +52,11 @@ GIVEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "record": ("models", lambda folder: Models(record=folder / "new.jsonl")),
     "replay": ("models", lambda folder: Models(replay=folder / "recorded.jsonl")),
     "verbose": ("verbose", lambda _: True),
-    "cluster": ("sandbox", lambda _: Nodes()),
 }
 """Maps the name of a way to give an argument to the argument and to the function that makes its value."""
 REFUSED = {
     "handler": "model sub_model models Models routes policy cache replay",
     "replay": "model sub_model",
-    "cluster": "persistent function record replay",
 }
 """Pairs in which one argument decides what the other sets, so that they must be refused together."""
 

@@ -40,7 +40,6 @@ IMPORTED = (
     "rlm_broker.cli.config",
     "rlm_broker.cli.eval",
     "rlm_broker.cli.exec",
-    "rlm_broker.cli.node",
     "rlm_broker.watch.otlp",
     "rlm_broker.cli.models",
     "rlm_broker.cli.ps",

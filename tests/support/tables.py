@@ -45,31 +45,35 @@ class Rows:
 def table(names: str, rows: Iterable[Any], *, at_once: int = 1) -> Callable[[Test], Test]:
     """Decorate a test that is called once for each row, within one item; else it means what `parametrize` does.
 
-    Fixtures are made once for all rows, but a `tmp_path` is a folder for each row. `pytest.mark.parametrize` is for rows
-    that need fresh fixtures, or seconds. `at_once` rows are tried at the same time, in threads, if most of it is waiting.
+    Fixtures are made once for all rows, but `tmp_path` is a folder for each row, and `monkeypatch` is undone after it.
+    `pytest.mark.parametrize` is for rows that need other fresh fixtures, or seconds. `at_once` rows are tried at the same
+    time, in threads, if most of it is waiting.
     """
     fields = names.replace(",", " ").split()
     all_rows = list(rows)
     assert all_rows, "an empty table tests nothing"
 
-    def values(fixtures: dict[str, Any], number: int, row: Any) -> dict[str, Any]:
-        own = {}
+    @contextmanager
+    def values(fixtures: dict[str, Any], number: int) -> Iterator[dict[str, Any]]:
+        row = all_rows[number]
+        own = {fields[0]: row} if len(fields) == 1 else dict(zip(fields, row, strict=True))
         if "tmp_path" in fixtures:
             own["tmp_path"] = fixtures["tmp_path"] / str(number)
             own["tmp_path"].mkdir()
-        return fixtures | own | ({fields[0]: row} if len(fields) == 1 else dict(zip(fields, row, strict=True)))
+        with pytest.MonkeyPatch.context() as patched:
+            yield fixtures | own | ({"monkeypatch": patched} if "monkeypatch" in fixtures else {})
 
     def decorated(test: Test) -> Test:
         signature = inspect.signature(test)
-        given = [each for each in signature.parameters.values() if each.name not in fields]
+        others = [each for each in signature.parameters.values() if each.name not in fields]
 
         @functools.wraps(test)
         def whole(**fixtures: Any) -> None:
             tried = Rows()
 
             def try_one(number: int) -> None:
-                with tried.trying(all_rows[number]):
-                    test(**values(fixtures, number, all_rows[number]))
+                with tried.trying(all_rows[number]), values(fixtures, number) as given:
+                    test(**given)
 
             with ThreadPoolExecutor(at_once) as threads:
                 list((threads.map if at_once > 1 else map)(try_one, range(len(all_rows))))
@@ -79,12 +83,12 @@ def table(names: str, rows: Iterable[Any], *, at_once: int = 1) -> Callable[[Tes
         async def whole_async(**fixtures: Any) -> None:
             tried = Rows()
             for number, row in enumerate(all_rows):
-                with tried.trying(row):
-                    await test(**values(fixtures, number, row))
+                with tried.trying(row), values(fixtures, number) as given:
+                    await test(**given)
             tried.end()
 
         made: Any = whole_async if inspect.iscoroutinefunction(test) else whole
-        made.__signature__ = signature.replace(parameters=given)
+        made.__signature__ = signature.replace(parameters=others)
         return cast("Test", made)
 
     return decorated

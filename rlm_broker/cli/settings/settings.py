@@ -36,6 +36,9 @@ DEFAULTS: dict[str, Any] = {
     "python": None,
     "packages": None,
     "allow_exec": None,
+    "cluster": None,
+    "max_nodes": None,
+    "resources": None,
     "tools": None,
     "output_type": None,
     "model_policy": "allow",
@@ -164,6 +167,17 @@ class Settings:
         """Packages that code can import, or None. The setting is text with spaces between packages."""
         given: str | None = self["packages"]
         return None if given is None else given.split()
+
+    @property
+    def max_nodes(self) -> int | None:
+        """Nodes of the cluster at most, or None."""
+        return None if self["max_nodes"] is None else int(self["max_nodes"])
+
+    @property
+    def resources(self) -> dict[str, float] | None:
+        """Resources that each node of the cluster must have, or None. The setting is text, such as "rlm=1 gpu=0.5"."""
+        given: str | None = self["resources"]
+        return None if given is None else dict(_resource(each) for each in given.replace(",", " ").split())
 
     def _limits(self) -> Limits:
         given = {name: _plain(found.value) for name, found in self._found.items() if name in Limits.model_fields}
@@ -339,12 +353,26 @@ def _require_value(name: str, value: Any, where: str) -> None:
     if name == "allow_exec":
         if str(value).lower() not in ("true", "false"):
             raise ConfigurationError(f"{where}{name} = {value!r}: give true or false")
+    elif name == "max_nodes":
+        if not str(value).isdecimal() or not int(value):
+            raise ConfigurationError(f"{where}{name} = {value!r}: give a number of nodes")
     elif name in DEFAULTS and not isinstance(value, str):
         raise ConfigurationError(f"{where}{name} = {value!r}: give text")
     if name == "isolation" and value not in CHOICES:
         raise ConfigurationError(where + no_such_level(value))
     if name in _VALUES and value not in _VALUES[name]:
         raise ConfigurationError(f"{where}no {name} {value!r}; choose one of: {', '.join(_VALUES[name])}")
+
+
+def _resource(text: str) -> tuple[str, float]:
+    """Return the name and the amount of a resource of Ray."""
+    name, _, amount = text.partition("=")
+    try:
+        if name and float(amount) > 0:
+            return name, float(amount)
+    except ValueError:
+        pass
+    raise ConfigurationError(f"resources: {text}: give NAME=AMOUNT, for example rlm=1")
 
 
 def _require_own_place(tools: str, where: str) -> None:

@@ -21,7 +21,7 @@ _HARMLESS = frozenset(
     | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
 )
 """Fields of a model that decide neither where a request is sent nor with which key."""
-_ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "tools", "output_type", "serve")
+_ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "cluster", "tools", "output_type", "serve")
 """Settings that are a risk with any value."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
 """Limits that are a risk if the project's value is above the user's."""

@@ -204,7 +204,7 @@ class BlockRun:
 
     def _death(self) -> str | None:
         if self._worker.gone.is_set():
-            return "the sandbox's processes were ended from outside"
+            return self._worker.why_gone
         died = self._worker.died
         return None if died is None else block_result.reason_of_death(died)
 

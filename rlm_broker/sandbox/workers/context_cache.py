@@ -19,7 +19,7 @@ from rlm_broker.concurrency.deadline import unlisted
 from rlm_broker.context.stored import StoredContext, digest_of
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.fork_server import Forker
 from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 
@@ -51,7 +51,7 @@ class _SharedServer:
 
     digest: bytes
     memory_bytes: int
-    making: "asyncio.Task[ForkServer | None]"
+    making: "asyncio.Task[Forker | None]"
     users: int = 0
     is_listed: bool = True
 
@@ -68,7 +68,7 @@ class ContextCache:
         max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended to make room.
     """
 
-    def __init__(self, fork_server: ForkServer, listener: Listener, limits: ReplLimits, max_bytes: int) -> None:
+    def __init__(self, fork_server: Forker, listener: Listener, limits: ReplLimits, max_bytes: int) -> None:
         self._fork_server = fork_server
         self._listener = listener
         self._limits = limits
@@ -165,7 +165,7 @@ class ContextCache:
         self._alive.add(shared)
         return shared
 
-    async def _make(self, context: StoredContext, has_room: bool) -> ForkServer | None:
+    async def _make(self, context: StoredContext, has_room: bool) -> Forker | None:
         with context:
             if not has_room:
                 return None
@@ -228,7 +228,7 @@ async def _result(task: "asyncio.Task[T]") -> T | None:
     return None if task.cancelled() else task.result()
 
 
-async def _ended(making: "asyncio.Task[ForkServer | None]") -> None:
+async def _ended(making: "asyncio.Task[Forker | None]") -> None:
     await asyncio.wait({making})
     fork_server = None if making.cancelled() or making.exception() is not None else making.result()
     if fork_server is not None:

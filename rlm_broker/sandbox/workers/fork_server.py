@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from rlm_broker.concurrency.deadline import to_its_end, unlisted
 from rlm_broker.errors import IsolationUnavailable, RlmBrokerError, SandboxFailed, refused_by_machine
@@ -24,6 +25,40 @@ TRIES = 3
 PREPARED_TRIES = 2
 """Attempts to start a zygote that prepares something. Fewer than `TRIES`, since the preparation may have taken all
 memory, for which the kernel killed it."""
+
+
+class Forker(Protocol):
+    """A source of forked workers: a `ForkServer`, or the nodes of a cluster, each with one.
+
+    Attributes:
+        level: Isolation level.
+        layers: Layers that all workers share.
+        allow_exec: Whether code may start programs.
+        memory_bytes: Memory that it takes.
+    """
+
+    level: Level
+    layers: tuple[str, ...]
+    allow_exec: bool
+    memory_bytes: int
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many workers live and how many were forked."""
+
+    def importable(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return which of these modules code in the workers can import."""
+
+    async def prepared(self, preparation: Preparation) -> "Forker":
+        """Return another one of the same level, with a preparation. It ends with this one at the latest."""
+
+    async def spawn(self, limits: ReplLimits) -> Worker:
+        """Fork a worker. It is not isolated before `Worker.launch` has returned. `end` ends it."""
+
+    async def end(self, worker: Worker) -> None:
+        """End a worker and what it leaves. Has no effect when repeated."""
+
+    async def close(self) -> None:
+        """End all workers for good; return when they have ended. Has no effect when repeated."""
 
 
 class ForkServer:

@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -25,6 +26,12 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBRARY = f"python{VERSION}{'t' if 't' in sys.abiflags else ''}"
 """Folder of an environment's packages. An interpreter without the global lock has a "t": its C extensions differ."""
 MAKE_ONE = f"make one by `uv venv --python {VERSION} FOLDER` or `python{VERSION} -m venv FOLDER`"
+
+WORTH_TELLING: Final = (
+    *("numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn", "statsmodels", "networkx", "sympy", "matplotlib"),
+    *("PIL", "bs4", "lxml", "yaml", "regex", "dateutil", "openpyxl", "pypdf", "docx", "pydantic", "nltk", "spacy"),
+)
+"""Packages that model code may want to import. The prompt names those that the sandbox can import."""
 
 
 @dataclass(frozen=True)

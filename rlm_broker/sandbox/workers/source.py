@@ -18,7 +18,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.stored import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed, ValueTooLarge, WorkerDied, shortage_told
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.workers.fork_server import TRIES, ForkServer
+from rlm_broker.sandbox.workers.fork_server import TRIES, Forker
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.loading.context import ContextBroken
 
@@ -86,7 +86,7 @@ class StartedWorker:
 class ColdStart:
     """Starts each worker when it is asked for one: forks it, has it apply its layers, load its context and connect."""
 
-    def __init__(self, fork_server: ForkServer, listener: Listener) -> None:
+    def __init__(self, fork_server: Forker, listener: Listener) -> None:
         self.fork_server = fork_server
         self._listener = listener
 

@@ -1,21 +1,17 @@
-"""A handle on a worker's init: start, interrupt, drain, stop, kill. The REPL's own connection is not part of it."""
+"""A handle on a worker: start, interrupt, drain, stop, kill. The REPL's own connection is not part of it."""
 
 import asyncio
 import contextlib
-import errno
 import os
-import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied, refused_by_machine
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
-from rlm_broker.sandbox.workers.held_process import HeldProcess
+from rlm_broker.sandbox.workers.held_process import ContextPieces, WorkerInit
 from rlm_broker.sandbox.workers.levels import unavailable
-from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.wire.control import (
-    MAX_PACKET_BYTES,
     Begin,
     Burned,
     Control,
@@ -25,7 +21,6 @@ from sandbox_worker.wire.control import (
     EndProgram,
     Exceeded,
     Failed,
-    Forked,
     FromInit,
     Hand,
     Handed,
@@ -49,32 +44,26 @@ from sandbox_worker.wire.control import (
     Stop,
     Stopped,
     Written,
-    pack,
-    unpack_from_init,
 )
-from sandbox_worker.wire.descriptors import DescriptorsCut, receive
-from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import Level
 
 PROGRAM_END_S = 30.0
 """Seconds until init has ended a program, which may have started hundreds of busy processes: init finds each."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds until init counts as dead, and is killed. It has no other work; to end 64 processes takes it 0.1 s."""
-HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
-"""Error numbers of a send to an init that has ended, or after `Worker.kill`."""
 
 A = TypeVar("A", bound=FromInit)
 _Said = tuple[Control, int | None]
-_Piece = tuple[int, ContextPiece]
 
 
 class Worker:
-    """One worker: its init, held by a pidfd, and the control socket to it.
+    """One worker: what its init is asked, and what it says.
 
     Attributes:
-        init: The process of its init.
+        init: Its init.
         died: How the REPL ended by itself or at a limit; None while it lives, or if the orchestrator ended it.
         gone: Set when init is dead, and with it all processes of the worker.
+        why_gone: Reason of an end that this process has not asked for, as one clause.
         layers: Layers of init and of the REPL, as they reported them before any model code ran.
         on_written: Called with bytes that were written to the REPL's descriptors 1 and 2.
         on_burned: Called with seconds of CPU time that the REPL used.
@@ -83,11 +72,10 @@ class Worker:
         group: Control group of its REPL, if it has one.
     """
 
-    def __init__(
-        self, level: Level, pidfd: int, control: socket.socket, scratch: str = "", group: MemoryGroup | None = None
-    ) -> None:
+    def __init__(self, level: Level, init: WorkerInit, scratch: str = "", group: MemoryGroup | None = None) -> None:
         self.died: Died | Exceeded | None = None
         self.gone = asyncio.Event()
+        self.why_gone = "the sandbox's processes were ended from outside"
         self.layers: tuple[str, ...] = ()
         self.on_written: Callable[[Written], None] = _ignore
         self.on_burned: Callable[[float], None] = _ignore
@@ -95,18 +83,15 @@ class Worker:
         self.scratch = scratch
         self.group = group
         self._level = level
-        self._control = control
         self._answers: asyncio.Queue[FromInit | OSError | None] = asyncio.Queue()
         self._exchanging = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        control.setblocking(False)
-        self._loop.add_reader(control.fileno(), self._on_control)  # by number: a socket would be formatted each time
-        self.init = HeldProcess(pidfd, self._on_gone)
-        self._repl: HeldProcess | None = None
+        self.init = init
+        init.listener = self
         self._programs: dict[int, asyncio.Future[ProgramEnded | None]] = {}
         self._programs_started = 0
 
-    async def launch(self, context: Sequence[_Piece] | None, connection_fd: int, timeout_s: float) -> None:
+    async def launch(self, context: ContextPieces | None, connection_fd: int, timeout_s: float) -> None:
         """Wait until init is isolated, has loaded the context and forked a REPL that uses `connection_fd`.
 
         All requests for it are sent at once.
@@ -119,6 +104,8 @@ class Worker:
             ContextRefused: The context cannot be loaded.
             WorkerDied: Init ended instead.
         """
+        if context:
+            await self.init.bring(context)
         loads: list[_Said] = [(Load(piece=piece), fd) for fd, piece in context or ()] or [(Load(piece=None), None)]
         answers: list[type[FromInit]] = [*[Loaded] * len(loads), Started]
         loaded, *_, started = await self._exchange([*loads, (Start(), connection_fd)], *answers, timeout_s=timeout_s)
@@ -139,15 +126,16 @@ class Worker:
         """
         if self.group is not None:
             self.group.new_kills()
-        self._say(Begin(cpu_s=cpu_s))
+        self.init.say(Begin(cpu_s=cpu_s))
 
-    async def hand(self, context: Sequence[_Piece]) -> None:
+    async def hand(self, context: ContextPieces) -> None:
         """Hand the memfds of a context to the REPL, which takes them before its next block.
 
         Raises:
             ContextRefused: Too many memfds wait there.
             WorkerDied: Init has ended.
         """
+        await self.init.bring(context)
         said: list[_Said] = [(Hand(), fd) for fd, _ in context]
         answers = await self._exchange(said, *[Handed] * len(said))
         if not all(isinstance(each, Handed) and each.taken for each in answers):
@@ -188,6 +176,11 @@ class Worker:
             exchange.add_done_callback(_close_opened)
             raise
         assert isinstance(opened, Opened)
+        try:
+            await self.init.fetch(opened.fd)
+        except BaseException:
+            os.close(opened.fd)
+            raise
         return opened.fd
 
     async def list_folder(self, path: list[bytes], after: bytes) -> Listed:
@@ -209,7 +202,7 @@ class Worker:
             ended.set_result(None)
         else:
             self._programs[number] = ended
-            self._say(RunProgram(number, cwd), *fds)
+            self.init.say(RunProgram(number, cwd), *fds)
         return RunningProgram(number, ended)
 
     async def end_program(self, program: "RunningProgram") -> None:
@@ -219,7 +212,7 @@ class Worker:
             SandboxFailed: Init did not answer. The whole worker was killed.
         """
         if not program.ended.done():
-            self._say(EndProgram(program.number))
+            self.init.say(EndProgram(program.number))
             await asyncio.wait({program.ended}, timeout=PROGRAM_END_S)
         if not program.ended.done():
             await self.kill()
@@ -227,20 +220,9 @@ class Worker:
 
     async def kill(self) -> None:
         """Kill init, and return when the whole worker is gone. Raises `SandboxFailed` if a process does not end."""
-        with contextlib.suppress(OSError):  # closed, or init has ended
-            # Init ends with it, also where the kernel or AppArmor forbids signals. What it has sent can still be read.
-            self._control.shutdown(socket.SHUT_WR)
-        try:
-            if self._repl is not None:  # the kernel ends it after init, so that its own pidfd has to be awaited
-                await self._repl.kill()
-            await self.init.kill()
-        finally:
-            if self._control.fileno() >= 0:
-                self._loop.remove_reader(self._control.fileno())
-                self._control.close()
-                self._answers.put_nowait(None)  # wakes a pending `_answer`; its caller may have been cancelled already
+        await self.init.kill()
 
-    # -- the control socket ------------------------------------------------------------------------------------------
+    # -- what init says ----------------------------------------------------------------------------------------------
 
     async def _exchange(
         self, messages: Sequence[_Said], *kinds: type[FromInit], timeout_s: float = ANSWER_TIMEOUT_S
@@ -254,7 +236,7 @@ class Worker:
         async def exchanged() -> list[FromInit]:
             async with self._exchanging:
                 for message, *fds in said:
-                    self._say(message, *fds)
+                    self.init.say(message, *fds)
                 return [await self._answer(kind, timeout_s) for kind in kinds]
 
         with contextlib.ExitStack() as copies:  # since the caller may close its descriptors as soon as it is cancelled
@@ -262,14 +244,6 @@ class Worker:
             exchange = self._loop.create_task(exchanged())
             exchange.add_done_callback(partial(_exchanged, copies.pop_all()))
         return await asyncio.shield(exchange)
-
-    def _say(self, message: Control, *fds: int) -> None:
-        """Send a message, or drop it if init has ended: its last message has the reason, and is still to be read."""
-        try:
-            socket.send_fds(self._control, [pack(message)], fds)
-        except OSError as error:
-            if error.errno not in HUNG_UP:
-                raise WorkerDied(f"the worker's init cannot be reached: {error.strerror}") from None
 
     async def _answer(self, kind: type[A], timeout_s: float) -> A:
         try:
@@ -294,37 +268,9 @@ class Worker:
             self._answers.put_nowait(None)  # so that the next exchange does not wait for an init that has ended
         raise WorkerDied("the worker's init ended before it answered")
 
-    def _on_control(self) -> None:
-        fds: list[int] = []
-        try:
-            packet, fds = receive(self._control, MAX_PACKET_BYTES, 1)
-        except (BlockingIOError, ConnectionResetError):
-            # unix(7): if init ends with a message unread, one read fails with ECONNRESET, before the reads that return
-            # what init sent. The loop calls again.
-            return
-        except DescriptorsCut as cut:
-            self._answers.put_nowait(cut)
-            if not isinstance(unpack_from_init(cut.packet), Opened):  # a REPL without its pidfd may outlive its init
-                self.init.send_kill()
-            return
-        except OSError:
-            packet = b""
-        if not packet:
-            self._loop.remove_reader(self._control.fileno())
-            self._answers.put_nowait(None)
-            return
-        try:
-            message = unpack_from_init(packet)
-        except MessageInvalid:
-            message = Failed(step="speak", reason="its init sent an invalid message")
-        self._heard(message, fds)
-
-    def _heard(self, message: FromInit, fds: list[int]) -> None:
+    def heard(self, message: FromInit, fds: list[int]) -> None:
+        """Take a message of init, see `InitListener`."""
         match message:
-            case Forked() if fds:
-                if self._repl is not None:  # init starts a REPL only when all processes of the last have ended
-                    self._repl.forget()
-                self._repl = HeldProcess(fds[0], _ignore)
             case Opened() if fds:
                 self._answers.put_nowait(Opened(fd=fds[0]))
             case Written():
@@ -338,6 +284,10 @@ class Worker:
                 self._program_ended(message)
             case _:
                 self._answers.put_nowait(message)
+
+    def unheard(self, error: OSError | None) -> None:
+        """Learn that init says no more, see `InitListener`."""
+        self._answers.put_nowait(error)
 
     def _program_ended(self, said: ProgramEnded) -> None:
         ended = self._programs.pop(said.number, None)
@@ -359,7 +309,9 @@ class Worker:
             return None
         return Exceeded("memory_bytes", self.group.limit_bytes, self.group.limit_bytes, LastSeen())
 
-    def _on_gone(self) -> None:
+    def ended(self, why: str | None) -> None:
+        """Learn that init has ended, and with it all processes of the worker."""
+        self.why_gone = why or self.why_gone
         self.gone.set()
         for ended in self._programs.values():
             ended.set_result(None)

@@ -26,7 +26,7 @@ from rlm_broker.errors import (
 )
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
-from rlm_broker.sandbox.workers.held_process import ended
+from rlm_broker.sandbox.workers.held_process import InitProcess, ended
 from rlm_broker.sandbox.workers.levels import SYSTEM_CALLS, unavailable
 from rlm_broker.sandbox.workers.private_folder import PrivateFolder
 from rlm_broker.sandbox.workers.python_paths import Venv, environment, isolated, python_paths, shown
@@ -191,7 +191,7 @@ class Zygote:
             if not isinstance(answer, Spawned) or len(answer_fds) != 1:
                 raise SandboxFailed("the sandbox's fork server sent an unexpected message")
             undo.pop_all()
-        return Worker(self._level, answer_fds[0], ours, scratch, group)
+        return Worker(self._level, InitProcess(answer_fds[0], ours), scratch, group)
 
     def is_usable(self) -> bool:
         """Return whether the zygote lives, as far as is known, and has answered every request."""

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from rlm_broker.serve.bodies import fingerprint_of, idempotency_key, parsed, validated
 from rlm_broker.serve.errors import api_error_of
 from rlm_broker.serve.guard import key_of
-from rlm_broker.serve.paging import Page, listed, page_of
+from rlm_broker.serve.pages import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.questions.runs import Following
 from rlm_broker.serve.replies import EventStream, SlowJson

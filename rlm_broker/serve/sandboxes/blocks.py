@@ -25,7 +25,6 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.serve.bodies import parsed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
@@ -258,11 +257,7 @@ async def _events(work: Work) -> AsyncIterator[bytes]:
         yield sse(f'{{"type":"block","block":{working.result()}}}', "block")
     finally:
         working.cancel()
-        await to_its_end(lambda: _settled(working))
-
-
-async def _settled(working: "asyncio.Future[Any]") -> None:
-    await asyncio.wait({working})
+        await to_its_end(lambda: asyncio.wait({working}))
 
 
 async def _context_of(parts: Parts, owner: Owner, asked: ReplRequest) -> StoredContext | None:
@@ -288,20 +283,18 @@ def routes(parts: Parts) -> list[Route]:
     """Return the route of one-shot execution."""
 
     async def execute(request: Request) -> ASGIApp:
-        key = key_of(request)
-        key.require("execute")
-        settings = parts.settings
-        asked, _ = await parsed(request, ExecuteRequest, settings.body_bytes, settings.stall_s)
+        owner = key_of(request).require("execute")
+        asked = await parts.parsed(request, ExecuteRequest)
         servers = parts.rlm.sandbox.limits
         asked.require_within(servers)
         limits = asked.own_limits(servers)
-        files = files_of(parts, key.owner, asked.files, "files")
+        files = files_of(parts, owner, asked.files, "files")
 
         async def work(on_output: OnOutput | None) -> str:
-            async with parts.places.place(key.owner), opened(parts, key.owner, asked, files, limits) as repl:
+            async with parts.places.place(owner), opened(parts, owner, asked, files, limits) as repl:
                 repl.kills_when_cancelled = True
                 return await executed(repl, asked, on_output)
 
-        return answer(asked.stream, work, settings.heartbeat_s)
+        return answer(asked.stream, work, parts.settings.heartbeat_s)
 
     return [Route("/v1/execute", execute, methods=["POST"])]

@@ -27,13 +27,13 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.sandbox.files import MAX_ENTRIES
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.serve.bodies import parsed, validated
+from rlm_broker.serve.bodies import validated
 from rlm_broker.serve.errors import ApiError, not_found
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
 from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
 from rlm_broker.serve.hosting.repls import HeldRepl
-from rlm_broker.serve.paging import Page, listed, page_of
+from rlm_broker.serve.pages import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.replies import SlowJson
 from rlm_broker.serve.sandboxes.blocks import (
@@ -133,8 +133,8 @@ class _Containers:
         self._asked: WeakKeyDictionary[HeldRepl, ContainerRequest] = WeakKeyDictionary()
 
     async def created(self, request: Request) -> ASGIApp:
-        owner, settings = executing_owner(request), self._parts.settings
-        asked, _ = await parsed(request, ContainerRequest, settings.body_bytes, settings.stall_s)
+        owner, settings = key_of(request).require("execute"), self._parts.settings
+        asked = await self._parts.parsed(request, ContainerRequest)
         idle_s = settings.container_idle_s
         if asked.expires_after is not None:
             if asked.expires_after.minutes * 60 > idle_s:
@@ -150,25 +150,25 @@ class _Containers:
 
     async def list(self, request: Request) -> Response:
         page = page_of(request, ContainersPage)
-        mine = self._parts.repls.of(executing_owner(request))
+        mine = self._parts.repls.of(key_of(request).require("execute"))
         return JSONResponse(listed([each for each in mine if page.name in (None, each.name)], page, self._shape))
 
     async def one(self, request: Request) -> Response:
-        return JSONResponse(self._shape(self._named(request)))
+        return JSONResponse(self._shape(_container(self._parts, request)))
 
     async def deleted(self, request: Request) -> Response:
-        held = self._named(request)
+        held = _container(self._parts, request)
         await self._parts.repls.close(held.owner, held.id)
         return JSONResponse({"id": held.id, "object": "container.deleted", "deleted": True})
 
     async def interrupt(self, request: Request) -> Response:
-        held = self._named(request)
+        held = _container(self._parts, request)
         await held.repl.ainterrupt()
         return JSONResponse(self._shape(held))
 
     async def execute(self, request: Request) -> ASGIApp:
-        held, settings = self._named(request), self._parts.settings
-        asked, _ = await parsed(request, BlockRequest, settings.body_bytes, settings.stall_s)
+        held, settings = _container(self._parts, request), self._parts.settings
+        asked = await self._parts.parsed(request, BlockRequest)
         asked.require_within(self._parts.rlm.sandbox.limits)
 
         async def work(on_output: OnOutput | None) -> str:
@@ -177,9 +177,6 @@ class _Containers:
                 return await executed(held.repl, asked, on_output)
 
         return answer(asked.stream, work, settings.heartbeat_s)
-
-    def _named(self, request: Request) -> HeldRepl:
-        return container_of(self._parts, request)
 
     async def _made(self, owner: Owner, asked: ContainerRequest, limits: ReplLimits | None, idle_s: float) -> HeldRepl:
         parts = self._parts
@@ -208,25 +205,14 @@ class _Containers:
         }
 
 
-def executing_owner(request: Request) -> Owner:
-    """Return the owner of a request, whose key may run code.
-
-    Raises:
-        ApiError: 403.
-    """
-    key = key_of(request)
-    key.require("execute")
-    return key.owner
-
-
-def container_of(parts: Parts, request: Request) -> HeldRepl:
+def _container(parts: Parts, request: Request) -> HeldRepl:
     """Return the container that the path of a request names.
 
     Raises:
         ApiError: 403.
         UnknownHandle: The key has no such container.
     """
-    owner, id = executing_owner(request), request.path_params["id"]
+    owner, id = key_of(request).require("execute"), request.path_params["id"]
     try:
         return parts.repls.get(owner, id)
     except UnknownHandle:
@@ -259,9 +245,9 @@ class _ContainerFiles:
         self._parts = parts
 
     async def created(self, request: Request) -> Response:
-        held, settings = container_of(self._parts, request), self._parts.settings
+        held, settings = _container(self._parts, request), self._parts.settings
         if not is_form(request):
-            asked, _ = await parsed(request, FileById, settings.body_bytes, settings.stall_s)
+            asked = await self._parts.parsed(request, FileById)
             return await self._put(held, files_of(self._parts, held.owner, [asked.file_id], "file_id")[0])
         with self._parts.files.receiving(held.owner) as upload:
             form, name = await received(request, upload.write, settings.file_bytes, settings.stall_s)
@@ -274,24 +260,24 @@ class _ContainerFiles:
             return self._made(held, _File(name, upload.size_bytes))
 
     async def list(self, request: Request) -> Response:
-        held, page = container_of(self._parts, request), page_of(request, Page)
+        held, page = _container(self._parts, request), page_of(request, Page)
         async with self._parts.repls.used(held.owner, held.id):
             files = await _all_files(held.repl)
         held.given.intersection_update(file.path for file in files)
         return JSONResponse(listed(files, page, lambda file: self._shape(held, file)))
 
     async def one(self, request: Request) -> Response:
-        held = container_of(self._parts, request)
+        held = _container(self._parts, request)
         fd, file = await self._opened(held, request)
         os.close(fd)
         return JSONResponse(self._shape(held, file))
 
     async def content(self, request: Request) -> ASGIApp:
-        fd, file = await self._opened(container_of(self._parts, request), request)
+        fd, file = await self._opened(_container(self._parts, request), request)
         return Content(fd, file.size_bytes)
 
     async def deleted(self, request: Request) -> Response:
-        held, id = container_of(self._parts, request), request.path_params["file"]
+        held, id = _container(self._parts, request), request.path_params["file"]
         path = _path_of(id)
         async with self._parts.repls.used(held.owner, held.id):
             try:

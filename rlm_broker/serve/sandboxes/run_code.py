@@ -21,7 +21,6 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.programs import blocks_of, with_its_end
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.serve.bodies import parsed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
@@ -70,10 +69,8 @@ def routes(parts: Parts) -> list[Route]:
     """Return the route of SandboxFusion."""
 
     async def run_code(request: Request) -> ASGIApp:
-        key = key_of(request)
-        key.require("execute")
-        settings = parts.settings
-        asked, _ = await parsed(request, RunCodeRequest, settings.body_bytes, settings.stall_s)
+        owner = key_of(request).require("execute")
+        asked = await parts.parsed(request, RunCodeRequest)
         if asked.language != "python":
             return JSONResponse(_response("SandboxError", f"this server runs python, and no {asked.language[:40]}"))
         servers = parts.rlm.sandbox.limits
@@ -90,9 +87,9 @@ def routes(parts: Parts) -> list[Route]:
             limits = servers.model_copy(update={"memory_bytes": wanted})
 
         async def work() -> tuple[int, dict[str, str], Any]:
-            return 200, {}, await _ran(parts, key.owner, asked, files, limits)
+            return 200, {}, await _ran(parts, owner, asked, files, limits)
 
-        return SlowJson(work, settings.heartbeat_s)
+        return SlowJson(work, parts.settings.heartbeat_s)
 
     return [Route("/run_code", run_code, methods=["POST"])]
 

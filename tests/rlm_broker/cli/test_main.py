@@ -24,7 +24,7 @@ def printed(code: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", ["", "ask", "exec", "doctor", "node", "ps", "stop"])
+@pytest.mark.parametrize("command", ["", "ask", "exec", "doctor", "ps", "stop"])
 def test_help_names_the_exit_codes_and_imports_nothing_heavy(command: str) -> None:
     shown = printed(
         f"import sys; sys.argv[1:] = {[*command.split(), '--help']!r}\n"

@@ -59,7 +59,6 @@ BASES = {
     "eval": ["--data", "missing"],
     "exec": ["missing"],
     "serve": ["--port", "TAKEN"],
-    "node": ["--connect", "127.0.0.1:TAKEN", "--plain", "--wait-s", "0", "--once"],
     "mcp": [],
     "doctor": [],
     "models": [],

@@ -61,14 +61,6 @@ def test_character_cut_by_a_piece_boundary_is_kept(tmp_path: Path) -> None:
         assert value_of(written(tmp_path / "file", text)) == text
 
 
-def test_late_emoji_widens_a_large_file(tmp_path: Path) -> None:
-    for start in ("0123456\u017c\n", "0123456\xe9\n", "01234567\n"):
-        text = start * MB + "\U0001f600"
-        with store(written(tmp_path / "file", text)) as stored:
-            assert form_of(stored).width == 4
-            assert loaded(stored) == text
-
-
 def test_a_part_larger_than_a_piece_comes_out_equal() -> None:
     value = {"long": '\xe9"\n' * context_memfd._PIECE_CHARS, "after": [1]}
     assert value_of(value) == value

@@ -252,7 +252,7 @@ def test_value_is_redacted_at_any_depth_by_name() -> None:
         "kept": {"max_tokens": "many"},
     }
     assert redacted(shown) == shown
-    innocent = {"a": ["b", ("c", Block("d", "ok"))]}
+    innocent = {"a": ["b", ("c", Block("d", "ok"))], "other": object()}
     assert redacted(innocent) is innocent
 
 

@@ -306,3 +306,35 @@ def test_how_providers_say_that_a_request_is_too_long() -> None:
     ]
     others = ["429: rate limit reached", "invalid api key", "unknown model 'x'", "connection lost"]
     assert [said for said in (*long, *others) if says_too_long(said)] == long
+
+
+def test_provider_refusal_is_retried_with_less(open_sandbox: Sandbox) -> None:
+    """A provider that refuses once is asked again with less."""
+
+    class Unknown(ScriptedClient):
+        """Client that does not state its window, and reads 40,000 characters at most."""
+
+        async def complete(self, request: LMRequest) -> Any:
+            self.sizes = [*getattr(self, "sizes", []), chars(request)]
+            if chars(request) > 40_000:
+                raise ModelFailed(f"scripted: BadRequestError: {TOO_LONG}", "request")
+            return await super().complete(request)
+
+    client = Unknown([*[MUCH] * 4, "FINAL(done)"])
+    assert RLM(client, sandbox=open_sandbox).completion("x" * 100_000, "What?").response == "done"
+    refused = [size for size in client.sizes if size > 40_000]
+    assert refused
+    assert len(client.sizes) == 5 + len(refused)
+
+
+async def test_implausible_token_count_is_corrected() -> None:
+    """A count that is far too low, or zero, is corrected."""
+    kept, progress = conversation(1_000, "", "", "")
+    await kept.learn(7)
+    progress.messages.append(ChatMessage("user", "ab"))
+    assert await kept.tokens() == pytest.approx(14)
+    await kept.learn(1)
+    assert await kept.tokens() == pytest.approx(2)
+    progress.messages.append(ChatMessage("assistant", "cd"))
+    await kept.learn(1)
+    assert await kept.tokens() == pytest.approx(0.5 * 4)

@@ -10,8 +10,9 @@ from rlm_broker.broker.clients.scripted import ScriptedClient
 from rlm_broker.broker.models.models import Models
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.run.runner import MOST_MODELS, WORTH_TELLING, reads_chars
+from rlm_broker.run.runner import MOST_MODELS, reads_chars
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
 
 
 def sized(tokens: int | None, *replies: str, name: str = "scripted") -> ScriptedClient:

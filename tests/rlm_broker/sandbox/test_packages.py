@@ -22,6 +22,7 @@ from rlm_broker.sandbox import packages as installer_module
 from rlm_broker.sandbox.packages import MAX_CHARS, MAX_REQUIREMENTS, Requirements, venv_with
 from rlm_broker.sandbox.sandbox import close_all
 from rlm_broker.sandbox.workers import context_cache
+from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.python_paths import python_paths, read_venv, shown
 from tests.support.forked_python import Python, python
 from tests.support.places import PROJECT
@@ -183,7 +184,7 @@ async def test_shared_context_has_the_packages(venv: Path, monkeypatch: pytest.M
         for _ in range(3):
             async with sandbox.repl(records) as repl:
                 assert (await repl.aexecute("import lenses\nprint(lenses.COUNT, len(context))")).stdout == "40 100\n"
-        assert sandbox._fork_server is not None
+        assert isinstance(sandbox._fork_server, ForkServer)
         assert len(sandbox._fork_server._others) == 1
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from sandbox_worker.loading import context, self_test, strings
 from sandbox_worker.loading.self_test import mapping_works
-from tests.support.tables import table
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +36,8 @@ def test_this_interpreter_can_map_texts() -> None:
     assert mapping_works()
 
 
-@table(
-    "name, value",
+@pytest.mark.parametrize(
+    ("name", "value"),
     [
         ("_LENGTH", strings._HASH),
         ("_HASH", strings._LENGTH),

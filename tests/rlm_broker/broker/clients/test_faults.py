@@ -1,4 +1,4 @@
-"""Faults of providers, over real HTTP, with equal outcomes of both clients that call them."""
+"""Calls and faults of providers, over real HTTP, with equal outcomes of both clients that call them."""
 
 import asyncio
 import importlib
@@ -9,7 +9,7 @@ import pytest
 
 from rlm_broker.broker import client_queue
 from rlm_broker.broker.client_queue import Serving
-from rlm_broker.broker.clients.base import Client, LMRequest
+from rlm_broker.broker.clients.base import Client, LMReply, LMRequest, call_headers
 from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import FailureCause, ModelFailed
@@ -19,6 +19,7 @@ from rlm_broker.results import ChatMessage
 from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
+from rlm_broker.usage import Usage
 from sandbox_worker.wire.messages import Query
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure, streamed, without_choices
 from tests.support.waiting import LONGER_AND_LONGER, WAIT_S
@@ -33,15 +34,45 @@ def _litellm_is_imported() -> None:
     importlib.import_module("litellm")
 
 
-def direct(server: FakeOpenAI, **options: Any) -> Client:
-    return OpenAICompatibleClient(server.base_url, "test-model", api_key="sk-of-the-test", options=options)
+def direct(server: FakeOpenAI, headers: dict[str, str] | None = None, **options: Any) -> Client:
+    return OpenAICompatibleClient(
+        server.base_url, "test-model", api_key="sk-of-the-test", headers=headers, options=options
+    )
 
 
-def litellm(server: FakeOpenAI, **options: Any) -> Client:
+def litellm(server: FakeOpenAI, headers: dict[str, str] | None = None, **options: Any) -> Client:
+    options |= {} if headers is None else {"extra_headers": headers}
     return LiteLLMClient("openai/test-model", api_base=server.base_url, api_key="sk-of-the-test", **options)
 
 
 both = pytest.mark.parametrize("make", [direct, litellm])
+
+
+@both
+async def test_call_sends_the_conversation_once(make: Make) -> None:
+    asked = LMRequest((ChatMessage("system", "be brief"), ChatMessage("user", "hello")), max_completion_tokens=7)
+    said = completion("hi", 3, 5)
+    said.body["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
+    with FakeOpenAI(said) as server:
+        reply = await make(server, temperature=0.5).complete(asked)
+    assert reply == LMReply("hi", Usage(1, 3, 5, None, cached_input_tokens=2))
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    assert server.requests == [{"model": "test-model", "messages": messages, "max_tokens": 7, "temperature": 0.5}]
+    assert server.connections == 1
+
+
+@both
+async def test_headers_of_the_call_are_sent(make: Make) -> None:
+    """They are those of the call alone, and the client's own headers win."""
+    with FakeOpenAI(completion("hi")) as server:
+        client = make(server, headers={"X-Team": "blue"})
+        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
+        await client.complete(REQUEST)
+        call_headers.reset(token)
+        await client.complete(REQUEST)
+    first, second = server.headers
+    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
+    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
 
 
 @both

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.broker.clients.base import LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.litellm import (
     _KEYLESS,
     _KEYS,
@@ -24,7 +24,6 @@ from rlm_broker.broker.clients.litellm import (
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
-from rlm_broker.usage import Usage
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
 from tests.support.obedient import obedient
 from tests.support.service import serving
@@ -56,42 +55,6 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def client(server: FakeOpenAI, model_name: str = "openai/test-model", **options: Any) -> LiteLLMClient:
     return LiteLLMClient(model_name, api_base=server.base_url, api_key="sk-of-the-test", **options)
-
-
-async def test_call_sends_the_conversation_once() -> None:
-    with FakeOpenAI(completion("hi", 3, 5)) as server:
-        reply = await client(server, temperature=0.5).complete(REQUEST)
-    assert reply == LMReply("hi", Usage(1, 3, 5, None))
-    assert server.requests == [
-        {
-            "model": "test-model",
-            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}],
-            "max_tokens": 7,
-            "temperature": 0.5,
-        }
-    ]
-    assert server.connections == 1
-
-
-async def test_tokens_of_the_providers_cache_are_told() -> None:
-    said = completion("hi", 3, 5)
-    said.body["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
-    with FakeOpenAI(said) as server:
-        reply = await client(server).complete(LMRequest((ChatMessage("user", "hi"),)))
-    assert reply.usage.cached_input_tokens == 2
-
-
-async def test_headers_of_the_call_are_sent() -> None:
-    """They are those of the call alone, and the client's own headers win."""
-    with FakeOpenAI(completion("hi")) as server:
-        asked = client(server, extra_headers={"x-team": "blue"})
-        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
-        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
-        call_headers.reset(token)
-        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
-    first, second = server.headers
-    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
-    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
 
 
 async def test_known_price_gives_a_cost() -> None:

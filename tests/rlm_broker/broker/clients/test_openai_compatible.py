@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rlm_broker.broker.clients import openai_compatible
-from rlm_broker.broker.clients.base import LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
@@ -70,20 +70,6 @@ async def test_tokens_of_the_providers_cache_are_told() -> None:
         with FakeOpenAI(said) as server:
             reply = await client(server).complete(REQUEST)
         assert reply.usage == Usage(1, 3, 5, None, cached_input_tokens=cached)
-
-
-async def test_headers_of_the_call_are_sent() -> None:
-    """They are those of the call alone, and the client's own headers win."""
-    with FakeOpenAI(completion("hi")) as server:
-        asked = client(server, headers={"X-Team": "blue"})
-        token = call_headers.set({"traceparent": "00-ab-cd-01", "x-team": "red"})
-        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
-        call_headers.reset(token)
-        await asked.complete(LMRequest((ChatMessage("user", "hi"),)))
-        await asked.aclose()
-    first, second = server.headers
-    assert (first["traceparent"], first["x-team"]) == ("00-ab-cd-01", "blue")
-    assert ("traceparent" in second, second["x-team"]) == (False, "blue")
 
 
 async def test_connections_are_reused() -> None:

@@ -20,10 +20,10 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.fork_server import TRIES
+from rlm_broker.sandbox.workers.held_process import InitProcess
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Zygote
 from tests.support.processes import living_below
-from tests.support.tables import table
 from tests.support.waiting import until, until_now
 
 WAIT_S = 60
@@ -48,7 +48,13 @@ def kill_fork_servers() -> None:
 
 def await_end(worker: Worker) -> None:
     """Wait for the end of a worker: an orphan is no longer below this process, and might still get ready first."""
-    assert select.select([worker.init._pidfd], [], [], WAIT_S)[0]
+    assert select.select([pidfd_of(worker)], [], [], WAIT_S)[0]
+
+
+def pidfd_of(worker: Worker) -> int:
+    """Return the descriptor of its init."""
+    assert isinstance(worker.init, InitProcess)
+    return worker.init._held._pidfd
 
 
 def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[[int, Any], None]) -> list[int]:
@@ -65,8 +71,8 @@ def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[
     return called
 
 
-@table("level", ["strict", "standard"])
-@table("point", [(Zygote, "spawn"), (Worker, "launch")])
+@pytest.mark.parametrize("level", ["strict", "standard"])
+@pytest.mark.parametrize("point", [(Zygote, "spawn"), (Worker, "launch")])
 async def test_fork_server_killed_during_a_start_is_replaced_unseen(
     point: tuple[type, str], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +92,7 @@ async def test_fork_server_killed_during_a_start_is_replaced_unseen(
 async def test_init_killed_during_a_start_is_replaced_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(number: int, worker: Any) -> None:
         if number == 0:
-            signal.pidfd_send_signal(worker.init._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd_of(worker), signal.SIGKILL)
 
     async with opened() as sandbox:
         wrap(monkeypatch, Worker, "launch", kill)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlm_broker.errors import IsolationUnavailable, SandboxFailed, WorkerDied
+from rlm_broker.sandbox.workers.held_process import InitProcess
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import (
     MAX_PACKET_BYTES,
@@ -42,7 +43,7 @@ async def test_waiting_caller_is_told_when_the_worker_is_killed(
     del clock  # it stands still, so that no answer is ever late
     ours, theirs = sockets
     with subprocess.Popen(["sleep", "1000"]) as init:
-        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
+        worker = Worker(STRICT, InitProcess(os.pidfd_open(init.pid), ours))
         before = asyncio.all_tasks()
         waiting = asyncio.create_task(worker.drain())
         theirs.setblocking(False)
@@ -66,7 +67,7 @@ async def test_unsignallable_worker_ends_with_its_control_socket(
     with subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL) as init:
         theirs.close()
         monkeypatch.setattr(signal, "pidfd_send_signal", refused)
-        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
+        worker = Worker(STRICT, InitProcess(os.pidfd_open(init.pid), ours))
         await asyncio.wait_for(worker.kill(), WAIT_S)
         assert worker.gone.is_set()
         assert ours.fileno() == -1
@@ -77,7 +78,7 @@ async def test_last_words_are_readable_while_a_worker_is_killed(
 ) -> None:
     ours, theirs = sockets
     with subprocess.Popen(["sleep", "1000"]) as init:
-        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
+        worker = Worker(STRICT, InitProcess(os.pidfd_open(init.pid), ours))
         exceeded = Exceeded("cpu_s", 2, 1, LastSeen())
         theirs.send(pack(exceeded))
         await worker.kill()
@@ -93,7 +94,7 @@ async def test_failed_workers_reason_is_told_at_any_moment(
     loop = asyncio.get_running_loop()
     theirs.setblocking(False)
     with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as connection:
-        worker = Worker(STANDARD, os.pidfd_open(init.pid), ours)
+        worker = Worker(STANDARD, InitProcess(os.pidfd_open(init.pid), ours))
         if when == "before the host says anything":
             theirs.send(FAILED)
             theirs.close()
@@ -118,7 +119,7 @@ async def test_init_reporting_an_unknown_program_is_killed(
     """An init that tells of a program that does not run is killed."""
     ours, theirs = sockets
     with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as null:
-        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
+        worker = Worker(STRICT, InitProcess(os.pidfd_open(init.pid), ours))
         program = worker.run_program([], null.fileno())
         theirs.send(pack(ProgramEnded(1, exit_code=0)))  # init sends this once
         theirs.send(pack(ProgramEnded(number, exit_code=0)))
@@ -133,7 +134,7 @@ async def test_init_that_does_not_end_a_program_is_killed(
     monkeypatch.setattr("rlm_broker.sandbox.workers.worker.PROGRAM_END_S", 0.05)
     ours, _ = sockets
     with subprocess.Popen(["sleep", "1000"]) as init, open(os.devnull) as null:
-        worker = Worker(STRICT, os.pidfd_open(init.pid), ours)
+        worker = Worker(STRICT, InitProcess(os.pidfd_open(init.pid), ours))
         program = worker.run_program([], null.fileno())
         with pytest.raises(SandboxFailed, match=r"a program did not end within 0\.05 s"):
             await worker.end_program(program)

@@ -1,1 +1,0 @@
-"""The agent of a node: it runs whole runs, and asks the orchestrator for models, tools and verdicts."""

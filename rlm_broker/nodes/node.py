@@ -1,0 +1,400 @@
+"""A node as the orchestrator has it: its link, its workers, and what it holds of the contexts."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from rlm_broker import errors
+from rlm_broker.context.memfd import new_memfd
+from rlm_broker.errors import ProtocolViolation, SandboxFailed, WorkerDied
+from rlm_broker.limits import ReplLimits
+from rlm_broker.nodes import messages
+from rlm_broker.nodes.link import Link
+from rlm_broker.nodes.streams import DescriptorEnd, FileEnd, send_file
+from rlm_broker.sandbox.workers.held_process import ContextPieces, InitListener
+from rlm_broker.sandbox.workers.worker import Worker
+from rlm_broker.sandbox.workers.zygote_process import Preparation
+from rlm_broker.values.text import printable
+from sandbox_worker.wire import control
+from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.level import level_named
+
+SHARE_OF_MEMORY = 0.25
+"""Share of a node's memory for contexts that it holds. Beyond, the least recently used one goes."""
+INLINE_BYTES = 1 << 16
+"""Bytes of a context that goes in the message that it travels beside, and is not held."""
+END_S = 60.0
+"""Seconds until a killed worker must have ended. Beyond, its node is given up."""
+FETCH_S = 600.0
+"""Seconds for all of a file. Beyond, reading it is an error."""
+ERRORS: dict[messages.RefusalKind, type[errors.RlmBrokerError]] = {
+    "configuration": errors.ConfigurationError,
+    "isolation": errors.IsolationUnavailable,
+    "context": errors.ContextRefused,
+    "memory": WorkerDied,  # another node may have the memory
+    "file": errors.FileRefused,
+    "sandbox": SandboxFailed,
+}
+"""Kind of an agent's refusal → the error."""
+
+
+class Node:
+    """A node whose agent has joined.
+
+    Args:
+        name: Name of the node.
+        numbers: Draws the next number, of all things that messages name.
+        on_change: Called when a place may have become free, or the node is lost.
+
+    Attributes:
+        name: Name of the node.
+        numbers: As given.
+        link: Link to its agent.
+        opened: Facts about its sandbox; None until it is open.
+        taken: Places that are taken.
+        has_room: Whether it has memory for another REPL.
+        held: Key of a memfd → its size, and the task that brings it. The one that was used last comes last.
+        asked: Number of a request → its answer.
+    """
+
+    def __init__(self, name: str, numbers: Callable[[], int], on_change: Callable[[], None]) -> None:
+        self.name = name
+        self.numbers = numbers
+        self.link = Link(messages.from_agent, self._take, self._lost)
+        self.opened: messages.NodeOpened | None = None
+        self.taken = 0
+        self.has_room = True
+        self.held: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self.asked: dict[int, asyncio.Future[Any]] = {}
+        self._on_change = on_change
+        self._inits: dict[int, NodeInit] = {}
+        self._servers: dict[int, asyncio.Task[int]] = {}
+
+    @property
+    def free(self) -> int:
+        """Places that are free."""
+        if self.opened is None or self.link.why_lost is not None or not self.has_room:
+            return 0
+        return self.opened.places - self.taken
+
+    def loss(self) -> WorkerDied:
+        """Return the error of what was under way when the node was lost."""
+        return WorkerDied(f"its node {self.name} was lost: {self.link.why_lost}")
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def open(self, sandbox: messages.OpenNode) -> messages.NodeOpened:
+        """Have the agent open its sandbox.
+
+        Raises:
+            ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be opened there, or the node is lost.
+        """
+        opened = await self._ask(lambda request: msgspec.structs.replace(sandbox, request=request))
+        if not isinstance(opened, messages.NodeOpened):
+            raise SandboxFailed(f"the node {self.name} answered with another message")
+        self.opened = opened
+        return opened
+
+    async def fork(self, limits: ReplLimits, server: int) -> Worker:
+        """Have a worker forked. Raises `WorkerDied` if the node is lost, or the worker meanwhile."""
+        assert self.opened is not None
+        init = NodeInit(self, self.numbers(), limits.scratch_bytes)
+        self._inits[init.number] = init
+        worker = Worker(level_named(self.opened.level), init)
+        given = limits.model_dump(mode="json", include=set(ReplLimits.model_fields))
+        try:
+            await self._ask(lambda request: messages.Fork(request, init.number, server, given))
+            if worker.gone.is_set():
+                raise WorkerDied(f"a worker ended as it began (on the node {self.name})")
+        except BaseException:
+            self.link.post(messages.Kill(init.number))
+            self._inits.pop(init.number, None)
+            raise
+        return worker
+
+    async def prepared(self, server: int, preparation: Preparation) -> int:
+        """Have a fork server with a preparation, and return its memory in bytes. It is started once."""
+        task = self._servers.get(server)
+        if task is None or _has_failed(task):
+            task = self._servers[server] = _task(self._prepare(server, preparation))
+        return await asyncio.shield(task)
+
+    async def _prepare(self, server: int, preparation: Preparation) -> int:
+        context = preparation.context
+        pieces = () if context is None else context.pieces()
+        await self.bring(pieces, holds_small=True)
+        forms = None if context is None else tuple(piece for _, piece in pieces)
+        keys = tuple(key_of(fd) for fd, _ in pieces)
+        given = preparation.imports, preparation.setup, preparation.timeout_s, forms, keys
+        done = await self._ask(lambda request: messages.Prepare(request, server, *given))
+        return done.memory_bytes if isinstance(done, messages.RequestDone) else 0
+
+    def end_server(self, server: int) -> None:
+        """End a fork server that was prepared, if this node has it."""
+        if self._servers.pop(server, None) is not None:
+            self.link.post(messages.EndServer(server))
+
+    async def _ask(self, message: Callable[[int], msgspec.Struct]) -> Any:
+        if self.link.why_lost is not None:
+            raise self.loss()
+        request = self.numbers()
+        answer = self.asked[request] = asyncio.get_running_loop().create_future()
+        self.link.post(message(request))
+        try:
+            return await answer
+        finally:
+            self.asked.pop(request, None)
+
+    # -- contexts ----------------------------------------------------------------------------------------------------
+
+    async def bring(self, context: ContextPieces, *, holds_small: bool = False) -> None:
+        """Have memfds held on the node. Each is brought once, while there is memory for it there.
+
+        Args:
+            context: The memfds.
+            holds_small: Whether to hold those as well that fit into the message that they travel beside.
+
+        Raises:
+            WorkerDied: The node has no memory for it, or is lost.
+        """
+        for fd, piece in context:
+            key, size_bytes = key_of(fd), piece.form.size_bytes
+            if size_bytes <= INLINE_BYTES and not holds_small:
+                continue
+            held = self.held.pop(key, None)
+            if held is None or _has_failed(held[1]):
+                self._make_room(size_bytes)
+                held = size_bytes, _task(self._bring(key, os.dup(fd), size_bytes))
+            self.held[key] = held
+            await asyncio.shield(held[1])
+
+    async def _bring(self, key: str, fd: int, size_bytes: int) -> None:
+        sending: list[asyncio.Task[None]] = []
+
+        def hold(request: int) -> messages.HoldMemory:
+            sending.append(_task(send_file(self.link, request, fd, size_bytes)))
+            return messages.HoldMemory(request, key, size_bytes)
+
+        try:
+            await self._ask(hold)
+        except WorkerDied:
+            self.has_room = False  # until its next heartbeat says otherwise
+            raise
+        finally:
+            if not sending:
+                os.close(fd)
+
+    def _make_room(self, needed_bytes: int) -> None:
+        assert self.opened is not None
+        most_bytes = int(self.opened.memory_bytes * SHARE_OF_MEMORY)
+        for key, (_, task) in list(self.held.items()):
+            if sum(size for size, _ in self.held.values()) + needed_bytes <= most_bytes:
+                return
+            if task.done():
+                del self.held[key]
+                self.link.post(messages.DropMemory(key))
+
+    # -- what the agent says -----------------------------------------------------------------------------------------
+
+    def _take(self, message: messages.FromAgent) -> None:
+        match message:
+            case messages.Beat():
+                if message.has_room != self.has_room:
+                    self.has_room = message.has_room
+                    self._on_change()
+            case messages.RequestDone() | messages.NodeOpened() | messages.RequestRefused():
+                asked = self.asked.get(message.request)
+                if asked is None or asked.done():
+                    return  # its caller was cancelled
+                if isinstance(message, messages.RequestRefused):
+                    reason = f"{printable(message.reason)} (on the node {self.name})"
+                    asked.set_exception(ERRORS[message.kind](reason))
+                else:
+                    asked.set_result(message)
+            case messages.Heard() if (init := self._inits.get(message.worker)) is not None:
+                init.heard(message)
+            case messages.Gone() if (init := self._inits.pop(message.worker, None)) is not None:
+                init.ended(None)
+
+    def _lost(self, why: str) -> None:
+        inits, self._inits = self._inits, {}
+        for init in inits.values():
+            init.ended(f"its node {self.name} was lost: {why}")
+        for asked in self.asked.values():
+            if not asked.done():
+                asked.set_exception(self.loss())
+        self._on_change()
+
+
+class NodeInit:
+    """An init on a node; see `WorkerInit`. What travels beside a message crosses the link as streams.
+
+    Args:
+        node: Its node.
+        number: Number of its worker.
+        most_bytes: Bytes of a file of the scratch folder; a larger one is refused.
+    """
+
+    listener: InitListener
+    pid = None
+
+    def __init__(self, node: Node, number: int, most_bytes: int) -> None:
+        self.number = number
+        self._node = node
+        self._most_bytes = most_bytes
+        self._gone = asyncio.Event()
+        self._opening: tuple[int, control.OpenToRead | control.OpenToWrite] | None = None
+        self._files: dict[int, tuple[int, FileEnd | None]] = {}
+        """Inode of a file's copy here → its stream, and our end of one that is read."""
+        self._pipes: dict[int, int] = {}
+        """Number of a program → its outputs that have not ended."""
+        self._late: dict[int, control.ProgramEnded] = {}
+
+    def say(self, message: control.Control, *fds: int) -> None:
+        """Send a message, or drop it if init has ended."""
+        if self._gone.is_set():
+            return
+        key, data, streams = "", b"", tuple[int, ...]()
+        match message:
+            case control.Load() | control.Hand() if fds and os.fstat(fds[0]).st_size <= INLINE_BYTES:
+                data = os.pread(fds[0], INLINE_BYTES, 0)
+            case control.Load() | control.Hand() if fds:
+                key = key_of(fds[0])
+            case control.Start():
+                streams = (self._stream(fds[0]),)
+            case control.RunProgram():
+                data = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
+                self._pipes[message.number] = 2
+                ended = partial(self._pipe_ended, message.number)
+                streams = (self._stream(fds[1]), self._stream(fds[2], ended), self._stream(fds[3], ended))
+            case control.OpenToRead() | control.OpenToWrite():
+                streams = (self._node.numbers(),)
+                self._opening = (streams[0], message)
+        self._node.link.post(messages.Say(self.number, control.pack(message), key, data, streams))
+
+    def _stream(self, fd: int, on_closed: Callable[[], None] | None = None) -> int:
+        number = self._node.numbers()
+        DescriptorEnd(self._node.link, number, os.dup(fd), on_closed)
+        return number
+
+    async def bring(self, context: ContextPieces) -> None:
+        """Have the memfds of a context held on the node."""
+        await self._node.bring(context)
+
+    async def fetch(self, fd: int) -> None:
+        """Wait until all of a file that was opened to be read has come.
+
+        Raises:
+            WorkerDied: It does not come.
+        """
+        inode = os.fstat(fd).st_ino
+        end = self._files[inode][1]
+        if end is not None:  # else it was opened to be written
+            del self._files[inode]
+            async with asyncio.timeout(FETCH_S):
+                error = await end.filled
+            if error is not None:
+                raise WorkerDied(f"a file did not come from the node {self._node.name}: {error.strerror or error}")
+
+    async def store(self, fd: int) -> None:
+        """Send what was written to a file's copy here to the file itself.
+
+        Raises:
+            FileRefused: It cannot be written there. The message is the rest of a sentence about it.
+            WorkerDied: The node is lost.
+        """
+        found, node = os.fstat(fd), self._node
+        number, _ = self._files.pop(found.st_ino)
+        stored = node.asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            await send_file(node.link, number, os.dup(fd), found.st_size)
+            if node.link.why_lost is not None:
+                raise node.loss()
+            await stored
+        finally:
+            del node.asked[number]
+
+    def send_kill(self) -> None:
+        """End the worker, without waiting for the end."""
+        self._node.link.post(messages.Kill(self.number))
+
+    async def kill(self) -> None:
+        """End the worker, and return when it is gone. A node that does not end it is given up."""
+        if not self._gone.is_set():
+            self.send_kill()
+            try:
+                async with asyncio.timeout(END_S):
+                    await self._gone.wait()
+            except TimeoutError:
+                self._node.link.close(f"it did not end a worker within {END_S:g} s")
+
+    # -- what the agent says -----------------------------------------------------------------------------------------
+
+    def heard(self, said: messages.Heard) -> None:
+        """Take a packet of the init.
+
+        Raises:
+            ProtocolViolation: It opens a file that was not asked for, or one that is too large.
+        """
+        try:
+            message: control.FromInit = control.unpack_from_init(said.packet)
+        except MessageInvalid:
+            message = control.Failed(step="speak", reason="its init sent an invalid message")
+        match message:
+            case control.Opened():
+                self.listener.heard(control.Opened(), [self._opened(said.size_bytes)])
+                return
+            case control.Refused():
+                self._opening = None
+            case control.ProgramEnded() if self._pipes.get(message.number):
+                self._late[message.number] = message  # its outputs are still on their way
+                return
+        self.listener.heard(message, [])
+
+    def _opened(self, size_bytes: int) -> int:
+        """Return a copy of a file here: one that fills, or one to be sent when it is written."""
+        if self._opening is None or size_bytes > self._most_bytes:
+            raise ProtocolViolation(f"a file of {size_bytes:,} bytes, of at most {self._most_bytes:,}")
+        (number, request), self._opening = self._opening, None
+        fd, end = new_memfd("file"), None
+        if isinstance(request, control.OpenToRead):
+            end = FileEnd(self._node.link, number, os.open(f"/proc/self/fd/{fd}", os.O_WRONLY), size_bytes)
+        self._files[os.fstat(fd).st_ino] = (number, end)
+        return fd
+
+    def _pipe_ended(self, program: int) -> None:
+        self._pipes[program] -= 1
+        if not self._pipes[program]:
+            del self._pipes[program]
+            if (late := self._late.pop(program, None)) is not None and not self._gone.is_set():
+                self.listener.heard(late, [])
+
+    def ended(self, why: str | None) -> None:
+        """Learn that the worker has ended; None: as it was asked to, or by itself."""
+        self._gone.set()
+        for _, end in list(self._files.values()):
+            if end is not None:
+                end.lost()
+        self.listener.ended(why)
+        self.listener.unheard(None)
+
+
+def key_of(fd: int) -> str:
+    """Return the key of a sealed memfd: no other one of this machine has had it since the last boot."""
+    found = os.fstat(fd)
+    return f"{found.st_ino}-{found.st_ctime_ns}-{found.st_size}"
+
+
+def _task(work: Any) -> "asyncio.Task[Any]":
+    """Return a task whose error is read, also if all of its callers were cancelled."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return task
+
+
+def _has_failed(task: "asyncio.Task[Any]") -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)

@@ -1,0 +1,209 @@
+"""An agent that lies: it ends its own link, or its own REPLs, and reaches nothing else."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from rlm_broker import SandboxFailed, WorkerDied
+from rlm_broker.nodes import messages
+from rlm_broker.nodes.link import HEAD, SILENCE_S
+from rlm_broker.nodes.streams import WINDOW_BYTES
+from rlm_broker.sandbox.repl import SandboxedRepl
+from sandbox_worker.wire import control
+from tests.support.nodes import LocalNodes, PlayedAgent
+from tests.support.waiting import WAIT_S, until
+
+
+@contextlib.asynccontextmanager
+async def playing() -> AsyncIterator[tuple[LocalNodes, PlayedAgent]]:
+    """A cluster whose one node is played by the test."""
+    nodes = LocalNodes({})
+    opening = asyncio.create_task(nodes.__aenter__())
+    await until(lambda: nodes._port is not None and nodes._address != ("", 0))
+    async with PlayedAgent.joined(nodes._order("played")) as agent:
+        await opening
+        try:
+            yield nodes, agent
+        finally:
+            agent.link.close("the test is over")
+            await nodes.aclose()
+
+
+async def opening_repl(
+    nodes: LocalNodes, agent: PlayedAgent
+) -> "tuple[asyncio.Task[SandboxedRepl], int, messages.Say]":
+    """Begin to open a REPL; return the opening, the number of its worker, and its `Start`."""
+    opening = asyncio.create_task(nodes.repl().__aenter__())
+    worker = await agent.forked()
+    load, start = await agent.next(messages.Say), await agent.next(messages.Say)
+    assert isinstance(control.unpack_to_init(load.packet), control.Load)
+    assert isinstance(control.unpack_to_init(start.packet), control.Start)
+    return opening, worker, start
+
+
+async def given_up(opening: "asyncio.Task[SandboxedRepl]", agent: PlayedAgent) -> None:
+    """End the opening of a REPL, whose agent answers nothing."""
+    agent.link.close("the test is over")
+    opening.cancel()
+    await asyncio.wait({opening}, timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (HEAD.pack(messages.MAX_FRAME_BYTES + 1, 0), "frame"),
+        (HEAD.pack(4 + 3, 0) + b"\xff\xff\xff", "protocol of the link"),
+        (HEAD.pack(4 + 1, 0) + b"\x80", "protocol of the link"),
+        (messages.encoded(messages.Kill(1)), "protocol of the link"),
+        (messages.encoded(messages.RequestRefused(1, "sandbox", "x" * 3000)), "protocol of the link"),
+        (messages.encoded(messages.Heard(1, b"x" * (1 << 17))), "protocol of the link"),
+        (b"\x00\x00\x00\x01\x00", "protocol of the link"),
+    ],
+    ids=["too long", "no message", "no tag", "not an agent's", "long reason", "long packet", "no stream"],
+)
+async def test_wrong_frame_ends_the_link(sent: bytes, why: str) -> None:
+    """Its node is lost, and what waits for it fails or goes elsewhere."""
+    async with playing() as (nodes, agent):
+        raw = sent if sent[:1] == b"\x00" else HEAD.pack(4 + len(sent), 0) + sent
+        node = nodes._placement.nodes[0]
+        assert agent.link._transport is not None
+        agent.link._transport.write(raw)
+        await until(lambda: node.link.why_lost is not None)
+        assert why in str(node.link.why_lost)
+        assert nodes.nodes() == ()
+
+
+async def test_credit_does_not_grow_beyond_the_window() -> None:
+    """An agent that permits more than was sent gets no more under way than a window."""
+    async with playing() as (nodes, agent):
+        opening, _, start = await opening_repl(nodes, agent)
+        for _ in range(10):
+            agent.link.post(messages.Credit(start.streams[0], 1 << 50))
+        await asyncio.sleep(0.05)
+        [end] = nodes._placement.nodes[0].link.streams.values()
+        assert vars(end)["_may_send"] == WINDOW_BYTES
+        await given_up(opening, agent)
+
+
+async def test_forged_numbers_reach_nothing() -> None:
+    """Workers, requests, streams and keys that were never named are dropped; the REPL that lives goes on opening."""
+    async with playing() as (nodes, agent):
+        opening, worker, _ = await opening_repl(nodes, agent)
+        agent.link.post(messages.Heard(worker + 1000, control.pack(control.Died(exit_code=1))))
+        agent.link.post(messages.Gone(worker + 1000))
+        agent.link.post(messages.RequestDone(worker + 1000))
+        agent.link.post(messages.RequestRefused(worker + 1000, "configuration", "no"))
+        agent.link.post(messages.Credit(worker + 1000, 5))
+        agent.link.send(worker + 1000, b"bytes")
+        agent.link.send(worker + 1000, b"")
+        await asyncio.sleep(0.05)
+        assert not opening.done()
+        assert nodes._placement.nodes[0].link.why_lost is None
+        agent.link.post(messages.Heard(worker, control.pack(control.Failed("load", "no memory"))))
+        with pytest.raises(Exception, match="no memory"):
+            await opening
+
+
+async def test_bytes_of_no_repl_are_a_broken_repl() -> None:
+    """Bytes on a REPL's stream are judged by the broker, as on one machine."""
+    async with playing() as (nodes, agent):
+        opening, worker, start = await opening_repl(nodes, agent)
+        agent.link.post(messages.Heard(worker, control.pack(control.Loaded([]))))
+        agent.link.post(messages.Heard(worker, control.pack(control.Started([]))))
+        agent.link.send(start.streams[0], b"\x00\x00\x00\x05hello")
+        with pytest.raises(Exception, match=r"not valid|malformed|JSON"):
+            await opening
+
+
+async def test_file_that_was_not_asked_for_or_is_too_large_ends_the_link() -> None:
+    async with playing() as (nodes, agent):
+        opening, worker, _ = await opening_repl(nodes, agent)
+        node = nodes._placement.nodes[0]
+        agent.link.post(messages.Heard(worker, control.pack(control.Opened()), 10))
+        await until(lambda: node.link.why_lost is not None)
+        assert "a file of 10 bytes" in str(node.link.why_lost)
+        await given_up(opening, agent)
+
+
+async def test_lie_about_a_level_is_not_believed_by_a_later_node() -> None:
+    """The level of all is that of the first node; another one is asked for that level by name."""
+    async with playing() as (nodes, _), PlayedAgent.joined(nodes._order("weak"), opens=False) as weak:
+        asked = await weak.next(messages.OpenNode)
+        weak.link.post(messages.NodeOpened(asked.request, "standard", [], False, 5, 8 << 30, []))
+        again = await weak.next(messages.OpenNode)
+        assert (asked.isolation, again.isolation) == ("auto", "strict")
+        weak.link.post(messages.RequestRefused(again.request, "isolation", "no user namespaces"))
+        await until(lambda: weak.link.why_lost is not None)
+        assert [node.name for node in nodes.nodes()] == ["played"]
+
+
+async def test_control_characters_of_an_agent_reach_no_terminal() -> None:
+    async with playing() as (nodes, agent):
+        opening = asyncio.create_task(nodes.repl().__aenter__())
+        asked = await agent.next(messages.Fork)
+        agent.link.post(messages.RequestRefused(asked.request, "sandbox", "\x1b[2Jgone"))
+        with pytest.raises(SandboxFailed, match="gone") as caught:
+            await opening
+        assert "\x1b" not in str(caught.value)
+
+
+async def test_silent_agent_is_lost() -> None:
+    """An agent whose process goes on and whose link is silent counts as lost after two seconds."""
+    async with playing() as (nodes, agent):
+        opening, _, _ = await opening_repl(nodes, agent)
+        node = nodes._placement.nodes[0]
+        assert agent.link._timer is not None
+        agent.link._timer.cancel()
+        await until(lambda: node.link.why_lost is not None)
+        assert node.link.why_lost == f"it was silent for {SILENCE_S:g} s"
+        await given_up(opening, agent)
+
+
+async def test_node_that_does_not_end_a_worker_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlm_broker.nodes.node.END_S", 0.1)
+    async with playing() as (nodes, agent):
+        agent.ends_workers = False
+        opening, _, _ = await opening_repl(nodes, agent)
+        node = nodes._placement.nodes[0]
+        opening.cancel()
+        await asyncio.wait({opening}, timeout=WAIT_S)
+        assert "did not end a worker" in str(node.link.why_lost)
+
+
+async def test_node_short_of_memory_gets_no_further_repl(caplog: pytest.LogCaptureFixture) -> None:
+    """A heartbeat says so; with the next good one a REPL that waits is placed there."""
+    async with playing() as (nodes, agent):
+        agent.link._beat = lambda: messages.Beat(has_room=False)
+        await until(lambda: "the node played gives no REPL: it is short of memory" in caplog.text)
+        opening = asyncio.create_task(nodes.repl().__aenter__())
+        await until(lambda: nodes._placement.waiting == 1)
+        agent.link._beat = messages.Beat
+        await agent.next(messages.Fork)
+        await given_up(opening, agent)
+
+
+async def test_context_without_memory_for_it_goes_elsewhere() -> None:
+    """A node that refuses a context is short of memory until its next heartbeat, and the worker is tried anew."""
+    async with playing() as (nodes, agent):
+        opening = asyncio.create_task(nodes.repl("x" * 100_000).__aenter__())
+        tries = 0
+        while not opening.done():
+            tries += 1
+            await agent.forked()
+            hold = await agent.next(messages.HoldMemory)
+            agent.link.post(messages.RequestRefused(hold.request, "memory", "Cannot allocate memory"))
+            await agent.next(messages.Kill)
+            await asyncio.sleep(0.05)
+        assert tries == 3
+        with pytest.raises(WorkerDied, match=r"Cannot allocate memory \(on the node played\)"):
+            await opening
+
+
+def test_messages_are_what_their_decoders_take() -> None:
+    """No message of one side is one of the other's, but for credit and heartbeat."""
+    for message, decoder in ((messages.Gone(1), messages.from_orchestrator), (messages.Kill(1), messages.from_agent)):
+        with pytest.raises(msgspec.ValidationError):
+            decoder.decode(messages.encoded(message))
