@@ -138,8 +138,11 @@ if TYPE_CHECKING:
     from rlm_broker.values.stats import NodeStats as NodeStats
     from rlm_broker.values.stats import SandboxStats as SandboxStats
     from rlm_broker.watch.callbacks import Callbacks as Callbacks
+    from rlm_broker.watch.messages import RunStatus as RunStatus
     from rlm_broker.watch.telemetry import OpenTelemetry as OpenTelemetry
     from rlm_broker.watch.terminal import print_events as print_events
+    from rlm_broker.watch.viewer.live import LiveSource as LiveSource
+    from rlm_broker.watch.viewer.live import live_app as live_app
     from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
@@ -213,8 +216,10 @@ _MODULES = {
     "values.json_schemas": "CheckedSchema",
     "values.stats": "ClientStats HandlerStats NodeStats SandboxStats",
     "watch.callbacks": "Callbacks",
+    "watch.messages": "RunStatus",
     "watch.telemetry": "OpenTelemetry",
     "watch.terminal": "print_events",
+    "watch.viewer.live": "LiveSource live_app",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= {
@@ -234,7 +239,13 @@ _PUBLIC |= {
     "TextPart": "sandbox_worker.wire.prompts",
 }
 
-_EXTRAS = {"Metrics": "serve", "OpenTelemetry": "otel", "Service": "serve"}
+_EXTRAS = {
+    "LiveSource": "serve",
+    "Metrics": "serve",
+    "OpenTelemetry": "otel",
+    "Service": "serve",
+    "live_app": "serve",
+}
 """Maps a public name that needs further packages to the extra that has them."""
 
 __all__ = sorted(_PUBLIC)

@@ -92,8 +92,9 @@ class Agent:
         self._sandbox: Sandbox | None = None
         self._servers: dict[int, Forker] = {}
         self._relays: dict[int, Relay] = {}
+        self._forking: set[int] = set()
         self._killed: set[int] = set()
-        """Workers that are to be ended as soon as they are forked."""
+        """Those workers of `_forking` that are to be ended as soon as they are forked."""
         self._memory: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -145,10 +146,11 @@ class Agent:
             case messages.Say() if (relay := self._relays.get(message.worker)) is not None:
                 relay.say(message, self._memory)
             case messages.Fork():
+                self._forking.add(message.worker)
                 self._answer(message.request, self._fork(message))
             case messages.Kill() if (relay := self._relays.pop(message.worker, None)) is not None:
                 self._begin(relay.end())
-            case messages.Kill():
+            case messages.Kill() if message.worker in self._forking:
                 self._killed.add(message.worker)
             case messages.HoldMemory():
                 fd = new_memfd("context")
@@ -195,6 +197,7 @@ class Agent:
             layers,
             server.allow_exec,
             REPLS_PER_CPU * cpus if places is None else places,
+            cpus,
             memory_bytes(),
             list(server.importable(asked.names)),
         )
@@ -209,13 +212,17 @@ class Agent:
         return messages.RequestDone(asked.request, server.memory_bytes)
 
     async def _fork(self, asked: messages.Fork) -> messages.RequestDone:
-        server = self._servers.get(asked.server)
-        if server is None:
-            raise SandboxFailed("its fork server has ended")
-        worker = await server.spawn(ReplLimits(**asked.limits))
-        relay = Relay(self.link, asked.worker, worker, server)
-        if asked.worker in self._killed:
+        try:
+            server = self._servers.get(asked.server)
+            if server is None:
+                raise SandboxFailed("its fork server has ended")
+            worker = await server.spawn(ReplLimits(**asked.limits))
+        finally:
+            is_killed = asked.worker in self._killed
+            self._forking.discard(asked.worker)
             self._killed.discard(asked.worker)
+        relay = Relay(self.link, asked.worker, worker, server)
+        if is_killed:
             await relay.end()
         else:
             self._relays[asked.worker] = relay

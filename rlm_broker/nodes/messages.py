@@ -150,6 +150,7 @@ class NodeOpened(LinkMessage, frozen=True):
     layers: list[Layer]
     allow_exec: bool
     places: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+    cpus: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     memory_bytes: Bytes
     importable: Annotated[list[Name], msgspec.Meta(max_length=1000)]
 

@@ -105,6 +105,7 @@ class Node:
         init = NodeInit(self, self.numbers(), limits.scratch_bytes)
         self._inits[init.number] = init
         worker = Worker(level_named(self.opened.level), init)
+        worker.cpus = self.opened.cpus
         given = limits.model_dump(mode="json", include=set(ReplLimits.model_fields))
         try:
             await self._ask(lambda request: messages.Fork(request, init.number, server, given))
@@ -324,13 +325,12 @@ class NodeInit:
 
     async def kill(self) -> None:
         """End the worker, and return when it is gone. A node that does not end it is given up."""
-        if not self._gone.is_set():
-            self.send_kill()
-            try:
-                async with asyncio.timeout(END_S):
-                    await self._gone.wait()
-            except TimeoutError:
-                self._node.link.close(f"it did not end a worker within {END_S:g} s")
+        self.send_kill()  # also if it is gone: the agent then removes what it has left
+        try:
+            async with asyncio.timeout(END_S):
+                await self._gone.wait()
+        except TimeoutError:
+            self._node.link.close(f"it did not end a worker within {END_S:g} s")
 
     # -- what the agent says -----------------------------------------------------------------------------------------
 

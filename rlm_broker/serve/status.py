@@ -12,16 +12,15 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.trace import encoded, plain
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.serve.bodies import WholeBodies
-from rlm_broker.serve.guard import ServerKey, key_of
+from rlm_broker.serve.guard import KEY, ServerKey
 from rlm_broker.serve.hosting.runs import HostedRun
 from rlm_broker.serve.parts import Parts
-from rlm_broker.watch.board import QUESTION_CHARS
 from rlm_broker.watch.messages import RunStatus
 from rlm_broker.watch.viewer.live import LiveSource, live_app
 
@@ -83,6 +82,8 @@ class Health:
 MOST_STOP_BYTES: Final = 4_096
 MOST_STOP_VALUES: Final = 16
 """Bytes and JSON values of a request to stop a run."""
+QUESTION_CHARS: Final = 300
+"""Characters of a question that the list of runs shows."""
 PATH = "/viewer"
 """Path of the viewer. The page itself shows no run, so it needs no key; its data does."""
 
@@ -136,10 +137,10 @@ class KeysRuns:
 def viewer_routes(parts: Parts) -> list[Mount]:
     """Return the routes of the viewer."""
 
-    return [Mount(PATH, viewer_app(lambda request: KeysRuns(parts, key_of(request)), parts.settings.stall_s))]
+    return [Mount(PATH, viewer_app(lambda scope: KeysRuns(parts, scope[KEY]), parts.settings.stall_s))]
 
 
-def viewer_app(source: LiveSource | Callable[[Request], LiveSource], stall_s: float) -> ASGIApp:
+def viewer_app(source: LiveSource | Callable[[Scope], LiveSource], stall_s: float) -> ASGIApp:
     """Return the viewer of these runs with bounds for bodies, to be put behind a `Guard`."""
     return WholeBodies(live_app(source), MOST_STOP_BYTES, stall_s, MOST_STOP_VALUES)
 

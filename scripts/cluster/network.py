@@ -71,7 +71,7 @@ class Node:
         """
         for process in self.processes:
             with contextlib.suppress(psutil.Error):
-                if mark in " ".join(process.cmdline()[:5]):
+                if mark in " ".join(process.cmdline()):
                     return process
         raise RuntimeError(f"no process of {self.name} is called {mark}")
 

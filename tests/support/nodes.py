@@ -100,7 +100,7 @@ class PlayedAgent:
         try:
             if opens:
                 asked = await played.next(messages.OpenNode)
-                opened = messages.NodeOpened(asked.request, "strict", [], True, 1, 8 << 30, [])
+                opened = messages.NodeOpened(asked.request, "strict", [], True, 1, 2, 8 << 30, [])
                 played.link.post(opened)
             yield played
         finally:

@@ -5,7 +5,6 @@ init, CPU time that was used, an answered query, a wish to interrupt, or the tim
 """
 
 import asyncio
-import os
 import time
 
 import msgspec
@@ -68,7 +67,7 @@ class BlockRun:
         self._answer = answer
         self._contexts = contexts
         self._fields = fields
-        cpus = min(len(os.sched_getaffinity(0)), limits.max_processes)
+        cpus = min(worker.cpus, limits.max_processes)
         self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
         self._clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
         self._wake = asyncio.Event()

@@ -68,6 +68,7 @@ class Worker:
         on_written: Called with bytes that were written to the REPL's descriptors 1 and 2.
         on_burned: Called with seconds of CPU time that the REPL used.
         on_change: Called when `died` or `gone` changes.
+        cpus: CPUs that its processes can use at the same time.
         scratch: Its folder on the host, at a level without a root of its own; else empty.
         group: Control group of its REPL, if it has one.
     """
@@ -80,6 +81,7 @@ class Worker:
         self.on_written: Callable[[Written], None] = _ignore
         self.on_burned: Callable[[float], None] = _ignore
         self.on_change: Callable[[], None] = _ignore
+        self.cpus = len(os.sched_getaffinity(0))
         self.scratch = scratch
         self.group = group
         self._level = level

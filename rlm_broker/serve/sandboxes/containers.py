@@ -25,7 +25,6 @@ from rlm_broker.context.found_files import printable
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks.block_result import OnOutput
-from rlm_broker.sandbox.files import MAX_ENTRIES
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.serve.bodies import validated
 from rlm_broker.serve.errors import ApiError, not_found
@@ -222,8 +221,10 @@ def _container(parts: Parts, request: Request) -> HeldRepl:
 
 ID_PREFIX: Final = "cfile_"
 DATA_FOLDER: Final = "/mnt/data/"
+MOST_FILES: Final = 10_000
 MOST_FOLDERS: Final = 256
-"""Folders of a container that a list goes into. Code can make thousands, and each is a question to its sandbox."""
+"""Files of a container that are listed, and folders that a list goes into. Code can make thousands, and each folder is
+a question to its sandbox."""
 
 
 class FileById(BaseModel):
@@ -336,8 +337,8 @@ async def _all_files(repl: SandboxedRepl) -> list[_File]:
     folders, seen = [""], 0
     for folder in folders:
         seen += 1
-        if seen > MOST_FOLDERS or len(files) > MAX_ENTRIES:
-            sentence = f"there are more than {MAX_ENTRIES:,} files or {MOST_FOLDERS} folders: list them by code"
+        if seen > MOST_FOLDERS or len(files) > MOST_FILES:
+            sentence = f"there are more than {MOST_FILES:,} files or {MOST_FOLDERS} folders: list them by code"
             raise ApiError(400, sentence, code="too_large")
         try:
             entries = await repl.files.alist(folder or ".")

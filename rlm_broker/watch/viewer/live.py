@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Scope
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.watch.messages import RunStatus
@@ -39,7 +40,17 @@ HEADERS = {
 
 
 class LiveSource(Protocol):
-    """The runs that a reader may see."""
+    """The runs that a reader of the viewer may see.
+
+    Example:
+        ```python
+        class OneTrace:  # the run in a file
+            async def runs(self): return [status]
+            async def lines(self, run, after):
+                for line in path.read_bytes().splitlines()[after:]: yield line
+            async def stop(self, run, now): return False
+        ```
+    """
 
     async def runs(self) -> Sequence[RunStatus]:
         """Return the runs at this moment, those that have ended lately included."""
@@ -58,20 +69,25 @@ class LiveSource(Protocol):
         ...
 
 
-def live_app(source: LiveSource | Callable[[Request], LiveSource]) -> Starlette:
-    """Return an ASGI app, which can be mounted at any path, behind bounds for bodies, and checks of keys and origins.
+def live_app(source: LiveSource | Callable[[Scope], LiveSource]) -> ASGIApp:
+    """Return the viewer as an ASGI app, which can be mounted at any path of a server of your own.
 
-    The page itself shows no run. It sends the key in the fragment of its own address (`#key=...`) with each request for
-    data, as `Authorization: Bearer`.
+    The server checks keys and origins, and bounds bodies. The page itself shows no run. It sends the key in the
+    fragment of its own address (`#key=...`) with each request for data, as `Authorization: Bearer`.
+
+    Example:
+        ```python
+        app = Starlette(routes=[Mount("/viewer", live_app(source))])
+        ```
 
     Args:
-        source: Source of the runs. For several readers with different rights, a function from the request to the source
-            of its sender.
+        source: Source of the runs. For several readers with different rights, a function from the scope of a request to
+            the source of its sender.
     """
 
     def of_sender(handler: Callable[[Request, LiveSource], Awaitable[Response]]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            return await handler(request, source(request) if callable(source) else source)
+            return await handler(request, source(request.scope) if callable(source) else source)
 
         return answer
 

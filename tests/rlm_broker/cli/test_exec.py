@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.command import WAIT_S, run, sentence, started
 from tests.support.skips import NEEDS_ORDINARY_USER
+from tests.support.tables import table
 from tests.support.venvs import a_venv
 
 
@@ -24,10 +25,10 @@ ENDS = {
 }
 
 
-def test_the_exit_code_says_how_it_ended(script: Path) -> None:
-    for code, exit_code in ENDS.items():
-        script.write_text(code)
-        assert run("exec", script).returncode == exit_code, code
+@table("code, exit_code", ENDS.items())
+def test_the_exit_code_says_how_it_ended(script: Path, code: str, exit_code: int) -> None:
+    script.write_text(code)
+    assert run("exec", script).returncode == exit_code, code
 
 
 def test_its_output_is_ours_and_a_traceback_is_on_stderr(script: Path) -> None:

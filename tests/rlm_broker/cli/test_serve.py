@@ -55,7 +55,11 @@ def test_server_is_ready_lists_models_and_ends_by_signal(tmp_path: Path) -> None
     with server("--key", "env:SERVER_KEY", "--context", f"logs={tmp_path}") as process:
         base = address(process)
         assert get(base.removesuffix("/v1") + "/ready", None) == (200, {"status": "ready"})
-        assert [model["id"] for model in get(f"{base}/models")[1]["data"]] == ["offline", "offline@logs"]
+        assert [model["id"] for model in get(f"{base}/models")[1]["data"]] == [
+            "offline",
+            "offline@logs",
+            "offline@plain",
+        ]
         assert get(f"{base}/models", "another-key-entirely")[0] == 401
         below = psutil.Process(process.pid).children(recursive=True)
         assert below
@@ -121,7 +125,11 @@ def test_settings_file_names_keys_contexts_and_models(tmp_path: Path) -> None:
         """
     )
     with server("--config", str(config)) as process:
-        assert [model["id"] for model in get(f"{address(process)}/models")[1]["data"]] == ["small", "small@notes"]
+        assert [model["id"] for model in get(f"{address(process)}/models")[1]["data"]] == [
+            "small",
+            "small@notes",
+            "small@plain",
+        ]
 
 
 def test_port_in_use_is_refused() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from sandbox_worker.loading.context import load
 from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
 from tests.support.contexts import fd_of, form_of, loaded, refused, value_of, written
 from tests.support.places import PROJECT
+from tests.support.tables import table
 
 REPOSITORY = str(PROJECT)
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -44,15 +46,15 @@ WIDTHS = [
 ]
 
 
-def test_text_is_kept_at_its_narrowest_width() -> None:
-    for text, width in WIDTHS:
-        with store(text) as stored:
-            assert form_of(stored) == ContextForm("text", len(text), width, text.isascii())  # type: ignore[arg-type]
-            assert os.fstat(fd_of(stored)).st_size == span_bytes(len(text), width)
-            assert (stored.info.type_name, stored.info.total_chars, stored.info.parts_total) == ("str", len(text), 0)
-            for maps in (True, False):
-                assert loaded(stored, maps) == text
-                assert hash(loaded(stored, maps)) == hash(text)
+@table("text, width", WIDTHS)
+def test_text_is_kept_at_its_narrowest_width(text: str, width: Any) -> None:
+    with store(text) as stored:
+        assert form_of(stored) == ContextForm("text", len(text), width, text.isascii())
+        assert os.fstat(fd_of(stored)).st_size == span_bytes(len(text), width)
+        assert (stored.info.type_name, stored.info.total_chars, stored.info.parts_total) == ("str", len(text), 0)
+        for maps in (True, False):
+            assert loaded(stored, maps) == text
+            assert hash(loaded(stored, maps)) == hash(text)
 
 
 def test_character_cut_by_a_piece_boundary_is_kept(tmp_path: Path) -> None:

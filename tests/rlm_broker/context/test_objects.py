@@ -12,6 +12,7 @@ import pytest
 from rlm_broker.context.store import store
 from rlm_broker.context.stored import ContextInfo
 from tests.support.contexts import form_of, loaded, refused, value_of
+from tests.support.tables import table
 
 
 class Color(enum.Enum):
@@ -56,14 +57,14 @@ OBJECTS: list[tuple[Any, Any, str, str]] = [
 ]
 
 
-def test_objects_are_dicts_of_their_fields() -> None:
-    for value, expected, type_name, made_of in OBJECTS:
-        with store(value) as stored:
-            assert loaded(stored) == stored.value() == expected
-            assert (stored.info.type_name, stored.info.made_of) == (type_name, made_of)
-            assert form_of(stored).kind == "json"
-            names = expected if isinstance(expected, dict) else range(len(expected))
-            assert [name for name, _ in stored.info.parts] == [*map(str, names)]
+@table("value, expected, type_name, made_of", OBJECTS)
+def test_objects_are_dicts_of_their_fields(value: Any, expected: Any, type_name: str, made_of: str) -> None:
+    with store(value) as stored:
+        assert loaded(stored) == stored.value() == expected
+        assert (stored.info.type_name, stored.info.made_of) == (type_name, made_of)
+        assert form_of(stored).kind == "json"
+        names = expected if isinstance(expected, dict) else range(len(expected))
+        assert [name for name, _ in stored.info.parts] == [*map(str, names)]
 
 
 BEYOND_JSON: list[Any] = [
@@ -120,9 +121,9 @@ UNSUPPORTED: list[tuple[Any, str]] = [
 ]
 
 
-def test_unsupported_object_is_refused_with_its_place() -> None:
-    for value, sentence in UNSUPPORTED:
-        assert refused(value) == sentence
+@table("value, sentence", UNSUPPORTED)
+def test_unsupported_object_is_refused_with_its_place(value: Any, sentence: str) -> None:
+    assert refused(value) == sentence
 
 
 def test_model_that_cannot_be_json_is_refused() -> None:

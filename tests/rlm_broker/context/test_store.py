@@ -20,6 +20,7 @@ from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.encoding import MAX_NESTING
 from tests.support.contexts import fd_of, form_of, loaded, refused, value_of, written
+from tests.support.tables import table
 
 
 def test_close_is_idempotent_and_spares_reused_descriptors() -> None:
@@ -147,14 +148,14 @@ PLAIN: list[tuple[Any, Any, int]] = [
 ]
 
 
-def test_a_plain_value_comes_out_equal() -> None:
-    for value, other, total_chars in PLAIN:
-        expected = value if other is None else other
-        with store(value) as stored:
-            assert loaded(stored) == expected
-            assert type(loaded(stored)).__name__ == stored.info.type_name == type(expected).__name__
-            assert stored.info.total_chars == total_chars
-            assert form_of(stored) == ContextForm("json", os.fstat(fd_of(stored)).st_size)
+@table("value, other, total_chars", PLAIN)
+def test_a_plain_value_comes_out_equal(value: Any, other: Any, total_chars: int) -> None:
+    expected = value if other is None else other
+    with store(value) as stored:
+        assert loaded(stored) == expected
+        assert type(loaded(stored)).__name__ == stored.info.type_name == type(expected).__name__
+        assert stored.info.total_chars == total_chars
+        assert form_of(stored) == ContextForm("json", os.fstat(fd_of(stored)).st_size)
 
 
 MANY_TEXTS: list[Any] = [
@@ -197,10 +198,10 @@ KINDS: list[tuple[Any, str]] = [
 ]
 
 
-def test_short_or_non_text_value_stays_json() -> None:
-    for value, kind in KINDS:
-        with store(value) as stored:
-            assert (form_of(stored).kind, loaded(stored)) == (kind, value)
+@table("value, kind", KINDS)
+def test_short_or_non_text_value_stays_json(value: Any, kind: str) -> None:
+    with store(value) as stored:
+        assert (form_of(stored).kind, loaded(stored)) == (kind, value)
 
 
 def test_parts_beyond_one_hundred_are_only_counted() -> None:
@@ -239,9 +240,9 @@ UNSUPPORTED: list[tuple[Any, str]] = [
 ]
 
 
-def test_unsupported_value_is_refused_with_its_place() -> None:
-    for value, sentence in UNSUPPORTED:
-        assert refused(value) == sentence
+@table("value, sentence", UNSUPPORTED)
+def test_unsupported_value_is_refused_with_its_place(value: Any, sentence: str) -> None:
+    assert refused(value) == sentence
 
 
 def test_deepest_accepted_value_can_be_loaded() -> None:
@@ -292,13 +293,13 @@ UNJOINABLE: list[tuple[Any, str]] = [
 ]
 
 
-def test_unjoinable_contexts_are_refused_without_a_leak() -> None:
-    for made, problem in UNJOINABLE:
-        with store("text") as one:
-            given = made(one)
-            before = set(Path("/proc/self/fd").iterdir())
-            refused(given, problem)
-            assert set(Path("/proc/self/fd").iterdir()) == before
+@table("made, problem", UNJOINABLE)
+def test_unjoinable_contexts_are_refused_without_a_leak(made: Any, problem: str) -> None:
+    with store("text") as one:
+        given = made(one)
+        before = set(Path("/proc/self/fd").iterdir())
+        refused(given, problem)
+        assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_closed_context_is_not_joined() -> None:

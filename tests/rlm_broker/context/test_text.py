@@ -15,6 +15,7 @@ from rlm_broker.context.store import Encoded, Paths, store
 from rlm_broker.context.text import JUDGED_BYTES, DecodedText, TextDecoding
 from rlm_broker.errors import ConfigurationError, ContextRefused
 from tests.support.contexts import loaded, refused, value_of, written
+from tests.support.tables import table
 
 TEXT = "caf\xe9 \u017c\u20ac\U0001f600\n"
 
@@ -60,13 +61,13 @@ ENCODINGS = [
 ]
 
 
-def test_named_encoding_is_how_files_and_streams_are_read(tmp_path: Path) -> None:
-    for encoding, text in ENCODINGS:
-        data = text.encode(encoding)
-        path = written(tmp_path / "folder" / "file", data)
-        for source in (path, Paths([path]), io.BytesIO(data), Drops(data, 1)):
-            assert value_of(Encoded(source, encoding, errors="strict")) == text
-        assert value_of(Encoded(path.parent, encoding)) == {"file": text}
+@table("encoding, text", ENCODINGS)
+def test_named_encoding_is_how_files_and_streams_are_read(tmp_path: Path, encoding: str, text: str) -> None:
+    data = text.encode(encoding)
+    path = written(tmp_path / "folder" / "file", data)
+    for source in (path, Paths([path]), io.BytesIO(data), Drops(data, 1)):
+        assert value_of(Encoded(source, encoding, errors="strict")) == text
+    assert value_of(Encoded(path.parent, encoding)) == {"file": text}
 
 
 REPLACED = [
@@ -161,9 +162,9 @@ BINARY = [
 ]
 
 
-def test_binary_data_is_refused_and_not_replaced() -> None:
-    for data, sentence in BINARY:
-        assert sentence in refused(io.BytesIO(data))
+@table("data, sentence", BINARY)
+def test_binary_data_is_refused_and_not_replaced(data: bytes, sentence: str) -> None:
+    assert sentence in refused(io.BytesIO(data))
 
 
 def test_strict_text_is_refused_with_the_place() -> None:

@@ -309,3 +309,20 @@ async def test_order_is_in_no_command_line_and_no_environment(nodes: LocalNodes)
         process = psutil.Process(agent.pid)
         assert process.cmdline()[1:] == ["-m", "rlm_broker.nodes.agent"]
         assert not any("token" in name.lower() for name in process.environ())
+
+
+async def test_abandoned_openings_leave_no_worker(nodes: LocalNodes) -> None:
+    """Openings that are cancelled at any moment give their places back, and their workers end."""
+    await has_both(nodes)
+    for turns in range(0, 400, 25):
+        opening = asyncio.create_task(nodes.repl("x").__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait({opening})
+        if not opening.cancelled() and opening.exception() is None:
+            await opening.result().aclose()
+    await until(lambda: not any(node.repls for node in nodes.nodes()))
+    agents = [psutil.Process(agent.pid) for agent in nodes.agents.values()]
+    servers = 2 if nodes.level == "strict" else 1  # the process outside of the namespaces, and the fork server in them
+    await until(lambda: all(len(agent.children(recursive=True)) <= servers for agent in agents))

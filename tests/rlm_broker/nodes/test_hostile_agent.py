@@ -132,7 +132,7 @@ async def test_lie_about_a_level_is_not_believed_by_a_later_node() -> None:
     """The level of all is that of the first node; another one is asked for that level by name."""
     async with playing() as (nodes, _), PlayedAgent.joined(nodes._order("weak"), opens=False) as weak:
         asked = await weak.next(messages.OpenNode)
-        weak.link.post(messages.NodeOpened(asked.request, "standard", [], False, 5, 8 << 30, []))
+        weak.link.post(messages.NodeOpened(asked.request, "standard", [], False, 5, 2, 8 << 30, []))
         again = await weak.next(messages.OpenNode)
         assert (asked.isolation, again.isolation) == ("auto", "strict")
         weak.link.post(messages.RequestRefused(again.request, "isolation", "no user namespaces"))
@@ -171,6 +171,15 @@ async def test_node_that_does_not_end_a_worker_is_given_up(monkeypatch: pytest.M
         opening.cancel()
         await asyncio.wait({opening}, timeout=WAIT_S)
         assert "did not end a worker" in str(node.link.why_lost)
+
+
+async def test_agent_is_told_to_end_what_a_dead_worker_has_left() -> None:
+    """Also where it has said itself that the worker is gone."""
+    async with playing() as (nodes, agent):
+        opening, worker, _ = await opening_repl(nodes, agent)
+        agent.link.post(messages.Gone(worker))
+        assert (await agent.next(messages.Kill)).worker == worker
+        await given_up(opening, agent)
 
 
 async def test_node_short_of_memory_gets_no_further_repl(caplog: pytest.LogCaptureFixture) -> None:

@@ -42,11 +42,12 @@ def cluster(machines: Any) -> Iterator[RayCluster]:
 
 
 def agents() -> list[psutil.Process]:
-    """Agents of this machine."""
+    """Agents of this machine that an actor of Ray has started."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if MODULE in process.cmdline():
+            parent = process.parent()
+            if MODULE in process.cmdline() and parent is not None and "ray" in " ".join(parent.cmdline()):
                 found.append(process)
     return found
 

@@ -7,6 +7,7 @@ import pytest
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.values import json_schemas
 from rlm_broker.values.json_schemas import MOST_CHARS, CheckedSchema, JsonSchema, Unfit
+from tests.support.tables import table
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
@@ -21,10 +22,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_invalid_schema_or_reference_is_refused() -> None:
-    for schema, why in REFUSED:
-        with pytest.raises(ConfigurationError, match=f"it (is )?{why}"):
-            JsonSchema(schema, "it")
+@table("schema, why", REFUSED)
+def test_invalid_schema_or_reference_is_refused(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"it (is )?{why}"):
+        JsonSchema(schema, "it")
 
 
 def test_references_within_a_schema_and_to_itself_hold() -> None:
@@ -100,10 +101,10 @@ UNSAFE: list[tuple[Any, str]] = [
 ]
 
 
-def test_unsafe_schema_is_refused() -> None:
-    for schema, why in UNSAFE:
-        with pytest.raises(ConfigurationError, match=why):
-            CheckedSchema(schema, "it")
+@table("schema, why", UNSAFE)
+def test_unsafe_schema_is_refused(schema: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        CheckedSchema(schema, "it")
 
 
 def test_patterns_of_dependencies_are_not_checked() -> None:

@@ -9,6 +9,7 @@ from rlm_broker import RLM, ConfigurationError, ContextRefused, Sandbox
 from rlm_broker.context.objects import is_plain
 from rlm_broker.values.names import require_name, require_variables
 from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED, numbered
+from tests.support.tables import table
 
 
 def test_context_is_plain_if_json_has_its_type() -> None:
@@ -47,10 +48,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_value_a_repl_cannot_hold_is_refused_early(open_sandbox: Sandbox) -> None:
-    for given, why in REFUSED:
-        with pytest.raises(ConfigurationError, match=why):
-            open_sandbox.repl(**given)
+@table("given, why", REFUSED)
+def test_value_a_repl_cannot_hold_is_refused_early(open_sandbox: Sandbox, given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        open_sandbox.repl(**given)
 
 
 HALF = "a\ud800"

@@ -8,6 +8,7 @@ import pytest
 from rlm_broker.cli.settings import user_files
 from rlm_broker.cli.settings.settings import BUILT_IN, Setting, Settings, assigned
 from rlm_broker.errors import ConfigurationError
+from tests.support.tables import table
 
 
 @pytest.fixture(autouse=True)
@@ -91,14 +92,14 @@ WRONG_FILES = [
 ]
 
 
-def test_invalid_file_is_named_with_its_error() -> None:
-    for text, sentence in WRONG_FILES:
-        projects(text)
-        with pytest.raises(ConfigurationError) as refused:
-            Settings({})
-        assert sentence in str(refused.value)
-        assert len(str(refused.value)) < 1_000
-        assert "sk-plain" not in str(refused.value)
+@table("text, sentence", WRONG_FILES)
+def test_invalid_file_is_named_with_its_error(text: str, sentence: str) -> None:
+    projects(text)
+    with pytest.raises(ConfigurationError) as refused:
+        Settings({})
+    assert sentence in str(refused.value)
+    assert len(str(refused.value)) < 1_000
+    assert "sk-plain" not in str(refused.value)
 
 
 def test_variable_that_is_no_setting_is_named_but_for_that_of_the_control_socket(
@@ -143,13 +144,13 @@ WRONG_VARIABLES = [
 ]
 
 
-def test_invalid_setting_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value, said in WRONG_VARIABLES:
-        monkeypatch.setenv(f"RLM_BROKER_{name}", value)
-        with pytest.raises(ConfigurationError) as refused:
-            Settings({})
-        monkeypatch.delenv(f"RLM_BROKER_{name}")
-        assert str(refused.value) == f"RLM_BROKER_{name}: {said}"
+@table("name, value, said", WRONG_VARIABLES)
+def test_invalid_setting_is_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
+    monkeypatch.setenv(f"RLM_BROKER_{name}", value)
+    with pytest.raises(ConfigurationError) as refused:
+        Settings({})
+    monkeypatch.delenv(f"RLM_BROKER_{name}")
+    assert str(refused.value) == f"RLM_BROKER_{name}: {said}"
 
 
 def test_user_tools_are_not_those_of_a_folder(places: Path) -> None:

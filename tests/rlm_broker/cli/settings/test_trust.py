@@ -8,6 +8,7 @@ import pytest
 
 from rlm_broker.cli.settings.settings import PROJECT_FILE, Settings, trust_project
 from rlm_broker.errors import ConfigurationError
+from tests.support.tables import table
 
 HARMFUL = {
     "base_url": "base_url = 'http://elsewhere/v1'",
@@ -40,15 +41,15 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("tools.py").write_text("LENSES = 40")
 
 
-def test_project_file_needs_trust_for_harmful_settings() -> None:
-    for risk, text in HARMFUL.items():
-        Path(PROJECT_FILE).write_text(text)
-        with pytest.raises(ConfigurationError) as refused:
-            Settings({})
-        said = f"{PROJECT_FILE} sets {risk}: look at it, and if you trust it run `rlm-broker config trust`"
-        assert str(refused.value) == said
-        assert trust_project() == [risk]
+@table("risk, text", HARMFUL.items())
+def test_project_file_needs_trust_for_harmful_settings(risk: str, text: str) -> None:
+    Path(PROJECT_FILE).write_text(text)
+    with pytest.raises(ConfigurationError) as refused:
         Settings({})
+    said = f"{PROJECT_FILE} sets {risk}: look at it, and if you trust it run `rlm-broker config trust`"
+    assert str(refused.value) == said
+    assert trust_project() == [risk]
+    Settings({})
 
 
 def test_limits_table_gives_only_limits() -> None:
@@ -146,10 +147,10 @@ MISTAKES = [
 ]
 
 
-def test_mistake_is_told_before_trust_is_requested() -> None:
+@table("wrong, said", MISTAKES)
+def test_mistake_is_told_before_trust_is_requested(wrong: str, said: str) -> None:
     """The file is not trusted."""
-    for wrong, said in MISTAKES:
-        Path(PROJECT_FILE).write_text(wrong)
-        for call in (lambda: Settings({}), trust_project):
-            with pytest.raises(ConfigurationError, match=re.escape(said)):
-                call()
+    Path(PROJECT_FILE).write_text(wrong)
+    for call in (lambda: Settings({}), trust_project):
+        with pytest.raises(ConfigurationError, match=re.escape(said)):
+            call()

@@ -8,6 +8,7 @@ import pytest
 
 from rlm_broker.cli.settings.user_files import MAX_FILE_BYTES, content, function_of, schema_of, tools_of
 from rlm_broker.errors import ConfigurationError
+from tests.support.tables import table
 
 TOOLS = '''
 from __future__ import annotations
@@ -71,13 +72,13 @@ NO_TOOLS = [
 ]
 
 
-def test_file_without_tools_is_one_sentence(file: Path) -> None:
-    for code, said in NO_TOOLS:
-        file.write_bytes(code.replace("\\udce9", "\udce9").encode(errors="surrogateescape"))
-        with pytest.raises(ConfigurationError) as refused:
-            tools_of(file)
-        assert str(refused.value).startswith(said.replace("FILE", str(file)))
-        assert "\n" not in str(refused.value)
+@table("code, said", NO_TOOLS)
+def test_file_without_tools_is_one_sentence(file: Path, code: str, said: str) -> None:
+    file.write_bytes(code.replace("\\udce9", "\udce9").encode(errors="surrogateescape"))
+    with pytest.raises(ConfigurationError) as refused:
+        tools_of(file)
+    assert str(refused.value).startswith(said.replace("FILE", str(file)))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_schema_is_the_object_that_a_file_holds(file: Path) -> None:

@@ -323,7 +323,7 @@ def test_question_of_a_chat_is_its_task(client: openai.OpenAI, served: Served) -
 
 
 def test_request_costs_the_same_after_many_runs(open_sandbox: Sandbox) -> None:
-    """The functions that a request calls are counted: no clock is read."""
+    """The functions that a request calls are counted: no clock is read. Threads that wake the loop add a few."""
     rlm = RLM(ScriptedClient(lambda _: "hello", model_name="m"), sandbox=open_sandbox)
     counted = 0
 
@@ -346,11 +346,11 @@ def test_request_costs_the_same_after_many_runs(open_sandbox: Sandbox) -> None:
         own.call(lambda: sys.setprofile(count))
         fresh = calls()
         own.call(lambda: sys.setprofile(None))
-        for _ in range(100):
+        for _ in range(200):
             asked(client, "What?", model="m@plain")
             client.responses.create(model="m@plain", input="What?")
         own.call(lambda: sys.setprofile(count))
-        assert calls() < fresh * 1.02
+        assert calls() < fresh * 1.1  # one more for each of 400 runs would be 1.15 times as many
         own.call(lambda: sys.setprofile(None))
 
 

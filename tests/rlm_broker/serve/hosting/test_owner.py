@@ -66,18 +66,17 @@ def test_ended_things_go_by_age_number_and_weight() -> None:
     assert add(("b2", "bob", 2)) == ["a5", "b2"]
     assert add(("huge", "ann", 11)) == ["b2"]
     now = 50.0
-    assert add(("late", "ann", 10)) == ["late"]
+    assert add(("late", "ann", 8)) == ["b2", "late"]
     kept.pop("late")
     kept.pop("late")
-    assert add(("next", "bob", 10)) == ["next"]
-    now = 110.0
-    assert kept.get("next") == "next"
+    assert add(("next", "bob", 8)) == ["b2", "next"]
+    now = 60.0
+    assert kept.get("b2") == "b2"
+    now = 60.5
+    assert kept.get("b2") is None
+    assert add(("more", "ann", 2)) == ["next", "more"]
     now = 110.5
-    assert kept.get("next") is None
-    add(("old", "bob", 1))
-    now = 171.0
-    assert list(kept) == []
-    add(("old", "bob", 1))
+    assert list(kept) == ["more"]
     now = 232.0
     kept.add("new", "new", "bob", 1)
     assert list(kept._things) == ["new"]
