@@ -221,7 +221,7 @@ class Batch(AsyncResource):
             journal = None
             if batch.out is not None:  # a link stays one, and its file has the journal beside it
                 out = Path(batch.out)
-                out = out.resolve() if out.is_symlink() else out
+                out = Path(os.path.realpath(out)) if os.path.islink(out) else out  # noqa: PTH114 - `Path` raises
                 journal = await in_thread(lambda _: Journal(out), discard=Journal.close)
                 own.push_async_callback(journal.aclose)
             if not engine.is_open:

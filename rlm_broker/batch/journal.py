@@ -402,9 +402,11 @@ class Journal:
         try:
             yield
         except (OSError, sqlite3.Error) as error:
+            require_whole(error, self._path)
             is_full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
             why = "No space left on device" if is_full else getattr(error, "strerror", None) or error
-            raise ConfigurationError(f"cannot write to {self._out}: {why}; {GO_ON}") from None
+            name = self._path if isinstance(error, sqlite3.Error) and not is_full else self._out
+            raise ConfigurationError(f"cannot write to {name}: {why}; {GO_ON}") from None
 
 
 _Work = tuple[Callable[[], bytes | None], bool]
@@ -461,6 +463,18 @@ def require_format(database: sqlite3.Connection, path: Path) -> None:
         raise ConfigurationError(f"{path} is a database of another program: name another file for the results")
     if version != FORMAT:
         raise ConfigurationError(f"{path} has another version of the format: go on with the release that wrote it")
+
+
+def require_whole(error: Exception, path: Path) -> None:
+    """Refuse a damaged journal.
+
+    Raises:
+        ConfigurationError: SQLite's error says that the file is damaged.
+    """
+    if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        raise ConfigurationError(
+            f"the journal {path} is damaged ({error}): put back a copy of it, or name another file for the results"
+        ) from None
 
 
 def _text(name: str) -> str:

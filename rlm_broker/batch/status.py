@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rlm_broker.batch.journal import FAILED, USAGE, journal_of, require_format, require_own
+from rlm_broker.batch.journal import FAILED, USAGE, journal_of, require_format, require_own, require_whole
 from rlm_broker.batch.shards import shards_of
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.usage import Usage, UsageSummary
@@ -74,14 +74,14 @@ def read_status(out: Path, *, of_shards: bool = False) -> BatchStatus:
     """Read how far a batch is, or all its shards together.
 
     Args:
-        out: File of results, with its journal beside it. If it is missing, its shards are looked for.
+        out: File of results, with its journal beside it. Without a journal, its shards are looked for.
         of_shards: Whether shards are looked for in any case.
 
     Raises:
         ConfigurationError: There is no such file, it cannot be read, or has no journal.
     """
     status = BatchStatus(out)
-    shards = shards_of(out) if of_shards or not out.exists() else {}
+    shards = shards_of(out) if of_shards or not os.path.exists(journal_of(out)) else {}  # noqa: PTH110 - `Path` raises
     for each in shards.values() or [out]:
         _add(status, each)
     if shards:
@@ -90,14 +90,16 @@ def read_status(out: Path, *, of_shards: bool = False) -> BatchStatus:
 
 
 def _add(status: BatchStatus, out: Path) -> None:
-    if out.is_symlink():  # as a batch does: the journal is beside the file itself
-        out = out.resolve()
     try:
+        if out.is_symlink():  # as a batch does: the journal is beside the file itself
+            out = out.resolve()
         identity = out.stat()
         with _opened(out, journal_of(out)) as database:
             _count(status, database)
     except (OSError, sqlite3.Error, ValueError) as error:
-        raise ConfigurationError(f"cannot read {out}: {getattr(error, 'strerror', None) or error}") from None
+        require_whole(error, journal_of(out))
+        name = journal_of(out) if isinstance(error, sqlite3.Error) else out
+        raise ConfigurationError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     status.process = status.process or locked_by(identity)
 
 

@@ -67,6 +67,9 @@ def run(
     if answer is None:
         if completion.is_stopped:
             fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
+        if completion.limit is not None:
+            why = f"{completion.limit} was reached before there was an answer: raise it by --limit {completion.limit}=N"
+            fail("ask", LimitReached.kind, why, LimitReached.exit_code, as_json=as_json)
         fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
     say(_in_json(completion) if as_json else answer)
     if completion.limit is None and not completion.is_stopped:

@@ -149,7 +149,9 @@ def _require_alone(input: str | None, option: str) -> None:
 
 
 def _require_apart(input: str, out: Path) -> None:
-    """Refuse to write the results into the file that is read."""
+    """Refuse to write the results into the file that is read, or to stdout, beside which there is no journal."""
+    if str(out) == STDIN:
+        raise ConfigurationError("--out - names no file: name one, since the journal of a batch lies beside it")
     if input != STDIN and exists(out) and exists(input) and out.samefile(input):
         raise ConfigurationError(f"--out {out} is the file that is read: name another one for the results")
 
@@ -198,7 +200,7 @@ class _Counts:
 
 def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool) -> _Ended | None:
     """Take all results, and return why the batch ended before all items were done, or None."""
-    was_stopped = False
+    was_stopped = was_signalled = False
     line: BatchLine | None = None
 
     async def stop(now: bool) -> None:
@@ -207,11 +209,13 @@ def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool
         (batch.cancel if now else batch.stop)()
 
     def stop_by_signal() -> None:
+        nonlocal was_signalled
         if not batch.is_open:  # nothing is under way yet
             raise signals.EndedBySignal
         batch.stop()
-        if line is not None:  # on another thread, since the signal may have come within a print
+        if line is not None and not was_signalled:  # on another thread, since the signal may have come within a print
             threading.Thread(target=line.note, args=(STOPPING,), daemon=True).start()
+        was_signalled = True
 
     try:
         with (

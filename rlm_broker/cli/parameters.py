@@ -128,6 +128,14 @@ class LazyCommand(click.Command):
         self._work = work or name
         self._extra = extra
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments. click names no command where the value of an option is missing."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def _call(self, **parameters: Any) -> None:
         module, _, function = self._work.partition(".")
         as_json, is_debug = parameters.get("as_json", False), parameters.pop("debug", False)

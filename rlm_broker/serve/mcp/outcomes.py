@@ -124,17 +124,19 @@ def _pictures(displays: Iterable[Display]) -> Iterator[types.ImageContent]:
 def answer_outcome(run: str, completion: Completion) -> types.CallToolResult:
     """Return the outcome of a run that has ended with an answer, or with none."""
     answer = completion.response if completion.parsed is None else as_json(completion.parsed)
+    reached = f"{completion.limit} was reached before there was an answer"
+    why = "the model gave no answer" if completion.limit is None else reached
     result = forms.Answer(
         run=run,
         state="ended",
         answer=None if answer is None else cut(answer, MOST_ANSWER_CHARS),
-        error="the model gave no answer" if answer is None else None,
+        error=why if answer is None else None,
         limit=completion.limit,
         is_stopped=completion.is_stopped,
         **_used(completion),
     )
     if answer is None:
-        return tool_outcome(result, "The run has ended: the model gave no answer.", is_error=True)
+        return tool_outcome(result, f"The run has ended: {why}.", is_error=True)
     parts = [cut(answer, MOST_CHARS - ROOM_CHARS)]
     if completion.limit is not None:
         parts.append(f"[{completion.limit} was reached: that is the best answer so far]")

@@ -76,7 +76,11 @@ def outcome_of(ended: Completion | LimitReached, form: AnswerForm) -> RunOutcome
         return replace(made, text=ended.response or "the run was stopped before there was an answer")
     if form.forced and ended.limit is None:
         return replace(made, calls=(forced_call(form.forced, ended.parsed),))
-    text = json.dumps(ended.parsed, ensure_ascii=False) if form.output_type is not None else ended.response
+    text = ended.response
+    if form.output_type is not None and (text is not None or ended.limit is None):
+        text = json.dumps(ended.parsed, ensure_ascii=False)
+    if text is None and ended.limit is not None:
+        text = f"the limit {ended.limit} was reached before there was an answer"
     return replace(made, text=text or "")
 
 

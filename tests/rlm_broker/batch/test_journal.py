@@ -185,7 +185,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link": (lambda path: path.symlink_to("other"), "is not a file that this user alone can write to"),
     "a pipe": (os.mkfifo, "is not a file that this user alone can write to"),
     "writable": (writable, "is not a file that this user alone can write to"),
-    "a text": (lambda path: path.write_text("notes\n" * 100), "file is not a database"),
+    "a text": (lambda path: path.write_text("notes\n" * 100), r"journal is damaged \(file is not a database\): put"),
     "a program's": (lambda path: foreign_database(path, 7, 2), "is a database of another program: name another"),
     "a later format": (lambda path: foreign_database(path, 0x524C4D4A, 3), "has another version of the format: go on"),
 }
@@ -344,7 +344,7 @@ def test_full_disk_ends_with_one_sentence_and_goes_on(out: Path) -> None:
         told: list[int] = []
         with file_size_limit(size), pytest.raises(ConfigurationError) as refused:
             asyncio.run(write(open_journal(out), *work, told=told.append))
-        assert re.fullmatch(f"cannot write to {out}: .*; {GO_ON}", str(refused.value))
+        assert re.fullmatch(f"cannot write to {out}(.journal)?: .*; {GO_ON}", str(refused.value))
         again = open_journal(out)
         done = [work[place] for place in told]
         assert {key_of(id) for id, what in done if isinstance(what, str)} <= set(again.finished)

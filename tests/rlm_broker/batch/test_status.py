@@ -75,6 +75,9 @@ def test_files_that_are_of_no_batch_are_refused(out: Path, tmp_path: Path) -> No
     (tmp_path / "plain.jsonl").write_text("{}\n")
     with pytest.raises(ConfigurationError, match=r"has no journal .*: it is not the file of a batch"):
         read_status(tmp_path / "plain.jsonl")
+    journal_of(out).write_bytes(b"notes\n" * 100)
+    with pytest.raises(ConfigurationError, match=r"the journal .* is damaged \(file is not a database\): put back"):
+        read_status(out)
     journal_of(out).unlink()
     with sqlite3.connect(journal_of(out)) as database:
         database.execute("CREATE TABLE notes (a)")
@@ -141,7 +144,7 @@ async def test_shards_are_counted_and_merged(tmp_path: Path) -> None:
     assert merge(out) == 3
     assert out.stat().st_mode & 0o777 == 0o600
     assert out.read_bytes() == line_of("c") + line_of("a") + line_of("b")
-    assert read_status(out, of_shards=True).done == 3
+    assert read_status(out, of_shards=True).done == read_status(out).done == 3
     with pytest.raises(ConfigurationError, match=r"all\.jsonl exists: remove it, or name another file for all results"):
         merge(out)
     Shard(1, 9).file(out).touch()

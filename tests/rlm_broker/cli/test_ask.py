@@ -98,6 +98,11 @@ def test_a_failure_under_json_is_an_object_and_a_limit_is_3(log: Path) -> None:
     done = run("ask", QUESTION, log, "-q", "--json", "--limit", "run_timeout_s=0.001")
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["kind"], "run_timeout_s = 0.001" in error["message"]) == (3, "limit", True)
+    with FakeOpenAI(completion("```repl\nprint(1)\n```"), models=["m"]) as server:
+        model = ("-m", "m", "--base-url", server.base_url)
+        done = run("ask", QUESTION, log, "-q", *model, "--limit", "max_iterations=1")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "max_iterations was reached before there was an answer: raise it by --limit" in sentence(done)
 
 
 def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:

@@ -307,6 +307,7 @@ def test_signal_lets_calls_under_way_end(
             threading.Thread(target=urllib.request.urlopen, args=(f"{server.base_url}/chat/completions", ask)).start()
         _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 128 + number
+    assert STOPPING not in err
     assert err.splitlines()[-1] == "rlm-broker batch: stopped; the same command goes on"
     provider.ends.clear()
     assert json.loads(batch(*of(server, items, out, "--json")).stdout)["replayed"]["total_calls"] == 4
@@ -419,6 +420,9 @@ def test_terminal_shows_one_line_with_a_bar(
 
 # -- wrong use ---------------------------------------------------------------------------------------------------------
 
+LONG = "n" * 256
+"""A name for which `Path.exists` raises, as it does below a folder that cannot be read, for users other than root."""
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -429,11 +433,15 @@ def test_terminal_shows_one_line_with_a_bar(
         (["--status", "OUT", "-q"], "--quiet has no effect beside --status"),
         (["--status", "OUT"], "out.jsonl: No such file or directory"),
         (["IN", "--out", "IN"], "in.jsonl is the file that is read"),
+        (["IN", "--out", "-"], "--out - names no file"),
         (["IN", "--out", "OUT", "--score", "x"], "score: x names no function"),
         (["IN", "--out", "OUT", "--batch-tokens", "x"], "'x' is not a valid integer"),
         (["IN", "--out", "OUT", "--batch-timeout", "-1"], "the limit timeout_s of a batch must be above 0"),
         (["IN", "--out", "OUT", "--model", "nonsense"], "'nonsense' is not the name of a model"),
         (["IN", "--out", "/nowhere/out.jsonl"], "/nowhere/out.jsonl: No such file or directory"),
+        (["IN", "--out", LONG], f"cannot write to {LONG}: File name too long"),
+        (["--status", LONG], f"cannot read {LONG}: File name too long"),
+        (["IN", "--out", "OUT", "--root", LONG], f"{LONG} is not a folder: name one by --root"),
     ],
 )
 def test_wrong_use_is_one_sentence(items: Path, tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -38,9 +38,12 @@ def test_own_questions_are_read_before_the_line_is_printed(tmp_path: Path) -> No
     [
         ((), "name one by --model"),
         ((*MODEL, "--tasks", "needels"), "there is no task 'needels'; did you mean needles?"),
+        ((*MODEL, "--tasks", ","), "there is no task: name some of needles, messages"),
         ((*MODEL, "--length", "1"), "length '1' is not from"),
+        ((*MODEL, "--length", ""), "there is no length: give some"),
         ((*MODEL, "--arms", "none"), "there is no arm 'none'"),
         ((*MODEL, "--data", "/dev/null"), "has no questions"),
+        ((*MODEL, "--data", "/dev/null", "--seed", "3"), "--seed has no effect beside --data: leave it out"),
     ],
 )
 def test_line_that_would_fail_is_refused(options: tuple[str, ...], why: str) -> None:

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from rlm_broker.events.event import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
-from rlm_broker.results import Block
-from rlm_broker.serve.questions.outcome import Telling
+from rlm_broker.results import Block, Completion
+from rlm_broker.serve.questions.outcome import Telling, outcome_of
+from rlm_broker.serve.questions.request import AnswerForm
+from rlm_broker.usage import UsageSummary
 
 
 def told(*events: Event) -> str:
@@ -52,3 +54,10 @@ def test_output_of_a_block_is_fenced(block: Block, text: str) -> None:
 
 def test_missed_events_are_told() -> None:
     assert "7 events are left out" in told(EventsMissed("1", 0, 7))
+
+
+def test_limit_without_an_answer_is_named() -> None:
+    """A chat window shows no empty bubble, also if the last request for the best answer brought none."""
+    ended = Completion(None, "m", 0, 1, 0.1, UsageSummary(), limit="max_iterations")
+    for form in (AnswerForm(), AnswerForm({"type": "object"})):
+        assert outcome_of(ended, form).text == "the limit max_iterations was reached before there was an answer"
