@@ -20,7 +20,7 @@ from rlm_broker.cli.settings.user_files import schema_of
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.context.text import Errors
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
 from rlm_broker.events.event import Emit, all_of

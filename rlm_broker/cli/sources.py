@@ -11,7 +11,7 @@ from typing import Literal
 
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Encoded, Paths, store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError
 
 STDIN = "-"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
-from rlm_broker.context.stored import StoredContext, StoredParts, sealed
+from rlm_broker.context.stored_context import StoredContext, StoredParts, sealed
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.encoding import MAX_INT_BITS, MAX_NESTING, is_like_a_tag, with_article

@@ -205,14 +205,14 @@ def _listed(names: Names) -> list[str]:
     return [name.strip() for name in given if name.strip()]
 
 
-def _task(asked: Sequence[questions.Question], names: Names) -> Task:
+def _task(asked: Sequence[questions.TaskQuestion], names: Names) -> Task:
     """Return the task of questions, each asked in each arm."""
     arms = list(arms_of(_listed(names)))
     samples = [_sample(question, arm) for question in asked for arm in arms]
     return Task(dataset.MemoryDataset(samples), solver=rlm(arms[0]), scorer=answer())
 
 
-def _sample(question: questions.Question, arm: str) -> dataset.Sample:
+def _sample(question: questions.TaskQuestion, arm: str) -> dataset.Sample:
     expected = question.key.expected
     target = list(expected) if isinstance(expected, tuple) else "" if expected is None else str(expected)
     facts = {each: getattr(question, each) for each in ("kind", "length", "source")}

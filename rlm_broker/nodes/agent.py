@@ -26,7 +26,7 @@ import psutil
 from rlm_broker import errors
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.memfd import new_memfd
-from rlm_broker.context.stored import ContextInfo, StoredContext
+from rlm_broker.context.stored_context import ContextInfo, StoredContext
 from rlm_broker.errors import ProtocolViolation, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes import messages

@@ -30,7 +30,7 @@ import msgspec
 from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.turns import bounded_map
 from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored import StoredContext, beginning, whole_text
+from rlm_broker.context.stored_context import StoredContext, beginning, whole_text
 from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.events.event import PREVIEW_CHARS, RunStarted
 from rlm_broker.results import ChildTrace

@@ -25,7 +25,7 @@ from rlm_broker.concurrency.deadline import Late, StopRequested
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.context.stored import StoredContext, beginning
+from rlm_broker.context.stored_context import StoredContext, beginning
 from rlm_broker.errors import ConfigurationError, LimitReached, ReplayDiverged, SandboxFailed
 from rlm_broker.events.event import RunStarted, TreeEvents
 from rlm_broker.limits import Limits, with_set

@@ -8,7 +8,7 @@ from rlm_broker.concurrency.threads import aside
 from rlm_broker.errors import OutputInvalid
 from rlm_broker.values.answer_types import WantedType
 from rlm_broker.values.json_schemas import Unfit
-from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.counts import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.text_json import unfenced
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, ReplBusy, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.models.model import Given
 from rlm_broker.context.store import refuse_a_name, store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set

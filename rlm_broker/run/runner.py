@@ -37,7 +37,7 @@ from typing import Any, Final
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
-from rlm_broker.context.stored import StoredContext, beginning
+from rlm_broker.context.stored_context import StoredContext, beginning
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, UnknownModel, ValueTooLarge
 from rlm_broker.events.event import (
     IterationStarted,

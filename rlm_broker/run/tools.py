@@ -20,7 +20,7 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.values.json_schemas import JsonSchema, Unfit
 from rlm_broker.values.names import require_name
 from rlm_broker.values.validation import complaints
-from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.counts import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.encoding import with_article
 from sandbox_worker.wire.errors import ValueInvalid, ValueProblem, ValueRefused
 from sandbox_worker.wire.messages import Slot

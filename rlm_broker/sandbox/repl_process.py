@@ -13,7 +13,7 @@ from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers

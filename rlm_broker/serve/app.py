@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlm_broker.broker.models.registry import require_priced
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.rlm import RLM

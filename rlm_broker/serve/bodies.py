@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.values.validation import first_complaint
-from sandbox_worker.wire.counting import has_longer_number_than, has_more_values_than
+from sandbox_worker.wire.counts import has_longer_number_than, has_more_values_than
 
 T = TypeVar("T", bound=BaseModel)
 

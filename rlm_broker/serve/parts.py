@@ -7,7 +7,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.rlm import RLM
 from rlm_broker.serve.bodies import parsed
 from rlm_broker.serve.errors import ApiError

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.objects import is_a
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, Display
+from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, DisplayMessage
 from sandbox_worker.wire.mime import PICTURE_TYPES, TEXT_TYPES, PictureType, TextType
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Displays:
         if not pictures and not texts.keys() - {"text/plain"}:
             return None
         try:
-            return self._channel.encode(Display(block, texts, pictures))
+            return self._channel.encode(DisplayMessage(block, texts, pictures))
         except (FrameTooLarge, MemoryError):
             return None
 

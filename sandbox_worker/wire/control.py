@@ -225,7 +225,7 @@ class Opened(Control, frozen=True):
     fd: int = -1
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class ListedEntry(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a folder, from `lstat`. A name may be any bytes."""
 
     name: bytes
@@ -236,7 +236,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Listed(Control, frozen=True):
     """Entries of a folder. `is_all` is true for the last message of a listing."""
 
-    entries: list[Entry]
+    entries: list[ListedEntry]
     is_all: bool
 
 

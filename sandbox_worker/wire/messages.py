@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
-from sandbox_worker.wire.counting import has_more_objects_than
+from sandbox_worker.wire.counts import has_more_objects_than
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge
 from sandbox_worker.wire.frames import PREFIX, Beginning, Payload, encode_frame
 from sandbox_worker.wire.mime import PictureType, TextType
@@ -41,8 +41,8 @@ has two bytes, and takes 90 in memory. No query of the REPL's own code has so ma
 MAX_RESULT_BYTES = 16 << 20
 """Maximum bytes of a `Result` as JSON. The REPL reports a larger one, which has a long final answer, as an error."""
 MAX_DISPLAY_BYTES = 4 << 20
-"""Maximum bytes of a `Display` as JSON; the REPL leaves out a larger one. A picture, as base64, takes four thirds of
-its own bytes."""
+"""Maximum bytes of a `DisplayMessage` as JSON; the REPL leaves out a larger one. Base64 makes a picture longer by a
+third."""
 MAX_DISPLAYS = 32
 """Maximum displays of one block. The REPL drops further ones and reports their number."""
 MAX_DISPLAYS_BYTES = 16 << 20
@@ -159,7 +159,7 @@ class Output(Message, frozen=True):
     text: str
 
 
-class Display(Message, frozen=True, omit_defaults=True):
+class DisplayMessage(Message, frozen=True, omit_defaults=True, tag="display"):
     """One object that code has shown, in one or more forms, sent while the block runs.
 
     Attributes:
@@ -298,7 +298,7 @@ class Reply(Message, frozen=True):
     slots: list[Slot]
 
 
-FromWorker = Ready | Query | Output | Display | Result
+FromWorker = Ready | Query | Output | DisplayMessage | Result
 FromOrchestrator = Execute | Environment | Provide | Attach | Reply
 
 
@@ -320,10 +320,10 @@ def plain(value: object) -> str | int | float:
 MOST_BYTES: dict[type[Message], int] = {
     Query: MAX_QUERY_BYTES,
     Result: MAX_RESULT_BYTES,
-    Display: MAX_DISPLAY_BYTES,
+    DisplayMessage: MAX_DISPLAY_BYTES,
 }
 """Kind of a message from a worker that may be longer than `FEW_BYTES` → its maximum bytes."""
-_MOST_BYTES = {b'{"type":"%s"' % kind.__name__.lower().encode(): most for kind, most in MOST_BYTES.items()}
+_MOST_BYTES = {b'{"type":"%s"' % str(kind.__struct_config__.tag).encode(): most for kind, most in MOST_BYTES.items()}
 """Beginning of such a message, as msgspec writes it → its maximum bytes."""
 _QUERY = re.compile(rb'\{"type":"query","id":"([^"\\]++)"')
 """Beginning of a `Query`, as msgspec writes it, with its id."""

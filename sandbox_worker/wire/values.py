@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 
 from sandbox_worker.loading.context import NO_MEMORY, ContextBroken
-from sandbox_worker.wire.counting import has_more_values_than
+from sandbox_worker.wire.counts import has_more_values_than
 from sandbox_worker.wire.decoding import Decoding
 from sandbox_worker.wire.encoding import MAX_NESTING, Encoding, Others
 from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueProblem, ValueRefused

@@ -16,7 +16,7 @@ from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import Display, FromWorker, Output, Query, Ready, Reply, Result, Slot
+from sandbox_worker.wire.messages import DisplayMessage, FromWorker, Output, Query, Ready, Reply, Result, Slot
 
 READ_BYTES = 1 << 16
 """Bytes read at once. Between two reads, all other connections have their turn."""
@@ -72,7 +72,7 @@ class QueryHandler(Protocol):
         ...
 
 
-OnShown = Callable[[Output | Display], None]
+OnShown = Callable[[Output | DisplayMessage], None]
 """Called with each piece of output and each display of a block, as it comes."""
 _CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
 """Name that model code calls for each kind of query."""
@@ -304,7 +304,7 @@ class Connection(asyncio.BufferedProtocol):
             case Query():
                 self._held_back = message
                 self._go_on()
-            case Output() | Display():
+            case Output() | DisplayMessage():
                 self._on_shown(message)
             case Result():
                 if self._result is not None and not self._result.done():
@@ -428,5 +428,5 @@ class Connection(asyncio.BufferedProtocol):
             self._transport = None
 
 
-def _ignore(_shown: Output | Display) -> None:
+def _ignore(_shown: Output | DisplayMessage) -> None:
     """Drop output: the default before the first block."""

@@ -21,7 +21,7 @@ from typing import Any
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.results import Call, ChatMessage, Role
 from rlm_broker.usage import UsageSummary
-from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.counts import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import decode_hello
 

@@ -13,7 +13,7 @@ from sandbox_worker.wire.messages import (
     MAX_DISPLAYS,
     MAX_DISPLAYS_BYTES,
     Attach,
-    Display,
+    DisplayMessage,
     Environment,
     Execute,
     FromWorker,
@@ -85,7 +85,7 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
         Query: State.RUNNING,
         Reply: State.RUNNING,
         Output: State.RUNNING,
-        Display: State.RUNNING,
+        DisplayMessage: State.RUNNING,
         Result: State.IDLE,
     },
     State.CLOSED: {},
@@ -168,7 +168,7 @@ class Session:
             self._require_own(message.release)
         elif message.block != self.block:
             self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
-        elif isinstance(message, Display):
+        elif isinstance(message, DisplayMessage):
             self._count(len(payload))
         return message
 

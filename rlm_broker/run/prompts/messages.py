@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlm_broker.context.stored import ContextBeginning, ContextInfo
+from rlm_broker.context.stored_context import ContextBeginning, ContextInfo
 from rlm_broker.errors import ContextRefused
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.prompts.instructions import Profile

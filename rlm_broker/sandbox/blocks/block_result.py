@@ -28,7 +28,7 @@ from rlm_broker.values.text import as_json, jsonable
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.bounds import WATCHED, HeadTail, OutputBounds
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen, Written
-from sandbox_worker.wire.counting import MAX_VALUES
+from sandbox_worker.wire.counts import MAX_VALUES
 from sandbox_worker.wire.errors import ValueInvalid
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, EncodedValue, Output, Query, Result, Slot, Stream
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode
@@ -63,7 +63,7 @@ class BlockOutput:
         """Add text that Python code printed."""
         self._add(output.stream, output.text)
 
-    def shown(self, message: Output | messages.Display) -> None:
+    def shown(self, message: Output | messages.DisplayMessage) -> None:
         """Add text or a display that came over the connection."""
         if isinstance(message, Output):
             self.printed(message)

@@ -12,7 +12,7 @@ import msgspec
 
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store_as_it_is, store_part
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ContextRefused, RlmBrokerError
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import OpenToRead

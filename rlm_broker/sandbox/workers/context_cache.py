@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from rlm_broker.broker.transport.listener import Listener
 from rlm_broker.concurrency.deadline import unlisted
-from rlm_broker.context.stored import StoredContext, digest_of
+from rlm_broker.context.stored_context import StoredContext, digest_of
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import Forker

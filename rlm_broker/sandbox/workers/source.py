@@ -15,7 +15,7 @@ from rlm_broker.broker.transport.listener import Listener, dial
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import Session
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed, ValueTooLarge, WorkerDied, shortage_told
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import TRIES, Forker

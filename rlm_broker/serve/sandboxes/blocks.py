@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
