@@ -17,7 +17,7 @@ from rlm_broker.errors import ConfigurationError
 STDIN = "-"
 """Path, or file of a program, that means stdin."""
 SILENCE_S = 1.0
-"""Seconds without a byte on a pipe. After them the user is told what is waited for."""
+"""Seconds without a byte on a pipe. After them the user is informed about the wait."""
 MOST_BYTES = 4 << 30
 """Bytes of one pipe. More are refused: all of them are held in memory, and a pipe may have no end."""
 

@@ -95,7 +95,7 @@ def _type_name(value: object) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, or of a pydantic model as the JSON that it makes.
+    """Return the fields of a dataclass, or of a pydantic model as the JSON it makes.
 
     Raises:
         ValueProblem: It is neither, or the model cannot be dumped as JSON.
@@ -112,7 +112,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _has_fields(value: object) -> bool:
-    pydantic = sys.modules.get("pydantic")  # a program that has a model has imported it; others need not pay for it
+    pydantic = sys.modules.get("pydantic")  # a program with a model has imported it; others need not pay for it
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return True
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -1,4 +1,4 @@
-"""The questions of an evaluation: generated ones, and those of a file of JSON lines, the user's own or OOLONG's.
+"""The questions of an evaluation: generated ones, and a file of JSON lines, the user's own or OOLONG's.
 
 A question is made or read once for its key, and its context again when it is asked. So contexts of many megabytes are
 not in memory together, and no log has them.
@@ -170,7 +170,7 @@ class _OolongLine(msgspec.Struct):
     task_group: str = "oolong"
 
     def line(self) -> _Line:
-        """Return the line that says the same. The answer is a list of one value as Python writes it, such as "[7]"."""
+        """Return the line saying the same. The answer is a list of one value as Python writes it, such as "[7]"."""
         kind = self.answer_type.removeprefix("ANSWER_TYPE.")
         day = re.fullmatch(r"\[datetime\.date\((\d+), (\d+), (\d+)\)\]", self.answer)
         (value,) = ["-".join(part.zfill(2) for part in day.groups())] if day else ast.literal_eval(self.answer)

@@ -133,7 +133,7 @@ def _asked(state: solver.TaskState) -> tuple[object, str | None]:
 
 @scorer.metric
 def fact(name: str) -> scorer.Metric:
-    """Return the mean of a fact of the runs, such as their tokens; NaN if it is not known of each."""
+    """Return the mean of a fact of the runs, for example their tokens; NaN if it is not known of each."""
 
     def measured(scores: list[scorer.SampleScore]) -> scorer.Value:
         facts: list[Any] = [(each.score.metadata or {}).get(name) for each in scores]
@@ -190,7 +190,7 @@ def needles(arm: Names = ARMS, length: Names = "8k", samples: int = 9, seed: int
 
 @task
 def messages(arm: Names = ARMS, length: Names = "8k", samples: int = 12, seed: int = 0, asked: Names = "") -> Task:
-    """Counts, users and dates over thousands of messages, each of which has to be judged by what it means."""
+    """Counts, users and dates over thousands of messages. Each message has to be judged by what it means."""
     return _task(questions.generated("messages", _listed(length), samples, seed, _listed(asked)), arm)
 
 

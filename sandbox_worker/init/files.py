@@ -273,7 +273,7 @@ def _room(bounds: ReplBounds) -> tuple[int, int]:
 def contents(folder: str, max_files: int) -> Contents:
     """Count a folder. The walk stops beyond `max_files`.
 
-    A folder that cannot be read, such as one nested deeper than a path can name, counts as too many files.
+    A folder that cannot be read, for example one nested deeper than a path can name, counts as too many files.
     """
     size_bytes = files = 0
     folders = ["."]

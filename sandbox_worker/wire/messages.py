@@ -1,6 +1,6 @@
 """Messages of the two ends of a connection: one frozen Struct each, encoded as JSON.
 
-No message has a field that its sender may not decide: depth, budget, deadline, the models that it may use. Such facts
+No message has a field that its sender may not decide: depth, budget, deadline, the models it may use. Such facts
 belong to the session, on the orchestrator's side.
 """
 
@@ -103,6 +103,15 @@ class Ready(Message, frozen=True):
 class Query(Message, frozen=True, omit_defaults=True):
     """Request of model code to the orchestrator. One thread of the REPL waits for the `Reply` with the same id.
 
+    Example:
+        ```python
+        async def answer(query: Query) -> list[Slot]:
+            print(query.want, query.model)
+            return [Slot(f"{len(query.texts)} prompts")] * len(query.prompts)
+
+        sandbox.repl("some text", answer)
+        ```
+
     Attributes:
         id: `block:n`, where the REPL counts n upwards.
         want: Kind of the query.
@@ -116,7 +125,7 @@ class Query(Message, frozen=True, omit_defaults=True):
         model: Name of the model that code wishes; the session's policy decides. None leaves the choice to the policy.
         system: System prompt of the calls, or None.
         max_completion_tokens: Maximum output tokens of each call; None leaves it to the orchestrator.
-        max_concurrent: Maximum prompts that are answered at the same time. The orchestrator's own limit holds as well.
+        max_concurrent: Maximum prompts answered at the same time. The orchestrator's own limit holds as well.
         timeout_s: Time for all prompts together, in seconds. Prompts without an answer by then get an error.
         samples: Whether equal prompts are separate samples, each with an answer of its own.
         tool: Name of the tool, for "tool".
@@ -196,7 +205,7 @@ class Result(Message, frozen=True, omit_defaults=True):
         final_value: Submitted value, if it is not a text.
         final_value_problem: Reason why `final_value` is missing although the submitted value is not a text.
         draft: Text in `answer["content"]` that is not submitted: the best answer so far. At most `MAX_DRAFT_CHARS`.
-        displays_omitted: Number of displays that were dropped, since they were too large or too many.
+        displays_omitted: Number of dropped displays, since they were too large or too many.
         variables: Variables that the block made or changed, if the `Execute` asked for them.
     """
 
@@ -245,7 +254,7 @@ class Environment(Message, frozen=True):
     """Environment of the process. The orchestrator sends it before the first block of a connection.
 
     Attributes:
-        variables: Variables that are set in `os.environ`.
+        variables: Variables set in `os.environ`.
         seed: Seed of `random` and of numpy's global generator; None leaves them as they are.
     """
 
@@ -279,6 +288,12 @@ class Attach(Message, frozen=True):
 
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Answer to one prompt, or the reason why there is none.
+
+    Example:
+        ```python
+        Slot("Paris")
+        Slot(error="the model is overloaded")
+        ```
 
     Attributes:
         text: The answer. A failed child run may have both a text and an error.
@@ -379,7 +394,7 @@ def decode_welcome(payload: Payload) -> Welcome:
 
 
 def most_bytes(beginning: Payload) -> int:
-    """Return the maximum bytes of a message from a worker that begins so."""
+    """Return the maximum bytes of a message from a worker beginning so."""
     return next((most for begin, most in _MOST_BYTES.items() if beginning.startswith(begin)), FEW_BYTES)
 
 

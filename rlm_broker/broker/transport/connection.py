@@ -52,6 +52,15 @@ class QueryHandler(Protocol):
     """Answers the queries of a REPL.
 
     An async function with this signature. The caller of `execute` gives it, so that the transport depends on no model.
+
+    Example:
+        ```python
+        async def answer(query: Query) -> list[Slot]:
+            return [Slot(str(prompt).upper()) for prompt in query.prompts]
+
+        with sandbox.repl("some text", answer) as repl:
+            print(repl.execute("print(llm_query(context))").stdout)  # SOME TEXT
+        ```
     """
 
     async def __call__(self, query: Query, /) -> list[Slot]:
@@ -127,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
     """Runs blocks in the REPL at the other end of a connected socket.
 
     Made before the socket is: the listener gives it the socket on which its token is shown. When the socket is lost,
-    `ready` and the future of `execute` fail with `WorkerDied`, and each query that is being answered is cancelled.
+    `ready` and the future of `execute` fail with `WorkerDied`, and each query being answered is cancelled.
 
     Args:
         session: A fresh session, which the connection owns.
@@ -155,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         self._load_share = 0
 
     def share(self, load: QueryLoad) -> None:
-        """Count the open queries in `load`, together with those of other connections."""
+        """Count the open queries in `load`, together with other connections'."""
         self._load = load
 
     @property

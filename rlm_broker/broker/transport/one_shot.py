@@ -56,7 +56,7 @@ class OneShotRequest:
     Attributes:
         prompts: One prompt for a single request. Unchanged, since the reply repeats them.
         is_batch: Whether the reply is a list, also for one prompt.
-        model: Name of the model that is asked for; None leaves the choice to the handler.
+        model: Name of the model asked for; None leaves the choice to the handler.
         depth: Depth that the caller claims; -1 if it claims none.
     """
 

@@ -63,7 +63,7 @@ NOTHING: Final = Wanted()
 
 
 class State(IntEnum):
-    """The state of a session. An `IntEnum`, since its hash is that of an int: a state is looked up for each message."""
+    """The state of a session. An `IntEnum`, since its hash is an int's: a state is looked up for each message."""
 
     STARTING = auto()  # the worker applies its layers and loads the context
     IDLE = auto()  # the REPL waits for a block
@@ -113,7 +113,7 @@ class Session:
     Attributes:
         state: Decides which messages may come next, see `TRANSITIONS`.
         block: Number of the current or last block; the first is 1.
-        open_queries: Id of each query without a reply → the memory in bytes that it may take at most.
+        open_queries: Id of each query without a reply → the memory in bytes it may take at most.
         open_weight: Sum of `open_queries`.
         max_frame_bytes: Largest payload of a frame in either direction.
     """
