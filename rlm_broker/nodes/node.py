@@ -24,7 +24,7 @@ from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import level_named
 
 SHARE_OF_MEMORY = 0.25
-"""Share of a node's memory for contexts that it holds. Beyond, the least recently used one goes."""
+"""Share of a node's memory for contexts it holds. Beyond, the least recently used one goes."""
 INLINE_BYTES = 1 << 16
 """Bytes of a context that goes in the message that it travels beside, and is not held."""
 END_S = 60.0
@@ -287,7 +287,7 @@ class NodeInit:
         await self._node.bring(context)
 
     async def fetch(self, fd: int) -> None:
-        """Wait until all of a file that was opened to be read has come.
+        """Wait until all of a file opened to be read has come.
 
         Raises:
             WorkerDied: It does not come.
