@@ -351,8 +351,8 @@ PS = LazyCommand(
     "ps",
     """Show each run and each REPL of this user's processes, and what it does.
 
-    Listed are `ask`, `exec`, `serve`, `mcp`, and Python programs that were started with RLM_BROKER_CONTROL=1. A process
-    that does not answer is named. `rlm-broker stop` takes the ids.
+    Listed are `ask`, `batch`, `exec`, `serve`, `mcp`, and Python programs that were started with RLM_BROKER_CONTROL=1.
+    A process that does not answer is named. `rlm-broker stop` takes the ids.
     """,
     (JSON, Flag("--watch", "Show the table again each second, until Ctrl+C.")),
     epilog="exit codes: 0 shown, also if no process runs, 2 the command line is wrong, 130 Ctrl+C",

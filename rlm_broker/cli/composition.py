@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlm_broker.broker.models.models import Models
-from rlm_broker.cli.settings.settings import Settings
+from rlm_broker.cli.settings.settings import FLAGS, Settings
 from rlm_broker.cli.settings.user_files import tools_of
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
@@ -27,7 +28,11 @@ def models_of(settings: Settings, record: Path | None = None) -> Models:
 
 
 def sandbox_of(settings: Settings) -> Sandbox | str:
-    """Return the sandbox of the settings, which is not open: the name of its level, where that says all of it."""
+    """Return the sandbox of the settings, which is not open: the name of its level, where that says all of it.
+
+    Raises:
+        ConfigurationError: Packages for a cluster are missing, or an option is for a cluster, and none is named.
+    """
     level, packages = settings["isolation"], settings.packages
     allow_exec, python = settings["allow_exec"], settings["python"]
     if settings["cluster"] is not None:
@@ -36,6 +41,12 @@ def sandbox_of(settings: Settings) -> Sandbox | str:
         of_ray = {"resources": settings.resources, "max_nodes": settings.max_nodes}
         kind = {"isolation": level, "allow_exec": allow_exec, "python": python, "packages": packages}
         return cast("Sandbox", cluster(settings["cluster"], **kind, **of_ray))
+    given = settings.all()
+    for name in ("max_nodes", "resources"):  # a file may have them for the calls that name a cluster
+        if given[name].source == FLAGS:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} has no effect without --cluster: give that, too, or leave it out"
+            )
     if allow_exec is None and python is None and packages is None:
         return str(level)
     return Sandbox(isolation=level, allow_exec=allow_exec, python=python, packages=packages)

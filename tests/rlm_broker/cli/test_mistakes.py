@@ -36,6 +36,7 @@ ASK = [  # arguments of ask; exit code; part of the sentence
     ("q https://host.invalid/x", 2, "'https://host.invalid/x' is an address"),
     ("q text.txt --fast", 2, "rlm-broker ask: No such option '--fast'. See `rlm-broker ask --help`."),
     ("q text.txt --model", 2, "rlm-broker ask: Option '--model' requires an argument. See `rlm-broker ask --help`."),
+    ("q text.txt --max-nodes 2", 2, "--max-nodes has no effect without --cluster"),
     ("q text.txt --model nonsense", 2, "'nonsense' is not the name of a model"),
     ("q text.txt --model ''", 2, "the model's name is empty"),
     ("q text.txt --model openai/gpt-5-mini", 2, "needs OPENAI_API_KEY, which is not set"),

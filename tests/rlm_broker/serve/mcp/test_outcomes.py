@@ -74,6 +74,8 @@ def test_answers_and_failures_are_told() -> None:
     limited = answer_outcome("run", dataclasses.replace(completion, response="b", limit="max_iterations"))
     assert text(limited) == "b\n[max_iterations was reached: that is the best answer so far]"
     assert answer_outcome("run", dataclasses.replace(completion, response=None)).is_error
+    limited = answer_outcome("run", dataclasses.replace(completion, response=None, limit="max_iterations"))
+    assert text(limited) == "The run has ended: max_iterations was reached before there was an answer."
     failed = ModelFailed("the provider is away")
     failed.partial_answer = "p" * 50_000
     told = failure_outcome("run", failed)
