@@ -127,7 +127,8 @@ class Journal:
                 if self._is_new and self._results.size:
                     raise ConfigurationError(f"{out} exists, and has no journal {self._path}: name another file")
                 self._database = self._connected()
-                self.seed: int | None = self._header("seed", None)
+                with self._undamaged():
+                    self.seed: int | None = self._header("seed", None)
         except BaseException:
             self.close()
             raise
@@ -148,7 +149,7 @@ class Journal:
         Raises:
             ConfigurationError: Settings differ, or the files cannot be used.
         """
-        with self._told():
+        with self._told(), self._undamaged():
             if self._header("settings", None) is None:
                 with self._transaction():
                     self._put("seed", seed)
@@ -273,14 +274,12 @@ class Journal:
         self._spend("paid", call.root_model, call.usage)
 
     def _calls_of(self, item: bytes) -> list[AnsweredCall]:
-        with self._told():
-            rows = self._execute(
-                f"SELECT key, depth, model, answer, {USAGE} FROM calls WHERE item = ?", item
-            ).fetchall()
         calls = []
-        for key, depth, model, answer, *used in rows:
-            text, problem, requested, extra = decode_escaped(answer, tuple[str, str | None, str | None, Any])
-            calls.append(AnsweredCall(key, depth, Call(model, text, Usage(*used), 0.0, requested, problem, extra)))
+        with self._told(), self._undamaged():
+            rows = self._execute(f"SELECT key, depth, model, answer, {USAGE} FROM calls WHERE item = ?", item)
+            for key, depth, model, answer, *used in rows:
+                text, problem, requested, extra = decode_escaped(answer, tuple[str, str | None, str | None, Any])
+                calls.append(AnsweredCall(key, depth, Call(model, text, Usage(*used), 0.0, requested, problem, extra)))
         return calls
 
     # -- the parts of `start` ------------------------------------------------------------------------------------------
@@ -405,6 +404,16 @@ class Journal:
             is_full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
             why = "No space left on device" if is_full else getattr(error, "strerror", None) or error
             raise ConfigurationError(f"cannot write to {self._out}: {why}; {GO_ON}") from None
+
+    @contextlib.contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        """Raise ConfigurationError in place of an error of a value that no journal has."""
+        try:
+            yield
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"the journal {self._path} is damaged: {error}; put a copy of it back, or name another file"
+            ) from None
 
 
 _Work = tuple[Callable[[], bytes | None], bool]

@@ -96,7 +96,7 @@ def _add(status: BatchStatus, out: Path) -> None:
         identity = out.stat()
         with _opened(out, journal_of(out)) as database:
             _count(status, database)
-    except (OSError, sqlite3.Error, ValueError) as error:
+    except (OSError, sqlite3.Error, TypeError, ValueError) as error:
         raise ConfigurationError(f"cannot read {out}: {getattr(error, 'strerror', None) or error}") from None
     status.process = status.process or locked_by(identity)
 

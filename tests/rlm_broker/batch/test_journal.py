@@ -230,6 +230,24 @@ def test_results_without_a_journal_are_refused(out: Path) -> None:
     assert files_of(out) == {"out.jsonl": line_of("a")}
 
 
+async def test_damaged_value_of_a_journal_is_told_in_one_sentence(out: Path) -> None:
+    """SQLite itself tells of broken pages alone: a value in a row may have any type."""
+    await write(open_journal(out), ("a", answered_call("1", "one")))
+    whole = files_of(out)
+    for damage in (
+        "INSERT OR REPLACE INTO header VALUES ('synced', '\"x\"')",
+        "INSERT OR REPLACE INTO header VALUES ('seconds', 5)",
+        "UPDATE header SET value = x'ff00' WHERE name = 'settings'",
+        "INSERT INTO lines (line) VALUES (5)",
+        "UPDATE calls SET answer = x'00'",
+    ):
+        put_back(out, whole)
+        with sqlite3.connect(journal_of(out)) as database:
+            database.execute(damage)
+        with pytest.raises(ConfigurationError, match=r"journal is damaged: .*; put a copy of it back"):
+            await open_journal(out).earlier(key_of("a"))
+
+
 # -- kills, power cuts, a full disk --------------------------------------------------------------------------------------
 
 

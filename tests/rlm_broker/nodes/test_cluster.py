@@ -1,6 +1,7 @@
 """REPLs on nodes: real agents on this machine. A run, a template, a server do not know where their REPLs are."""
 
 import asyncio
+import errno
 import os
 import signal
 import threading
@@ -17,11 +18,14 @@ from rlm_broker import (
     Limits,
     LMHandler,
     Models,
+    ProgramNotStarted,
     ReplLimits,
+    RlmBrokerError,
     SandboxFailed,
     ScriptedClient,
     store,
 )
+from rlm_broker.nodes import agent as agents
 from tests.support.nodes import LocalNodes
 from tests.support.waiting import until, until_now
 
@@ -303,6 +307,28 @@ async def test_killed_fork_server_of_a_node_is_replaced(nodes: LocalNodes) -> No
     assert len(nodes.nodes()) == 2
 
 
+async def test_agent_without_descriptors_keeps_its_other_repls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context on its way, one in a message, or a program fails alone when it cannot be passed on."""
+
+    def refused(_name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    nodes = LocalNodes({})
+    opening = asyncio.create_task(nodes.__aenter__())
+    await until(lambda: nodes._port is not None and nodes._address != ("", 0))
+    serving = asyncio.create_task(agents.Agent(nodes._order("here", 4)).serve())
+    await opening
+    async with nodes, nodes.repl() as repl:
+        monkeypatch.setattr(agents, "new_memfd", refused)
+        for context in ("x" * 100_000, "small"):
+            with pytest.raises(RlmBrokerError, match="Too many open files"):
+                await nodes.repl(context).__aenter__()
+        with pytest.raises(ProgramNotStarted, match="Too many open files"):
+            await repl.arun(["true"])
+        assert (await repl.aexecute("print(1)")).stdout == "1\n"
+    await asyncio.wait({serving})
+
+
 async def test_order_is_in_no_command_line_and_no_environment(nodes: LocalNodes) -> None:
     """An agent has no key of a model and no token but its own, which it got on a pipe."""
     for agent in nodes.agents.values():
@@ -323,6 +349,6 @@ async def test_abandoned_openings_leave_no_worker(nodes: LocalNodes) -> None:
         if not opening.cancelled() and opening.exception() is None:
             await opening.result().aclose()
     await until(lambda: not any(node.repls for node in nodes.nodes()))
-    agents = [psutil.Process(agent.pid) for agent in nodes.agents.values()]
+    there = [psutil.Process(agent.pid) for agent in nodes.agents.values()]
     servers = 2 if nodes.level == "strict" else 1  # the process outside of the namespaces, and the fork server in them
-    await until(lambda: all(len(agent.children(recursive=True)) <= servers for agent in agents))
+    await until(lambda: all(len(agent.children(recursive=True)) <= servers for agent in there))
