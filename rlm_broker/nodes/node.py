@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +25,9 @@ from sandbox_worker.wire import control
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import level_named
 
-SHARE_OF_MEMORY = 0.25
-"""Share of a node's memory for contexts that it holds. Beyond, the least recently used one goes."""
+SHARE_OF_MEMORY, MOST_HELD = 0.25, 128
+"""Share of a node's memory for contexts that it holds, and their number, since each takes a descriptor there. Beyond,
+the least recently used one goes."""
 INLINE_BYTES = 1 << 16
 """Bytes of a context that goes in the message that it travels beside, and is not held."""
 END_S = 60.0
@@ -180,13 +181,14 @@ class Node:
         Raises:
             WorkerDied: The node has no memory for it, or is lost.
         """
-        for fd, piece in context:
-            key, size_bytes = key_of(fd), piece.form.size_bytes
+        keys = [key_of(fd) for fd, _ in context]
+        for key, (fd, piece) in zip(keys, context, strict=True):
+            size_bytes = piece.form.size_bytes
             if size_bytes <= INLINE_BYTES and not holds_small:
                 continue
             held = self.held.pop(key, None)
             if held is None or _has_failed(held[1]):
-                self._make_room(size_bytes)
+                self._make_room(size_bytes, keys)
                 held = size_bytes, _task(self._bring(key, os.dup(fd), size_bytes))
             self.held[key] = held
             await asyncio.shield(held[1])
@@ -207,13 +209,14 @@ class Node:
             if not sending:
                 os.close(fd)
 
-    def _make_room(self, needed_bytes: int) -> None:
+    def _make_room(self, needed_bytes: int, kept: Sequence[str]) -> None:
         assert self.opened is not None
         most_bytes = int(self.opened.memory_bytes * SHARE_OF_MEMORY)
         for key, (_, task) in list(self.held.items()):
-            if sum(size for size, _ in self.held.values()) + needed_bytes <= most_bytes:
+            held_bytes = sum(size for size, _ in self.held.values())
+            if len(self.held) < MOST_HELD and held_bytes + needed_bytes <= most_bytes:
                 return
-            if task.done():
+            if task.done() and key not in kept:
                 del self.held[key]
                 self.link.post(messages.DropMemory(key))
 

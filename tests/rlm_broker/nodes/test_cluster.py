@@ -26,6 +26,7 @@ from rlm_broker import (
     store,
 )
 from rlm_broker.nodes import agent as agents
+from rlm_broker.nodes import node as node_module
 from tests.support.nodes import LocalNodes
 from tests.support.waiting import until, until_now
 
@@ -150,6 +151,20 @@ async def test_contexts_are_brought_once_and_mapped(nodes: LocalNodes) -> None:
             assert (await one.aadd_context([1] * 1000)) == "context_1"
             assert (await one.aexecute("print(sum(context_1))")).stdout == "1000\n"
         assert [len(node.held) for node in nodes._placement.nodes].count(0) == 0
+
+
+async def test_contexts_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a descriptor on the node. The least recently used one goes, and is brought again."""
+    monkeypatch.setattr(node_module, "MOST_HELD", 3)
+    async with LocalNodes() as nodes:
+        agent = psutil.Process(nodes.agents["one"].pid)
+        before = agent.num_fds()
+        with store("first" * 20_000) as first:
+            for context in (first, *(str(number) * 100_000 for number in range(6)), first):
+                async with nodes.repl(context) as repl:
+                    assert (await repl.aexecute("print(len(context))")).stdout == "100000\n"
+        assert len(nodes._placement.nodes[0].held) == 3
+        await until(lambda: agent.num_fds() <= before + 3)
 
 
 async def test_limits_and_interrupts_hold(nodes: LocalNodes) -> None:
