@@ -427,7 +427,7 @@ def journal_of(out: Path) -> Path:
 
 def key_of(id: str, sample: int = 0) -> bytes:
     """Return the digest by which an item, or one of its samples, is known."""
-    named = f"{id}\0{sample}" if sample else id
+    named = f"{id}\0{sample}" if sample or "\0" in id else id  # else the id "a\0001" would be sample 1 of "a"
     return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 

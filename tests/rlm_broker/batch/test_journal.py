@@ -167,6 +167,12 @@ async def test_other_seed_is_refused_and_no_seed_is_not(out: Path) -> None:
     await open_journal(out, seed=None).aclose()
 
 
+def test_no_id_is_that_of_a_sample() -> None:
+    """An item with NUL in its id would else count as finished with a sample of another one."""
+    named = [("a", 0), ("a", 1), ("a\0001", 0), ("a\0001", 1), ("a\0001\0000", 0), ("a\0000", 0)]
+    assert len({key_of(*each) for each in named}) == len(named)
+
+
 # -- files of others ---------------------------------------------------------------------------------------------------
 
 
