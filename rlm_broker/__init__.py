@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rlm_broker.broker.clients.function import FunctionClient as FunctionClient
     from rlm_broker.broker.clients.litellm import LiteLLMClient as LiteLLMClient
     from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient as OpenAICompatibleClient
-    from rlm_broker.broker.clients.scripted import ScriptedClient as ScriptedClient
+    from rlm_broker.broker.clients.script import ScriptedClient as ScriptedClient
     from rlm_broker.broker.models.model import Given as Given
     from rlm_broker.broker.models.model import Model as Model
     from rlm_broker.broker.models.models import FilePath as FilePath
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import store as store
     from rlm_broker.context.store import store_as_it_is as store_as_it_is
-    from rlm_broker.context.stored import ContextInfo as ContextInfo
-    from rlm_broker.context.stored import StoredContext as StoredContext
+    from rlm_broker.context.stored_context import ContextInfo as ContextInfo
+    from rlm_broker.context.stored_context import StoredContext as StoredContext
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
     from rlm_broker.errors import FailureCause as FailureCause
@@ -172,24 +172,24 @@ _MODULES = {
     "broker.clients.function": "FunctionClient",
     "broker.clients.litellm": "LiteLLMClient",
     "broker.clients.openai_compatible": "OpenAICompatibleClient",
-    "broker.clients.scripted": "ScriptedClient",
+    "broker.clients.script": "ScriptedClient",
     "broker.models.model": "Given Model",
     "broker.models.models": "FilePath Models",
     "broker.routing": "ModelPolicy Route",
     "broker.transport.connection": "QueryHandler",
-    "nodes.ray_cluster": "RayCluster",
     "concurrency.turns": "FairSemaphore",
     "context.store": "Encoded OpenFile Paths store store_as_it_is",
-    "context.stored": "ContextInfo StoredContext",
-    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable "
-    "LimitReached ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed "
-    "ReplayDiverged RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge "
-    "ValueUnavailable WorkerDied",
+    "context.stored_context": "ContextInfo StoredContext",
+    "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable LimitReached "
+    "ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged "
+    "RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable "
+    "WorkerDied",
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
     "events.progress": "RunProgress",
     "events.trace": "TraceWriter",
     "limits": "Limits ReplLimits RunLimits",
+    "nodes.ray_cluster": "RayCluster",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
     "Role Variable",
     "rlm": "RLM",

@@ -45,7 +45,7 @@ FailureCause = Literal["transient", "request", "provider"]
 
 - `transient`: the same call may succeed later, for example after status 429 or a broken connection.
 - `request`: no model would accept the request, for example because it is too long, malformed or refused.
-- `provider`: any other cause, such as a wrong key, an unknown model or a malformed reply.
+- `provider`: any other cause, for example a wrong key, an unknown model or a malformed reply.
 """
 
 
@@ -53,6 +53,14 @@ class RlmBrokerError(Exception):
     """Base of every error that this package raises on purpose.
 
     Errors can be pickled, with all their attributes.
+
+    Example:
+        ```python
+        try:
+            rlm.completion(Path("missing.txt"), "What is in it?")
+        except RlmBrokerError as error:
+            print(error.kind, error)
+        ```
 
     Attributes:
         kind: Name of the error in JSON output.
@@ -69,38 +77,95 @@ class RlmBrokerError(Exception):
 
 
 class ConfigurationError(RlmBrokerError):
-    """An argument, a setting or a file that the caller gave cannot be used."""
+    """An argument, a setting or a file that the caller gave cannot be used.
+
+    Example:
+        ```python
+        try:
+            RLM("offline", limits=Limits(max_depth=-1))
+        except ConfigurationError as error:
+            print(error)
+        ```
+    """
 
     kind = "configuration"
     exit_code = 2
 
 
 class ReplBusy(ConfigurationError):
-    """A REPL already runs a block. It runs one block at a time."""
+    """A REPL already runs a block. It runs one block at a time.
+
+    Example:
+        ```python
+        with rlm.persistent_repl() as repl:
+            runs = [rlm.start("a", "How many?", repl=repl) for _ in range(2)]
+            try:
+                print([run.result().response for run in runs])
+            except ReplBusy as error:
+                print(error)
+        ```
+    """
 
     kind = "busy"
 
 
 class ContextRefused(ConfigurationError):
-    """A context cannot be read, or is not text, a dict or a list."""
+    """A context cannot be read, or is not text, a dict or a list.
+
+    Example:
+        ```python
+        try:
+            store(Path("missing.txt"))
+        except ContextRefused as error:
+            print(error)
+        ```
+    """
 
     kind = "context"
 
 
 class ValueTooLarge(ConfigurationError):
-    """A value is larger than one message to a REPL may be; see `Limits.max_frame_bytes`."""
+    """A value is larger than one message to a REPL may be; see `Limits.max_frame_bytes`.
+
+    Example:
+        ```python
+        try:
+            sandbox.repl(values={"text": "x" * (65 << 20)})
+        except ValueTooLarge as error:
+            print(error)
+        ```
+    """
 
     kind = "value"
 
 
 class UnknownModel(ConfigurationError):
-    """No client is registered under that name."""
+    """No client is registered under that name.
+
+    Example:
+        ```python
+        with LMHandler(ScriptedClient(["a"])) as handler:
+            try:
+                handler.completion("Say a word.", model="gpt-9")
+            except UnknownModel as error:
+                print(error)
+        ```
+    """
 
     kind = "unknown_model"
 
 
 class FileRefused(RlmBrokerError):
-    """A file of a REPL's scratch folder cannot be read, written or listed."""
+    """A file of a REPL's scratch folder cannot be read, written or listed.
+
+    Example:
+        ```python
+        try:
+            repl.files.read("missing.csv")
+        except FileRefused as error:
+            print(error)
+        ```
+    """
 
     kind = "file"
 
@@ -109,6 +174,14 @@ class ProgramNotStarted(RlmBrokerError):
     """A program cannot be started in a sandbox.
 
     It does not exist, cannot be executed, or the REPL has as many processes as `Limits.max_processes` allows.
+
+    Example:
+        ```python
+        try:
+            repl.run(["no-such-program"])
+        except ProgramNotStarted as error:
+            print(error)
+        ```
     """
 
     kind = "program"
@@ -116,6 +189,15 @@ class ProgramNotStarted(RlmBrokerError):
 
 class IsolationUnavailable(RlmBrokerError):
     """This machine cannot give the isolation level that was asked for. No code ran at a weaker level.
+
+    Example:
+        ```python
+        try:
+            with Sandbox(isolation="strict") as sandbox:
+                print(sandbox.level)
+        except IsolationUnavailable as error:
+            print(error.layer, error.reason, error.remedy)
+        ```
 
     Attributes:
         layer: Name of the layer that failed, or None if the cause is not a layer.
@@ -136,7 +218,16 @@ class IsolationUnavailable(RlmBrokerError):
 
 
 class ValueUnavailable(RlmBrokerError):
-    """A variable of a REPL does not exist, or its value cannot be transferred; the message says which and why."""
+    """A variable of a REPL does not exist, or its value cannot be transferred; the message says which and why.
+
+    Example:
+        ```python
+        try:
+            repl.get("missing")
+        except ValueUnavailable as error:
+            print(error)
+        ```
+    """
 
     kind = "value"
 
@@ -153,6 +244,14 @@ class RunFailed(RlmBrokerError):
 
     The attributes are empty if no run had begun, for example when a client raises `ModelFailed` on its own.
     `Completion` has fields of the same names.
+
+    Example:
+        ```python
+        try:
+            rlm.completion("a", "How many?", limits=RunLimits(max_tokens=1))
+        except RunFailed as error:
+            print(error, error.partial_answer, error.usage_summary.total_cost)
+        ```
 
     Attributes:
         partial_answer: Best answer so far: what code has put into `answer["content"]`, else the text of the model's
@@ -196,7 +295,16 @@ class RunFailed(RlmBrokerError):
 
 
 class SandboxFailed(RunFailed):
-    """The sandbox itself broke. The state of the code that ran in it is unknown."""
+    """The sandbox itself broke. The state of the code that ran in it is unknown.
+
+    Example:
+        ```python
+        try:
+            rlm.completion("a", "How many?")
+        except SandboxFailed as error:
+            print(error, error.trajectory)
+        ```
+    """
 
     kind = "sandbox"
     exit_code = 4
@@ -207,11 +315,30 @@ class WorkerDied(SandboxFailed):
 
 
 class ReplClosed(SandboxFailed):
-    """The REPL was closed, or was restarted as often as `Limits.max_repl_restarts` allows."""
+    """The REPL was closed, or was restarted as often as `Limits.max_repl_restarts` allows.
+
+    Example:
+        ```python
+        with sandbox.repl() as repl:
+            repl.execute("n = 1")
+        try:
+            repl.get("n")
+        except ReplClosed as error:
+            print(error)
+        ```
+    """
 
 
 class ModelFailed(RunFailed):
     """A language model call failed; the message is one sentence in the provider's own words.
+
+    Example:
+        ```python
+        try:
+            RLM(ScriptedClient([ModelFailed("the key is wrong")])).completion("a", "How many?")
+        except ModelFailed as error:
+            print(error.cause, error)  # provider the key is wrong
+        ```
 
     Attributes:
         cause: Whether another attempt, or another model, may help; see `FailureCause`.
@@ -240,6 +367,16 @@ class ReplayDiverged(ModelFailed):
     """A replayed run asked for a reply that was not recorded; the message shows the difference.
 
     It is also raised at the call during which the recorded run was stopped.
+
+    Example:
+        ```python
+        models = Models(record="run.recording")
+        RLM("offline", models=models).completion("a", "Which letter is it?")
+        try:
+            RLM(models=Models(replay="run.recording")).completion("b", "Which word is it?")
+        except ReplayDiverged as error:
+            print(error)
+        ```
     """
 
     kind = "replay"
@@ -248,6 +385,14 @@ class ReplayDiverged(ModelFailed):
 
 class OutputInvalid(RunFailed):
     """The answer is not of the wanted type, also after `Limits.max_output_retries` further turns.
+
+    Example:
+        ```python
+        try:
+            rlm.completion("a", "How many?", output_type=dict[str, int])
+        except OutputInvalid as error:
+            print(error.answer)  # 2
+        ```
 
     Attributes:
         answer: Last answer of the model, as text.
@@ -262,6 +407,14 @@ class OutputInvalid(RunFailed):
 
 class LimitReached(RunFailed):
     """A limit ended a run, or refused a call or a child run.
+
+    Example:
+        ```python
+        try:
+            rlm.completion("a", "How many?", limits=RunLimits(max_tokens=1))
+        except LimitReached as error:
+            print(error.limit, error.allowed)  # max_tokens 1
+        ```
 
     Attributes:
         limit: Name of the field of `Limits`.
@@ -281,7 +434,18 @@ class LimitReached(RunFailed):
 
 
 class RunCancelled(RunFailed):
-    """The run was cancelled before it had an answer, for example by Ctrl+C."""
+    """The run was cancelled before it had an answer, for example by Ctrl+C.
+
+    Example:
+        ```python
+        run = rlm.start("a", "How many?")
+        run.cancel()
+        try:
+            run.result()
+        except RunCancelled as error:
+            print(error.partial_answer)
+        ```
+    """
 
     kind = "cancelled"
     exit_code = 130

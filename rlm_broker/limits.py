@@ -37,7 +37,7 @@ MOST_CHARS = 200
 MOST_DIGITS = 18
 """Digits of a whole number given as text; longer text is not read as a number.
 
-18 digits stay below the 4,300 at which `int` raises `ValueError`, and above any limit that has a meaning.
+18 digits stay below the 4,300 at which `int` raises `ValueError`, and above any limit with a meaning.
 """
 
 
@@ -60,7 +60,7 @@ class _Bounds(BaseModel):
     def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Raise `ConfigurationError` in place of pydantic's error.
 
-        The context of the validation maps a limit's name to the words that say where its value came from.
+        The context of the validation maps a limit's name to the words saying where its value came from.
         """
         sources = info.context or {}
         written = given if isinstance(given, dict) else {}
@@ -86,12 +86,17 @@ class RunLimits(_Bounds):
     `model_validate` takes a dict, such as a table of a settings file. There, text with a unit is accepted for each name
     that ends in `_bytes` or `_s`: `{"run_timeout_s": "1h30m"}`.
 
+    Example:
+        ```python
+        print(rlm.completion("a", "How many?", limits=RunLimits(max_iterations=5, max_budget_usd=0.1)).response)  # 2
+        ```
+
     Raises:
-        ConfigurationError: A name is not that of a limit, or a value is not allowed for its limit.
+        ConfigurationError: A name is not a limit's, or a value is not allowed for its limit.
     """
 
     max_depth: NonNegativeInt = 1
-    """Maximum levels that have a REPL; a child query below them is answered by a plain completion.
+    """Maximum levels with a REPL; a child query below them is answered by a plain completion.
 
     0 makes the run itself a plain completion. 1 gives a REPL to the root run alone.
     """
@@ -202,8 +207,14 @@ class RunLimits(_Bounds):
 class ReplLimits(_Bounds):
     """Limits of one REPL, with all processes that its code starts. None means no limit.
 
+    Example:
+        ```python
+        with Sandbox(ReplLimits(memory_bytes=512 << 20, block_timeout_s=5)) as sandbox, sandbox.repl() as repl:
+            print(repl.execute("x = bytes(1 << 30)").error)  # MemoryError
+        ```
+
     Raises:
-        ConfigurationError: A name is not that of a limit, or a value is not allowed for its limit.
+        ConfigurationError: A name is not a limit's, or a value is not allowed for its limit.
     """
 
     memory_bytes: Annotated[int, Field(ge=1 << 20, le=MOST)] = 2 << 30
@@ -230,7 +241,7 @@ class ReplLimits(_Bounds):
     later_context_bytes: Annotated[int, Field(ge=0, le=MOST)] = 0
     """Bytes of contexts that one REPL can be given by `repl.add_context` while it lives; more is refused.
 
-    These contexts are mapped, and their address space comes on top of that of `memory_bytes`. With 0 the REPL can be
+    These contexts are mapped, and their address space comes on top of `memory_bytes`. With 0 the REPL can be
     given none.
     """
     max_repl_restarts: NonNegativeInt = 5
@@ -255,7 +266,7 @@ class ReplLimits(_Bounds):
     max_output_lines: Annotated[int, Field(ge=1, le=MOST)] | None = None
     """Maximum lines kept per block and stream; longer output keeps its beginning and its end, half each.
 
-    A line ends with a newline. Text that Python code prints and bytes that are written to descriptor 1 or 2 are counted
+    A line ends with a newline. Text that Python code prints and bytes written to descriptor 1 or 2 are counted
     apart. A note says how much was cut. `max_output_bytes` holds as well.
     """
     max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20

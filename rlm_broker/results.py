@@ -17,7 +17,13 @@ BlockStatus = Literal["ok", "error", "exited", "interrupted", "killed"]
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation. `content` is text, or a list of content parts in the provider's own shape."""
+    """One message of a conversation. `content` is text, or a list of content parts in the provider's own shape.
+
+    Example:
+        ```python
+        LMRequest((ChatMessage("system", "Be brief."), ChatMessage("user", "Is Rome a city?")))
+        ```
+    """
 
     role: Role
     content: str | list[Any]
@@ -26,6 +32,12 @@ class ChatMessage:
 @dataclass(frozen=True, slots=True)
 class Call:
     """One language model call that was answered. `LMHandler.batch_completion` also returns calls that failed.
+
+    Example:
+        ```python
+        call = handler.batch_completion(["Say a word."])[0]
+        print(call.problem or call.response)  # an answer
+        ```
 
     Attributes:
         root_model: Name of the model that served the call.
@@ -46,7 +58,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One entry of a folder in a REPL. A symbolic link is described itself, never its target."""
+    """One entry of a folder in a REPL. A symbolic link is described itself, never its target.
+
+    Example:
+        ```python
+        repl.files.write("data.csv", b"a,b")
+        print(repl.files.list())  # [FileEntry(name='data.csv', kind='file', size_bytes=3)]
+        ```
+    """
 
     name: str
     kind: Literal["file", "folder", "link", "other"]
@@ -56,6 +75,12 @@ class FileEntry:
 @dataclass(frozen=True, slots=True)
 class PostMortem:
     """Activity and usage of a killed REPL, as far as they could be seen from outside.
+
+    Example:
+        ```python
+        block = repl.execute("import os; os._exit(3)")
+        print(block.status, block.post_mortem)  # killed ...
+        ```
 
     Attributes:
         where: Sentence about the line that the block was executing; empty if the line is unknown.
@@ -75,6 +100,12 @@ class PostMortem:
 @dataclass(frozen=True, slots=True)
 class Variable:
     """A variable of code in a REPL. The REPL reported it, so it is not trusted.
+
+    Example:
+        ```python
+        block = repl.execute("words = context.split()", variables=True)
+        print(block.variables)  # (Variable(name='words', type='list', size=2),)
+        ```
 
     Attributes:
         name: At most 60 characters.
@@ -112,6 +143,12 @@ class _WithValues(Presentable):
 @dataclass(frozen=True, slots=True, repr=False)
 class Block(_WithValues):
     """One executed code block and its outcome. Its `repr` is one line; a notebook shows a page.
+
+    Example:
+        ```python
+        block = repl.execute("print(len(context))")
+        print(block.status, block.stdout)  # ok 9
+        ```
 
     Attributes:
         code: Source text of the block.
@@ -202,7 +239,14 @@ def without_displays(block: Block, omitted: int = 0) -> Block:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Iteration:
-    """One turn of a run: its number from 1, the model's whole reply, and the blocks that ran for it, in order."""
+    """One turn of a run: its number from 1, the model's whole reply, and the blocks that ran for it, in order.
+
+    Example:
+        ```python
+        for turn in rlm.completion("a", "How many?").trajectory:
+            print(turn.number, [block.status for block in turn.blocks])  # 1 ['ok']
+        ```
+    """
 
     number: int
     reply: str
@@ -218,6 +262,12 @@ class ChildTrace:
     """One child run: depth, seconds, and previews of its prompt and result, of at most 80 characters each.
 
     `result_preview` is None if the child failed, and `error` then says why.
+
+    Example:
+        ```python
+        for child in rlm.completion("a", "How many?").child_traces:
+            print(child.depth, child.duration_s, child.error or child.result_preview)
+        ```
     """
 
     depth: int
@@ -229,7 +279,13 @@ class ChildTrace:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Isolation level and the names of its layers, as the worker reported them before any model code ran."""
+    """Isolation level and the names of its layers, as the worker reported them before any model code ran.
+
+    Example:
+        ```python
+        print(repl.isolation.level, repl.isolation.layers)
+        ```
+    """
 
     level: str
     layers: tuple[str, ...] = ()
@@ -238,6 +294,13 @@ class Isolation:
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion(Presentable):
     """Outcome of a run. Its `repr` is one line, a notebook shows a page, and `to_dict` returns all of it.
+
+    Example:
+        ```python
+        completion = rlm.completion("a", "How many?")
+        print(completion.response, completion.iterations)  # 2 1
+        print(completion.usage_summary.total_calls)  # 1
+        ```
 
     Attributes:
         response: Answer as text; None if the run ended without one.
@@ -284,6 +347,11 @@ class Completion(Presentable):
 
         Usage has the shape of `Usage.to_dict`. In `parsed`, pydantic models, dataclasses and Structs become dicts.
         Values without a JSON form become text, and NaN and infinities become None.
+
+        Example:
+            ```python
+            rlm.completion("a", "How many?").to_dict()["response"]  # '2'
+            ```
         """
         shown = {each.name: jsonable(getattr(self, each.name)) for each in dataclasses.fields(self)}
         shown["usage_summary"] = self.usage_summary.to_dict()
@@ -291,5 +359,11 @@ class Completion(Presentable):
         return shown
 
     def to_json(self) -> str:
-        """Return `to_dict` as JSON text."""
+        """Return `to_dict` as JSON text.
+
+        Example:
+            ```python
+            Path("answer.json").write_text(rlm.completion("a", "How many?").to_json())
+            ```
+        """
         return as_json(self.to_dict())

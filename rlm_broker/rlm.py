@@ -175,6 +175,11 @@ class RLM(AsyncResource):
     ) -> Completion:
         """Answer a question about a context, and return the outcome of the run.
 
+        Example:
+            ```python
+            print(rlm.completion(Path("report.txt"), "How many pumps were repaired?", output_type=int).parsed)  # 2
+            ```
+
         Args:
             prompt, context: Context, under one of its names: text, plain values or a path; see `context.store`.
             root_prompt, question: Question, under one of its names. None: the task is in the context.
@@ -204,7 +209,14 @@ class RLM(AsyncResource):
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
     ) -> Completion:
-        """Answer as `completion` does, with its arguments. Cancelling it ends the run and everything below it."""
+        """Answer as `completion` does, with its arguments. Cancelling it ends the run and everything below it.
+
+        Example:
+            ```python
+            questions = ["How many lines are there?", "Which is the longest?"]
+            await asyncio.gather(*(rlm.acompletion(Path("report.txt"), each) for each in questions))
+            ```
+        """
         given = given_once(prompt, root_prompt, context, question)
         request = self._asked(*given, output_type, model, limits, timeout_s)
         return await self._engine.start(request)
@@ -225,6 +237,13 @@ class RLM(AsyncResource):
 
         Leaving the loop ends the run and everything below it; use `contextlib.aclosing`. For a partial answer use
         `start`, whose handle outlives the loop.
+
+        Example:
+            ```python
+            async with contextlib.aclosing(rlm.stream("a", "How many?")) as events:
+                async for event in events:
+                    print(event)
+            ```
         """
         given = given_once(prompt, root_prompt, context, question)
         async with self.start(*given, output_type=output_type, model=model, limits=limits, timeout_s=timeout_s) as run:
@@ -253,6 +272,12 @@ class RLM(AsyncResource):
         In a coroutine the run uses the caller's event loop, elsewhere a background loop of this process. Arguments
         replace those of the `RLM` for this run.
 
+        Example:
+            ```python
+            run = rlm.start("a", "How many?", limits=Limits(max_iterations=5))
+            print(run.result(timeout_s=60).response)  # 2
+            ```
+
         Args:
             context: Text, a dict or list of plain values, or a path; see `context.store`.
             question: Question; None: the task is in the context.
@@ -261,7 +286,7 @@ class RLM(AsyncResource):
             timeout_s: Short for `limits=RunLimits(run_timeout_s=...)`, in seconds.
             output_type: As for `completion`.
             on_event: Called with each event of this run, in addition to that of the `RLM`.
-            place: Async context manager that the run enters before it begins, and leaves at its end, such as an
+            place: Async context manager that the run enters before it begins, and leaves at its end, for example an
                 `asyncio.Semaphore`. The wait for it does not count as time of the run.
             repl: REPL of `persistent_repl` that the run takes in place of one of its own.
 
@@ -318,8 +343,14 @@ class RLM(AsyncResource):
     ) -> Batch:
         """Answer many questions, and return a handle that yields each result as it is done.
 
-        With `out`, a call that was killed is gone on with by the same call: finished items are left out, and calls of
+        With `out`, a killed call is gone on with by the same call: finished items are left out, and calls of
         models that were paid are answered from the journal beside the file.
+
+        Example:
+            ```python
+            items = [{"id": path.name, "path": path, "question": "What failed?"} for path in Path("logs").iterdir()]
+            print({result.id: result.answer for result in rlm.batch(items, out="answers.jsonl")})
+            ```
 
         Args:
             items: Iterable or async iterable of `BatchItem`, or of dicts with the keys `id`, `question`, `context` or

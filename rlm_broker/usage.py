@@ -9,6 +9,11 @@ from typing import Any
 class Usage:
     """Usage of calls to one model. `a + b` adds two; the sum's cost is known only if both costs are.
 
+    Example:
+        ```python
+        print(Usage(total_calls=1, total_cost=0.5) + Usage(total_calls=2, total_cost=0.25))
+        ```
+
     Attributes:
         total_calls: Calls that were made. A call with several attempts counts once.
         total_input_tokens, total_output_tokens: Tokens as the provider counted them; 0 if it did not.
@@ -31,7 +36,13 @@ class Usage:
         return tally.usage
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shape of other RLM runtimes: `total_cost` only if known, the last two only if above 0."""
+        """Return the shape of other RLM runtimes: `total_cost` only if known, the last two only if above 0.
+
+        Example:
+            ```python
+            Usage(total_calls=1).to_dict()["total_calls"]  # 1
+            ```
+        """
         cost: dict[str, Any] = {} if self.total_cost is None else {"total_cost": self.total_cost}
         stored = {"stored_calls": self.stored_calls} if self.stored_calls else {}
         cached = {"cached_input_tokens": self.cached_input_tokens} if self.cached_input_tokens else {}
@@ -75,7 +86,14 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
-    """Usage by the name of the model that served the calls."""
+    """Usage by the name of the model that served the calls.
+
+    Example:
+        ```python
+        usage = rlm.completion("a", "How many?").usage_summary
+        print(usage.total_calls, usage.total_cost, usage.model_usage_summaries.keys())
+        ```
+    """
 
     model_usage_summaries: Mapping[str, Usage] = field(default_factory=dict)
 
@@ -105,7 +123,13 @@ class UsageSummary:
         return self.total.total_cost
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shape of other RLM runtimes: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`."""
+        """Return the shape of other RLM runtimes: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`.
+
+        Example:
+            ```python
+            UsageSummary({"gpt-5": Usage(total_calls=1)}).to_dict()["model_usage_summaries"]["gpt-5"]
+            ```
+        """
         summary: dict[str, Any] = {
             "model_usage_summaries": {model: usage.to_dict() for model, usage in self.model_usage_summaries.items()}
         }

@@ -29,7 +29,7 @@ import psutil
 from rlm_broker import RLM, LMHandler, Sandbox
 from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.limits import Limits
 from rlm_broker.usage import Usage

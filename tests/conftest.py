@@ -35,7 +35,7 @@ FAST = (
     "rlm_broker/concurrency/test_resource.py",
     "rlm_broker/concurrency/test_turns.py",
     "rlm_broker/context/test_globs.py",
-    "rlm_broker/context/test_stored.py",
+    "rlm_broker/context/test_stored_context.py",
     "rlm_broker/context/test_text.py",
     "rlm_broker/evaluation/test_questions.py",
     "rlm_broker/evaluation/test_scoring.py",

@@ -1,6 +1,7 @@
-"""The code of the documents runs, and prints what the documents show.
+"""The code of the documents and docstrings runs, and prints what they show.
 
-The docstring of `tests/support/page_code.py` says which blocks are run and how they are marked.
+The docstring of `tests/support/page_code.py` says which blocks of documents are run and how they are marked, that of
+`tests/support/docstring_code.py` what the examples of docstrings find.
 """
 
 import json
@@ -29,6 +30,7 @@ def _has_code(path: Path) -> bool:
 PAGES_WITH_CODE = [path for path in PAGES if _has_code(path)]
 PARTS = 6
 TOGETHER = [path for path in PAGES_WITH_CODE if path.name in WITH_LITELLM]
+WITH_DOCSTRINGS = [PROJECT / "rlm_broker", PROJECT / "sandbox_worker"]
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -44,19 +46,21 @@ def test_page_code_runs(part: int, tmp_path: Path) -> None:
     run(tmp_path=tmp_path)
 
 
-@table("path", TOGETHER, at_once=2)
-def test_code_of_pages_that_name_providers_runs(path: Path, tmp_path: Path) -> None:
-    """These are one test, so that litellm is imported by one process of all that run tests."""
+@table("path", [*TOGETHER, *WITH_DOCSTRINGS], at_once=2)
+def test_code_that_names_providers_runs(path: Path, tmp_path: Path) -> None:
+    """With the examples of docstrings. These are one test, so that litellm is imported by one process of all that run tests."""
     found = faults(path, tmp_path)
     assert not found, "\n".join(found)
 
 
 def faults(path: Path, tmp_path: Path) -> list[str]:
-    """Run the code of a page in a process of its own, and return its faults."""
+    """Run the code of a page, or of a package's docstrings, in a process of its own, and return its faults."""
     folder = tmp_path / "page"
     folder.mkdir()
     said = tmp_path / "faults.json"
-    forks = forked_python.address(*(["tests.support.page_preload"] if path.name in WITH_LITELLM else []))
+    forks = forked_python.address(
+        *(["tests.support.page_preload"] if path.name in WITH_LITELLM or path.is_dir() else [])
+    )
     page = ["-m", "tests.support.page_run", str(path), str(folder), forked_python.address(), str(said)]
     with forked_python.Python(page, cwd=PROJECT, stdout=subprocess.DEVNULL, forks=forks) as process:
         process.communicate(timeout=WAIT_S)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rlm_broker
-from scripts.lint import documents, patterns, prose, public_names, ratchet, rooms, shapes
+from scripts.lint import documents, examples, patterns, prose, public_names, ratchet, rooms, shapes
 from scripts.lint.project import Figure, Finding, Project
 from tests.support.tables import table
 
@@ -135,6 +135,9 @@ BREAKS = [
     (public_names, "rlm_broker/__init__.py", FACE.replace('": "Run', '": "Walk'), ":1: Walk: the TYPE_CHECKING block"),
     (public_names, "rlm_broker/__init__.py", FACE.replace(" as Run", ""), "imported without `as Run`"),
     (public_names, "rlm_broker/__init__.py", FACE.replace('"Run"', '"Run Run"'), "Run is exported twice"),
+    (examples, RUN, PUBLIC, "Run is public and has no example"),
+    (examples, RUN, PUBLIC, "0 of 1 public methods have an example"),
+    (examples, RUN, PUBLIC.replace("A run.", ">>> Run()"), "scripts/lint/examples.py:1: exceptions that do not hold"),
 ]
 
 

@@ -43,9 +43,9 @@ def test_protocol_page_has_every_message() -> None:
     decoders |= dict.fromkeys(get_args(messages.FromWorker), messages.decode_from_worker)
     decoders |= dict.fromkeys(get_args(messages.FromOrchestrator), messages.decode_from_orchestrator)
     for kind, decode in decoders.items():
-        name = kind.__name__
-        assert f"### {name} {{ #{name.lower()} }}" in text
-        assert type(decode(frames[name.lower()])) is kind
+        tag = str(kind.__struct_config__.tag)
+        assert f"### {tag.capitalize()} {{ #{tag} }}" in text
+        assert type(decode(frames[tag])) is kind
     parts = set(re.findall(r"^<!-- generated: (?:part|message) (\w+) -->$", text, re.MULTILINE))
     assert parts >= {kind.__name__ for kind in decoders} | {
         "Slot",

@@ -7,11 +7,11 @@ taking results stops the feeding, and memory stays flat.
 A batch ends in one of these ways. All pass through `_end`, and the caller gets the results that are there first:
 
 - All items are finished.
-- A limit of the batch, a failure that every further call would meet, a disk that is full, `stop` or Ctrl+C: no further
+- A limit of the batch, a failure that every further call would meet, a full disk, `stop` or Ctrl+C: no further
   call is sent, those that are under way have `DRAIN_S` to end, and then all runs are cancelled. Their items stay
   unfinished, and the answers are in the journal.
 - `cancel`, a second `stop`, or leaving the context manager: all runs are cancelled at once.
-- An item cannot be used, or the iterable of the items raises: the runs that are under way go on to their end.
+- An item cannot be used, or the iterable of the items raises: the runs under way go on to their end.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from rlm_broker.usage import Usage
 TELLS_SECONDS_S = 5.0
 """Seconds between two notes of the time that was worked."""
 DRAIN_S = 20.0
-"""Seconds for calls that are under way when a batch ends: their answers are paid, and are kept in the journal."""
+"""Seconds for calls under way when a batch ends: their answers are paid, and are kept in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class BatchRequest:
         trajectories: Whether lines of results have the conversations.
         out: File of results; None keeps none.
         retry_failed: Whether items that have failed run again.
-        settings_changed: Whether other limits than the journal has are taken for the items that are left.
+        settings_changed: Whether other limits than the journal has are taken for the items left.
         samples: Times that each item is asked.
         root: Folder to which names of paths are relative in digests; None takes names as they are.
 
@@ -100,7 +100,7 @@ class BatchRequest:
 
 
 class Batch(AsyncResource):
-    """Many questions that are being answered. `RLM.batch` makes it.
+    """Many questions being answered. `RLM.batch` makes it.
 
     Iterate over it, with `for` or `async for`: each `BatchResult` comes as its item is done. It begins with the first
     result that is asked for, or as a context manager, which ends all runs when it is left.
@@ -179,12 +179,27 @@ class Batch(AsyncResource):
         """Send no further call, let those under way end for 20 s, and keep their answers in the journal.
 
         Items that are not finished stay so, and iterating raises `RunCancelled`. A second call ends all runs at once.
+
+        Example:
+            ```python
+            for result in (batch := rlm.batch(items)):
+                if result.failure:
+                    batch.stop()
+            ```
         """
         if self._event_loop is not None:
             self._event_loop.call_soon(lambda: self._end(RunCancelled()))
 
     def cancel(self) -> None:
-        """End all runs at once. Their items stay unfinished, and iterating raises `RunCancelled`."""
+        """End all runs at once. Their items stay unfinished, and iterating raises `RunCancelled`.
+
+        Example:
+            ```python
+            for result in (batch := rlm.batch(items)):
+                if result.failure:
+                    batch.cancel()
+            ```
+        """
         if self._event_loop is not None:
             self._event_loop.call_soon(lambda: self._end(RunCancelled(), at_once=True))
 
@@ -247,7 +262,7 @@ class Batch(AsyncResource):
         self._spending = Spending(limits, {} if journal is None else journal.spent, self._end)
 
     def _end(self, error: BaseException, *, at_once: bool = False) -> None:
-        """End the batch with an error, after the calls that are under way. The first error counts; a second one ends
+        """End the batch with an error, after the calls under way. The first error counts; a second one ends
         the wait for the calls."""
         if self._main is None or self._main.done():
             return
@@ -350,7 +365,7 @@ class Batch(AsyncResource):
             self._places.release()
 
     async def _finish(self, fed: Fed, result: BatchResult, turns: dict[str, Turns] | None) -> None:
-        """Write a result down, and give it out. An item that was cancelled from outside stays unfinished."""
+        """Write a result down, and give it out. An item cancelled from outside stays unfinished."""
         journal = self._journal
         if journal is not None and not isinstance(result.failure, RunCancelled):
             more: dict[str, Any] = {"sample": fed.sample} if self._batch.samples > 1 else {}

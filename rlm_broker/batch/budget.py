@@ -26,8 +26,14 @@ MOST_LASTING = 10
 class BatchLimits:
     """Limits of a whole batch, over all processes that have worked on it. None means no limit.
 
-    A limit that is reached ends the batch with `LimitReached`. Calls that are under way then have 20 seconds to end,
+    A limit that is reached ends the batch with `LimitReached`. Calls under way then have 20 seconds to end,
     and their answers are kept in the journal. Items that are not finished can be gone on with, under a higher limit.
+
+    Example:
+        ```python
+        limits = BatchLimits(max_budget_usd=20, timeout_s=3_600)
+        results = list(rlm.batch(items, limits=limits))
+        ```
 
     Attributes:
         max_budget_usd: Maximum cost in US dollars. The price of each model must be known.

@@ -34,7 +34,7 @@ def item_of(given: object, where: str) -> BatchItem:
 
     Args:
         given: A `BatchItem`, or a mapping with the keys `KEYS`.
-        where: Place of the item for errors, such as "item 3".
+        where: Place of the item for errors, for example "item 3".
 
     Raises:
         ConfigurationError: A key is missing, unknown or of the wrong type.
@@ -94,7 +94,7 @@ def items_of_lines(lines: Iterable[bytes], name: str) -> Iterator[BatchItem]:
 def digest_of(item: BatchItem, root: Path | None = None) -> bytes:
     """Return the digest of an item's question and context.
 
-    A path counts by its name, and by the name, size and time of each file that it stands for. Objects of other classes
+    A path counts by its name, and by the name, size and time of each file it stands for. Objects of other classes
     than JSON has count by their class alone.
 
     Args:
@@ -202,10 +202,10 @@ class Feeding:
     A plain iterable is pulled in a thread, so that one that blocks holds no event loop.
 
     Args:
-        items: Items, or mappings of which items are made.
+        items: Items, or mappings to make items of.
         known: Maps the key of each finished item or sample to the digest of the item. The keys of items that are
             pulled are added, so that no id comes twice.
-        on_skipped: Called with the number of items that were left out, on the thread or the event loop.
+        on_skipped: Called with the number of items left out, on the thread or the event loop.
         samples: Times that each item is asked.
         root: Folder to which names of paths are relative in digests.
     """
@@ -230,7 +230,7 @@ class Feeding:
         """Yield the items that are to run.
 
         Raises:
-            ConfigurationError: An item cannot be used, has the id of another one, or is not the one that was finished
+            ConfigurationError: An item cannot be used, has the id of another one, or is not the finished one
                 under its id.
         """
         if isinstance(self._items, AsyncIterable):

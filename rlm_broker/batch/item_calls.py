@@ -2,11 +2,11 @@
 
 Theory of operation. Code in a REPL is seeded, so a run that begins again asks what the one before has asked, up to the
 place where that ended. `ItemCalls` stands between the run and the broker. The first call with some request gets the
-first answer to that request, the second call the second answer, and so on: equal requests are told apart by their order
+first answer to that request, the second call the second answer, and so on: equal requests differ by their order
 alone, as in a recording. All other calls go to the broker, and the journal has the answer before the run gets it. A
 failed call is not kept: a further process may have better luck.
 
-A request is found by its digest, so no prompt is written down. An answer from the journal has the usage that it had
+A request is found by its digest, so no prompt is written down. An answer from the journal has the usage it had
 when it was paid, so the limits of a run hold over all processes. `replayed` says how much of that was paid before.
 """
 
@@ -96,7 +96,7 @@ class ItemCalls:
 
     @property
     def summary(self) -> UsageSummary:
-        """Usage of all calls that were paid, by this process and by earlier ones, by model."""
+        """Usage of all paid calls, by this process and by earlier ones, by model."""
         sums = defaultdict[str, Usage](Usage)
         for (model, _), usage in self._paid.items():
             sums[model] += usage
@@ -111,11 +111,11 @@ class ItemCalls:
         return dict(sums)
 
     def abandon(self) -> None:
-        """Let calls that are under way go on when they are cancelled: they are paid, and the journal keeps them."""
+        """Let calls under way go on when they are cancelled: they are paid, and the journal keeps them."""
         self._is_abandoned = True
 
     async def aclose(self) -> None:
-        """End the calls that are under way still."""
+        """End the calls under way still."""
         for call in self._under_way:
             call.cancel()
         if self._under_way:

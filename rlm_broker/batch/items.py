@@ -22,6 +22,12 @@ ItemStatus = Literal["answered", "limited", "failed"]
 class BatchItem:
     """One question of a batch.
 
+    Example:
+        ```python
+        items = [BatchItem(path.name, path, "Which service failed?") for path in Path("logs").iterdir()]
+        print({result.id: result.answer for result in rlm.batch(items)})
+        ```
+
     Attributes:
         id: Text that no other item of the batch has.
         context: Context, in any form that `RLM.start` takes.
@@ -39,6 +45,12 @@ class BatchItem:
 class BatchResult:
     """Outcome of one item.
 
+    Example:
+        ```python
+        for result in rlm.batch(items):
+            print(result.id, result.error or result.answer, result.usage.total_cost)
+        ```
+
     Attributes:
         id, metadata: Those of the item.
         sample: Number of the sample, from 0, if the item is asked several times.
@@ -46,13 +58,13 @@ class BatchResult:
         answer: Answer as text; the best answer so far if a limit ended the run; else None.
         parsed: Answer as a value of the wanted `output_type`, or None.
         limit: Name of the limit that ended the run, or at which the model was asked for its best answer; else None.
-        error: Sentence that says why there is no answer, or None.
-        error_kind: `kind` of that error, such as "provider", or None.
+        error: Sentence saying why there is no answer, or None.
+        error_kind: `kind` of that error, for example "provider", or None.
         usage, usage_by_depth: Usage of the item over all attempts to answer it.
         replayed: The part of it that an earlier process or attempt paid, and that was taken from the journal.
         seconds: Duration of the last attempt.
         score: Value that the function `score` returned, as JSON has it; None if there is none.
-        score_error: Sentence that says why the function failed, or None.
+        score_error: Sentence saying why the function failed, or None.
         completion: Outcome of the run; None if it failed.
         failure: Error that ended the run, with its conversation; None if it did not fail.
     """
@@ -127,7 +139,7 @@ def result_line(
         result: The result.
         digest: Digest of the item.
         turns: Turns of each run by its name, for conversations; None leaves them out.
-        more: Further keys, such as `sample`.
+        more: Further keys, for example `sample`.
     """
     line: dict[str, Any] = {"id": result.id, **(more or {}), "status": result.status, "answer": result.answer}
     if result.parsed is not None:

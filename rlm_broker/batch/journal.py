@@ -1,6 +1,6 @@
 """The journal of a batch: one SQLite file beside the results, from which the same batch goes on after any kill.
 
-Theory of operation. `items` has the items that are finished, `calls` the calls that were paid for all others, `spent`
+Theory of operation. `items` has the finished items, `calls` the calls paid for all others, `spent`
 what was used by model, and `header` the settings, the seed and the time. One thread writes: all work that has come
 meanwhile is one transaction.
 
@@ -101,7 +101,7 @@ class Journal:
         finished: Maps the digest of each finished item's id to the digest of the item.
         failed: Number of finished items that failed.
         spent: Usage by model of all processes before this one.
-        seconds: Seconds that they have worked.
+        seconds: Seconds they have worked.
         changed: Settings by name that are others now than in the beginning.
 
     Raises:
@@ -144,7 +144,7 @@ class Journal:
             settings: Settings on which the results depend, as JSON values.
             seed: Seed of the runs, or None.
             retry_failed: Whether items that have failed run again. Their results are removed.
-            takes_others: Whether other limits and prompts are taken for the items that are left.
+            takes_others: Whether other limits and prompts are taken for the items left.
 
         Raises:
             ConfigurationError: Settings differ, or the files cannot be used.
@@ -164,7 +164,7 @@ class Journal:
     def close(self) -> None:
         """Close the files. Harmless when repeated."""
         if self._database is not None:
-            with contextlib.suppress(ConfigurationError, sqlite3.Error, OSError):  # a full disk was told already
+            with contextlib.suppress(ConfigurationError, sqlite3.Error, OSError):  # a full disk was reported already
                 self._flush()
                 self._settle()
                 self._execute("PRAGMA incremental_vacuum")
@@ -192,13 +192,13 @@ class Journal:
         return await asyncio.wrap_future(self._thread.submit(lambda: self._calls_of(item)))
 
     async def keep(self, item: bytes, call: AnsweredCall) -> None:
-        """Write down a call that was paid for an item. Once this returns, a kill does not lose it.
+        """Write down a call paid for an item. Once this returns, a kill does not lose it.
 
         If the disk is full, this waits until it is cancelled. An error would become the result of the item.
         """
         try:
             await self._written(lambda: self._add_call(item, call))
-        except ConfigurationError:  # the one who has called `begin` is told
+        except ConfigurationError:  # the caller of `begin` gets it
             await asyncio.Event().wait()
 
     async def finish(

@@ -11,18 +11,24 @@ from rlm_broker.usage import Usage
 class BatchProgress:
     """Progress of a batch at one moment.
 
+    Example:
+        ```python
+        for _ in (batch := rlm.batch(items)):
+            print(f"{batch.progress.done} of {batch.progress.total}")  # 1 of 1
+        ```
+
     Attributes:
         total: Items in all; None while that is not known.
         done: Items that this process has finished, in whichever way they ended.
         failed, limited: Items among them that failed, and that a limit ended.
         skipped: Items of the input that an earlier process had finished, as far as the input was read.
         failed_before: Failed items in the file of results from before this process, which it does not ask again.
-        running: Items that are under way.
+        running: Items under way.
         usage: Usage of all processes that have worked on the batch.
         replayed: The part of it that this process took from the journal, and did not pay again.
         seconds: Seconds that this process has worked.
         rate: Items that this process finished a second.
-        left_s: Estimated seconds until the end; None while that cannot be told.
+        left_s: Estimated seconds until the end; None while it is unknown.
     """
 
     total: int | None = None

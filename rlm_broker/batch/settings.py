@@ -70,10 +70,10 @@ def changed_settings(
         changed: Settings by name that were others in the last process.
         now: Settings of this process.
         seeds: The seed before and now, if both are known.
-        takes_others: Whether other limits and prompts are taken for the items that are left.
+        takes_others: Whether other limits and prompts are taken for the items left.
 
     Raises:
-        ConfigurationError: Settings differ from those of the last process. The message shows the first differences.
+        ConfigurationError: Settings differ from the last process's. The message shows the first differences.
     """
     beginning, present = dict(_flat(first)), dict(_flat(now))
     before, after = beginning | dict(changed), dict(present)
@@ -94,7 +94,7 @@ def changed_settings(
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings with their names, such as `limits.max_depth`."""
+    """Yield settings with their names, for example `limits.max_depth`."""
     if isinstance(value, Mapping) and (value or not name):
         for key, each in value.items():
             yield from _flat(each, f"{name}.{key}" if name else str(key))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rlm_broker.errors import ConfigurationError
 
 INDEX_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
-"""Variables that have the number of this task, in the order in which they are looked for."""
+"""Variables with the number of this task, in the order in which they are looked for."""
 _GIVEN = re.compile(r"(auto|\d{1,7})/(\d{1,7})")
 _NAME = re.compile(r"\.(\d+)-of-(\d+)\Z")
 

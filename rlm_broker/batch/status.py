@@ -28,11 +28,11 @@ class BatchStatus:
         out: File of results.
         process: Id of a process that works on it now; None if there is none, or it cannot be seen.
         shards: Shards whose files are there, and shards in all; None if the batch has none.
-        done: Items that have a result.
+        done: Items with a result.
         answered: Items with an answer that no limit cut short.
         failed: Number of failed items, by the `kind` of their error.
         limited: Number of items that a limit ended, by the limit.
-        unfinished: Items that have no result, and calls that were paid for them.
+        unfinished: Items without a result, and calls paid for them.
         unfinished_usage: Usage of those calls.
         usage: Usage of all items by model, with the unfinished ones.
         replayed: The part of it that runs took from the journal.

@@ -60,6 +60,12 @@ class Broker(AsyncResource):
 
     Use it as a context manager, or `start` and `stop` it. It closes no client: each belongs to the code that made it.
 
+    Example:
+        ```python
+        with LMHandler(OpenAICompatibleClient("http://localhost:8000/v1", "qwen3")) as handler:
+            print(handler.completion("Say a word."))
+        ```
+
     Args:
         client: Client for depth 0, and for all calls that no other client serves.
         host: Address to bind; one beyond loopback is refused unless `insecure_bind`.
@@ -113,7 +119,14 @@ class Broker(AsyncResource):
     # -- the field's names -------------------------------------------------------------------------------------------
 
     def register_client(self, model_name: str, client: Client | FieldLike) -> None:
-        """Make `client` available under `model_name`."""
+        """Make `client` available under `model_name`.
+
+        Example:
+            ```python
+            handler.register_client("judge", ScriptedClient(["good"]))
+            print(handler.completion("How is it?", model="judge"))  # good
+            ```
+        """
         self.routing.register(model_name, client)
 
     def serve(self, client: Client, serving: Serving) -> None:
@@ -173,6 +186,11 @@ class Broker(AsyncResource):
     def completion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
         """Ask a model, on behalf of the orchestrator's own code; return the text of the reply.
 
+        Example:
+            ```python
+            print(handler.completion("Say a word."))  # an answer
+            ```
+
         Args:
             prompt: Text, a message as a dict, or a list of messages.
             model: As for `get_client`.
@@ -196,6 +214,12 @@ class Broker(AsyncResource):
     ) -> list[Call]:
         """Ask a model for many prompts at the same time, on behalf of the orchestrator's own code. Ctrl+C ends all
         calls.
+
+        Example:
+            ```python
+            calls = handler.batch_completion(["Say a word.", "Say two words."], max_concurrent=2)
+            print([call.response for call in calls])  # ['an answer', 'an answer']
+            ```
 
         Args:
             prompts: Prompts, each as for `completion`.
@@ -248,7 +272,14 @@ class Broker(AsyncResource):
         return [each or Call(client.model_name, "", Usage(), 0.0, problem=CANCELLED_ITSELF) for each in calls]
 
     def get_usage_summary(self) -> UsageSummary:
-        """Return the usage so far, by the model that served."""
+        """Return the usage so far, by the model that served.
+
+        Example:
+            ```python
+            handler.completion("Say a word.")
+            handler.get_usage_summary().total_calls  # 1
+            ```
+        """
         totals = defaultdict[str, Tally](Tally)
         for (model, _), tally in self._usage.items():
             totals[model].add(tally.usage)

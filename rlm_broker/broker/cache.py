@@ -38,9 +38,15 @@ class Cache:
 
     The file has no prompts, only their SHA-256; it has the replies. Those that were used longest ago are removed first.
 
+    Example:
+        ```python
+        with contextlib.closing(Cache("replies.sqlite", max_bytes=1 << 30)) as cache:
+            RLM("openai/gpt-5-mini", models=Models(cache=cache)).completion("a", "Which letter is it?")
+        ```
+
     Args:
         path: The file; it is made if it does not exist, for this user alone.
-        max_bytes: Bytes of replies that it keeps, about.
+        max_bytes: Bytes of replies it keeps, about.
 
     Raises:
         ConfigurationError: The file cannot be made, is something else, or is writable by other users, who could then

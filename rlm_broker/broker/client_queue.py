@@ -56,12 +56,19 @@ OnRetry = Callable[[int, float, str], None]
 class Serving:
     """Bounds and retries with which a client is called.
 
+    Example:
+        ```python
+        with LMHandler(OpenAICompatibleClient("http://localhost:8000/v1", "qwen3")) as handler:
+            handler.serve(handler.get_client(), Serving(max_concurrent=4, max_retries=1))
+            handler.completion("Say a word.")
+        ```
+
     Attributes:
         max_concurrent: Calls at the same time; further ones wait. None takes the client's own bound.
         requests_per_minute, tokens_per_minute: Most within any 60 s; further calls wait. None sets no bound.
         max_retries: Further attempts after a failure that may pass.
         attempt_timeout_s: Seconds that one attempt may take; None leaves them to the limit of the call.
-        fallbacks: Clients that are asked in its place, in this order, if it fails and the request is not at fault.
+        fallbacks: Clients asked in its place, in this order, if it fails and the request is not at fault.
         cooldown_s: Seconds for which the fallbacks are asked first, after `FAILURES_TO_COOL` failed calls in a row.
     """
 
@@ -78,7 +85,7 @@ class PendingCall(msgspec.Struct):
     """One call on its way to its client.
 
     Attributes:
-        limit_s: Seconds that it may take. Attempts and pauses count; waiting for places and rates does not.
+        limit_s: Seconds it may take. Attempts and pauses count; waiting for places and rates does not.
         session: Run on whose behalf it is made: sessions take turns.
         spent_s: Seconds of `limit_s` that are used.
     """

@@ -22,7 +22,7 @@ ModelPolicy = Literal["allow", "pinned", "open"]
 - `allow`: the registered names, the routes and the sub-model. The root model only if it is the sub-model, too: a cheap
   fan-out must not silently become an expensive one.
 - `pinned`: none. A name in a query is ignored, and the depth decides.
-- `open`: any name, also that of the root model.
+- `open`: any name, also the root model's.
 """
 
 _POLICIES = ("allow", "pinned", "open")
@@ -31,15 +31,22 @@ _SHOWN_NAME_CHARS = 80
 _DEPTHS = re.compile(r"(\d{1,9})(-(\d{1,9})?)?")
 """Depths of a route: "1", "1-3" or "2-"."""
 DEEPEST = sys.maxsize
-"""Last depth of a route that has no end."""
+"""Last depth of a route without end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """A rule that sends calls to the client of a given name.
 
+    Example:
+        ```python
+        routes = [Route("small", depths="1-"), Route("large", match="gpt-*")]
+        models = Models({"small": "openai/gpt-5-mini", "large": "openai/gpt-5"}, routes=routes)
+        RLM("openai/gpt-5", models=models)
+        ```
+
     Args:
-        to: A registered name, or that of the root or the sub client.
+        to: A registered name, or the name of the root or the sub client.
         match: Model that the call asks for: a name, or a pattern in which `*` is any text. None takes calls that name
             no model.
         depths: Depths at which the route holds: "0", "1-3", "2-". 0 is a root's own loop, 1 the queries of its REPL.
@@ -77,12 +84,24 @@ class Route:
         return int(first), int(first) if rest is None else DEEPEST if last is None else int(last)
 
     def takes(self, model: str | None, depth: int) -> bool:
-        """Whether the route takes a call of this model at this depth."""
+        """Whether the route takes a call of this model at this depth.
+
+        Example:
+            ```python
+            Route("large", match="gpt-*", depths="1-").takes("gpt-5", 0)  # False
+            ```
+        """
         first, last = self.range
         return first <= depth <= last and _matches(self.match, model or None)
 
     def hides(self, later: "Route") -> bool:
-        """Whether this route takes every call that `later` would take."""
+        """Whether this route takes every call that `later` would take.
+
+        Example:
+            ```python
+            Route("large", match="gpt-*").hides(Route("small", match="gpt-5-mini"))  # True
+            ```
+        """
         first, last = self.range
         return first <= later.range[0] and later.range[1] <= last and _matches(self.match, later.match)
 

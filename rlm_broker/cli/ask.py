@@ -1,4 +1,4 @@
-"""`rlm-broker ask QUESTION PATH...`: settings, one run, and what the user is told of it."""
+"""`rlm-broker ask QUESTION PATH...`: settings, one run, and what the user learns of it."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from rlm_broker.cli.settings.user_files import schema_of
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.context.text import Errors
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
 from rlm_broker.events.event import Emit, all_of
@@ -138,7 +138,7 @@ def _writer(trace: Path) -> Iterator[TraceWriter]:
 
 
 def _require_fit(question: str, paths: tuple[str, ...], files: Mapping[str, Path | None]) -> None:
-    """Refuse a question and paths that are in the wrong order or cannot be read, and files that are in their way."""
+    """Refuse a question and paths in the wrong order or cannot be read, and files in their way."""
     _require_no_address(paths)
     _require_apart(files["trace"], files["record"])
     for option, file in files.items():

@@ -52,10 +52,10 @@ def rlm_of(
     """Return an `RLM`, not open yet, that has what the settings say.
 
     Args:
-        settings: All settings. The setting `output_type` is that of a question, and not used here.
-        models: Models in place of those of the settings. A recording among them brings its models.
+        settings: All settings. The setting `output_type` is a question's, and not used here.
+        models: Models in place of the settings'. A recording among them brings its models.
         system_prompt: System prompt in place of the built-in one.
-        limits: Limits in place of those of the settings.
+        limits: Limits in place of the settings'.
         on_event: Called with each event.
 
     Raises:

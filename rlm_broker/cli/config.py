@@ -58,7 +58,7 @@ def show(*, assignments: tuple[str, ...], as_json: bool) -> None:
 
 
 def _about(name: str) -> str:
-    """Return the first sentence on a setting; on a limit, that of its docstring."""
+    """Return the first sentence on a setting; on a limit, the first of its docstring."""
     if name not in Limits.model_fields:
         return ABOUT[name]
     description = " ".join((Limits.model_fields[name].description or "").split())

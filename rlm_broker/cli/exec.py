@@ -50,7 +50,7 @@ class Script:
         code: Its source.
         argv: Its `sys.argv`.
         name: Name of its file in the scratch folder; None if it was read from stdin.
-        stdin: Text that it may read; None makes each read an EOFError.
+        stdin: Text it may read; None makes each read an EOFError.
     """
 
     code: str
@@ -195,7 +195,7 @@ def _run(repl: "SandboxedRepl", program: Script, on_output: "OnOutput | None") -
 
 
 def _at_its_limit(block: Block) -> Block:
-    """Name the limit if the program ended by an exception that stands for a refusal of memory or of a process."""
+    """Name the limit if the program ended by an exception standing for a refusal of memory or of a process."""
     found = next((limit for error, limit in OF_LIMITS.items() if block.error and block.error.startswith(error)), None)
     return block if block.limit or not found else dataclasses.replace(block, limit=found)
 

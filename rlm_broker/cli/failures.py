@@ -22,7 +22,7 @@ def fail(
     """Print why a command failed, and exit.
 
     Args:
-        command: Its name, such as `ask`; empty for `rlm-broker` itself.
+        command: Its name, for example `ask`; empty for `rlm-broker` itself.
         kind: Name of the error in JSON.
         sentence: Why it failed.
         run: The error of a run. Its partial answer and what it used become part of the JSON.

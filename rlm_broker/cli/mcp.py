@@ -30,7 +30,7 @@ def run(root: str, *, assignments: tuple[str, ...], only_config: bool, **options
 
 
 def configuration(arguments: list[str]) -> dict[str, Any]:
-    """Return what clients want in their settings, such as `mcpServers` of Claude Desktop and Cursor.
+    """Return what clients want in their settings, for example `mcpServers` of Claude Desktop and Cursor.
 
     Args:
         arguments: Arguments of `rlm-broker mcp`.

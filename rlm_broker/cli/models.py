@@ -55,7 +55,7 @@ def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
 
 
 def _server(settings: Settings) -> dict[str, Any]:
-    """Return the address of the server in the settings, and the models that it lists or the problem with it."""
+    """Return the address of the server in the settings, and the models it lists or the problem with it."""
     base_url = settings["base_url"]
     client = Model.model_validate({"name": "any", "base_url": base_url, "api_key": settings["api_key"]}).client()
     assert isinstance(client, OpenAICompatibleClient)

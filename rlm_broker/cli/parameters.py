@@ -36,7 +36,7 @@ def is_folder(path: str | Path) -> bool:
 
 
 class KeyVariable(click.ParamType[str]):
-    """The name of a variable that holds a key. A key itself is refused: all users see the arguments of a process."""
+    """The name of a variable holding a key. A key itself is refused: all users see the arguments of a process."""
 
     name = "key"
 

@@ -24,7 +24,7 @@ FEWEST_CHARS = 12
 MOST_CHARS = 60
 """Most columns of the question, and of what a run does."""
 WIDTH = 160
-"""Columns of a table that is printed to no terminal."""
+"""Columns of a table printed to no terminal."""
 REDRAWN_S = 1.0
 
 Row = tuple[str, ...]
@@ -49,7 +49,7 @@ def table(found: Sequence[ProcessStatus], width: int | None = None) -> list[str]
 
     Args:
         found: Processes.
-        width: Columns; None takes those of the terminal.
+        width: Columns; None takes the terminal's.
     """
     if not found:
         return [NONE_RUNS]
@@ -103,7 +103,7 @@ def cut(text: str, chars: int) -> str:
 
 
 def seconds(number: float) -> str:
-    """Return a time in a few characters, such as 4 s, 3 min or 2.5 h."""
+    """Return a time in a few characters, for example 4 s, 3 min or 2.5 h."""
     if number < 120:
         return f"{max(0, round(number))} s"
     return f"{number / 60:.0f} min" if number < 7200 else f"{number / 3600:.1f} h"

@@ -51,9 +51,9 @@ def serve_settings(
 
     Args:
         table: Table `serve` of the settings files.
-        options: Options of the command line, which replace those of the table.
+        options: Options of the command line, which replace the table's.
         contexts: `NAME=PATH` of the command line.
-        key: Variable that holds a key with all rights, as "env:NAME", or None.
+        key: Variable holding a key with all rights, as "env:NAME", or None.
 
     Raises:
         ConfigurationError: A setting does not exist, or cannot have its value.

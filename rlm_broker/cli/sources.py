@@ -11,13 +11,13 @@ from typing import Literal
 
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Encoded, Paths, store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError
 
 STDIN = "-"
 """Path, or file of a program, that means stdin."""
 SILENCE_S = 1.0
-"""Seconds without a byte on a pipe. After them the user is told what is waited for."""
+"""Seconds without a byte on a pipe. After them the user is informed about the wait."""
 MOST_BYTES = 4 << 30
 """Bytes of one pipe. More are refused: all of them are held in memory, and a pipe may have no end."""
 

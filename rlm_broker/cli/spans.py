@@ -16,8 +16,8 @@ def sent_spans() -> AbstractContextManager[Emit | None]:
     """Return a receiver of events that sends spans, as a context manager; it is None if no spans are to be sent.
 
     The variables are OpenTelemetry's own, which hold for all programs of a machine. So a missing extra is no error, and
-    a line tells of it.
-    `TRACEPARENT` names the span of the caller, such as that of a job of CI.
+    a line reports it.
+    `TRACEPARENT` names the span of the caller, for example a CI job's.
     """
     if not is_wanted(os.environ):
         return nullcontext()

@@ -5,7 +5,7 @@ Theory of operation
 A run ends processes, sockets and temporary files in `finally` blocks. A time limit is correct only if these blocks run
 to their end exactly once. `asyncio.timeout` alone does not guarantee that, for three reasons:
 
-1. It cancels the task that it is used in. The caller may cancel the same task a moment before or after. The second
+1. It cancels the task it is used in. The caller may cancel the same task a moment before or after. The second
    CancelledError is then raised inside a `finally` block, at its next `await`, and processes stay alive.
 2. It waits for work that ignores its cancellation. Code of the user's (a tool, a model client) may catch
    CancelledError and go on, and so hold its caller without limit.
@@ -28,7 +28,7 @@ The functions here, by what is awaited after a cancel:
 Races:
 
 - Work that has ended in the loop iteration in which the limit fires was in time: its result or error counts (`within`).
-- Work that returns a result after its cancellation keeps it, since work that was paid for should not be lost. Only work
+- Work that returns a result after its cancellation keeps it, since work paid for should not be lost. Only work
   that ends cancelled is `Late` (`within`); an error after the limit is `Late` in `in_time`.
 - A cancellation of the caller wins over the result of the work and over the limit (`within`).
 
@@ -95,7 +95,7 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asy
 async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Await the coroutine that `work` makes, to its end also if the caller is cancelled meanwhile.
 
-    Meant for clean-up. Takes a function and no coroutine: a coroutine that is made by the caller and never awaited,
+    Meant for clean-up. Takes a function and no coroutine: a coroutine made by the caller and never awaited,
     because the caller was cancelled first, would be reported by a RuntimeWarning.
 
     Raises:
@@ -107,7 +107,7 @@ async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def unlisted(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-    """Run `work` in a task that is cancelled by its holder alone, since `asyncio.all_tasks` does not list it.
+    """Run `work` in a task cancelled by its holder alone, since `asyncio.all_tasks` does not list it.
 
     The holder waits for it in a task of the loop. Otherwise `asyncio.run` would end before it does.
     """
@@ -138,7 +138,7 @@ async def ended(task: "asyncio.Task[Any]", cancelled: asyncio.CancelledError | N
 def in_time(limit_s: float, work: Awaitable[T]) -> Generator[Any, Any, T]:
     """Await `work` in the caller's task; cancel it at the limit.
 
-    The timer is set when `work` first waits. Setting one would make work that never waits, such as a reply from the
+    The timer is set when `work` first waits. Setting one would make work that never waits, for example a reply from the
     cache, cost half as much again.
 
     Args:

@@ -14,19 +14,19 @@ It works where a loop is already running, as in a notebook, and from several thr
 A `Job` is over only when its work has really ended. If its caller is cancelled or interrupted, the work is cancelled
 once and its end is awaited, since processes end in its `finally` blocks.
 
-Work that cleans up is never cancelled, only the wait for it is (`CleanUp`). A task that is cancelled before its first
+Work that cleans up is never cancelled, only the wait for it is (`CleanUp`). A task cancelled before its first
 step runs none of its code, and what it was to end would stay.
 
 Three facts of the system bend the code:
 
 - CPython runs a signal handler between two bytecodes of the main thread. A signal that arrives after the last check and
   before a lock's wait begins is handled only when the wait ends. So a thread waits in spans of `SPAN_S`.
-- A loop that is closed drops the work that it was given. So a wait looks at the loop after each span.
+- A loop that is closed drops the work it was given. So a wait looks at the loop after each span.
 - `fork` copies the calling thread alone. A child has no background loop, and a loop of the parent is dead there. So
   each reference keeps the id of its process (`is_alive`).
 
 Rejected: `asyncio.run` for each synchronous call. It fails where a loop is running, and it would end tasks that go on
-between two calls, such as the refill of a pool. A second, synchronous implementation would have to be tested twice.
+between two calls, for example the refill of a pool. A second, synchronous implementation would have to be tested twice.
 Patching asyncio so that loops nest changes the user's process.
 """
 
@@ -345,7 +345,7 @@ class CleanUp(Job[None]):
         if self._task is None:
             self._task = unlisted(self._work)
             self._task.add_done_callback(self._hand_over)
-            self._waiter = self._loop.create_task(ended(self._task))  # `asyncio.run` waits for tasks that it knows
+            self._waiter = self._loop.create_task(ended(self._task))  # `asyncio.run` waits for tasks it knows
 
     def _cancel(self) -> None:
         self._start()  # an interrupt may have come inside `start`, before the loop was asked to begin

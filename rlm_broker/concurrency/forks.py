@@ -19,19 +19,19 @@ FORKING: Final = threading.RLock()
 """Held by each fork of this process, while a program is started, and from the opening of a descriptor that no child may
 keep until it is `left_to_parent`.
 
-`Popen` waits until the pipe on which its program reports a failed exec is closed. A process that is forked in between
+`Popen` waits until the pipe on which its program reports a failed exec is closed. A process forked in between
 inherits the write end of that pipe, so `Popen` would wait for as long as that process lives."""
 
 _left: "weakref.WeakKeyDictionary[Any, Callable[[Any], object]]" = weakref.WeakKeyDictionary()
 
 
 def left_to_parent(held: T, leave: Callable[[T], object]) -> T:
-    """Have each process that is forked from now on call `leave` with its copy of `held`, and return `held`.
+    """Have each process forked from now on call `leave` with its copy of `held`, and return `held`.
 
     Args:
         held: Object with a descriptor. A weak reference to it is kept.
         leave: Closes the descriptor, and does no more. The forked process shares all else with its parent: a socket
-            that it shut down, or a descriptor that it removed from an event loop's epoll, would be lost to the parent.
+            that it shut down, or a descriptor it removed from an event loop's epoll, would be lost to the parent.
     """
     with FORKING:
         _left[held] = leave
@@ -39,7 +39,7 @@ def left_to_parent(held: T, leave: Callable[[T], object]) -> T:
 
 
 def socket_of_parent(opened: socket.socket) -> socket.socket:
-    """Have each process that is forked from now on close its copy of a socket, and return the socket."""
+    """Have each process forked from now on close its copy of a socket, and return the socket."""
     return left_to_parent(opened, _close)
 
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 SLOW_S = 1.0
 """Seconds after which a thread of the user's code or sources counts no more among those that may be busy at a time. So
-any number of them may stall. A call that was cancelled is awaited for as long."""
+any number of them may stall. A cancelled call is awaited for as long."""
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
@@ -62,7 +62,7 @@ class DaemonThreads:
         return future
 
     def let_go(self, future: "Future[Any]") -> None:
-        """Have the thread of a call that is under way end with it, and another one take its place until then."""
+        """Have the thread of a call under way end with it, and another one take its place until then."""
         with self._lock:
             if not future.running() or future in self._let_go:
                 return

@@ -1,4 +1,4 @@
-"""Turns: places that sessions take in turn, batches that wait as one, and rates."""
+"""Turns: places that sessions take in turn, batches waiting as one, and rates."""
 
 import asyncio
 import contextlib
@@ -50,6 +50,12 @@ class FairSemaphore:
         """Take a place if one is free and no turn waits for it, and return whether it was taken.
 
         `release` it afterwards.
+
+        Example:
+            ```python
+            places = FairSemaphore(1)
+            places.take(), places.take()  # (True, False)
+            ```
         """
         if self._places is None or (self.taken < self._places and not self.waiting):
             self.taken += 1
@@ -65,7 +71,15 @@ class FairSemaphore:
         return len(self._queues.get(session, ()))
 
     async def acquire(self, session: Hashable) -> None:
-        """Wait for a place, in the turn of `session`. `release` it afterwards."""
+        """Wait for a place, in the turn of `session`. `release` it afterwards.
+
+        Example:
+            ```python
+            places = FairSemaphore(10)
+            await places.acquire("ann")
+            places.release()
+            ```
+        """
         if self.take():
             return
         turn: Turn = asyncio.get_running_loop().create_future()
@@ -124,7 +138,7 @@ async def bounded_map(
 
     Args:
         todo: Pieces of work.
-        work: Function that is awaited for each piece.
+        work: Function awaited for each piece.
         at_once: Largest number of pieces that run at the same time.
         timeout_s: Seconds for the whole batch. Work that is unfinished then is cancelled. None sets no limit.
         places: Places that running pieces need, shared with other batches; None sets no bound beside `at_once`.
@@ -137,7 +151,7 @@ async def bounded_map(
         BaseExceptionGroup: Pieces failed. The group holds their errors; all other pieces were cancelled.
     """
     batch = _MappedBatch(todo, work, at_once, places or FairSemaphore(None), session)
-    with contextlib.suppress(TimeoutError):  # that of the whole batch alone: errors of pieces come in a group
+    with contextlib.suppress(TimeoutError):  # the whole batch's alone: errors of pieces come in a group
         async with asyncio.timeout(timeout_s):
             await batch.run()
     return batch.results
@@ -256,7 +270,7 @@ class RateWindow:
 
         Args:
             amount: Amount that should pass.
-            now: Present time, not before that of any earlier call.
+            now: Present time, not before any earlier call's.
         """
         while self._entries and self._entries[0].when <= now - SPAN_S:
             entry = self._entries.popleft()

@@ -273,7 +273,7 @@ _ZIP_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZI
 _ENCRYPTED: Final = 1
 """Bit of a zip member's flags that marks it as encrypted."""
 _END_BYTES: Final = 22 + (1 << 16) + 56 + 20
-"""Bytes at the end of a zip that have its end record: with the longest comment, the record of ZIP64 and its locator."""
+"""Bytes at the end of a zip with its end record: with the longest comment, the record of ZIP64 and its locator."""
 _IN_ZIP64: Final = 0xFFFF
 """Number of entries of a zip whose record of ZIP64 has their number."""
 _LONG_NAME: Final = f"a name of more than {MAX_NAME_CHARS:,} characters in an archive"
@@ -458,7 +458,7 @@ def _zip_data(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, given: str) -> I
 
 
 class _Bounded:
-    """Regular file for `zipfile`, of which each read is bounded."""
+    """Regular file for `zipfile` with bounded reads."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

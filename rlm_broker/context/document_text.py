@@ -16,7 +16,7 @@ ENCRYPTED: Final = 3
 UNREADABLE: Final = 4
 """Exit code for a document that the library cannot read within the bounds."""
 WITHOUT_TEXT: Final = 5
-"""Exit code for a document that has no text."""
+"""Exit code for a document without text."""
 MEMORY_BYTES: Final = 1 << 31
 """Address space of the process, in bytes; an allocation beyond it fails."""
 CPU_S: Final = 60

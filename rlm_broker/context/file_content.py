@@ -48,7 +48,7 @@ class Reading:
     """Reads the files of one context, within the bounds of what it may unpack.
 
     Attributes:
-        skipped: Number of files, entries of archives or folders that were left out, by reason.
+        skipped: Number of files, entries of archives or folders left out, by reason.
     """
 
     def __init__(self, how: TextDecoding, skipped: LeftOut | None = None) -> None:
@@ -127,7 +127,7 @@ class Reading:
         """Return the content of the bytes, by their beginning.
 
         Args:
-            fd: Descriptor of the file that they are read from; None if they are not a file.
+            fd: Descriptor of the file they are read from; None if they are not a file.
             was_packed: Whether they come out of something compressed.
         """
         beginning = reader.peek(BEGIN_BYTES)
@@ -160,7 +160,7 @@ MAX_TEXT_BYTES: Final = 1 << 28
 TIMEOUT_S: Final = 120.0
 """Seconds that the text of one document may take. Beyond it the process is killed, and the document is refused."""
 EXTRA: Final = "PDF or office file, which needs rlm-broker[documents]"
-"""Reason for documents that are left out since the libraries are not installed."""
+"""Reason for documents left out since the libraries are not installed."""
 _UNREADABLE: Final = "a document that cannot be read"
 _TOO_LARGE: Final = "a document that is too large"
 _TOO_LONG: Final = (

@@ -260,7 +260,7 @@ def _fixed_part(path: Path) -> tuple[Path, tuple[str, ...]]:
 def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
     """Return the files that `paths` stand for: files themselves, folders with all files below them, globs.
 
-    A name is the path below the folder, or below the part of a glob that has no wildcard, or the last part of a file's
+    A name is the path below the folder, or below the part of a glob without a wildcard, or the last part of a file's
     path. Files whose names would be equal are named by their paths as given. Each file is taken once.
 
     In folders and globs these are left out: files that .gitignore files exclude, likely secrets by their names, every
@@ -271,7 +271,7 @@ def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
             Only files match.
 
     Returns:
-        The files, sorted by name; and the number of entries that were left out, by reason. An excluded folder counts
+        The files, sorted by name; and the number of entries left out, by reason. An excluded folder counts
         once.
 
     Raises:
@@ -318,7 +318,7 @@ def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
     for longer in (lambda real: by_real_path[real].given, printable):
         times = Counter(names.values())
         names = {real: name if times[name] == 1 else longer(real) for real, name in names.items()}
-    # Paths may still be equal as they are shown, such as b"\\xff" and b"\xff". No file may hide another.
+    # Paths may still be equal as they are shown, for example b"\\xff" and b"\xff". No file may hide another.
     times = Counter(names.values())
     for real in [real for real, name in names.items() if times[name] > 1]:
         number = 1
@@ -402,7 +402,7 @@ def _mode(path: Path) -> int:
 # -- likely secrets --------------------------------------------------------------------------------------------------
 
 SECRET: Final = "likely a secret: name the file itself to include it"
-"""Reason for files that are left out since they likely hold secrets."""
+"""Reason for files left out since they likely hold secrets."""
 
 FILES: Final = (
     # variables of programs and services
@@ -420,7 +420,7 @@ FILES: Final = (
 """Patterns of the end of a path: the name, or the folder and the name."""
 
 FOLDERS: Final = (".ssh", ".aws", ".gnupg", ".azure", ".config/gcloud", ".config/gh", ".password-store")
-"""Folders of which all files are left out."""
+"""Folders whose files are all left out."""
 
 HARMLESS: Final = (".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub")
 """Exceptions to the patterns: examples without values, and public keys."""

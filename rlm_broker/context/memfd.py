@@ -30,11 +30,11 @@ from sandbox_worker.loading.form import SEALS, ContextForm, Kind, Width, span_by
 from sandbox_worker.wire.text_json import encode_raw
 
 _PIECE_BYTES: Final = 1 << 20
-"""Bytes of small pieces that are gathered before they are written."""
+"""Bytes of small pieces gathered before they are written."""
 _LARGE_BYTES: Final = 1 << 12
 """Bytes from which a piece is written at once and not gathered: a system call costs less than copying it."""
 _PIECE_CHARS: Final = 1 << 20
-"""Characters of a text that are encoded, or widened, at a time."""
+"""Characters of a text encoded, or widened, at a time."""
 _MFD_NOEXEC_SEAL: Final = 0x0008  # include/uapi/linux/memfd.h, since Linux 6.3; `os` does not name it
 
 
@@ -48,7 +48,7 @@ def new_memfd(name: str) -> int:
 
 
 class Memfd:
-    """A memfd that is written from start to end. Leaving the `with` closes it, unless it was sealed.
+    """A memfd written from start to end. Leaving the `with` closes it, unless it was sealed.
 
     Args:
         name: Name of the memfd, which /proc shows.
@@ -113,7 +113,7 @@ class Memfd:
 
 
 class TextMemfd(Memfd):
-    """A memfd of texts, one after the other. Each comes in pieces, and is kept at the narrowest width that holds it so
+    """A memfd of texts, one after the other. Each comes in pieces, and is kept at the narrowest width holding it so
     far."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class TextMemfd(Memfd):
         If `pieces` raises an error, the memfd is as it was before, and the error goes on.
 
         Args:
-            pieces: Pieces of the text. Those of bytes must be ASCII. Lone surrogates are characters like others.
+            pieces: Pieces of the text. Bytes must be ASCII. Lone surrogates are characters like others.
             grows: Called with the number of bytes before the memfd grows by them. It may raise an error.
         """
         try:
@@ -183,7 +183,7 @@ class TextMemfd(Memfd):
     def _widen(self, kind: Kind) -> None:
         # The memfd is read, and not the source, which may have changed or be a stream. The last piece is widened first:
         # each is written behind its old place, over bytes that were read already.
-        """Widen the text that is written so far to `kind` bytes for each character, in place."""
+        """Widen the text written so far to `kind` bytes for each character, in place."""
         self._flush()
         old, new = self._kind or 1, kind
         for first in reversed(range(0, self._length, _PIECE_CHARS)):
@@ -197,7 +197,7 @@ class TextMemfd(Memfd):
 
 
 def _encoded(piece: str, at_least: Kind) -> tuple[Kind, bytes]:
-    """Return the narrowest width that holds the characters of `piece`, `at_least` or more, and the characters in it."""
+    """Return the narrowest width holding the characters of `piece`, `at_least` or more, and the characters in it."""
     if not at_least and piece.isascii():
         return 0, piece.encode("ascii")
     if at_least <= 1:
@@ -238,7 +238,7 @@ class JsonMemfd(Memfd):
 def pieces_of(text: str) -> Iterator[str]:
     """Return `text` in pieces of a size to encode at once.
 
-    The methods of `str` are called, not those of its class: a subclass may say anything of itself.
+    The methods of `str` are called, not its class's own: a subclass may say anything of itself.
     """
     length = str.__len__(text)
     return (str.__getitem__(text, slice(start, start + _PIECE_CHARS)) for start in range(0, length, _PIECE_CHARS))

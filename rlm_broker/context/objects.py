@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
-from rlm_broker.context.stored import StoredContext, StoredParts, sealed
+from rlm_broker.context.stored_context import StoredContext, StoredParts, sealed
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.encoding import MAX_INT_BITS, MAX_NESTING, is_like_a_tag, with_article
@@ -95,7 +95,7 @@ def _type_name(value: object) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, or of a pydantic model as the JSON that it makes.
+    """Return the fields of a dataclass, or of a pydantic model as the JSON it makes.
 
     Raises:
         ValueProblem: It is neither, or the model cannot be dumped as JSON.
@@ -112,7 +112,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _has_fields(value: object) -> bool:
-    pydantic = sys.modules.get("pydantic")  # a program that has a model has imported it; others need not pay for it
+    pydantic = sys.modules.get("pydantic")  # a program with a model has imported it; others need not pay for it
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
         return True
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

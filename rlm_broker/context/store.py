@@ -23,13 +23,13 @@ from rlm_broker.context.files import MAX_PATH_CHARS, find_files
 from rlm_broker.context.found_files import FileUnfit, FoundFile, printable
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.context.objects import store_value
-from rlm_broker.context.stored import MAX_NAME_CHARS, ContextInfo, StoredContext, StoredParts, close_all, sealed
+from rlm_broker.context.stored_context import MAX_NAME_CHARS, ContextInfo, StoredContext, StoredParts, close_all, sealed
 from rlm_broker.context.text import DecodedText, Errors, TextDecoding
 from rlm_broker.errors import ContextRefused, is_shortage, refused_by_machine
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 
 STREAM_BYTES: Final = 1 << 20
-"""Bytes or characters of a stream that are read at a time."""
+"""Bytes or characters of a stream read at a time."""
 
 AS_TEXT: Final = "; if the text itself is meant, end it with a line break"
 """End of the errors about a text that is also a name."""
@@ -37,7 +37,13 @@ AS_TEXT: Final = "; if the text itself is meant, end it with a line break"
 
 class Paths(tuple[Path, ...]):
     """Paths as a command line gives them: one file is a text; several files or a folder are a dict of texts by relative
-    path."""
+    path.
+
+    Example:
+        ```python
+        rlm.completion(Paths([Path("report.txt"), Path("logs")]), "Which service failed?")
+        ```
+    """
 
     __slots__ = ()
 
@@ -56,7 +62,7 @@ def refuse_a_name(text: object, what: str = "the context", remedy: str = "give P
 
     Args:
         text: Value that was given; one that is not a text passes.
-        what: Subject of the error, such as "the context".
+        what: Subject of the error, for example "the context".
         remedy: Expression that reads the file; `{0!r}` stands for the text.
 
     Raises:
@@ -82,6 +88,11 @@ def refuse_a_name(text: object, what: str = "the context", remedy: str = "give P
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """Files or a stream whose text has a certain encoding: `Encoded(Path("old.log"), "cp1252")`.
+
+    Example:
+        ```python
+        rlm.completion(Encoded(Path("old.log"), "cp1252"), "What happened at 09:00?")
+        ```
 
     Args:
         source: A path, `Paths`, or a stream of bytes.
@@ -111,17 +122,17 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A regular file that is open, such as a memfd, and is read from its start to its end as a file of a name.
+    """A regular file that is open, for example a memfd, and is read from its start to its end as a file of a name.
 
     Example:
         ```python
-        with open("report.pdf", "rb") as file, store_as_it_is(OpenFile(file.fileno(), "report.pdf")) as context:
+        with open("report.txt", "rb") as file, store_as_it_is(OpenFile(file.fileno(), "report.txt")) as context:
             RLM("offline").completion(context, "What is it about?")
         ```
 
     Args:
         fd: Descriptor, which stays the caller's to close, and is open until the context is stored.
-        name: Name of the file. Its ending tells documents and archives apart from texts.
+        name: Name of the file. Its ending distinguishes documents and archives from texts.
     """
 
     fd: int
@@ -132,6 +143,13 @@ def store(value: object) -> StoredContext:
     """Put a context where workers can load it. It blocks while it reads and copies: a second for a gigabyte.
 
     A text that is the name of a file or an address is refused, as by `RLM.completion`.
+
+    Example:
+        ```python
+        with store({"a": "first", "b": "second"}) as context:
+            print(context.info.parts)  # (('a', 5), ('b', 6))
+            print(rlm.completion(context, "How many texts are there?").response)  # 2
+        ```
 
     Args:
         value: One of these.
@@ -298,7 +316,7 @@ def _another(name: str, taken: dict[str, int]) -> str:
 
 
 def _store_several(values: Mapping[str, object]) -> StoredContext:
-    """Store a dict of which some values are stored already. Those are not copied."""
+    """Store a dict with some values stored already. Those are not copied."""
     if len(values) > MAX_PIECES:
         raise ContextRefused(f"a dict with a StoredContext in it has {len(values):,} keys, more than {MAX_PIECES}")
     pieces: list[tuple[int, ContextPiece]] = []
@@ -333,7 +351,7 @@ def store_part(fd: int, is_json: bool, max_bytes: int, stop: threading.Event) ->
 
     Args:
         is_json: Whether it is JSON; otherwise it is text. Both are UTF-8.
-        max_bytes: Most bytes that it may take when it is stored. In a text with a wide character each character takes 2
+        max_bytes: Most bytes it may take when it is stored. In a text with a wide character each character takes 2
             or 4.
         stop: When it is set, the rest is left out: the caller has given the context up.
 

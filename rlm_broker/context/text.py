@@ -86,7 +86,7 @@ def _is_encoding(name: object) -> bool:
         return False
     try:
         found = codecs.lookup(name)
-        "".encode(name)  # a LookupError for codecs that are not for text, such as base64
+        "".encode(name)  # a LookupError for codecs that are not for text, for example base64
     except (LookupError, ValueError):
         return False
     return found.name not in _NO_ENCODINGS_OF_FILES and found.incrementaldecoder is not None
@@ -105,7 +105,7 @@ class DecodedText:
         grows: Counts the bytes that are stored of the text, if these have a bound, see `TextMemfd.add_text`.
 
     Attributes:
-        replaced: Bytes that were replaced so far.
+        replaced: Bytes replaced so far.
     """
 
     def __init__(

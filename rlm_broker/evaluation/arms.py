@@ -28,7 +28,7 @@ class Arm:
     """One way to ask all questions.
 
     Attributes:
-        max_depth: Levels of runs that have a REPL. With 0 the model gets the context in its prompt.
+        max_depth: Levels of runs with a REPL. With 0 the model gets the context in its prompt.
         settings: Names and values of settings of this arm alone: limits, `recursion` and `prompt_profile`.
     """
 
@@ -66,7 +66,7 @@ class Arm:
 
 
 def _facts(run: Completion | RunFailed, ended: str, turns: int) -> dict[str, Any]:
-    """Return what a log has of a run. Calls, tokens and US dollars are those of the whole tree."""
+    """Return what a log has of a run. Calls, tokens and US dollars are the whole tree's."""
     used = run.usage_summary.total
     return {
         "ended": ended,
@@ -105,7 +105,7 @@ def arms_of(names: Iterable[str]) -> dict[str, Arm]:
 def differences(scores: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, float]:
     """Return how much better each arm is than the plain one, or else than the first, on the same questions.
 
-    The standard error is that of the questions' own differences, so what makes a question hard for both arms is not in
+    The standard error is of the questions' own differences, so what makes a question hard for both arms is not in
     it. A difference of less than two standard errors may be chance.
 
     Args:

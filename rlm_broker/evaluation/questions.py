@@ -1,4 +1,4 @@
-"""The questions of an evaluation: generated ones, and those of a file of JSON lines, the user's own or OOLONG's.
+"""The questions of an evaluation: generated ones, and a file of JSON lines, the user's own or OOLONG's.
 
 A question is made or read once for its key, and its context again when it is asked. So contexts of many megabytes are
 not in memory together, and no log has them.
@@ -29,14 +29,14 @@ Source = list[str | int]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TaskQuestion:
     """One question of an evaluation, without its context.
 
     Attributes:
         id: Text that no other question of the evaluation has.
         kind: What it asks for, or the task that a line of a file names.
         length: Length of its context as the user wrote it; "own" for a context of the user's.
-        text: Question.
+        text: The question.
         key: Expected answer.
         source: Place of its context, for `context_of`.
     """
@@ -49,7 +49,9 @@ class Question:
     source: Source
 
 
-def generated(task: str, lengths: Iterable[str], samples: int, seed: int, asked: Iterable[str] = ()) -> list[Question]:
+def generated(
+    task: str, lengths: Iterable[str], samples: int, seed: int, asked: Iterable[str] = ()
+) -> list[TaskQuestion]:
     """Return `samples` questions of a task at each length in tokens, by turns of the things that are asked.
 
     Args:
@@ -66,7 +68,7 @@ def generated(task: str, lengths: Iterable[str], samples: int, seed: int, asked:
     if samples < 1:
         raise ConfigurationError(f"{task} needs at least one sample, not {samples}")
     return [
-        Question("-".join(map(str, source)), kind, length, made.question, made.key, source)
+        TaskQuestion("-".join(map(str, source)), kind, length, made.question, made.key, source)
         for length in lengths
         for number in range(samples)
         for kind in (chosen[number % len(chosen)],)
@@ -98,14 +100,14 @@ def _made(task: str, kind: str, length: str, seed: int, number: int) -> Problem:
     return TASKS[task][0](Random(f"{task} {kind} {length} {seed} {number}"), chars_of(length), kind)
 
 
-def own(file: Path) -> list[Question]:
+def own(file: Path) -> list[TaskQuestion]:
     """Return the questions of a user's file.
 
     Raises:
         ConfigurationError: The file cannot be read, is empty, or has a line that is no question; the message has its
             number.
     """
-    found: dict[str, Question] = {}
+    found: dict[str, TaskQuestion] = {}
     offset = 0
     try:
         with file.open("rb") as stream:
@@ -116,7 +118,7 @@ def own(file: Path) -> list[Question]:
                     if id in found:
                         raise ConfigurationError(f"{file}, line {number}: the id {id[:40]!r} was in an earlier line")
                     source: Source = [OWN, str(file.absolute()), offset]
-                    found[id] = Question(id, line.task, line.length, line.question, line.key(), source)
+                    found[id] = TaskQuestion(id, line.task, line.length, line.question, line.key(), source)
                 offset += len(text)
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
@@ -168,7 +170,7 @@ class _OolongLine(msgspec.Struct):
     task_group: str = "oolong"
 
     def line(self) -> _Line:
-        """Return the line that says the same. The answer is a list of one value as Python writes it, such as "[7]"."""
+        """Return the line saying the same. The answer is a list of one value as Python writes it, such as "[7]"."""
         kind = self.answer_type.removeprefix("ANSWER_TYPE.")
         day = re.fullmatch(r"\[datetime\.date\((\d+), (\d+), (\d+)\)\]", self.answer)
         (value,) = ["-".join(part.zfill(2) for part in day.groups())] if day else ast.literal_eval(self.answer)

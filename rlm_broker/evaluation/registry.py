@@ -133,7 +133,7 @@ def _asked(state: solver.TaskState) -> tuple[object, str | None]:
 
 @scorer.metric
 def fact(name: str) -> scorer.Metric:
-    """Return the mean of a fact of the runs, such as their tokens; NaN if it is not known of each."""
+    """Return the mean of a fact of the runs, for example their tokens; NaN if it is not known of each."""
 
     def measured(scores: list[scorer.SampleScore]) -> scorer.Value:
         facts: list[Any] = [(each.score.metadata or {}).get(name) for each in scores]
@@ -190,7 +190,7 @@ def needles(arm: Names = ARMS, length: Names = "8k", samples: int = 9, seed: int
 
 @task
 def messages(arm: Names = ARMS, length: Names = "8k", samples: int = 12, seed: int = 0, asked: Names = "") -> Task:
-    """Counts, users and dates over thousands of messages, each of which has to be judged by what it means."""
+    """Counts, users and dates over thousands of messages. Each message has to be judged by what it means."""
     return _task(questions.generated("messages", _listed(length), samples, seed, _listed(asked)), arm)
 
 
@@ -205,14 +205,14 @@ def _listed(names: Names) -> list[str]:
     return [name.strip() for name in given if name.strip()]
 
 
-def _task(asked: Sequence[questions.Question], names: Names) -> Task:
+def _task(asked: Sequence[questions.TaskQuestion], names: Names) -> Task:
     """Return the task of questions, each asked in each arm."""
     arms = list(arms_of(_listed(names)))
     samples = [_sample(question, arm) for question in asked for arm in arms]
     return Task(dataset.MemoryDataset(samples), solver=rlm(arms[0]), scorer=answer())
 
 
-def _sample(question: questions.Question, arm: str) -> dataset.Sample:
+def _sample(question: questions.TaskQuestion, arm: str) -> dataset.Sample:
     expected = question.key.expected
     target = list(expected) if isinstance(expected, tuple) else "" if expected is None else str(expected)
     facts = {each: getattr(question, each) for each in ("kind", "length", "source")}

@@ -126,7 +126,7 @@ def number_in(answer: str) -> float | None:
 
 
 def dates_in(text: str) -> list[tuple[int | None, int, int | None]]:
-    """Return the years, months and days of the dates that a text gives; None for a year or day that it leaves out."""
+    """Return the years, months and days of the dates that a text gives; None for a year or day it leaves out."""
     found = {}
     for pattern, places in _DATES:
         for match in pattern.finditer(text):
@@ -178,7 +178,7 @@ def _set(answer: str, key: Key) -> float:
 
 
 def _date(answer: str, key: Key) -> float:
-    """Compare the last date of the conclusion; for a day, the last one that has a day. The year may be left out."""
+    """Compare the last date of the conclusion; for a day, the last one with a day. The year may be left out."""
     (year, month, day) = dates_in(str(key.expected))[0]
     given = [each for each in dates_in(concluding(answer)) if day is None or each[2] is not None]
     return float(bool(given) and given[-1][0] in (year, None) and given[-1][1] == month and day in (given[-1][2], None))

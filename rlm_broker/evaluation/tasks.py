@@ -1,6 +1,6 @@
 """Generated tasks: facts in much text, and messages to be judged. They are the same for a seed on all machines.
 
-`texts.toml` has the sentences of which contexts are made.
+`texts.toml` has the sentences for contexts.
 """
 
 import re
@@ -35,7 +35,7 @@ class Problem:
 
 @cache
 def texts() -> dict[str, Any]:
-    """Return the sentences of which contexts are made."""
+    """Return the sentences for contexts."""
     return tomllib.loads(files("rlm_broker.evaluation").joinpath("texts.toml").read_text("utf-8"))
 
 
@@ -73,7 +73,7 @@ NAME_ALONE: Final = "Answer with the name alone, or with NONE if the text does n
 def needles(draw: Random, chars: int, asked: str) -> Problem:
     """Return a question for one fact, which shares no word with it.
 
-    Beside the fact are lines that have the question's words and another meaning, and facts of other questions about
+    Beside the fact are lines with the question's words and another meaning, and facts of other questions about
     other persons. So neither a search for words nor one for unusual lines finds it.
     """
     wanted, *others = draw.sample(texts()["facts"], 1 + OTHERS)
@@ -88,7 +88,7 @@ def needles(draw: Random, chars: int, asked: str) -> Problem:
 
 
 def _other(draw: Random) -> str:
-    """Return a line that says nothing of what any question asks for."""
+    """Return a line saying nothing of what any question asks for."""
     parts = [draw.choice(texts()[each]) for each in ("names", "did", "where", "when")]
     return f"{' '.join(parts)}."
 

@@ -1,7 +1,7 @@
 """Events of a run, each a frozen value, in the order in which they happened.
 
 The events of a run tree are enough to rebuild it. They have the prompts (`CallStarted.prompt`, and `system` when it is
-new), the replies, the code that ran and its output. Each call, tool and child names the block that it belongs to. Text
+new), the replies, the code that ran and its output. Each call, tool and child names the block it belongs to. Text
 that looks like a secret is replaced when an event is made, so that all receivers get the same.
 """
 
@@ -46,7 +46,7 @@ class Event(_OfARun, frozen=True, kw_only=True):
         ```
 
     Attributes:
-        run: Name of the run in its tree: "1" is the root, "1.2" the second child that it started.
+        run: Name of the run in its tree: "1" is the root, "1.2" the second child it started.
         depth: Depth of the run; 0 is the root.
         tree: Id of the run tree, equal to `Run.id`.
         n: Number of the event in its tree, from 1 and without a gap.
@@ -61,8 +61,17 @@ class Event(_OfARun, frozen=True, kw_only=True):
 class RunStarted(Event, frozen=True):
     """A run began.
 
+    Example:
+        ```python
+        def follow(event: Event) -> None:
+            if isinstance(event, RunStarted):
+                print(event.depth, event.model, event.question)
+
+        RLM("offline", on_event=follow).completion("a", "Which letter is it?")
+        ```
+
     Attributes:
-        question: Question of the root run; without one, the beginning of the text that has the task in it. Of a child
+        question: Question of the root run; without one, the beginning of the text with the task in it. Of a child
             run, its whole prompt.
         model: Name of the run's model.
         metadata: Models, limits, versions and context of the root run, without secrets; empty for a child.
@@ -89,7 +98,15 @@ class IterationStarted(Event, frozen=True):
 
 
 class Replied(Event, frozen=True):
-    """The model replied in its turn. `not_run` has a sentence for each part of the reply that is not run, and why."""
+    """The model replied in its turn. `not_run` has a sentence for each part of the reply that is not run, and why.
+
+    Example:
+        ```python
+        async for event in rlm.stream("a", "How many?"):
+            if isinstance(event, Replied):
+                print(event.number, event.text, *event.not_run)
+        ```
+    """
 
     number: int
     text: str
@@ -105,7 +122,15 @@ class BlockStarted(Event, frozen=True):
 
 
 class BlockPrinted(Event, frozen=True):
-    """The running block printed text."""
+    """The running block printed text.
+
+    Example:
+        ```python
+        async for event in rlm.stream("a", "How many?"):
+            if isinstance(event, BlockPrinted):
+                print(event.text, end="")
+        ```
+    """
 
     block: int
     stream: Literal["stdout", "stderr"]
@@ -114,6 +139,13 @@ class BlockPrinted(Event, frozen=True):
 
 class BlockEnded(Event, frozen=True):
     """A block ended, in one of the ways of `Block.status`.
+
+    Example:
+        ```python
+        async for event in rlm.stream("a", "How many?"):
+            if isinstance(event, BlockEnded) and event.outcome.status != "ok":
+                print(event.outcome.error)
+        ```
 
     Attributes:
         outcome: The block, without its displays: the pictures are in `Completion.trajectory`.
@@ -130,7 +162,7 @@ class CallStarted(Event, frozen=True):
 
     Attributes:
         call: Number of the call in its tree, from 1.
-        requested_model: Name that was asked for, or None.
+        requested_model: Name asked for, or None.
         prompt: Last message of the conversation. Earlier messages are in earlier events. If code asks with chat
             messages, it is the list of them: dicts with `role` and `content`.
         system: System prompt, in the first call that has it, else None.
@@ -149,7 +181,15 @@ class CallStarted(Event, frozen=True):
 
 
 class CallText(Event, frozen=True):
-    """A piece of a reply, as it arrives, if the run is followed by `stream` or `start` and the client can stream."""
+    """A piece of a reply, as it arrives, if the run is followed by `stream` or `start` and the client can stream.
+
+    Example:
+        ```python
+        async for event in rlm.stream("a", "How many?"):
+            if isinstance(event, CallText):
+                print(event.text, end="")
+        ```
+    """
 
     call: int
     text: str
@@ -165,7 +205,14 @@ class CallRetried(Event, frozen=True):
 
 
 class CallEnded(Event, frozen=True):
-    """A call was answered, or failed with `error`. A prompt that is refused before it is sent makes no call.
+    """A call was answered, or failed with `error`. A prompt refused before it is sent makes no call.
+
+    Example:
+        ```python
+        async for event in rlm.stream("a", "How many?"):
+            if isinstance(event, CallEnded):
+                print(event.model, event.usage.total_output_tokens, event.duration_s)
+        ```
 
     Attributes:
         model: Name of the model that served the call.
@@ -209,6 +256,13 @@ class ToolEnded(Event, frozen=True):
 class RunEnded(Event, frozen=True):
     """A run ended, with a response or with `error`.
 
+    Example:
+        ```python
+        async for event in rlm.stream("a", "How many?"):
+            if isinstance(event, RunEnded) and event.depth == 0:
+                print(event.how, event.cost_usd)
+        ```
+
     Attributes:
         iterations: Turns taken.
         duration_s: Duration in seconds.
@@ -236,7 +290,15 @@ class RunEnded(Event, frozen=True):
 
 
 class EventsMissed(Event, frozen=True):
-    """`count` events were dropped because their follower was too slow. `n` is the number of the last of them."""
+    """`count` events were dropped because their follower was too slow. `n` is the number of the last of them.
+
+    Example:
+        ```python
+        async for event in rlm.start("a", "How many?").events():
+            if isinstance(event, EventsMissed):
+                print(f"{event.count} events are lost")
+        ```
+    """
 
     count: int
 

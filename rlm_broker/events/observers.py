@@ -9,7 +9,7 @@ class ObservedRepl(Protocol):
     """The part of `SandboxedRepl` that an observer may use.
 
     Attributes:
-        tree: Id of the run tree that has the REPL; None for a REPL of its own.
+        tree: Id of the run tree with the REPL; None for a REPL of its own.
     """
 
     tree: str | None

@@ -1,4 +1,4 @@
-"""The present state of one run tree, as its events tell it."""
+"""The present state of one run tree, as its events show it."""
 
 import time
 from typing import Final
@@ -20,7 +20,7 @@ from rlm_broker.events.event import (
 from rlm_broker.usage import Tally, Usage
 
 NAME_CHARS = 60
-"""Characters of the name of a model or a tool that are told. Model code may choose names of any length."""
+"""Characters of the name of a model or a tool that are reported. Model code may choose names of any length."""
 BEGINS: Final = ("reads the context", "")
 
 

@@ -4,10 +4,10 @@ Theory of operation. `RULES` is the one list of what looks like a secret. The se
 code may have written the text to make it slow. So its time must be proportional to the length of the text:
 
 - Each rule has a mark, literal text that is part of every match. `str.find` looks for it first, and a pattern is
-  compiled and tried only if its mark occurs. Marks are grouped by a character that they contain, so that text without
+  compiled and tried only if its mark occurs. Marks are grouped by a character they contain, so that text without
   any of `_-:=.` skips most rules.
 - Repetitions that may be long are possessive (`++`), so a failed match never backtracks into them. Parts that may be
-  read again, such as lookaheads, are bounded by a number. Otherwise a text of marks would take quadratic time.
+  read again, for example lookaheads, are bounded by a number. Otherwise a text of marks would take quadratic time.
 - Only the first character of a possessive group can fail (`[^-]++|-{1,4}+[^-]`): CPython before 3.11.5 does not go back
   where more has failed.
 - Half a megabyte of prose takes 5 ms, and 100 ms if code filled it with the beginnings of keys. Longer texts lose their
@@ -48,7 +48,7 @@ class Rule(NamedTuple):
 
     Attributes:
         mark: Literal text in each secret of this kind. Without it in the text, the pattern is not tried.
-        pattern: Regular expression that begins with the mark. It is compiled when the mark first occurs. The group that
+        pattern: Regular expression beginning with the mark. It is compiled when the mark first occurs. The group that
             matched is the secret, or the whole match if there is no group.
         any_case: Whether case is ignored. The mark and the pattern are then lower case, and lower-case text is
             searched.
@@ -116,7 +116,7 @@ _RUN_CHARS = 256
 def _mixed(chars: int) -> str:
     """Return the pattern of a random-looking value: at least `chars` characters, with letters and digits.
 
-    It is for names, such as `token`, that may name other things than secrets. A run of more than `_RUN_CHARS`
+    It is for names, for example `token`, that may name other things than secrets. A run of more than `_RUN_CHARS`
     characters is matched without looking at its end. Otherwise each mark in it would read the rest again, in time
     proportional to the square of its length.
     """
@@ -231,7 +231,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
     Args:
         text: Text to redact.
-        secrets: Known secrets. Those of fewer than 6 characters are not replaced.
+        secrets: Known secrets. Secrets of fewer than 6 characters are not replaced.
     """
     if len(text) < _MIN_SECRET_CHARS:
         return text
@@ -247,7 +247,7 @@ def in_words(error: BaseException) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Replace user names and passwords in URLs, such as that of a private package index."""
+    """Replace user names and passwords in URLs, for example the URL of a private package index."""
     return _CREDENTIALS.sub(f"{REDACTED}@", text)
 
 

@@ -1,8 +1,8 @@
 """The story of a run for people: each event as a passage, with a title and the texts below it.
 
-Terminals, notebooks, traces and HTTP replies show passages, each in its own form. A call is told when it ends, with its
+Terminals, notebooks, traces and HTTP replies show passages, each in its own form. A call is shown at its end, with its
 prompt: the calls of a batch overlap, and their prompts and replies would stand apart. So a story keeps the prompts of
-the calls that are under way, and forgets them when they, or their root run, end.
+the calls under way, and forgets them when they, or their root run, end.
 """
 
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ SHOWN_OF_A_BATCH = 4
 TITLES_OF_A_BATCH = 10
 """Maximum titles about the progress of one batch: one for each tenth of its calls."""
 READ_CHARS = 5_000
-"""Characters of a reply that is parsed for its prose, which takes at most 25 ms. Of a longer one, only the text before
+"""Characters of a reply parsed for its prose, which takes at most 25 ms. Of a longer one, only the text before
 its first code is shown."""
 CANCELLED = "cancelled"
-"""Error of a call that was cancelled by its caller."""
+"""Error of a call cancelled by its caller."""
 
 Detail = Literal["titles", "texts", "all"]
 """Detail of a story: titles alone; texts below them, cut, and a few calls of each batch; or everything, uncut."""
@@ -86,7 +86,7 @@ class Passage:
 
 
 class _Asked(NamedTuple):
-    """A call or a tool that is under way."""
+    """A call or a tool under way."""
 
     block: int
     text: str

@@ -25,13 +25,13 @@ from sandbox_worker.wire.mime import MimeType
 from sandbox_worker.wire.text_json import encode_escaped
 
 INLINE_CHARS = 1 << 16
-"""Maximum characters of an event that is written on the event loop; a longer one is written by a thread.
+"""Maximum characters of an event written on the event loop; a longer one is written by a thread.
 
 Encoding takes tens of milliseconds per megabyte. Events that come while the thread is behind are written by it, too, so
 that their order stays.
 """
 MOST_WAITING_CHARS = 1 << 25
-"""Maximum characters that wait for the thread; beyond it, texts are cut to `CUT_CHARS` and marked."""
+"""Maximum characters waiting for the thread; beyond it, texts are cut to `CUT_CHARS` and marked."""
 CUT_CHARS = 10_000
 """Characters of a text that are kept when the thread cannot keep up."""
 
@@ -91,7 +91,15 @@ class TraceWriter:
                 self._write_later(line, chars)
 
     def close(self) -> None:
-        """Write all waiting events, and close the file. A second call has no effect."""
+        """Write all waiting events, and close the file. A second call has no effect.
+
+        Example:
+            ```python
+            trace = TraceWriter("second.jsonl")
+            RLM("offline", on_event=trace).completion("a", "Which letter is it?")
+            trace.close()
+            ```
+        """
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join()

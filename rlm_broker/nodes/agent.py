@@ -3,9 +3,9 @@
     python -m rlm_broker.nodes.agent < ORDER
 
 Theory of operation. The order is one line of standard input, so that the token is in no command line, environment or
-file. The agent joins, opens a sandbox of the kind that it is told, and does what the orchestrator does on one machine:
+file. The agent joins, opens a sandbox of the kind it is asked for, and does what the orchestrator does on one machine:
 it forks workers, and hands over what travels beside a control message. A connection or a pipe is one end of a stream; a
-context is a memfd that it holds. What init says is passed on, and judged by the orchestrator alone.
+context is a memfd it holds. What init says is passed on, and judged by the orchestrator alone.
 
 All that was started ends with the link, and the agent with it; also when standard input ends, which its parent holds. A
 killed agent needs no code for that: the kernel closes the control sockets of its fork servers.
@@ -26,7 +26,7 @@ import psutil
 from rlm_broker import errors
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.memfd import new_memfd
-from rlm_broker.context.stored import ContextInfo, StoredContext
+from rlm_broker.context.stored_context import ContextInfo, StoredContext
 from rlm_broker.errors import ProtocolViolation, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes import messages
@@ -310,7 +310,7 @@ class Relay:
             self._worker.init.say(message, *fds)
 
     def _beside_a_program(self, said: messages.Say, theirs: contextlib.ExitStack) -> list[int]:
-        """Return the memfd and the descriptors 0, 1 and 2 of a program. Our ends are those of streams."""
+        """Return the memfd and the descriptors 0, 1 and 2 of a program. Our ends are the ends of streams."""
         if len(said.streams) != 3:
             raise ProtocolViolation("a program has three streams")
         fds = [self._memfd(said.data, theirs)]
@@ -337,7 +337,7 @@ class Relay:
     # -- what init says ----------------------------------------------------------------------------------------------
 
     def heard(self, message: control.FromInit, fds: list[int]) -> None:
-        """Pass a message of init on. The content of a file that it has opened is a stream."""
+        """Pass a message of init on. The content of a file it has opened is a stream."""
         if not isinstance(message, control.Opened) or not fds or self._opening is None:
             self._link.post(messages.Heard(self._number, control.pack(message)))
             return

@@ -82,7 +82,7 @@ class NodeSandbox(Sandbox):
 
         Args:
             name: Name of the node.
-            places: REPLs that it gives at the same time; None: by its CPUs.
+            places: REPLs it gives at the same time; None: by its CPUs.
         """
         assert self._port is not None
         token = self._port.expect(lambda: self._joined(name))

@@ -61,7 +61,7 @@ class StreamEnd:
 
 
 class Link(asyncio.Protocol):
-    """A link, over a connection that was made for it.
+    """A link, over a connection made for it.
 
     Args:
         decoder: Decodes messages of the other side.

@@ -1,7 +1,7 @@
 """Messages on the link between an orchestrator and the agent of a node, and their bounds.
 
 A frame has a length and a stream's number, then bytes. Stream 0 has these messages, as MessagePack. All other streams
-have bytes alone: those of a REPL's connection, a program's pipe, a file or a context. An empty frame ends a stream.
+have bytes alone, for example a REPL's connection, a program's pipe, a file or a context. An empty frame ends a stream.
 
 The orchestrator draws all numbers, of requests, workers, servers and streams, from one counter. So an agent can name
 only what it was told of.
@@ -64,7 +64,7 @@ class Beat(LinkMessage, frozen=True):
 
 
 class OpenNode(LinkMessage, frozen=True):
-    """Request to open a sandbox of this kind, in place of one that is open. `names` are modules to look for."""
+    """Request to open a sandbox of this kind, in place of an open one. `names` are modules to look for."""
 
     request: Number
     isolation: str
@@ -126,7 +126,7 @@ class Kill(LinkMessage, frozen=True):
 
 
 class HoldMemory(LinkMessage, frozen=True):
-    """Request to hold a memfd under a key. Its bytes follow on the stream that has the number of the request."""
+    """Request to hold a memfd under a key. Its bytes follow on the stream with the number of the request."""
 
     request: Number
     key: str
@@ -156,7 +156,7 @@ class NodeOpened(LinkMessage, frozen=True):
 
 
 class RequestDone(LinkMessage, frozen=True):
-    """Report that a request was done. `memory_bytes` is that of a fork server."""
+    """Report that a request was done. `memory_bytes` is a fork server's."""
 
     request: Number
     memory_bytes: Bytes = 0
@@ -171,7 +171,7 @@ class RequestRefused(LinkMessage, frozen=True):
 
 
 class Heard(LinkMessage, frozen=True):
-    """Packet of an init. `size_bytes` is the size of the file that it has opened."""
+    """Packet of an init. `size_bytes` is the size of the file it has opened."""
 
     worker: Number
     packet: Annotated[bytes, msgspec.Meta(max_length=MAX_PACKET_BYTES)]

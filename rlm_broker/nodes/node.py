@@ -314,7 +314,7 @@ class NodeInit:
         await self._node.bring(context)
 
     async def fetch(self, fd: int) -> None:
-        """Wait until all of a file that was opened to be read has come.
+        """Wait until all of a file opened to be read has come.
 
         Raises:
             WorkerDied: It does not come.

@@ -25,7 +25,7 @@ _log = logging.getLogger("rlm_broker")
 
 
 class Placement:
-    """The nodes of a cluster, and the REPLs that wait for a place.
+    """The nodes of a cluster, and the REPLs waiting for a place.
 
     Attributes:
         nodes: Nodes that are there and open.
@@ -126,8 +126,8 @@ class NodeForks:
 
     Args:
         placement: The nodes.
-        first: A node that is open. All others have its level.
-        server: Number of the fork server on each node; 0 is that of the node's sandbox.
+        first: An open node. All others have its level.
+        server: Number of the fork server on each node; 0 is the server of the node's sandbox.
         preparation: Imports, set-up code and context that the fork servers have ready.
     """
 

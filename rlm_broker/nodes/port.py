@@ -1,7 +1,7 @@
 """The port that agents connect to: TLS 1.3 with a pinned certificate, and a one-time token in the first frame.
 
 No authority signs the certificate, and no name in it is looked at. It is made for the life of the port. An agent's
-order has its SHA-256, and the agent sends its token only to the side that has the certificate's key.
+order has its SHA-256, and the agent sends its token only to the side with the certificate's key.
 """
 
 import asyncio

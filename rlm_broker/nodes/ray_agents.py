@@ -50,7 +50,7 @@ class RayNode(NamedTuple):
 
 
 class AgentActor:
-    """Actor that has an agent as its child."""
+    """Actor with an agent as its child."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None

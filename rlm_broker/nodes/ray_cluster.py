@@ -18,8 +18,11 @@ _log = logging.getLogger("rlm_broker")
 class RayCluster(NodeSandbox):
     """A `Sandbox` whose REPLs are on the nodes of a Ray cluster.
 
+    Example:
+        ```python
         with RayCluster("auto") as cluster, RLM("openai/gpt-5-mini", sandbox=cluster) as rlm:
             print(rlm.completion(Path("logs/"), "Which service failed first?").response)
+        ```
 
     Whatever takes a `Sandbox` takes it. The loop, the models, their keys, your functions and all limits stay in this
     process. An agent on each node forks REPLs, and a REPL goes to the node with the most free places. The REPLs of a

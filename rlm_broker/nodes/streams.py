@@ -1,4 +1,4 @@
-"""Ends of streams: descriptors whose bytes cross a link, and memory that is filled from one.
+"""Ends of streams: descriptors whose bytes cross a link, and memory filled from one.
 
 Whatever travels beside a control message on one machine, as a descriptor, is a stream between two machines. Its two
 ends are alike: what is read from the descriptor here is written to that one there, in both directions.
@@ -151,7 +151,7 @@ class DescriptorEnd(StreamEnd):
 
 
 class FileEnd(StreamEnd):
-    """A file or memory that is filled from a stream.
+    """A file or memory filled from a stream.
 
     Args:
         link: Link of the stream.

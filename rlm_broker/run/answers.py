@@ -27,6 +27,12 @@ REPL_RUN = "1"
 class Budget:
     """Means that several REPLs or runs share, beside the limits of each of them.
 
+    Example:
+        ```python
+        budget = Budget(Limits(max_budget_usd=1))
+        first, second = handler.answers(budget=budget), handler.answers(budget=budget)
+        ```
+
     Args:
         limits: Only `max_llm_calls`, `max_tokens`, `max_budget_usd` and `max_children_total` count.
     """
@@ -41,7 +47,13 @@ class Budget:
         return self.ledger.summary()
 
     def left(self) -> dict[str, float | None]:
-        """Return what may still be used, by the name of its limit; None means that there is no bound."""
+        """Return what may still be used, by the name of its limit; None means that there is no bound.
+
+        Example:
+            ```python
+            Budget(Limits(max_llm_calls=5)).left()["max_llm_calls"]  # 5
+            ```
+        """
         return self.ledger.left()
 
 
@@ -50,10 +62,17 @@ class ReplAnswers:
 
     Give it to one REPL: `sandbox.repl(context, answer=answers, tools=answers.tools, values=answers.values)`.
 
+    Example:
+        ```python
+        answers = handler.answers(tools={"price": lambda name: 5})
+        with sandbox.repl("some text", answers, tools=answers.tools, values=answers.values) as repl:
+            print(repl.execute("print(price('lens'), llm_query('Say a word.'))").stdout)  # 5 an answer
+        ```
+
     Attributes:
         id: Unique text of 16 characters. All events of the REPL have it in their field `tree`.
         tools: Names of the functions that model code may call.
-        values: Values that model code finds in the REPL, by name: those of the tools that are no functions.
+        values: Values that model code finds in the REPL, by name: the tools that are no functions.
     """
 
     def __init__(
@@ -102,6 +121,13 @@ class ReplAnswers:
 
         Tell the REPL, too: `repl.set_tools(answers.tools)`, and `repl.provide(answers.values)` for values.
 
+        Example:
+            ```python
+            answers = handler.answers()
+            answers.set_tools({"price": lambda name: 5})
+            repl.set_tools(answers.tools)
+            ```
+
         Raises:
             ConfigurationError: As for `LMHandler.answers`. The earlier tools then stay in force.
         """
@@ -126,7 +152,13 @@ class ReplAnswers:
         return self._ledger.by_depth()
 
     def left(self) -> dict[str, float | None]:
-        """Return what the REPL may still use, by the name of its limit; None means that there is no bound."""
+        """Return what the REPL may still use, by the name of its limit; None means that there is no bound.
+
+        Example:
+            ```python
+            handler.answers(Limits(max_llm_calls=5)).left()["max_llm_calls"]  # 5
+            ```
+        """
         return self._ledger.left()
 
     async def _answered(self, query: Query) -> list[Slot]:

@@ -97,7 +97,7 @@ class TreeCalls:
     Make it in the root run's task: `_is_stopped` asks that task whether it is being cancelled.
 
     Args:
-        handler: Completes the calls: the broker, or a part that stands before it.
+        handler: Completes the calls: the broker, or a part standing before it.
         recorder: Writes down each call; None writes none.
         routing: Picks the client of each call; None takes the routing of the handler.
         tells_text: Whether `CallText` events carry the pieces of a reply as they come.
@@ -130,7 +130,7 @@ class TreeCalls:
         """Return the name of the model that serves a loop at `depth`.
 
         Raises:
-            UnknownModel: Model code may not use the model that it named.
+            UnknownModel: Model code may not use the model it named.
         """
         return self.routing.pick_for_code(wanted, depth).model_name
 
@@ -197,7 +197,7 @@ class TreeCalls:
         """Make one plain completion for each prompt of a query from model code.
 
         A failure fills its own slot and leaves the others alone. Equal prompts are sent once, unless the query wants
-        samples. A call that is unfinished at `timeout_s` is cancelled, and its slot says so.
+        samples. A call unfinished at `timeout_s` is cancelled, and its slot says so.
         """
         block = block_of(query)
         if len(query.prompts) == 1 and query.timeout_s is None:
@@ -229,7 +229,7 @@ class TreeCalls:
         for call, slot in zip(batch.todo, done, strict=True) if self._recorder else ():
             if slot is None:
                 self._record_unanswered(caller, query, *call)
-        # Without a time limit, a call has no outcome only if its client cancelled the task that it was called in.
+        # Without a time limit, a call has no outcome only if its client cancelled the task it was called in.
         late = None if query.timeout_s is None else f"not done within timeout_s = {query.timeout_s:g}"
         missing = Slot(error=late or "the client cancelled its own call")
         return [done[place] or missing for place in batch.places]
@@ -341,7 +341,7 @@ class TreeCalls:
             self._record(self._request(caller, query, prompt, sample, id), None)
 
     def _record(self, request: LMRequest, outcome: Call | RlmBrokerError | None, model: str = "") -> None:
-        """Write a call down once, if calls are recorded. The outcome None is a call that was cancelled."""
+        """Write a call down once, if calls are recorded. The outcome None is a cancelled call."""
         if self._recorder is None or request.id is None or request.id in self._recorded:
             return
         self._recorded.add(request.id)

@@ -1,14 +1,14 @@
 """Children of a run: `rlm_query` as runs with REPLs of their own, or as plain completions.
 
 Theory of operation. A query of a thousand prompts must not take the memory of a thousand runs. A parent must not wait
-for a child that waits for the parent's place. Five rules follow.
+for a child waiting for the parent's place. Five rules follow.
 
 1. A child run, a plain completion or an error answers each prompt. A completion serves a prompt at the greatest depth,
    with `repl=False`, or with the parent's own task, which divides no work. It also serves a prompt that
    `recursion="auto"` judges to need no REPL. Errors name the limit: `max_children_per_batch`, `max_children_total`.
 2. Equal prompts with equal contexts are answered once, unless the query wants samples.
 3. A prompt stays data until it has a place (`bounded_map`). One task for each of 65,000 prompts took 17 s to cancel.
-4. Places are per depth (`Tree.child_places`). With one pool for all depths, parents that wait for their children would
+4. Places are per depth (`Tree.child_places`). With one pool for all depths, parents waiting for their children would
    hold the places that those need: a deadlock.
 5. The context of a child is opened when it has its place, not when the query comes: as many contexts are in memory as
    there are places.
@@ -30,7 +30,7 @@ import msgspec
 from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.turns import bounded_map
 from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored import StoredContext, beginning, whole_text
+from rlm_broker.context.stored_context import StoredContext, beginning, whole_text
 from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.events.event import PREVIEW_CHARS, RunStarted
 from rlm_broker.results import ChildTrace
@@ -45,16 +45,16 @@ from sandbox_worker.wire.prompts import LONG_TASK_CHARS, beginning_and_end
 TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
 """Answer to each prompt whose child run would exceed `max_children_total`."""
 MAX_PROMPT_BYTES = 4 << 20
-"""Maximum bytes of a context that is read for the prompt of a completion; a larger one is refused, as a query is. 4 MiB
+"""Maximum bytes of a context read for the prompt of a completion; a larger one is refused, as a query is. 4 MiB
 are about a million tokens."""
 OWN_TASK = "rlm_query: this is the task that this run has itself, so a plain completion answered it: divide it"
 """Note beside the answer to a prompt that is its run's own task. The REPL prints it to stderr."""
 
 INSTRUCTION_CHARS: Final = 300
-"""Characters at the beginning, and at the end, of a prompt that are taken for the instruction. Between them is the
+"""Characters at the beginning, and at the end, of a prompt taken for the instruction. Between them is the
 data."""
 LOOKED_AT_CHARS: Final = 20_000
-"""Characters of the data that are looked at."""
+"""Characters of the data looked at."""
 MOST_DIGITS: Final = 0.25
 """Share of digits among the characters other than spaces, above which a text is data. Prose with many dates and amounts
 has a tenth."""

@@ -25,7 +25,7 @@ from rlm_broker.concurrency.deadline import Late, StopRequested
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.context.stored import StoredContext, beginning
+from rlm_broker.context.stored_context import StoredContext, beginning
 from rlm_broker.errors import ConfigurationError, LimitReached, ReplayDiverged, SandboxFailed
 from rlm_broker.events.event import RunStarted, TreeEvents
 from rlm_broker.limits import Limits, with_set
@@ -61,7 +61,7 @@ class EngineParts:
 
 
 class Engine(AsyncResource):
-    """Starts runs, and has the parts that they share while it is open: a handler, a sandbox, a recorder.
+    """Starts runs, and has the parts they share while it is open: a handler, a sandbox, a recorder.
 
     A part that the caller lends is used as it is. The others are made when the engine is opened, and closed with it. A
     run that is started while the engine is closed has parts of its own, for as long as it takes.
@@ -78,7 +78,7 @@ class Engine(AsyncResource):
         limits: Limits that hold.
 
     Raises:
-        ConfigurationError: The recording's seed differs from that of the lent sandbox.
+        ConfigurationError: The recording's seed differs from the lent sandbox's.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Engine(AsyncResource):
             self._repl = await self._keeping.enter_async_context(PersistentRepl(self.sandbox, self.limits))
 
     async def _close(self) -> None:
-        jobs = list(self._jobs)  # they use the parts that are closed below
+        jobs = list(self._jobs)  # they use the parts closed below
         for job in jobs:
             job.cancel()
         for job in jobs:
@@ -252,7 +252,7 @@ class Engine(AsyncResource):
         return await own.enter_async_context(self.registry.opened(self.limits, cache, event_loop))
 
     async def _routing(self, parts: EngineParts, request: RunRequest) -> Routing:
-        """Return the routes of one run: those of the handler, or with other models if the run was given any.
+        """Return the routes of one run: the handler's, or with other models if the run was given any.
 
         Raises:
             ConfigurationError: The handler is lent, and a model is not the name of one of its own; or a limit in US
@@ -279,7 +279,7 @@ class Engine(AsyncResource):
         return ReplayDiverged(replay.diverged) if replay is not None and replay.diverged else None
 
     def _required_seed(self) -> int | None:
-        """Return the seed of the REPLs: that of a replayed recording, else the given one, else one drawn to record."""
+        """Return the seed of the REPLs: a replayed recording's, else the given one, else one drawn to record."""
         seed = None if self._sandbox is None else self._sandbox.seed
         replayed = self.registry.replay if self.registry else None
         if replayed is None:
@@ -336,7 +336,7 @@ async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
     """Store the context within `run_timeout_s`. A stream or a file that stalls keeps a thread of its own alone.
 
     Returns:
-        The context. If the run was stopped meanwhile, a text that says so: it ends as it begins.
+        The context. If the run was stopped meanwhile, a text saying so: it ends as it begins.
 
     Raises:
         LimitReached: It took longer.
@@ -373,7 +373,7 @@ def _events(request: RunRequest, job: RunJob) -> TreeEvents:
 
 
 def _task_in(context: StoredContext) -> str | None:
-    """Return the beginning of a text that has the task in it, for those who watch the run; None for another context."""
+    """Return the beginning of a text with the task in it, for those who watch the run; None for another context."""
     return beginning(context, TASK_CHARS).text if context.info.type_name == "str" else None
 
 

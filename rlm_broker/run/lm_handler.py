@@ -34,10 +34,9 @@ class LMHandler(Broker):
 
         Example:
             ```python
-            with LMHandler(OpenAICompatibleClient(url, "qwen3")) as handler, Sandbox() as sandbox:
-                answers = handler.answers(Limits(max_llm_calls=50))
-                with sandbox.repl("some text", answer=answers) as repl:
-                    repl.execute("print(llm_query('Summarise: ' + context))")
+            answers = handler.answers(Limits(max_llm_calls=50))
+            with sandbox.repl("some text", answer=answers) as repl:
+                repl.execute("print(llm_query('Summarise: ' + context))")
             ```
 
         Args:

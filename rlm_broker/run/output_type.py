@@ -8,12 +8,12 @@ from rlm_broker.concurrency.threads import aside
 from rlm_broker.errors import OutputInvalid
 from rlm_broker.values.answer_types import WantedType
 from rlm_broker.values.json_schemas import Unfit
-from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.counts import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.text_json import unfenced
 
 
 class OutputType:
-    """Type that the answer of one run must have. It counts how often the model was told that an answer is of another.
+    """Type that the answer of one run must have. It counts how often it refused an answer of another.
 
     Args:
         wanted: A pydantic model, or any other type that `pydantic.TypeAdapter` takes; or a JSON Schema, as a dict.
@@ -31,7 +31,7 @@ class OutputType:
         self.schema = self._type.json_schema()
 
     def again(self) -> Self:
-        """Return the same type for another attempt of the run, whose model was told nothing yet."""
+        """Return the same type for another attempt of the run, whose model was not corrected yet."""
         made = copy.copy(self)
         made._retries = 0
         return made
@@ -50,7 +50,7 @@ class OutputType:
         """Return None and the value of an answer; or a message for the model that says what is wrong, and None.
 
         Raises:
-            OutputInvalid: The answer is wrong, and the model was told so `max_retries` times already.
+            OutputInvalid: The answer is wrong, and the model was corrected `max_retries` times already.
         """
         text = unfenced(answer)
         if has_more_values_than(MAX_VALUES, text.encode(errors="replace")):

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, ReplBusy, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage
@@ -47,11 +47,11 @@ class PersistentRepl(AsyncResource):
 
     Args:
         sandbox: Sandbox in which the REPL is made.
-        limits: Bounds of the REPL; None takes those of the sandbox.
+        limits: Bounds of the REPL; None takes the sandbox's.
 
     Attributes:
         runs: Number of runs that have had the REPL.
-        context_name: Name of the variable that holds the context of the last run.
+        context_name: Name of the variable holding the context of the last run.
     """
 
     def __init__(self, sandbox: Sandbox, limits: ReplLimits | None = None) -> None:
@@ -97,7 +97,15 @@ class PersistentRepl(AsyncResource):
         return self._repl
 
     def remember(self, messages: Sequence[ChatMessage]) -> None:
-        """Put the messages of the run that has just ended into the REPL, as `history_N`."""
+        """Put the messages of the run that has just ended into the REPL, as `history_N`.
+
+        Example:
+            ```python
+            with rlm.persistent_repl() as repl:
+                completion = rlm.start("a", "How many?", repl=repl).result()
+                repl.remember(completion.messages)
+            ```
+        """
         if self._repl is not None:
             said = as_values(messages)
             number = self.runs - 1

@@ -61,7 +61,7 @@ class ReplyActions:
         """Do what the reply of turn `number` says; add each block that ran to `blocks`.
 
         Blocks run in order, until one submits an answer or is killed. After a kill the rest is not run, since it was
-        written for variables that are lost.
+        written for lost variables.
 
         Returns:
             The answer, and what was not run.
@@ -119,7 +119,7 @@ class ReplyActions:
 
 
 async def read_reply(reply: str) -> ParsedReply:
-    """Read a reply; a long one in a thread. A reply that is too long is not run, and the model is told so."""
+    """Read a reply; a long one in a thread. A reply that is too long is not run, and the model is informed."""
     if len(reply) > MAX_REPLY_CHARS:
         why = f"A reply may have {MAX_REPLY_CHARS:,} characters: write less, and keep long values in variables."
         return ParsedReply((), None, (NotRun(f"all of a reply of {len(reply):,} characters", why),))

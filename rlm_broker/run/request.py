@@ -10,7 +10,7 @@ from typing import Any, Final
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.models.model import Given
 from rlm_broker.context.store import refuse_a_name, store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
@@ -46,7 +46,7 @@ class RunRequest:
         tools: Functions and values that code may use.
         instructions: Instructions to the models.
         limits: Limits of the run and of everything below it.
-        model, sub_model: Models of this run alone; None takes those of the engine.
+        model, sub_model: Models of this run alone; None takes the engine's.
         is_auto: Whether a child gets a REPL only if it needs one.
         query_handler: Replaces the recursion; None keeps it.
         receivers: Called with each event.
@@ -142,7 +142,7 @@ def limits_of_a_run(
 
     Args:
         base: Limits of the `RLM`.
-        limits: Fields that were set replace those of `base`.
+        limits: Fields that were set replace `base`'s.
         timeout_s: Seconds of the run; None takes `run_timeout_s` of `limits` or `base`.
         keeps_repl: Whether the REPL serves several runs, so that a single run cannot change the REPL's limits.
 

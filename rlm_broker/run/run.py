@@ -1,4 +1,4 @@
-"""One question that is being answered: the handle that its caller has, and the job behind it."""
+"""One question being answered: the handle that its caller has, and the job behind it."""
 
 import asyncio
 import concurrent.futures
@@ -114,7 +114,7 @@ class RunJob(Job[Completion]):
 
 
 class Run:
-    """A question that is being answered. `RLM.start` makes it; it may be used from any thread.
+    """A question being answered. `RLM.start` makes it; it may be used from any thread.
 
     Awaiting it returns the `Completion`. Cancelling the task that awaits it cancels the run, and so does leaving it as
     an async context manager: the run and its processes have ended then. Shield it (`asyncio.shield(run)`) to keep it
@@ -148,6 +148,13 @@ class Run:
         Any number of followers may do so, on any event loop, also after the end. Unread events are dropped beyond 16
         million characters; a follower that is so slow gets an `EventsMissed` in their place.
 
+        Example:
+            ```python
+            run = rlm.start("a", "How many?")
+            async for event in run.events():
+                print(event.n, event)
+            ```
+
         Args:
             after: Number of the last event that is known already; 0 begins with the first.
         """
@@ -164,11 +171,26 @@ class Run:
         """End the run with the best answer that it has so far: its completion has `is_stopped`.
 
         Harmless after its end. The reading of its context ends, too; the run then has no answer.
+
+        Example:
+            ```python
+            run = rlm.start("a", "How many?")
+            run.stop()
+            print((await run).is_stopped)
+            ```
         """
         self._job.stop()
 
     def cancel(self) -> None:
-        """End the run without an answer: awaiting it raises `RunCancelled`. Harmless after its end."""
+        """End the run without an answer: awaiting it raises `RunCancelled`. Harmless after its end.
+
+        Example:
+            ```python
+            run = rlm.start("a", "How many?")
+            run.cancel()
+            await run.ended()
+            ```
+        """
         self._job.cancel()
 
     @property
@@ -186,6 +208,11 @@ class Run:
     def result(self, timeout_s: float | None = None) -> Completion:
         """Wait for the completion, in a thread that may block.
 
+        Example:
+            ```python
+            print(rlm.start("a", "How many?").result(timeout_s=60).response)  # 2
+            ```
+
         Args:
             timeout_s: Seconds to wait at most; the run goes on afterwards. None waits until the end.
 
@@ -202,7 +229,15 @@ class Run:
             raise self._job.cancelled() from None
 
     async def ended(self) -> None:
-        """Wait for the end of the run, also if it is a failure or a cancellation. Cancelling the wait ends no run."""
+        """Wait for the end of the run, also if it is a failure or a cancellation. Cancelling the wait ends no run.
+
+        Example:
+            ```python
+            run = rlm.start("a", "How many?")
+            await run.ended()
+            print(run.is_done)  # True
+            ```
+        """
         await self._job.at_end()
 
     def __await__(self) -> Generator[Any, Any, Completion]:

@@ -8,7 +8,7 @@ Theory of operation. A turn (`_turn`) is one reply of the model and what is done
 4. `_doubt` judges the answer. If it is taken, the run ends. Otherwise the next user message is the observation:
    outputs, what was not run, and what is wrong with the answer.
 
-A run ends in one of these ways, which its event `RunEnded` tells apart by `kind` and `limit`:
+A run ends in one of these ways, which its event `RunEnded` distinguishes by `kind` and `limit`:
 
 - An answer was taken. A guess is doubted once: the model wrote it before it saw the output beside it, or before it
   looked at the context. The same text again is taken, since a second doubt would only cost a turn.
@@ -19,7 +19,7 @@ A run ends in one of these ways, which its event `RunEnded` tells apart by `kind
 
 All ends pass through one `within`: it cancels the task of the loop once and awaits its end. So a REPL of the run's own
 is closed, and its processes are dead, when `run` returns. `stop` resolves a future that `within` watches. It does not
-cancel: a cancellation means that the caller wants no answer, and the two could not be told apart.
+cancel: a cancellation means that the caller wants no answer, and the two could not be distinguished.
 
 The loop is one class on purpose. A state machine or a class for each phase was rejected: the phases share nearly all of
 their state (`Progress`, `Messages`, `Conversation`), and a reader would have to put the story together again. What can
@@ -37,7 +37,7 @@ from typing import Any, Final
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
-from rlm_broker.context.stored import StoredContext, beginning
+from rlm_broker.context.stored_context import StoredContext, beginning
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, UnknownModel, ValueTooLarge
 from rlm_broker.events.event import (
     IterationStarted,
@@ -137,7 +137,7 @@ class Runner:
         Raises:
             LimitReached: A limit ended the run; the error carries the partial answer.
             ModelFailed: The model failed.
-            OutputInvalid: The answer was not of the type that was asked for, after `max_output_retries` corrections.
+            OutputInvalid: The answer was not of the type asked for, after `max_output_retries` corrections.
             SandboxFailed: The sandbox itself broke.
         """
         self._started = time.monotonic() - self.spent_s
@@ -349,7 +349,7 @@ class Runner:
         """Return why an answer is not of the wanted type, as a message for the model; None if it is.
 
         Raises:
-            OutputInvalid: The model was told `max_output_retries` times already.
+            OutputInvalid: The model was corrected `max_output_retries` times already.
         """
         if self._output_type is None:
             return None
@@ -402,14 +402,14 @@ class Runner:
         self._emit_ended(None, in_words(failure), getattr(failure, "limit", None))
 
 
-# -- the facts that the system prompt tells: read from the tree, so that no number is configured twice ----------------
+# -- the facts that the system prompt says: read from the tree, so that no number is configured twice ----------------
 
 
 def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTEXT) -> Facts:
     """Return the facts of a run.
 
     Args:
-        context_name: Name of the variable that holds the context.
+        context_name: Name of the variable holding the context.
     """
     routing, below = tree.calls.routing, caller.depth + 1
     sandbox = tree.sandbox

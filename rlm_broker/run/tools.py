@@ -20,7 +20,7 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.values.json_schemas import JsonSchema, Unfit
 from rlm_broker.values.names import require_name
 from rlm_broker.values.validation import complaints
-from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.counts import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.encoding import with_article
 from sandbox_worker.wire.errors import ValueInvalid, ValueProblem, ValueRefused
 from sandbox_worker.wire.messages import Slot
@@ -37,7 +37,7 @@ MAX_THREADS = 64
 
 
 _ANY_CLASS = pydantic.ConfigDict(arbitrary_types_allowed=True)
-"""Configuration that allows an array as an argument: pydantic checks classes that it does not know by `isinstance`."""
+"""Configuration that allows an array as an argument: pydantic checks classes it does not know by `isinstance`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +61,16 @@ class _Arguments(msgspec.Struct):
 
 
 class Tools:
-    """Functions that code may call, and values that it finds.
+    """Functions that code may call, and values it finds.
+
+    Example:
+        ```python
+        def price(name: str) -> float:
+            "Return the price of a part in euros."
+            return 5.0
+
+        RLM("offline", tools=Tools({"price": price, "currency": "EUR"}, for_children={}))
+        ```
 
     Args:
         given: Name → a callable (sync or async), a value that crosses, or `{"tool": either, "description": text}`. A
@@ -96,6 +105,11 @@ class Tools:
 
     def extended(self, given: Mapping[str, Any]) -> "Tools":
         """Return these tools together with further ones, which children get as well.
+
+        Example:
+            ```python
+            Tools({"price": lambda name: 5}).extended({"stock": lambda name: 2}).names
+            ```
 
         Raises:
             ConfigurationError: A name is taken by one of these tools, or as for `Tools`.

@@ -15,14 +15,14 @@ from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.sandbox.sandbox import Sandbox
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
-"""From a run's name, its depth and the handler that it would have, makes the handler of its REPL's queries."""
+"""From a run's name, its depth and the handler it would have, makes the handler of its REPL's queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildPlaces:
     """Bounds that the children at one depth of a tree share.
 
-    Each depth has its own: a parent that waits for its children holds no place that these need.
+    Each depth has its own: a parent waiting for its children holds no place that these need.
 
     Attributes:
         runs: One place for each child that runs.
@@ -35,7 +35,7 @@ class ChildPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """State that all runs of one tree share. Without a sandbox none of them has a REPL that is made here.
+    """State that all runs of one tree share. Without a sandbox none of them has a REPL made here.
 
     Attributes:
         is_auto: Whether a child gets a REPL only if it needs one, see `recursion`.

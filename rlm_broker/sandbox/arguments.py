@@ -45,7 +45,7 @@ def require_block(code: object, stdin: object) -> None:
 
 
 def seconds_or(name: str, given: object, default: float) -> float:
-    """Return the seconds that were given for a block, or the default if none were.
+    """Return the seconds given for a block, or the default if none were.
 
     Args:
         name: Name of the argument, for the error.
@@ -94,7 +94,7 @@ def variables_of(env: Mapping[str, str] | None) -> dict[str, str]:
     """Return a copy of the variables, in a form that the kernel takes as it is.
 
     Raises:
-        ConfigurationError: A name or value cannot be that of a variable.
+        ConfigurationError: A name or value cannot be a variable's.
     """
     if env is None:
         return {}

@@ -35,26 +35,26 @@ Entries = list[FileEntry]
 class ReplFiles:
     """The files in a REPL's scratch folder, which is the current folder of its code: `repl.files`.
 
+    Example:
+        ```python
         repl.files.write("data.csv", b"a,b\\n1,2\\n")
         repl.execute("text = open('data.csv').read().upper(); print(text, file=open('out.csv', 'w'))")
-        repl.files.read("out.csv")  # b"A,B\\n1,2\\n\\n"
+        repl.files.read("out.csv")  # b'A,B\\n1,2\\n\\n'
+        ```
 
-    The methods are those of E2B's `sandbox.files` (`write`, `read`, `list`, `remove`): code for it needs few changes.
+    The methods are named as in E2B's `sandbox.files` (`write`, `read`, `list`, `remove`): code needs few changes.
     `save` and `open` are for files that should not pass through memory. Async code has awaited twins: `awrite`,
     `aread`, `asave`, `aopen`, `alist`, `aremove`.
 
     A path is relative to the scratch folder. No link is followed anywhere in it, and only regular files are opened.
     Files can be used while a block runs: init opens each of them, and a thread copies it. A block that reads a file
-    while it is written sees the part that is written so far.
+    while it is written sees the part written so far.
 
     Files stay when a REPL is killed, unless its worker had to be replaced, as after a scratch folder that was too full.
 
-        repl.files.write("data.csv", Path("/home/me/data.csv"))
-        repl.files.read("result.txt").decode()
-
     Args:
         event_loop: Returns the loop that the REPL lives on.
-        worker: Returns the worker that has the files.
+        worker: Returns the worker with the files.
         max_bytes: Bytes that the scratch folder may hold (`scratch_bytes`).
     """
 
@@ -67,6 +67,12 @@ class ReplFiles:
 
     def write(self, path: str | PurePath, data: Data) -> None:
         """Write a file, and replace one of that name. Missing folders of its path are made.
+
+        Example:
+            ```python
+            repl.files.write("data.csv", b"a,b")
+            repl.files.write("report.txt", Path("report.txt"))
+            ```
 
         Args:
             path: File in the REPL.
@@ -87,6 +93,12 @@ class ReplFiles:
     def read(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the bytes of a file.
 
+        Example:
+            ```python
+            repl.execute("open('out.txt', 'w').write('done')")
+            repl.files.read("out.txt")  # b'done'
+            ```
+
         Args:
             path: File in the REPL.
             max_bytes: Bytes of the file at most; a larger one is refused.
@@ -105,6 +117,12 @@ class ReplFiles:
     def save(self, path: str | PurePath, to: str | Path) -> None:
         """Copy a file to the host, in pieces. `to` appears when it is complete, and replaces a file of that name.
 
+        Example:
+            ```python
+            repl.execute("open('out.txt', 'w').write('done')")
+            repl.files.save("out.txt", Path("result.txt"))
+            ```
+
         Args:
             path: File in the REPL.
             to: File of the host.
@@ -121,7 +139,13 @@ class ReplFiles:
         await self._event_loop().arun(self._save(path, to))
 
     def list(self, path: str | PurePath = ".") -> Entries:
-        """Return the entries of a folder, ordered by name. Those of its folders are not among them.
+        """Return the entries of a folder, ordered by name. Entries of its folders are not among them.
+
+        Example:
+            ```python
+            repl.files.write("data.csv", b"a,b")
+            print([(entry.name, entry.size_bytes) for entry in repl.files.list()])  # [('data.csv', 3)]
+            ```
 
         Args:
             path: Folder in the REPL.
@@ -143,6 +167,13 @@ class ReplFiles:
     def open(self, path: str | PurePath) -> FileIO:
         """Open a file to read it in pieces. The caller closes it. Code may change it meanwhile.
 
+        Example:
+            ```python
+            repl.files.write("data.csv", b"a,b")
+            with repl.files.open("data.csv") as file:
+                print(file.read(1))  # b'a'
+            ```
+
         Args:
             path: File in the REPL.
 
@@ -159,6 +190,12 @@ class ReplFiles:
 
     def remove(self, path: str | PurePath) -> None:
         """Remove a file. Of a link, the link itself is removed, and never its target.
+
+        Example:
+            ```python
+            repl.files.write("data.csv", b"a,b")
+            repl.files.remove("data.csv")
+            ```
 
         Args:
             path: File in the REPL.

@@ -1,4 +1,4 @@
-"""The packages that code in a sandbox may import: the orchestrator's, an environment's, or those of a list."""
+"""The packages that code in a sandbox may import: the orchestrator's, an environment's, or a list's."""
 
 import asyncio
 import contextlib

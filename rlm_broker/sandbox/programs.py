@@ -146,7 +146,7 @@ class _Input(_End):
 
 
 class _Output(_End):
-    """The program's output, of which head and tail are kept. All is read, so that the program never waits for us."""
+    """The program's output. Its head and tail are kept. All is read, so that the program never waits for us."""
 
     def __init__(self, fd: int, bounds: OutputBounds) -> None:
         super().__init__(fd)
@@ -195,7 +195,7 @@ class _Output(_End):
 ProgramStatus = Literal["ended", "timeout", "killed"]
 """End of a program, see `ProgramResult`."""
 FEWEST_OUTPUT_BYTES: Final = 100
-"""Smallest `max_output_bytes`, the same as that of `Limits`. A smaller one is refused."""
+"""Smallest `max_output_bytes`, the same as in `Limits`. A smaller one is refused."""
 MAX_REASON_CHARS: Final = 1_000
 """Characters of init's reason why a program cannot be started; a longer one is cut."""
 _ELSEWHERE: Final = "give more as input, or in a file"
@@ -204,6 +204,12 @@ _ELSEWHERE: Final = "give more as input, or in a file"
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
     """Outcome of one program.
+
+    Example:
+        ```python
+        result = repl.run(["sh", "-c", "echo done; exit 3"])
+        print(result.exit_code, result.stdout)  # 3 done
+        ```
 
     Attributes:
         argv: Name and arguments of the program.
@@ -489,7 +495,7 @@ def blocks_of(code: str, argv: Sequence[str], file: str | None = None) -> tuple[
 
 
 def with_its_end(block: Block, end: Block) -> Block:
-    """Return the outcome of a program: that of its block, and of the last of `blocks_of`."""
+    """Return the outcome of a program: of its block, and of the last of `blocks_of`."""
     return dataclasses.replace(
         block if end.status == "ok" else end,
         code=block.code,

@@ -44,9 +44,12 @@ BY_CALLER: Final = "was interrupted by its caller"
 class SandboxedRepl(AsyncResource):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
+    Example:
+        ```python
         with Sandbox() as sandbox, sandbox.repl("some text") as repl:
             repl.execute("n = len(context)")
             print(repl.get("n"))  # 9
+        ```
 
     Made by `Sandbox.repl` and `Template.repl`. Use it as a context manager (`with` or `async with`): all processes of
     the REPL have ended when it is left. Call methods from any thread; async code has awaited twins, such as `aexecute`.
@@ -60,7 +63,7 @@ class SandboxedRepl(AsyncResource):
         kills_when_cancelled: Whether a block whose caller is cancelled is killed with its REPL, and not interrupted.
             Set by an owner that closes the REPL then, and so need not wait for the block.
         is_listed: Whether `ps` lists the REPL, and `stop` ends it, while it is open.
-        tree: Id of the run tree that has the REPL, as in `Run.id`; None for a REPL of its own.
+        tree: Id of the run tree with the REPL, as in `Run.id`; None for a REPL of its own.
 
     Raises:
         ConfigurationError: An argument cannot be used.
@@ -138,6 +141,11 @@ class SandboxedRepl(AsyncResource):
     ) -> Block:
         """Run one block. If the caller is interrupted (Ctrl+C) or cancelled, the block is, too, and variables stay.
 
+        Example:
+            ```python
+            repl.execute("n = len(context)\\nn * 2", value=True).value  # 18
+            ```
+
         Args:
             code: Python source, up to `Limits.max_frame_bytes`.
             timeout_s: Compute time in seconds; None takes `Limits.block_timeout_s`.
@@ -182,6 +190,12 @@ class SandboxedRepl(AsyncResource):
     def get(self, *names: str) -> Any:
         """Return values of variables: for one name its value, for several a tuple. Model code decides what they are.
 
+        Example:
+            ```python
+            repl.execute("low, high = 1, 9")
+            repl.get("low", "high")  # (1, 9)
+            ```
+
         Args:
             names: Variables, at least one.
 
@@ -209,13 +223,18 @@ class SandboxedRepl(AsyncResource):
     ) -> ProgramResult:
         """Run a program in the sandbox, without a shell, beside a block and up to `Limits.max_programs` - 1 others.
 
-        It has the isolation and the limits of the REPL's code. Processes that it leaves end with it. If its time is
+        It has the isolation and the limits of the REPL's code. Processes it leaves end with it. If its time is
         over, or the caller is interrupted or cancelled, it is killed with all that it started, and the REPL goes on.
-        A limit that all processes of the REPL share, such as `memory_bytes`, ends the REPL, too.
+        A limit that all processes of the REPL share, for example `memory_bytes`, ends the REPL, too.
+
+        Example:
+            ```python
+            repl.run(["sort"], input="b\\na\\n", timeout_s=5).stdout.split()  # ['a', 'b']
+            ```
 
         Args:
             argv: Name and arguments, up to 128 KiB each. A name without "/" is looked for in PATH.
-            input: Bytes or text that it reads from descriptor 0; None gives it no input.
+            input: Bytes or text it reads from descriptor 0; None gives it no input.
             cwd: Its current folder, relative to the scratch folder. No link is followed.
             env: Name → text of variables, added to those that the REPL was given.
             timeout_s: Wall time in seconds; None takes `Limits.block_timeout_s`.
@@ -250,6 +269,11 @@ class SandboxedRepl(AsyncResource):
         """Interrupt the block that runs, from any thread, as a time limit does: variables stay if it reacts.
 
         Does not wait for the block's end; its status is then "interrupted". Has no effect if no block runs.
+
+        Example:
+            ```python
+            repl.execute("while True: print()", on_output=lambda *_: repl.interrupt()).status  # 'interrupted'
+            ```
         """
         self.bind_loop().call_soon(self._interrupt)
 
@@ -260,12 +284,18 @@ class SandboxedRepl(AsyncResource):
     def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
         """Give code more values by name. They are there from the next block on, also after a kill.
 
+        Example:
+            ```python
+            repl.provide({"limit": 10})
+            print(repl.execute("print(limit)").stdout)  # 10
+            ```
+
         Args:
             values: Name → value, as for `Sandbox.repl`.
             restore: Whether each later block finds these values again, although code has bound the names to others.
 
         Raises:
-            ConfigurationError: A value cannot be sent as it is, or a name is that of a tool. No value is given then.
+            ConfigurationError: A value cannot be sent as it is, or a name is a tool's. No value is given then.
             ValueTooLarge: A value is longer than a message may be. No value is given then.
             ReplClosed: The REPL was closed.
         """
@@ -278,6 +308,12 @@ class SandboxedRepl(AsyncResource):
 
         The names are `context_1`, `context_2` and so on. Texts are mapped; all other objects are decoded in the REPL,
         and count towards its `memory_bytes`.
+
+        Example:
+            ```python
+            with sandbox.repl("first", limits=ReplLimits(later_context_bytes=1 << 20)) as repl:
+                repl.add_context("second")  # 'context_1'
+            ```
 
         Args:
             context: As for `Sandbox.repl`.
@@ -296,11 +332,17 @@ class SandboxedRepl(AsyncResource):
     def set_tools(self, tools: Sequence[str]) -> None:
         """Give code the tools of these names, and no others, from the next block on.
 
+        Example:
+            ```python
+            repl.set_tools(["price"])
+            print(repl.execute("print(price('lens'))").stdout)
+            ```
+
         Args:
             tools: Names of all tools, as for `Sandbox.repl`.
 
         Raises:
-            ConfigurationError: A name is not an identifier, or is that of a value. The tools do not change then.
+            ConfigurationError: A name is not an identifier, or is a value's. The tools do not change then.
             ReplClosed: The REPL was closed.
         """
         require_names(tools)

@@ -13,7 +13,7 @@ from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
@@ -198,7 +198,7 @@ class ReplWorker:
             try:
                 for stored in self._context.later.values():
                     await self.worker.hand(stored.pieces())
-            except BaseException:  # a block must not run without the contexts that it was promised
+            except BaseException:  # a block must not run without the contexts it was promised
                 await to_its_end(connection.close)
                 raise
             self.connection = connection
@@ -232,7 +232,7 @@ class Inherited:
 
 
 SMALL_CHARS = 1 << 16
-"""Characters of a text that is stored on the event loop, in less time than a thread takes to start. A thread stores a
+"""Characters of a text stored on the event loop, in less time than a thread takes to start. A thread stores a
 longer one."""
 
 
@@ -253,7 +253,7 @@ class ReplContext:
         later: Name of the variable → context that was added.
 
     Raises:
-        ContextRefused: A name was given where its content was meant, such as that of a file.
+        ContextRefused: A name was given where its content was meant, for example a file's.
     """
 
     def __init__(self, given: object, later_bytes: int) -> None:

@@ -42,10 +42,13 @@ class Sandbox(AsyncResource):
     """Starts REPLs in processes of their own, isolated from the machine and from each other.
 
     Use it as a context manager (`with` or `async with`). Entering it starts a fork server. When it is left, all
-    processes that were started in it have ended.
+    processes started in it have ended.
 
+    Example:
+        ```python
         with Sandbox() as sandbox, sandbox.repl({"a": 1}) as repl:
-            print(repl.execute("print(context)").stdout)
+            print(repl.execute("print(context)").stdout)  # {'a': 1}
+        ```
 
     Args:
         limits: Limits of each REPL that is given none of its own; None takes the defaults. A `Limits` will do.
@@ -55,7 +58,7 @@ class Sandbox(AsyncResource):
             "standard", where it is impossible.
         exact_memory: Whether a control group limits each REPL's memory exactly, the kernel's memory for it included.
             It takes up to 30 ms more for each REPL. Without it, memory is sampled every 10 ms while a block runs.
-        warm: Number of REPLs that are started ahead and kept ready, each for one use. A ready REPL is opened in less
+        warm: Number of REPLs started ahead and kept ready, each for one use. A ready REPL is opened in less
             than 1 ms. None keeps one ready, from the second REPL on.
         seed: Seed from 0 to 2**32 - 1. Each REPL then draws the same numbers from `random` and numpy's global
             generator, also after a kill, and orders sets of text alike. None lets every REPL draw others.
@@ -123,6 +126,12 @@ class Sandbox(AsyncResource):
         loop. A forked process opens one of its own. It is closed at exit with all below it. Do not close it, since
         other callers use it.
 
+        Example:
+            ```python
+            with Sandbox.shared().repl("some text") as repl:
+                print(repl.execute("print(len(context))").stdout)  # 9
+            ```
+
         Args:
             limits, isolation, allow_exec, warm, python, packages: As for `Sandbox`.
 
@@ -179,7 +188,14 @@ class Sandbox(AsyncResource):
         return sandbox
 
     def stats(self) -> SandboxStats:
-        """Return the number of REPLs that live in the sandbox, that are ready, and that it has started so far."""
+        """Return the number of REPLs that live in the sandbox, that are ready, and that it has started so far.
+
+        Example:
+            ```python
+            with sandbox.repl():
+                print(sandbox.stats().workers)
+            ```
+        """
         if self._fork_server is None or self._pool is None:
             return SandboxStats(self.level)
         alive, started = self._fork_server.counts()
@@ -187,7 +203,7 @@ class Sandbox(AsyncResource):
 
     @property
     def level(self) -> LevelName:
-        """Name of the level that is enforced; before the sandbox is open, of the strongest level that it will try."""
+        """Name of the enforced level; before the sandbox is open, of the strongest level it will try."""
         return (self._fork_server.level if self._fork_server else self._candidates[0]).name
 
     def repl(
@@ -203,14 +219,20 @@ class Sandbox(AsyncResource):
     ) -> SandboxedRepl:
         """Return a new REPL. It is started when it is entered as a context manager.
 
+        Example:
+            ```python
+            with sandbox.repl({"a": 1}, values={"n": 2}, limits=ReplLimits(block_timeout_s=5)) as repl:
+                print(repl.execute("print(context['a'] + n)").stdout)  # 3
+            ```
+
         Args:
             context: Value of its variable `context`: text, a dict or list of plain values, or a path, see `store`.
                 A `StoredContext` is shared, and stays the caller's to close.
-            answer: Async function that answers a query of code, such as `llm_query`. For an `LMHandler`, give
-                `handler.answers(...)`. Without one, code is told that no model is connected.
+            answer: Async function that answers a query of code, for example `llm_query`. For an `LMHandler`, give
+                `handler.answers(...)`. Without one, code gets the error that no model is connected.
             tools: Names of functions that code may call. Each call is a query that wants a "tool".
             values: Name → value that code finds.
-            limits: Limits of this REPL; None takes those of the sandbox. With other limits no REPL is ready, and a
+            limits: Limits of this REPL; None takes the sandbox's. With other limits no REPL is ready, and a
                 worker is started.
             env: Name → text that code finds in `os.environ`, also after a kill. Up to 64 KiB together.
             seed: Seed of `random` and numpy's global generator in this REPL, in place of the sandbox's. The order of
@@ -238,12 +260,18 @@ class Sandbox(AsyncResource):
         warm: int = 0,
         timeout_s: float = PREPARE_TIMEOUT_S,
     ) -> Template:
-        """Return a template. Its REPLs are forked from a process that has the context, modules and variables ready.
+        """Return a template. Its REPLs are forked from a process with the context, modules and variables ready.
+
+        Example:
+            ```python
+            with sandbox.template([1, 2, 3], setup="total = sum(context)") as template, template.repl() as repl:
+                print(repl.get("total"))  # 6
+            ```
 
         Args:
             context: Value of the variable `context` in each REPL, as for `repl`. Useful for objects: texts are mapped,
                 and need no template.
-            imports: Modules that are imported ahead.
+            imports: Modules imported ahead.
             setup: Code that runs once, with `context`; each REPL finds its variables. It is trusted like your own
                 program: at "strict" it has no network and none of your files, at "standard" it has all that you have.
                 It must leave no threads, processes, open files or shared memory.
@@ -275,6 +303,11 @@ class Sandbox(AsyncResource):
 
     def importable(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return which of these modules code can import. They are looked for once, and none is imported.
+
+        Example:
+            ```python
+            sandbox.importable(["json", "no_such_module"])  # ('json',)
+            ```
 
         Args:
             names: Names of modules.

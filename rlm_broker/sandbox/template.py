@@ -9,7 +9,7 @@ from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl import SandboxedRepl
@@ -27,9 +27,12 @@ PREPARE_TIMEOUT_S = 300.0
 class Template(AsyncResource):
     """Makes REPLs that find a context, modules and variables in place. Made by `Sandbox.template`.
 
+    Example:
+        ```python
         with Sandbox() as sandbox, sandbox.template(setup="table = {n: n * n for n in range(1000)}") as template:
-            with template.repl() as repl:  # `table` is there already
-                print(repl.execute("print(table[7])").stdout)
+            with template.repl() as repl:
+                print(repl.execute("print(table[7])").stdout)  # 49
+        ```
 
     A template has a fork server of its own. Use it as a context manager (`with` or `async with`), inside the block of
     its sandbox. When it is left, its REPLs have ended.
@@ -80,6 +83,13 @@ class Template(AsyncResource):
         seed: int | None = None,
     ) -> SandboxedRepl:
         """Return a new REPL. It is started when it is entered as a context manager.
+
+        Example:
+            ```python
+            with sandbox.template(imports=["statistics"]) as template:
+                with template.repl(context=[1, 2, 6]) as repl:
+                    print(repl.execute("import statistics; print(statistics.mean(context))").stdout)  # 3
+            ```
 
         Args:
             answer, tools, values, limits, env, seed: As for `Sandbox.repl`.

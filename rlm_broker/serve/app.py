@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlm_broker.broker.models.registry import require_priced
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.rlm import RLM
@@ -52,6 +52,10 @@ class Service:
 
     Example:
         ```python
+        import contextlib
+        from starlette.applications import Starlette
+        from starlette.routing import Mount
+
         service = Service(RLM("openai/gpt-5-mini"))
 
         @contextlib.asynccontextmanager
@@ -136,6 +140,12 @@ class Service:
 
     async def drain(self, drain_s: float | None = None) -> None:
         """Take no new run, let the others end, then stop them with their best answers so far.
+
+        Example:
+            ```python
+            async with Service(RLM("offline")) as service:
+                await service.drain(5)
+            ```
 
         Args:
             drain_s: Seconds after which they are stopped; None takes `ServeSettings.drain_s`. A second call may shorten

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.values.validation import first_complaint
-from sandbox_worker.wire.counting import has_longer_number_than, has_more_values_than
+from sandbox_worker.wire.counts import has_longer_number_than, has_more_values_than
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -38,7 +38,7 @@ async def chunks_of(request: Request, most_bytes: int, stall_s: float) -> AsyncG
         stall_s: Seconds without a piece after which it is given up.
 
     Raises:
-        ApiError: 413, 408, or 400 for a header that is wrong.
+        ApiError: 413, 408, or 400 for a wrong header.
         ClientDisconnect: The client has left.
     """
     declared = request.headers.get("content-length")
@@ -61,7 +61,7 @@ async def chunks_of(request: Request, most_bytes: int, stall_s: float) -> AsyncG
 
 
 async def body_of(request: Request, most_bytes: int, stall_s: float) -> bytes:
-    """Return a whole body. Arguments and errors are those of `chunks_of`."""
+    """Return a whole body. Arguments and errors are as for `chunks_of`."""
     return b"".join([piece async for piece in chunks_of(request, most_bytes, stall_s)])
 
 
@@ -147,7 +147,7 @@ def validated(value: Any, kind: type[T], within: str = "") -> T:
     Args:
         value: The values.
         kind: The model.
-        within: Place of the values in the request, such as "rlm", for errors.
+        within: Place of the values in the request, for example "rlm", for errors.
 
     Raises:
         ApiError: 400: a field is wrong, which `param` names.
@@ -160,7 +160,7 @@ def validated(value: Any, kind: type[T], within: str = "") -> T:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Return the key under which a request joins the run that it has begun before.
+    """Return the key under which a request joins the run it has begun before.
 
     Raises:
         ApiError: 400: it is too long.

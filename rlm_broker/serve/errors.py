@@ -38,7 +38,7 @@ class ApiError(Exception):
         status: HTTP status.
         message: One sentence: what is wrong, which limit, what to do.
         code: Name of the error for programs, or None.
-        param: Field of the request that is wrong, or None.
+        param: Field of the wrong request, or None.
         kind: Type of the error, as OpenAI names types.
         headers: Further headers of the answer.
     """

@@ -14,8 +14,8 @@ lock all others out. So a connection is in one of three states, and a full serve
 
 There is no bound for one address: behind a proxy all clients have one, and so have all programs of this machine.
 
-httptools gathers a header without bound before it tells of it, and uvicorn sets a time limit only between requests.
-Bytes are therefore given to the parser in slices, and counted until it tells of progress: a whole header, a piece of a
+httptools gathers a header without bound before it reports it, and uvicorn sets a time limit only between requests.
+Bytes are therefore given to the parser in slices, and counted until it reports progress: a whole header, a piece of a
 body, the end of a message. That bounds headers, the lines between the chunks of a body, and the trailers after it.
 
 No other server does this. h11 bounds headers itself, but 256 KB of tiny chunks hold the loop for 218 ms (httptools:
@@ -79,7 +79,7 @@ def configured(
         app: ASGI application, which opens and closes itself.
         certificate: PEM file for TLS, or None.
         private_key: PEM file of its key, or None.
-        behind_proxy: Whether a proxy on this machine tells the addresses of clients.
+        behind_proxy: Whether a proxy on this machine reports the addresses of clients.
     """
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ class BoundedServer(uvicorn.Server):
             `MOST_CONNECTIONS`.
         header_s, unread_s: Seconds for a header, and for which a client may read nothing.
         close_s: Seconds that connections have to end, once the server ends.
-        says_cut: Whether connections that are cut at the end are logged.
+        says_cut: Whether connections cut at the end are logged.
 
     Attributes:
         most, header_s: As above.
@@ -191,7 +191,7 @@ class _Connection(HttpToolsProtocol):
         self._server = server
         self._connected = connected
         self._quiet_bytes = 0
-        """Bytes since the parser told of progress."""
+        """Bytes since the parser reported progress."""
         self._refusal: ApiError | None = None
         self.connections.add(self)
         self._await_header()
@@ -251,7 +251,7 @@ class _Connection(HttpToolsProtocol):
         while self._server.header_bytes > MOST_HEADERS_BYTES and self._server.close_some(1):
             pass
 
-    # -- what the parser tells ---------------------------------------------------------------------------------------
+    # -- what the parser says ---------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a field of the header, or of the trailer after a body."""

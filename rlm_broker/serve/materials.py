@@ -12,9 +12,9 @@ from rlm_broker.context.memfd import Memfd
 from rlm_broker.serve.hosting.files import UploadedFile
 
 NAME_CHARS: Final = 200
-"""Characters of the name of a text within a context, before its number; those of a longer name are cut."""
+"""Characters of the name of a text within a context, before its number; a longer name is cut."""
 MOST_SHARED: Final = 64
-"""Texts of a dict that a worker maps each from memory of its own. Those of a dict with more are copied together."""
+"""Texts of a dict that a worker maps each from memory of its own. Texts of a dict with more are copied together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class InlineFile:
     """A file within a request.
 
     Attributes:
-        name: Name of the file. Its ending tells documents and archives apart from texts.
+        name: Name of the file. Its ending distinguishes documents and archives from texts.
         data: Its bytes.
     """
 

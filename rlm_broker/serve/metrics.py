@@ -102,8 +102,14 @@ class Metrics:
     def request(self, route: str, status: int, seconds: float) -> None:
         """Count one HTTP request.
 
+        Example:
+            ```python
+            metrics = Metrics()
+            metrics.request("/v1/files/{id}", 200, 0.05)
+            ```
+
         Args:
-            route: Pattern of the route, such as `/v1/files/{id}`, and never the path that a client sent.
+            route: Pattern of the route, for example `/v1/files/{id}`, and never the path that a client sent.
             status: HTTP status of the answer.
             seconds: Time from the request to the end of the answer.
         """
@@ -116,6 +122,11 @@ class Metrics:
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics as a body, and its content type.
+
+        Example:
+            ```python
+            body, content_type = Metrics().exposition("application/openmetrics-text")
+            ```
 
         Args:
             accept: The `Accept` header of the scraper, which chooses between OpenMetrics and Prometheus' text format.

@@ -7,7 +7,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.rlm import RLM
 from rlm_broker.serve.bodies import parsed
 from rlm_broker.serve.errors import ApiError
@@ -30,7 +30,7 @@ class Parts:
         settings: Settings of the server.
         rlm: The open `RLM` that answers.
         runs: Runs of all keys.
-        repls: Live REPLs of all keys, such as containers.
+        repls: Live REPLs of all keys, for example containers.
         files: Uploaded files of all keys.
         places: Places for code that runs in a REPL of its own.
         contexts: Contexts of the server's, by name.
@@ -62,7 +62,7 @@ class Parts:
         Args:
             owner: Owner of the file.
             id: Id of the file.
-            param: Field of the request that names it.
+            param: Field of the request naming it.
 
         Raises:
             ApiError: 404: the owner has no such file.

@@ -5,7 +5,7 @@ Theory of operation
 A run may take an hour. Proxies cut a silent connection after 60 s, and OpenAI's clients give up after 600 s and send
 the request again, which would be paid twice. So a stream gets a comment, and a plain body a blank line before its JSON,
 after each `heartbeat_s` of silence. A plain answer keeps its status open until the first sign of life, which it delays:
-an error before it has its own status; a later one is told in a body of status 200, in the form of the interface.
+an error before it has its own status; a later one is reported in a body of status 200, in the form of the interface.
 
 The work runs in a task of its own, beside a task that reads from the client. `http.disconnect` cancels the work, whose
 `finally` blocks end the run (`HostedRun.joined`). Starlette's `BaseHTTPMiddleware` would hide the disconnect.
@@ -188,7 +188,7 @@ def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _failed(error: Exception) -> ApiError:
-    """Return what the client is told of an error. One that no client can cause is logged."""
+    """Return what the client learns of an error. One that no client can cause is logged."""
     if not isinstance(error, ApiError | RlmBrokerError):
         _log.error("a request failed", exc_info=error)
     return api_error_of(error)

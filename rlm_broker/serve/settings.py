@@ -1,4 +1,4 @@
-"""Settings of the server: its bounds, its keys and the folders that it answers about."""
+"""Settings of the server: its bounds, its keys and the folders it answers about."""
 
 import re
 from typing import Annotated, Literal, get_args
@@ -26,8 +26,13 @@ def _variable(text: str) -> str:
 class KeySettings(BaseModel):
     """A key of the server.
 
+    Example:
+        ```python
+        KeySettings(key="env:TEAM_KEY", rights=("run",), usd_a_day=5)
+        ```
+
     Attributes:
-        key: Variable that holds the key, as "env:NAME".
+        key: Variable holding the key, as "env:NAME".
         rights: What the key may do.
         models: Names of models that its requests may name; None allows all. Which models code may name is the model
             policy's to say.
@@ -47,8 +52,14 @@ class KeySettings(BaseModel):
 class ServeSettings(BaseModel):
     """Settings of the server, the table `serve` of a settings file.
 
+    Example:
+        ```python
+        keys = {"team": KeySettings(key="env:TEAM_KEY")}
+        Service(RLM("offline"), ServeSettings(port=8080, keys=keys, max_runs=16))
+        ```
+
     Attributes:
-        host, port: Address that it listens on. Beyond loopback it needs TLS or `behind_proxy`.
+        host, port: Address it listens on. Beyond loopback it needs TLS or `behind_proxy`.
         hosts: Further names under which clients reach it, as their `Host` header has them.
         behind_proxy: Whether a proxy in front of it speaks TLS, so that it may listen beyond loopback without.
         certificate, private_key: PEM files for TLS, both or neither.

@@ -1,6 +1,6 @@
 """State of a server: for load balancers whether it can take requests, and for the viewer its runs.
 
-In the viewer a key sees its own runs, and with the right `watch` those of all keys.
+In the viewer a key sees its own runs, and with the right `watch` all keys' runs.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ def viewer_app(source: LiveSource | Callable[[Scope], LiveSource], stall_s: floa
 
 
 def status_of(hosted: HostedRun) -> RunStatus:
-    """Return what is told of a run."""
+    """Return what is reported of a run."""
     progress = hosted.progress
     ended = progress.ended
     how = ended.kind if ended is not None else "cancelled"

@@ -30,7 +30,7 @@ Purpose = Literal["assistants", "user_data", "vision"]
 MAX_EXPIRY_S = 2_592_000
 """Longest time until a file is deleted by itself: 30 days, as OpenAI has it."""
 FILE: Final = "file"
-"""Name of the part that holds the file, as OpenAI's clients send it."""
+"""Name of the part holding the file, as OpenAI's clients send it."""
 FORM: Final = "multipart/form-data"
 MAX_FIELD_BYTES: Final = 1 << 16
 """Bytes of one field."""

@@ -24,9 +24,9 @@ class WantedType:
     """Validates values of one type, or says what is wrong with them.
 
     Args:
-        wanted: A type for `pydantic.TypeAdapter`, such as a pydantic model, or a JSON Schema as a dict.
-        what: Name of the type's owner in errors about the type, such as "output_type".
-        whole: Word that stands for the value in errors about the value.
+        wanted: A type for `pydantic.TypeAdapter`, for example a pydantic model, or a JSON Schema as a dict.
+        what: Name of the type's owner in errors about the type, for example "output_type".
+        whole: Word standing for the value in errors about the value.
 
     Attributes:
         schema: Validator of the JSON Schema; None for a type of pydantic. One that `is_bounded` is slow: check in a

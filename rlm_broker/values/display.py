@@ -17,7 +17,7 @@ PNG_WIDTH, PNG_HEIGHT = slice(16, 20), slice(20, 24)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Display:
-    """A picture that model code has shown, or another object with a form of its own, such as a table.
+    """A picture that model code has shown, or another object with a form of its own, for example a table.
 
     Its content is not trusted: only types and sizes were checked. HTML and SVG may hold scripts, and addresses from
     which a browser loads. Show them in a frame without rights (`<iframe sandbox>`), or do not show them.
@@ -44,7 +44,14 @@ class Display:
         return {mime: len(data) for mime, data in self.data.items()}
 
     def to_dict(self) -> dict[str, str]:
-        """Return all forms as Jupyter and JSON have them: MIME type → text, or base64 of a picture's bytes."""
+        """Return all forms as Jupyter and JSON have them: MIME type → text, or base64 of a picture's bytes.
+
+        Example:
+            ```python
+            block = repl.execute("class Bold:\\n    def _repr_html_(self): return '<b>1</b>'\\nBold()")
+            block.displays[0].to_dict()["text/html"]  # '<b>1</b>'
+            ```
+        """
         return {
             mime: data if isinstance(data, str) else base64.b64encode(data).decode() for mime, data in self.data.items()
         }

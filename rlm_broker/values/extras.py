@@ -12,11 +12,11 @@ class ExtraMissing(ConfigurationError, ImportError):
 
 @contextmanager
 def require_extra(extra: str, user: str) -> Iterator[None]:
-    """Turn a failed import of a package within the block into a sentence that says what to install.
+    """Turn a failed import of a package within the block into a sentence saying what to install.
 
     Args:
-        extra: Name of the extra that has the package.
-        user: What needs it, such as "`rlm-broker serve`".
+        extra: Name of the extra with the package.
+        user: What needs it, for example "`rlm-broker serve`".
 
     Raises:
         ExtraMissing: A package is not installed.

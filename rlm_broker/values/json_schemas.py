@@ -1,7 +1,7 @@
 """JSON Schemas that users and clients bring: for answers, and for the arguments of tools.
 
 The validator is jsonschema. A schema of a few references may ask it for a check of hours: each of them can be followed
-from many places, once for each part of the value. No look at the schema alone tells that. So each keyword of a schema
+from many places, once for each part of the value. No look at the schema alone shows that. So each keyword of a schema
 that is not trusted costs steps when it is checked, more of them for larger values, and a check with more than
 `MOST_STEPS` ends.
 """
@@ -109,7 +109,7 @@ class JsonSchema:
 
         Args:
             value: Plain value.
-            whole: Word that stands for the value itself in the error.
+            whole: Word standing for the value itself in the error.
 
         Raises:
             Unfit: The value does not fit; the message names up to `MOST_MISTAKES` places.
@@ -141,7 +141,8 @@ class CheckedSchema(dict[str, Any]):
     Example:
         ```python
         schema = CheckedSchema({"type": "array", "items": {"type": "integer"}}, "the schema of the request")
-        RLM(model).completion("1 2 3", "Which numbers are there?", output_type=schema)
+        client = ScriptedClient(["```repl\\nFINAL([1, 2, 3])\\n```"])
+        RLM(client).completion("1 2 3", "Which numbers are there?", output_type=schema).parsed  # [1, 2, 3]
         ```
 
     Args:
@@ -297,7 +298,7 @@ class _TooManySteps(Exception):
 
 
 class _Steps:
-    """Steps that are left to one check, and the sizes of the values that it has met."""
+    """Steps that are left to one check, and the sizes of the values it has met."""
 
     def __init__(self) -> None:
         self.left = MOST_STEPS

@@ -15,7 +15,7 @@ from rlm_broker.values.text import cut_note, printable
 Markup = NewType("Markup", str)
 """HTML that holds no tag, attribute or address from a model or a worker."""
 LINE_CHARS = 200
-"""Characters of a text that has one line. The middle of a longer one is cut."""
+"""Characters of a text with one line. The middle of a longer one is cut."""
 _BOX = "white-space:pre-wrap;overflow:auto;max-height:24em;margin:0.2em 0;padding:0.3em;border-left:3px solid"
 _COLOURS = {"": "#8888", "error": "#c44", "answer": "#484"}
 

@@ -20,7 +20,7 @@ def require_given(tools: Iterable[object], values: object) -> None:
         values: Dict from name to value.
 
     Raises:
-        ConfigurationError: A name cannot be used, or is that of a tool and of a value.
+        ConfigurationError: A name cannot be used, or is both a tool's and a value's.
     """
     require_names(tools)
     if not isinstance(values, Mapping):
@@ -31,7 +31,7 @@ def require_given(tools: Iterable[object], values: object) -> None:
 
 
 def require_apart(tools: Iterable[object], values: Iterable[object]) -> None:
-    """Refuse a name that is that of a tool and of a value.
+    """Refuse a name that is both a tool's and a value's.
 
     Raises:
         ConfigurationError: There is such a name.
@@ -44,7 +44,7 @@ def require_names(tools: Iterable[object]) -> None:
     """Refuse tools that are not a list of names, for example the functions themselves.
 
     Raises:
-        ConfigurationError: They are of another type, or a name cannot be that of a tool.
+        ConfigurationError: They are of another type, or a name cannot be a tool's.
     """
     names = list(tools) if isinstance(tools, Iterable) else []
     is_list = isinstance(tools, Iterable) and not isinstance(tools, str | Mapping)

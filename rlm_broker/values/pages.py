@@ -53,7 +53,7 @@ def of_block(block: Any) -> dict[str, str]:
 
 
 class _Page:
-    """A page that is being made: what its texts, pictures and blocks may still take."""
+    """A page being made: what its texts, pictures and blocks may still take."""
 
     def __init__(self, texts: int, picture_bytes: int, blocks: int) -> None:
         self.texts = TextBudget(TEXT_CHARS, texts)
@@ -170,7 +170,7 @@ def _block_markdown(block: Any) -> str:
 
 
 def fenced(text: str) -> str:
-    """Return the text in a fence that is longer than each row of backticks in the text, so that none ends it."""
+    """Return the text in a fence longer than each row of backticks in the text, so that none ends it."""
     shown = printable(shorten(text, FENCED_CHARS), keep="\n\t")
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", shown))]))
     return f"{fence}text\n{shown}\n{fence}"

@@ -9,10 +9,16 @@ from rlm_broker.usage import UsageSummary
 class SandboxStats:
     """Number of workers in a sandbox; see `Sandbox.stats`.
 
+    Example:
+        ```python
+        stats = sandbox.stats()
+        print(stats.level, stats.workers, stats.ready)
+        ```
+
     Attributes:
         level: Isolation level of the sandbox.
         workers: Live workers, with those that wait to be used.
-        ready: Workers that were started ahead and wait to be used.
+        ready: Workers started ahead and wait to be used.
         started: Workers that were forked since the sandbox was opened.
     """
 
@@ -26,10 +32,16 @@ class SandboxStats:
 class ClientStats:
     """Load of one client of a handler.
 
+    Example:
+        ```python
+        for client in handler.stats().clients:
+            print(client)
+        ```
+
     Attributes:
         model: Name under which the client is reported.
         calls: Calls under way, with those that wait between two attempts.
-        waiting: Calls that wait for a place.
+        waiting: Calls waiting for a place.
         is_cooling: Whether its last calls failed, so that its fallbacks are called first.
     """
 
@@ -43,9 +55,15 @@ class ClientStats:
 class HandlerStats:
     """Load and usage of a handler; see `LMHandler.stats`.
 
+    Example:
+        ```python
+        handler.completion("Say a word.")
+        print(handler.stats().usage.total_calls)  # 1
+        ```
+
     Attributes:
-        connections: REPLs that are connected to its port.
-        clients: One entry for each client that was called so far.
+        connections: REPLs connected to its port.
+        clients: One entry for each client called so far.
         usage: Usage so far, by model.
     """
 
@@ -61,8 +79,8 @@ class NodeStats:
     Attributes:
         name: Name of the node.
         level: Isolation level of its REPLs.
-        repls: REPLs that it has now.
-        places: REPLs that it gives at the same time.
+        repls: REPLs it has now.
+        places: REPLs it gives at the same time.
     """
 
     name: str

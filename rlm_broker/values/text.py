@@ -13,7 +13,7 @@ SHOWN_CHARS = 200
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return text in which characters that are not printable are escapes (\\x1b), except for those of `keep`."""
+    """Return text in which characters that are not printable are escapes (\\x1b), except for the ones in `keep`."""
     return "".join(
         character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
         for character in text
@@ -28,11 +28,11 @@ def encodable(text: str) -> str:
 def shorten(text: str, most: int, *, end: int | None = None, gap: str = "\n") -> str:
     """Return a text of at most `most` characters, and a note of how many were cut. A shorter text is returned as it is.
 
-    What was cut before counts again: the number of a former note in the cut part is added to that of the new one.
+    What was cut before counts again: the number of a former note in the cut part is added to the new one's.
 
     Example:
         ```python
-        shorten("a" * 8 + "b" * 92, 8)  # "aaaaaa\n... [92 characters cut] ...\nbb"
+        shorten("a" * 8 + "b" * 92, 8)  # 'aaaaaa\\n... [92 characters cut] ...\\nbb'
         ```
 
     Args:

@@ -31,8 +31,8 @@ def complaints(error: pydantic.ValidationError, whole: str, what: str = "field")
 
     Args:
         error: Error of pydantic.
-        whole: Word that stands for the value itself, such as "it".
-        what: Word for a named part of the value, such as "argument".
+        whole: Word standing for the value itself, for example "it".
+        what: Word for a named part of the value, for example "argument".
     """
     if is_many(error):
         return f"{whole}: {_told_many(error)}"
@@ -53,10 +53,10 @@ def first_complaint(
     """Return the place of the first mistake, and a sentence on it. The place is empty for the value itself.
 
     Args:
-        error: Error of pydantic. Its values are not told, because they may be secrets.
-        whole: Words that stand for the value itself, such as "the body".
-        what: Word for a named part of the value, such as "setting".
-        within: Place of the value in a larger one, such as "serve".
+        error: Error of pydantic. Its values are not reported, because they may be secrets.
+        whole: Words standing for the value itself, for example "the body".
+        what: Word for a named part of the value, for example "setting".
+        within: Place of the value in a larger one, for example "serve".
         known: Names of the parts, for one that does not exist.
     """
     if is_many(error):
@@ -74,7 +74,7 @@ def first_complaint(
 
 
 def is_many(error: pydantic.ValidationError) -> bool:
-    """Whether an error has so many mistakes that they are not told one by one."""
+    """Whether an error has so many mistakes that they are not reported one by one."""
     return error.error_count() > MANY
 
 

@@ -1,7 +1,7 @@
-"""The board of this process: the runs and REPLs that it has, for `ps`, `stop` and the viewer.
+"""The board of this process: the runs and REPLs it has, for `ps`, `stop` and the viewer.
 
-Runs and REPLs put themselves on it. A server adds what only it knows: runs that wait in its queue (`add_run`), names of
-keys (`set_owner`), and REPLs with an id and an end of its own, such as containers (`add_repl`). All methods may be
+Runs and REPLs put themselves on it. A server adds what only it knows: runs waiting in its queue (`add_run`), names of
+keys (`set_owner`), and REPLs with an id and an end of its own, for example containers (`add_repl`). All methods may be
 called from any thread.
 
 Example, in a server:
@@ -29,7 +29,7 @@ from rlm_broker.events.redaction import LONGEST_CHARS, redacted
 from rlm_broker.watch.messages import ReplStatus, RunStatus
 
 QUESTION_CHARS = 300
-"""Characters of a question that are told."""
+"""Characters of a question that are reported."""
 MOST_ENDED = 4
 """Ended runs that stay on the board, so that a follower can read their last events. Each keeps its events."""
 ENDED_S = 60.0
@@ -124,7 +124,7 @@ class RunEntry:
         return self._ended
 
     def status(self) -> RunStatus:
-        """Return what is told of the run."""
+        """Return what is reported of the run."""
         progress = self.progress
         question = self._question if progress is None or progress.question is None else progress.question
         is_live = self._ended is None
@@ -209,7 +209,7 @@ class ReplEntry:
         return future
 
     def status(self, memory_bytes: int = 0) -> ReplStatus:
-        """Return what is told of the REPL."""
+        """Return what is reported of the REPL."""
         return ReplStatus(
             id=self.id,
             pid=os.getpid(),
@@ -319,7 +319,7 @@ class Board(SandboxObserver):
         Args:
             repl: The REPL. One that is opened is there already.
             id: Id under which it is listed and stopped; None makes one.
-            owner: Name of the key that it belongs to.
+            owner: Name of the key it belongs to.
             end: Called to stop it, with whether it ends now; see `ReplEntry.end`.
         """
         entry = self._repls.get(repl)
@@ -366,7 +366,7 @@ class Board(SandboxObserver):
         self._drop_ended()
 
     def clear(self) -> None:
-        """Forget all, in a process that was forked from the one that has them."""
+        """Forget all, in a process forked from the one that has them."""
         self.is_on = False
         self._live, self._ended, self._repls, self._lock = {}, {}, {}, threading.Lock()
 

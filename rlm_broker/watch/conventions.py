@@ -1,6 +1,6 @@
 """All names and fixed values in spans.
 
-They are those of OpenTelemetry's semantic conventions for generative AI, which have a repository of their own since May
+They come from OpenTelemetry's semantic conventions for generative AI, which have a repository of their own since May
 2026 (`open-telemetry/semantic-conventions-genai`, version 1.42.0, in development), as they were in August 2026.
 `error.type` is of the core conventions 1.44.0. Names below `rlm_broker.` are this package's.
 """
@@ -75,7 +75,7 @@ ATTEMPT: Final = "rlm_broker.retry.attempt"
 WAIT_S: Final = "rlm_broker.retry.wait_s"
 REASON: Final = "rlm_broker.retry.reason"
 UNFINISHED: Final = "unfinished"
-"""`error.type` of a span whose end was never told."""
+"""`error.type` of a span whose end was never reported."""
 
 _PROVIDERS: Final = {
     "azure": "azure.ai.openai",
@@ -132,7 +132,7 @@ def provider_of(model: str) -> str:
 def error_type(error: str) -> str:
     """Return the class of an error by its text: an HTTP status, `timeout`, `cancelled`, the name of an exception.
 
-    The names of exceptions are those of Python, and those that model clients put before a provider's words. All other
+    The names of exceptions are Python's, and the ones that model clients put before a provider's words. All other
     errors are `_OTHER`, so that no untrusted text becomes a class.
     """
     if error == "cancelled":
@@ -152,7 +152,7 @@ def _is_known(name: str) -> bool:
 # -- the caller's place in a distributed trace -------------------------------------------------------------------------
 
 traceparent: ContextVar[str | None] = ContextVar("rlm_broker_traceparent", default=None)
-"""W3C `traceparent` of the caller of the runs that are started in this context; None if there is none.
+"""W3C `traceparent` of the caller of the runs started in this context; None if there is none.
 
 A server sets it around `RLM.start`. It is read when the root run starts, and is not sent to a provider by itself.
 """

@@ -25,7 +25,7 @@ class SocketName(NamedTuple):
     """Name of a control socket. The start time tells a process from a later one with the same id.
 
     Attributes:
-        command: Command of the process, such as "ask".
+        command: Command of the process, for example "ask".
         pid: Its process id.
         started: Its start time in clock ticks since the boot.
     """

@@ -46,9 +46,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         pid: Process that runs it.
         question: Question, cut to some hundred characters; None if the task is in the context.
         model: Name of the root model.
-        state: "queued", "running", or how it ended: a `RunEnded.kind`, such as "answered".
+        state: "queued", "running", or how it ended: a `RunEnded.kind`, for example "answered".
         turn: Turn of the root run, from 1; 0 before the first.
-        doing: What the run does at this moment, in a few words, such as "calls gpt-5 (2 of 8)".
+        doing: What the run does at this moment, in a few words, for example "calls gpt-5 (2 of 8)".
         doing_since: Unix time in seconds at which it began to do that.
         started: Unix time in seconds of the run's start.
         ended: Unix time in seconds of its end, or None.
@@ -80,7 +80,7 @@ class ReplStatus(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: Id of the REPL in its process.
         pid: Process of the orchestrator that has it.
-        run: Id of the run that has it, or None for a REPL of its own, such as a container.
+        run: Id of the run that has it, or None for a REPL of its own, for example a container.
         state: "idle", "busy" or "starting".
         since: Unix time in seconds at which that state began.
         memory_bytes: Memory of its processes together.
@@ -147,7 +147,7 @@ class StopOutcome(msgspec.Struct, frozen=True):
     Attributes:
         kind: "run", "repl" or "process".
         id: Its id.
-        state: Its state afterwards, in one word, such as "stopped", "cancelled" or "running".
+        state: Its state afterwards, in one word, for example "stopped", "cancelled" or "running".
         has_ended: Whether the run, or the block of the REPL, has ended.
     """
 

@@ -76,10 +76,10 @@ class NotebookProgress:
     def __init__(self, publish: Publish, cell: Callable[[], int]) -> None:
         self._publish = publish
         self._cell = cell
-        self._displays: dict[str, _Display] = {}
+        self._displays: dict[str, _LiveTree] = {}
         self._last_cell = 0
         self._in_cell = 0
-        self._shared: _Display | None = None
+        self._shared: _LiveTree | None = None
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
@@ -95,19 +95,19 @@ class NotebookProgress:
         else:
             display.show_soon()
 
-    def _display(self) -> "_Display":
+    def _display(self) -> "_LiveTree":
         cell = self._cell()
         if cell != self._last_cell:
             self._last_cell, self._in_cell, self._shared = cell, 0, None
         self._in_cell += 1
         if self._in_cell <= MAX_DISPLAYS:
-            return _Display(self._publish, TreeView())
+            return _LiveTree(self._publish, TreeView())
         if self._shared is None:
-            self._shared = _Display(self._publish, FurtherTrees())
+            self._shared = _LiveTree(self._publish, FurtherTrees())
         return self._shared
 
 
-class _Display:
+class _LiveTree:
     """One display: shown at once for the first event, then at most once in `REFRESH_S`, and at the end of a root.
 
     Attributes:

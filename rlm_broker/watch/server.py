@@ -1,7 +1,7 @@
-"""The control socket of this process: it tells other processes of the same user what runs here, and stops that.
+"""The control socket of this process: it shows other processes of the same user what runs here, and stops that.
 
 Theory of operation. The socket lives on the background loop, so it answers also while the loop of the user's is busy.
-It listens before its name appears in the folder: a name that refuses a connection is that of a dead process, which the
+It listens before its name appears in the folder: a name that refuses a connection is a dead process's, which the
 client removes. A connection has one request and its reply. The peer must be a process of the same user. It can be slow,
 stall or send garbage: each frame is bounded, each wait has a deadline, and a run never waits for a follower.
 """
@@ -68,11 +68,11 @@ LIBRARY = "python"
 MOST_CONNECTIONS = 256
 """Connections at a time. A further one is closed at once."""
 MEASURE_S = 0.1
-"""Seconds that a status waits for the memory of the REPLs. Beyond them it tells the last measurement."""
+"""Seconds that a status waits for the memory of the REPLs. Beyond them it gives the last measurement."""
 MEASURED_FOR_S = 1.0
-"""Seconds for which a measurement of memory is told again, at least."""
+"""Seconds for which a measurement of memory is reported again, at least."""
 MOST_TIMES = 10
-"""A measurement is told again for so many times its own duration: thousands of REPLs take seconds."""
+"""A measurement is reported again for so many times its own duration: thousands of REPLs take seconds."""
 CLOSING_S = 0.5
 """Seconds that the end of the process waits for replies under way: the last events of a run, or that it was stopped."""
 
@@ -84,7 +84,7 @@ class ControlSocket:
     """Control socket of this process, for `rlm-broker ps`, `stop` and the viewer. A process has at most one.
 
     Use it as a context manager (`with`), or call `start` and `close`. The variable RLM_BROKER_CONTROL=0 prevents it. A
-    socket that cannot be made is told in the log, at the level INFO: the command runs without it.
+    socket that cannot be made is reported in the log, at the level INFO: the command runs without it.
 
     Args:
         command: Name of the command that the process runs: lower-case letters.
@@ -158,7 +158,7 @@ class ControlSocket:
         return True
 
     async def _listen(self, listening: socket.socket) -> None:
-        # CPython 3.13 would look the socket up by its address, which leads through a descriptor that is closed by now.
+        # CPython 3.13 would look the socket up by its address, which leads through a descriptor closed by now.
         more: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         server = await asyncio.start_unix_server(self._connected, sock=listening, **more)
         try:
@@ -252,7 +252,7 @@ class ControlSocket:
 
 
 def _measured(repls: Sequence[ReplEntry]) -> tuple[Mapping[str, int], float]:
-    """Return the memory of each REPL, and the seconds that it took to measure."""
+    """Return the memory of each REPL, and the seconds it took to measure."""
     started = time.monotonic()
     pids = {entry.id: pid for entry in repls if (pid := entry.pid) is not None}
     used = bytes_below(pids.values())

@@ -63,8 +63,8 @@ class Span(msgspec.Struct, eq=False, kw_only=True):
         operation: Operation by the conventions.
         below: Open spans whose parent this is, by key.
         start_ns, end_ns: Unix times in nanoseconds; `end_ns` is 0 until the end.
-        attributes: Attributes that are known at the start.
-        results: Attributes that are known at the end.
+        attributes: Attributes known at the start.
+        results: Attributes known at the end.
         events: Events within the span, in order.
         has_failed: Whether the operation failed.
         words: Why it failed, if content is on.
@@ -335,11 +335,11 @@ class Spans:
         }
 
     def _parent(self, tree: _Tree, run: str, block: int) -> Span | None:
-        """Return the span of a run's block; if it is not open, that of the run."""
+        """Return the span of a run's block; if it is not open, the run's."""
         return tree.open.get(f"run {run}.b{block}") or tree.open.get(f"run {run}")
 
     def _model_of(self, tree: _Tree, event: CallStarted) -> str:
-        """Return the model of a call that names none: the run's own, or for code the one that the tree has for it."""
+        """Return the model of a call naming none: the run's own, or for code the one that the tree has for it."""
         run = tree.open.get(f"run {event.run}")
         if event.block and tree.sub_model:
             return tree.sub_model

@@ -75,7 +75,15 @@ class OpenTelemetry:
         self._spans.take(event)
 
     def close(self) -> None:
-        """End the spans of all runs that have not ended, with the error `unfinished`. The provider stays open."""
+        """End the spans of all runs that have not ended, with the error `unfinished`. The provider stays open.
+
+        Example:
+            ```python
+            spans = OpenTelemetry()
+            RLM("offline", on_event=spans).completion("a", "Which letter is it?")
+            spans.close()
+            ```
+        """
         self._spans.close()
 
     def _begun(self, span: Span) -> None:

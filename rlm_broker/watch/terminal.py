@@ -23,7 +23,7 @@ DRAWING_SHARE = 0.1
 INDENT = 2
 """Columns by which a run of the next depth is moved to the right."""
 TROUBLE = "red"
-"""Colour of errors, and of the panels that hold one."""
+"""Colour of errors, and of the panels holding one."""
 TITLE = "cyan"
 """Colour of all other panels."""
 COLOURED_CHARS = 2_000
@@ -36,7 +36,7 @@ class StoryPrinter:
     Args:
         story: Makes the passages; None shows texts below titles.
         stream: Receiver of the text. None is stderr, as it is when an event comes.
-        console: A console of rich to draw panels on, such as one that has a live line below them.
+        console: A console of rich to draw panels on, for example one with a live line below them.
         has_no_bound: Whether panels may take any time to draw.
     """
 
@@ -97,6 +97,11 @@ def print_events(event: Event) -> None:
     It tells of runs, REPLs and turns, and shows each turn's reply, its code, its output, and each call with its prompt
     and reply; of a batch the first 4 calls, and a line for each tenth. Long texts lose their middle. A terminal gets
     panels, with errors in red. Elsewhere they are lines, each title with the depth of its run: `[depth 0] turn 1`.
+
+    Example:
+        ```python
+        RLM("offline", on_event=print_events).completion("a", "Which letter is it?")
+        ```
     """
     _print(event)
 

@@ -12,7 +12,7 @@ from rlm_broker.values.text import label
 TEXT_CHARS = 60
 """Characters of a question or an answer that are shown; longer text is cut."""
 _OPEN = "not ended"
-"""Word for blocks that began, and that have no end in the trace: their run was ended with them."""
+"""Word for blocks that began, and have no end in the trace: their run was ended with them."""
 
 
 @dataclass(slots=True)

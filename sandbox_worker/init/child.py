@@ -40,7 +40,7 @@ class Confinement:
         """Enter the control group and a new session, and close init's descriptors. Called in the child.
 
         Args:
-            wanted: Descriptors and the numbers that they get, up to `HANDED_FD`. Numbers below `RULESET_FD` that are
+            wanted: Descriptors and the numbers they get, up to `HANDED_FD`. Numbers below `RULESET_FD` that are
                 not named stay as they are; numbers above are closed.
         """
         if self._has_group:

@@ -21,10 +21,10 @@ from itertools import islice
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import (
-    Entry,
     EntryKind,
     FileRequest,
     Listed,
+    ListedEntry,
     ListFolder,
     Opened,
     OpenToRead,
@@ -180,7 +180,7 @@ def listed(path: Sequence[bytes], after: bytes) -> Listed:
             names = [os.fsencode(entry.name) for entry in islice(found, MAX_ENTRIES + 1)]
         if len(names) > MAX_ENTRIES:
             raise FileNotOpened(f"has more than {MAX_ENTRIES:,} entries: list it with code")
-        entries: list[Entry] = []
+        entries: list[ListedEntry] = []
         size_bytes = 0
         for name in sorted(name for name in names if name > after):
             if size_bytes > PAGE_BYTES:
@@ -189,7 +189,7 @@ def listed(path: Sequence[bytes], after: bytes) -> Listed:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             except FileNotFoundError:  # removed meanwhile
                 continue
-            entries.append(Entry(name, _kind(status), status.st_size))
+            entries.append(ListedEntry(name, _kind(status), status.st_size))
             size_bytes += len(name) + ENTRY_BYTES
         return Listed(entries=entries, is_all=True)
     finally:
@@ -273,7 +273,7 @@ def _room(bounds: ReplBounds) -> tuple[int, int]:
 def contents(folder: str, max_files: int) -> Contents:
     """Count a folder. The walk stops beyond `max_files`.
 
-    A folder that cannot be read, such as one nested deeper than a path can name, counts as too many files.
+    A folder that cannot be read, for example one nested deeper than a path can name, counts as too many files.
     """
     size_bytes = files = 0
     folders = ["."]

@@ -36,7 +36,7 @@ class Mappings:
         self._known: dict[int, tuple[float, int]] = {}
 
     def held_bytes(self, seen: Sequence[Seen]) -> int:
-        """Return the bytes that are charged for the mappings of all living processes.
+        """Return the bytes charged for the mappings of all living processes.
 
         A new process counts with its parent's mappings until it is counted itself.
         """
@@ -102,7 +102,7 @@ class Memory:
         """Count a new REPL from here on.
 
         Args:
-            inherited_bytes: Memory that it shares with init from the start, such as a context made of objects.
+            inherited_bytes: Memory it shares with init from the start, for example a context made of objects.
         """
         self._inherited_bytes = inherited_bytes
         self._measured = None
@@ -146,7 +146,7 @@ class Memory:
     def _since_measured(self, seen: Sequence[Seen]) -> int | None:
         """Return an upper bound of the memory now, from the last measurement.
 
-        A page that is written for the first time shows in RssAnon. A shared page that is copied shows as a fault. Both
+        A page written for the first time shows in RssAnon. A shared page that is copied shows as a fault. Both
         together are too small only where a huge page has replaced small ones. None if the measurement is too old or a
         process is new.
         """

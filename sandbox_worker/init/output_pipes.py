@@ -1,6 +1,6 @@
 """Reads the REPL's output (descriptors 1 and 2) and the stack that the REPL prints before init kills it.
 
-Init reads the pipes. A thread of the REPL could not: C code that holds the GIL while it writes more than a pipe holds
+Init reads the pipes. A thread of the REPL could not: C code holding the GIL while it writes more than a pipe holds
 would wait for the thread, and the thread for the GIL.
 """
 
@@ -44,7 +44,7 @@ class ReplOutput:
     """Init's ends of the pipes of its REPL, and of each REPL that replaces it.
 
     Args:
-        poll: Gets the descriptors to wait for. Call `forward` for each that is readable.
+        poll: Gets the descriptors to wait for. Call `forward` for each readable one.
         bounds: Most output of one block that is forwarded, head and tail. See `HeadTail`.
         say: Called with each piece of output.
         bell: Shared memory of at least 8 bytes, by which the REPL sees that its pipes were read.

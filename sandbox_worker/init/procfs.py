@@ -51,7 +51,7 @@ class Times:
         faults: Page faults. One fault copies one page at most.
         cpu_s: CPU seconds of all its threads.
         system_s: The part of `cpu_s` that was spent in the kernel.
-        childrens_cpu_s: CPU seconds of the children that it has waited for.
+        childrens_cpu_s: CPU seconds of the children it has waited for.
     """
 
     runs: bool = False
@@ -186,7 +186,7 @@ class Proc:
 
     def have_one_memory(self, pid: int, other: int) -> bool:
         """Return whether two processes share one memory map. A child of vfork uses its parent's until it execs."""
-        if self.own_pid != os.getpid():  # kcmp takes pids of our namespace, and /proc shows those of another one
+        if self.own_pid != os.getpid():  # kcmp takes pids of our namespace, and /proc shows another one's
             return False
         try:
             return syscalls.call("kcmp", pid, other, _KCMP_VM, 0, 0) == 0
@@ -223,7 +223,7 @@ class Proc:
         return count or len(self._names(f"{speaker}/fd"))  # before Linux 6.2 the size of this folder is 0
 
     def opened(self, speaker: int) -> list[str]:
-        """Return the targets of its descriptors, such as "socket:[1234]" or a path.
+        """Return the targets of its descriptors, for example "socket:[1234]" or a path.
 
         The list is empty if the process has ended or init may not read its descriptors.
         """
@@ -239,7 +239,7 @@ class Proc:
         Args:
             speaker: A living thread of the process.
             folder: Path without links. Paths are compared, and not device numbers: on an overlay file system, the
-                device of a file can differ from that of its folder.
+                device of a file can differ from its folder's.
         """
         sizes: dict[int, int] = {}
         for name in self._names(f"{speaker}/fd"):

@@ -1,4 +1,4 @@
-"""Programs that the caller runs beside the REPL: their start, and their end with all processes that they started.
+"""Programs that the caller runs beside the REPL: their start, and their end with all processes they started.
 
 Init finds a program's processes by their session. Each program starts a session before it locks itself in. No process
 can leave the session afterwards: behind the seccomp filter `setsid` succeeds without an effect. So init also finds a
@@ -22,7 +22,7 @@ from sandbox_worker.wire.bounds import WatchedLimit
 from sandbox_worker.wire.control import MAX_PROGRAM_BYTES, ProgramEnded, RunProgram, unpack_program
 
 ROUNDS = 200
-"""Most searches for new processes of a program that is being killed. Killed processes count against `max_processes`
+"""Most searches for new processes of a program being killed. Killed processes count against `max_processes`
 until init waits for them, so a fork bomb soon cannot fork."""
 QUIET_ROUNDS = 2
 """Searches in a row that must find no new process: /proc is read while processes come and go."""
@@ -122,7 +122,7 @@ class Programs:
             program.is_ending = True
 
     def sweep(self) -> bool:
-        """Kill the processes of programs that are being ended. Report each program that has none left.
+        """Kill the processes of programs being ended. Report each program that has none left.
 
         Call it again whenever children of init have ended.
 

@@ -30,7 +30,7 @@ signal themselves."""
 
 
 class ReplProcess:
-    """Init's handle on the REPL that it forks.
+    """Init's handle on the REPL it forks.
 
     Args:
         confinement: Locks the REPL in.
@@ -115,7 +115,7 @@ class ReplProcess:
         """Stop the REPL's descendants, so that they do not grow while the REPL prints its stack.
 
         RLIMIT_AS bounds the REPL alone. The descendants are killed later, with the REPL: if they were killed first, a
-        block that waits for one would go on and report its end.
+        block waiting for one would go on and report its end.
         """
         if self._confinement.level.has_pid_namespace and self._confinement.proc.is_own:
             for pid in self._confinement.proc.others():

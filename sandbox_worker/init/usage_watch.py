@@ -46,7 +46,7 @@ YOUNG_LOOKS = 5
 """Samples after which the time in /proc is precise enough for a process: the kernel counts in ticks of 10 ms."""
 SAMPLED_FOR_EACH_HEARD = 4
 """Largest ratio of sampled seconds to seconds that arrived at parents for which the kernel's figure alone counts. On a
-busy machine samples overcount: a process that waits for a CPU is also in state R."""
+busy machine samples overcount: a process waiting for a CPU is also in state R."""
 
 
 class CpuTime:
@@ -93,7 +93,7 @@ class CpuTime:
             since_s: Seconds since the last sample.
 
         Returns:
-            CPU seconds since the last sample, of living processes and of ended ones that were waited for.
+            CPU seconds since the last sample, of living processes and of ended ones waited for.
         """
         each = {one.pid: one.times.cpu_s for one in seen}
         all_s = self._of_the_dead_s() + sum(one.times.cpu_s + one.times.childrens_cpu_s for one in seen)
@@ -148,7 +148,7 @@ class CpuTimes:
             self._dead_programs_s += used_s
 
     def only(self, sessions: Collection[int]) -> None:
-        """Forget all programs but those of `sessions`."""
+        """Forget all programs outside of `sessions`."""
         for session in self._programs.keys() - set(sessions):
             del self._programs[session], self._dead_s[session]
 
@@ -190,7 +190,7 @@ can predict a sample."""
 SLOWEST_S = 0.5
 """Seconds between two samples of a single sleeping process, which RLIMIT_AS bounds between samples."""
 SLOWEST_OF_SEVERAL_S = 0.02
-"""Seconds between two samples of several sleeping processes, each of which could grow up to RLIMIT_AS."""
+"""Seconds between two samples of several sleeping processes, when each could grow up to RLIMIT_AS."""
 LITTLE_CPU_S = 0.005
 """CPU seconds between two samples below which a worker counts as sleeping: half a tick of the kernel (10 ms)."""
 SCRATCH_S = 0.1

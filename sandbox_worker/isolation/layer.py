@@ -50,7 +50,7 @@ class ZygoteLayers:
     """Layers that `enter_zygote` applied, and facts that it found out, for the workers to be forked.
 
     Attributes:
-        level: The level that was asked for, which holds.
+        level: The level asked for, which holds.
         layers: Names of the applied layers, in order. Without "other uid" the fork server kept its user.
         worker_ids: Users for the workers; None if they have the fork server's.
         readable: Files and folders of the host that a worker may read, at levels without a root of its own.

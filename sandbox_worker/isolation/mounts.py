@@ -24,7 +24,7 @@ LENT_BYTES = 64 << 20
 OWN_INODES = 3
 """Inodes of a scratch folder's own structure, in addition to the files in it."""
 INODES_OF_ONE = 16
-"""Inodes of a cover for each path that is shown on top of it, with the folders that lead to it. Beyond them: ENOSPC."""
+"""Inodes of a cover for each path shown on top of it, with the folders that lead to it. Beyond them: ENOSPC."""
 
 _CONFINED = syscalls.MOUNT_ATTR_RDONLY | syscalls.MOUNT_ATTR_NOSUID | syscalls.MOUNT_ATTR_NODEV
 _PLAIN_FILES = syscalls.MS_NOSUID | syscalls.MS_NODEV
@@ -44,7 +44,7 @@ def enter_private_root(
     Args:
         new_root: An existing empty folder.
         readable: Absolute folders or files of the host to show besides the system's.
-        hidden: Absolute folders to show as empty where they lie in a shown folder. Their parts that are in `readable`
+        hidden: Absolute folders to show as empty where they lie in a shown folder. Their parts in `readable`
             are shown.
         mount_proc: Called with the place for /proc, while the host's /proc is still mounted: the kernel allows a new
             one only where a complete one is visible (`mount_too_revealing` in fs/namespace.c).
@@ -52,7 +52,7 @@ def enter_private_root(
     Raises:
         OSError: EINVAL for paths that cannot be shown or hidden; else the kernel's refusal.
     """
-    umask = os.umask(0o022)  # a worker of another uid walks through the folders that are made here
+    umask = os.umask(0o022)  # a worker of another uid walks through the folders made here
     try:
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)  # else our mounts spread to the host
         # nodev does not affect the devices below: each of them is a mount with its own flags.

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-An ordinary user may create a user namespace, and owns all other namespaces that it creates inside. `unshare(2)` moves
+An ordinary user may create a user namespace, and owns all other namespaces it creates inside. `unshare(2)` moves
 the calling process, with one exception: a pid namespace holds the process's future children only. So the fork server
 forks once after `unshare`, and its child is pid 1 (`continue_as_pid_1`).
 
@@ -112,7 +112,7 @@ def become(uid: int) -> bool:
     root's files.
 
     Returns:
-        False if this user namespace has no second id, as that of bubblewrap or `unshare -r`. RLIMIT_NPROC then binds
+        False if this user namespace has no second id, such as under bubblewrap or `unshare -r`. RLIMIT_NPROC then binds
         only as far as it binds the user who made the namespace.
 
     Raises:
@@ -135,7 +135,7 @@ class IdMapper:
     """A child that stays root, and maps `ids` in the user namespace that its parent enters later.
 
     Only a process outside of the namespace that has CAP_SETUID may map ids of other users (user_namespaces(7)). /proc
-    must be that of the present pid namespace.
+    must belong to the present pid namespace.
     """
 
     def __init__(self, ids: WorkerIds) -> None:

@@ -1,7 +1,7 @@
 """The names and numbers of system calls: x86_64 and aarch64, Linux 6.17 and before.
 
 The source is the kernel's headers (`asm/unistd_64.h`; aarch64 uses `asm-generic/unistd.h`). Filters are written by
-name, because a list of bare numbers cannot be reviewed. A number that stands in no table is newer than this module.
+name, because a list of bare numbers cannot be reviewed. A number standing in no table is newer than this module.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""System calls that the standard library lacks. Each raises an OSError that names the call, where C returns -1."""
+"""System calls that the standard library lacks. Each raises an OSError naming the call, where C returns -1."""
 
 import ctypes
 import errno
@@ -144,7 +144,7 @@ def prctl(option: int, argument: int = 0) -> int:
 
 
 def collapse_own_memory() -> None:
-    """Collapse this process's private memory into huge pages, for mappings of which most is written.
+    """Collapse this process's private memory into huge pages, for mappings that are mostly written.
 
     A fork copies page tables, and huge pages have fewer: 1 ms for a heap of 700 MB instead of 12. No effect before
     Linux 6.1.

@@ -128,7 +128,7 @@ def load_into(
         fd: Memfd of the piece.
         piece: Description of the piece.
         mapping_works: See `load`.
-        decode: Decoder that is applied to a piece of kind `value` at once; None leaves it undecoded.
+        decode: Decoder applied to a piece of kind `value` at once; None leaves it undecoded.
 
     Returns:
         The placeholder that must still be decoded, or None.

@@ -24,11 +24,11 @@ Kind = Literal[0, 1, 2, 4]
 KINDS: tuple[Kind, ...] = (0, 1, 2, 4)
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""Seals of a context's memfd. With all four, no process that holds the descriptor can change the bytes or the size
+"""Seals of a context's memfd. With all four, no process holding the descriptor can change the bytes or the size
 (F_ADD_SEALS in fcntl(2))."""
 
 ALIGNMENT = 8
-"""Alignment of the start of each text, in bytes: that of the lengths, which follow the last text."""
+"""Alignment of the start of each text, in bytes: as of the lengths, which follow the last text."""
 ENTRY_BYTES = 9
 """Bytes of one text's entries in the columns of lengths and kinds."""
 
@@ -36,14 +36,14 @@ _Length = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 
 
 class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The facts about a memfd that are needed to load its content.
+    """The facts about a memfd needed to load its content.
 
     Attributes:
         kind: `text`: one `str`; `texts`: a list of texts, or a dict of texts by name; `json`: UTF-8 JSON; `value`: a
-            value in its wire form (see `wire.values`), such as a table.
+            value in its wire form (see `wire.values`), for example a table.
         length: For `text` the number of its characters. For `texts` the bytes of all texts with their zeros. For
             `json` and `value` the bytes of the JSON.
-        width: Bytes of each character of a text. It must be the narrowest width that holds the widest character, as in
+        width: Bytes of each character of a text. It must be the narrowest width holding the widest character, as in
             CPython: otherwise `==` and `hash` are wrong. The orchestrator, which writes the memfd, guarantees this.
         ascii: Whether the text is ASCII. A text of width 1 that is not ASCII has a character from U+0080 to U+00FF.
         texts: Number of texts, for `texts`.
@@ -91,10 +91,10 @@ MAX_NAME_CHARS = 200
 
 
 HEADER_BYTES = 80
-"""Address space that is counted for the header of a mapped text: the largest `str.__basicsize__`, that of CPython 3.11.
+"""Address space counted for the header of a mapped text: the largest `str.__basicsize__`, that of CPython 3.11.
 Later releases need 64."""
 MARGIN_BYTES = 1 << 14
-"""Address space that is added for the rounding of both mappings to whole pages: 16 KiB, four pages of 4 KiB."""
+"""Address space added for the rounding of both mappings to whole pages: 16 KiB, four pages of 4 KiB."""
 
 
 def span_bytes(length: int, kind: int) -> int:

@@ -69,7 +69,7 @@ from sandbox_worker.loading.form import KINDS
 SAMPLES: dict[int, str] = {0: "a", 1: "\xe9", 2: "\u20ac", 4: "\U0001f600"}
 """Kind → a character that needs this kind."""
 CODECS: dict[int, str] = {0: "ascii", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
-"""Kind → codec whose bytes are those of CPython's characters, but for lone surrogates."""
+"""Kind → codec whose bytes are CPython's characters, but for lone surrogates."""
 
 _WORD_BYTES = 8
 _HEAD_BYTES = 16  # PyObject_HEAD: reference count and class. Builds without a GIL or with Py_TRACE_REFS have more.
@@ -167,7 +167,7 @@ def mapped_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[int
             for field in places:
                 words[field::fields] = values
         for at, text in zip(compress(count(), chosen), _objects_of(words, headers), strict=True):
-            # Keep "" itself for empty texts. From 3.13 on, `if text` may compare the address with that of the one empty
+            # Keep "" itself for empty texts. From 3.13 on, `if text` may compare the address with the one empty text's
             # string (TO_BOOL_STR in Python/bytecodes.c), so a second empty string would count as true.
             if lengths[at]:
                 texts[at] = text

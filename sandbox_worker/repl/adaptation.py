@@ -51,14 +51,14 @@ def adapt(level: Level, seed: int | None) -> None:
 
 
 def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
-    """Seed the global generators of those of these modules that are imported already."""
+    """Seed the global generators of these modules, as far as they are imported already."""
     for name in names:
         if (module := sys.modules.get(name)) is not None:
             module.seed(seed)
 
 
 def begin_with(seed: int) -> None:
-    """Seed the generators, also of modules that are imported later. Call this in a REPL that has a seed of its own."""
+    """Seed the generators, also of modules that are imported later. Call this in a REPL with a seed of its own."""
     seed_generators(seed, GENERATORS)
     to_come = [name for name in GENERATORS if name not in sys.modules]
     sys.meta_path.insert(0, _Finder(dict.fromkeys(to_come, lambda module: module.seed(seed))))

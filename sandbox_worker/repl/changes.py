@@ -34,7 +34,7 @@ class Changes:
         self._seen = {name: _Seen(id(value), _size_of(value), _kept(value)) for name, value in variables}
 
     def made(self, variables: Iterable[tuple[str, Any]], compiled: Sequence[CodeType]) -> list[VariableFact]:
-        """Return the variables that are new, bound to another object, or containers of another length.
+        """Return the new variables, bound to another object, or containers of another length.
 
         A new object may have the address of one that was freed. So a variable that the block's own code binds counts as
         changed, unless its old value was held and is the same object.

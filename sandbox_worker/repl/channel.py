@@ -52,13 +52,13 @@ class CannotAsk(RuntimeError):
 
 
 class Channel:
-    """Connection to the orchestrator: sends messages, and passes each reply to the thread that waits for it.
+    """Connection to the orchestrator: sends messages, and passes each reply to the thread waiting for it.
 
     Args:
         connected: Socket that has received `Welcome`.
         max_frame_bytes: Largest payload of a frame, in both directions.
         interrupts: State of SIGINT, which must not interrupt a frame.
-        reserve: Address space that is opened to read, so that a read cannot fail for lack of memory; and to encode a
+        reserve: Address space opened to read, so that a read cannot fail for lack of memory; and to encode a
             message, where there is no other memory.
     """
 

@@ -25,7 +25,7 @@ PREFIX = ".context-"
 MOST_INLINE_BYTES = 1 << 18
 """Maximum bytes of all values inside one message; further ones go into files."""
 PIECE_CHARS = 1 << 20
-"""Characters of a text that are encoded at a time, so that no second copy of the whole text is made."""
+"""Characters of a text encoded at a time, so that no second copy of the whole text is made."""
 
 
 class ContextNotGiven(Exception):
@@ -188,7 +188,7 @@ def _require_plain(value: Any, depth: int = 0) -> None:
     if depth >= MAX_NESTING:
         raise TypeError(f"it is nested deeper than {MAX_NESTING} levels, or contains itself")
     for each in inside:
-        if type(each) is not str:  # saves a call for texts, of which most large values consist
+        if type(each) is not str:  # saves a call for texts, the bulk of most large values
             _require_plain(each, depth + 1)
 
 

@@ -1,6 +1,6 @@
 """Displays: pictures, tables and other rich output of model code, as in a notebook.
 
-Names and behaviour are those of IPython: the function `display`, and the methods of objects that return their forms,
+Names and behaviour are as in IPython: the function `display`, and the methods of objects that return their forms,
 such as `_repr_png_` and `_repr_html_`.
 
 Displays of matplotlib and PIL are as in a notebook: pictures that code shows, saves, or leaves open when a block ends.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sandbox_worker.repl.channel import Channel
 from sandbox_worker.repl.objects import is_a
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, Display
+from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, DisplayMessage
 from sandbox_worker.wire.mime import PICTURE_TYPES, TEXT_TYPES, PictureType, TextType
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Displays:
 
     Attributes:
         block: Number of the block that runs, or 0.
-        omitted: Number of displays that were dropped, since they were too large or too many.
+        omitted: Number of dropped displays, since they were too large or too many.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -86,7 +86,7 @@ class Displays:
         _current = self
 
     def end_block(self) -> None:
-        """End the block: displays of threads that it has left are dropped from now on."""
+        """End the block: displays of threads it has left are dropped from now on."""
         global _current
         _current = None
         self.block = 0
@@ -121,7 +121,7 @@ class Displays:
         if not pictures and not texts.keys() - {"text/plain"}:
             return None
         try:
-            return self._channel.encode(Display(block, texts, pictures))
+            return self._channel.encode(DisplayMessage(block, texts, pictures))
         except (FrameTooLarge, MemoryError):
             return None
 
@@ -208,7 +208,7 @@ def _picture(made: object) -> bytes | None:
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 SVG_WITHIN = 1000
-"""Bytes of a file that are searched for the tag of an SVG picture, which may follow declarations and comments."""
+"""Bytes of a file searched for the tag of an SVG picture, which may follow declarations and comments."""
 
 DRAWN_MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
 """Modes of PIL images that PNG can store. Images of other modes are converted."""
@@ -238,7 +238,7 @@ def adapt_figure(module: ModuleType) -> None:
 
 
 def adapt_backends(module: ModuleType) -> None:
-    """Have `pyplot.show` make displays, with every backend that has no window."""
+    """Have `pyplot.show` make displays, with every backend without a window."""
     module.FigureManagerBase.show = _show_and_close
 
 

@@ -27,7 +27,7 @@ OWN_FOLDER = str(Path(__file__).parent)
 ERROR_CHARS = 1000
 """Maximum characters of the line with a block's error; the rest is cut. The block's output has the whole traceback."""
 EXIT_CODES = (1 << 31) - 1
-"""Largest absolute value of an exit code, that of a C `int`; larger ones are replaced by it."""
+"""Largest absolute value of an exit code, the largest C `int`; larger ones are replaced by it."""
 
 
 class BlockOutcome:
@@ -101,7 +101,7 @@ class Executor:
         return BlockOutcome("ok", value=value if wants_value else None)
 
     def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:
-        """Return the code of the statements, and that of the last one apart if it is an expression."""
+        """Return the code of the statements, and the last one's apart if it is an expression."""
         try:
             tree = ast.parse(code, file)
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -200,7 +200,7 @@ def _parts(shown: traceback.TracebackException) -> list[traceback.TracebackExcep
 
 
 def _without_ours(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return frames without those of our own modules, and of functions that these called, up to model code's next."""
+    """Return frames without our own modules', and of functions that these called, up to model code's next."""
     kept, in_ours = [], False
     for frame in frames:
         in_ours = frame.filename.startswith(OWN_FOLDER) or (in_ours and not frame.filename.startswith(BLOCK))

@@ -143,7 +143,7 @@ def chunks(text: Texts, size: int, overlap: int = 0) -> Chunks:
     overlap, all chunks joined are the text.
 
     Args:
-        text: A text, or a dict or list of texts, each of which is split by itself.
+        text: A text, or a dict or list of texts; each text is split by itself.
         size: Maximum characters of a chunk.
         overlap: Characters at the end of a chunk that the next one repeats; at most half of `size`.
 

@@ -9,7 +9,7 @@ A SIGINT passes four places:
 3. The kernel delivers the signal to the main thread, if that does not block it (`complete_signal` in kernel/signal.c).
    A system call of that thread fails with EINTR. The C handler of CPython only sets a flag (Modules/signalmodule.c).
 4. CPython runs `_on_signal` in the main thread, between two bytecodes or after EINTR (PEP 475). Blocks run in this
-   thread as well. So an exception from the handler appears in model code, or in our code that it called.
+   thread as well. So an exception from the handler appears in model code, or in our code it called.
 
 The handler raises KeyboardInterrupt at once only if a block's code runs (`armed`) and no code of ours asks it to wait
 (`held`). If code of ours asks it to wait, then it sets a note. If no block's code runs, then it ignores the signal. The
@@ -18,7 +18,7 @@ races, and how each is closed:
 - *The signal comes before its block's code runs.* The handler ignores it. Then `Repl._run` arms, compares the number in
   shared memory, and raises. Init writes the number before it sends the signal, so the handler never runs before the
   number is there.
-- *The signal comes after its block has ended.* The handler ignores it, and the number in shared memory is that of an
+- *The signal comes after its block has ended.* The handler ignores it, and the number in shared memory belongs to an
   old block. The orchestrator sends the next block only after `Interrupted`, when the signal is queued already. So it
   cannot hit the next block.
 - *The signal comes in the middle of a frame.* An exception there would leave half a frame on the connection. The

@@ -102,7 +102,7 @@ class Reserve:
         self._open()
 
     def shut(self) -> None:
-        """Close the reserve for model code that runs meanwhile, such as a thread that a block has left."""
+        """Close the reserve for model code that runs meanwhile, for example a thread that a block has left."""
         self._is_shut = True
         if self._users:
             return  # another thread needs the reserve now, and shuts it

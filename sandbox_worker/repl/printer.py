@@ -48,7 +48,7 @@ class Printer(io.TextIOBase):
     Args:
         stream: "stdout" or "stderr".
         bounds: Bounds of the output of one block, see `HeadTail`.
-        send: Function that is called with each piece of text.
+        send: Function called with each piece of text.
         undisturbed: Context manager around each call of `send`, which delays interrupts so that no text is lost.
         helped: Function that calls another one, and gives it memory where it has none.
     """

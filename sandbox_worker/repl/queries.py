@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "max_concurrent": (int,),
     "timeout_s": (int, float),
 }
-"""Argument → the types that it may have, beside None."""
+"""Argument → the types it may have, beside None."""
 
 
 class ToolError(RuntimeError):
@@ -41,7 +41,7 @@ class Queries:
 
     Args:
         channel: Connection to the orchestrator.
-        flush_output: Function that sends text that was printed before.
+        flush_output: Function that sends text printed before.
         own_contexts: Function that returns the contexts of this REPL, by name.
     """
 
@@ -119,7 +119,7 @@ class Queries:
 
         Args:
             prompts: Any number of prompts. Equal prompts are sent once, unless `samples` is true.
-            max_concurrent: Maximum prompts that are answered at the same time.
+            max_concurrent: Maximum prompts answered at the same time.
             timeout_s: Seconds for all prompts together. A prompt without an answer by then gets an error text.
             samples: Whether equal prompts get an answer each.
             output_type: As in `llm_query`. The list then has values, and texts that start with `Error:`.
@@ -142,7 +142,7 @@ class Queries:
         return self.llm_query_batched(prompts, max_concurrent=max_concurrent, **options)
 
     def budget(self) -> dict[str, Any]:
-        """Return the remaining means of this run: name of a limit → amount that is left, None without a limit."""
+        """Return the remaining means of this run: name of a limit → amount left, None without a limit."""
         slot = self._channel.ask(Query(id="", want="budget", prompts=[""])).slots[0]
         if slot.error is not None:
             raise RuntimeError(slot.error)
@@ -265,7 +265,7 @@ class Queries:
             return []
         if len(texts) > MAX_PROMPTS:
             return _too_many(texts)
-        self._flush_output()  # shows text that was printed before the query, which may wait for long
+        self._flush_output()  # shows text printed before the query, which may wait for long
         query = Query(id="", want=want, prompts=texts, model=model, **asked)  # the channel sets the id
         try:
             return [_rendered(slot) for slot in self._slots(query)]

@@ -1,4 +1,4 @@
-"""The REPL: one namespace for all blocks, the contexts that it is given later, and the loop that runs blocks."""
+"""The REPL: one namespace for all blocks, the contexts it is given later, and the loop that runs blocks."""
 
 import builtins
 import contextlib

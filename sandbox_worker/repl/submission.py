@@ -22,7 +22,7 @@ from sandbox_worker.wire.messages import MAX_DRAFT_CHARS
 from sandbox_worker.wire.names import ANSWER, FINAL_VAR
 
 BLOCK = "<block "
-"""Beginning of the file name under which a block's code is compiled, such as "<block 3>"."""
+"""Beginning of the file name under which a block's code is compiled, for example "<block 3>"."""
 
 
 _DEFINITIONS: Final = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
@@ -49,7 +49,7 @@ class Submission:
     Attributes:
         text: Submitted text, or text of the submitted value; None if the block has submitted no answer.
         value: Submitted value, if it is not a text.
-        draft: Text that is in `answer["content"]` at the end of the block without being submitted; or None.
+        draft: Text in `answer["content"]` at the end of the block without being submitted; or None.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ def argument(caller: FrameType, function: str) -> ast.expr | None:
 
     Returns:
         The expression, given by position or by name. None if it is unknown: the code belongs to no block, its source is
-        gone, the call is of another function (such as `map`, which calls this one), or it has `*args`.
+        gone, the call is of another function (for example `map`, which calls this one), or it has `*args`.
     """
     source = _source_of_call(caller)
     try:

@@ -182,7 +182,7 @@ class Watched(NamedTuple):
     """The way init watches one bound. Beyond the bound, init kills the REPL.
 
     Attributes:
-        usage: Field of init's measured usage that is compared with the bound.
+        usage: Field of init's measured usage compared with the bound.
         divisor: Number by which bound and usage are divided in messages to users.
         unit: Unit that follows the divided numbers.
     """

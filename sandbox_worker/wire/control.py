@@ -27,7 +27,7 @@ InitStep = Literal["lock down", "load", "start", "go on", "speak"]
 message."""
 
 Path = Annotated[list[bytes], msgspec.Meta(min_length=1)]
-"""Path below the scratch folder: the names of the folders, then that of the file."""
+"""Path below the scratch folder: the names of the folders, then the file's."""
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Interrupt(Control, frozen=True):
 
 
 class Drain(Control, frozen=True):
-    """Command to send all output that was written to descriptors 1 and 2 so far."""
+    """Command to send all output written to descriptors 1 and 2 so far."""
 
 
 class Stop(Control, frozen=True):
@@ -206,7 +206,7 @@ class Interrupted(Control, frozen=True):
 
 
 class Drained(Control, frozen=True):
-    """Report that all output that was in the pipes when `Drain` came has been sent."""
+    """Report that all output in the pipes when `Drain` came has been sent."""
 
 
 class Stopped(Control, frozen=True):
@@ -225,7 +225,7 @@ class Opened(Control, frozen=True):
     fd: int = -1
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class ListedEntry(msgspec.Struct, frozen=True, array_like=True):
     """One entry of a folder, from `lstat`. A name may be any bytes."""
 
     name: bytes
@@ -236,7 +236,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Listed(Control, frozen=True):
     """Entries of a folder. `is_all` is true for the last message of a listing."""
 
-    entries: list[Entry]
+    entries: list[ListedEntry]
     is_all: bool
 
 
@@ -395,7 +395,7 @@ class Configure(Control, frozen=True):
         new_root: Empty private folder of the host, in which the workers' root is built.
         readable: Folders and files of the Python installation, which workers may read.
         hidden: Folders below `readable` that workers must not see.
-        preload: Modules that are imported before the first fork, so that every REPL has them already.
+        preload: Modules imported before the first fork, so that every REPL has them already.
         setup: Code that runs before the first fork. Every REPL finds its variables.
         context: Pieces of the context that every REPL finds.
         seed: Seed of `random` and of numpy's global generator in every REPL; None for a different one in each.
@@ -511,7 +511,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         argv: Arguments, the name of the program first. None contains a 0 byte.
-        env: Variables that are added to init's own. None contains a 0 byte.
+        env: Variables added to init's own. None contains a 0 byte.
     """
 
     argv: list[bytes]

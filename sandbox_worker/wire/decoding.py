@@ -1,4 +1,4 @@
-"""Decoding of one value from the wire: each tag is replaced by the object that it stands for.
+"""Decoding of one value from the wire: each tag is replaced by the object it stands for.
 
 Values from workers are decoded here as well, so the input is hostile. Each tag is looked up in a fixed table, and its
 content must have the type that the table's function expects; otherwise the value is invalid. Every step takes linear
@@ -30,7 +30,7 @@ M = TypeVar("M", datetime.datetime, datetime.time)
 
 
 class Decoding:
-    """Replacement of tags by the objects that they stand for."""
+    """Replacement of tags by the objects they stand for."""
 
     def value(self, node: Any, depth: int = 0) -> Any:
         """Return the object for a node of decoded JSON. Lists and dicts are changed in place.

@@ -29,7 +29,7 @@ MAX_DECIMAL_DIGITS: Final = 10_000
 """Maximum digits of a Decimal, written out without an exponent; longer ones are refused. `1E+999999999` is a short
 text, and a gigabyte once it is written out."""
 SHOWN_CHARS: Final = 200
-"""Maximum characters of a place in an error message, such as `context['a'][3]`; of a longer place the beginning is
+"""Maximum characters of a place in an error message, for example `context['a'][3]`; of a longer place the beginning is
 shown."""
 
 Others = Callable[[Any], Any]
@@ -114,7 +114,7 @@ class Encoding:
         """Refuse the current part of the value.
 
         Args:
-            why: End of a sentence that begins with the place of the part, such as "contains itself".
+            why: End of a sentence that begins with the place of the part, for example "contains itself".
 
         Raises:
             ValueRefused: Always.
@@ -328,6 +328,6 @@ def is_too_long(value: decimal.Decimal) -> bool:
 
 
 def with_article(kind: type) -> str:
-    """Return the name of a class with its article, such as "an object"."""
+    """Return the name of a class with its article, for example "an object"."""
     name = str.__str__(_name_of(kind))
     return f"an {name}" if name[:1] in "aeiouAEIOU" else f"a {name}"

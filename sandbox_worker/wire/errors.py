@@ -20,7 +20,7 @@ class FrameTooLarge(WireError):
 
     Attributes:
         frame_bytes: Length of the payload that was announced or offered.
-        limit_bytes: Limit that it exceeds.
+        limit_bytes: Limit it exceeds.
     """
 
     def __init__(self, frame_bytes: int, limit_bytes: int) -> None:

@@ -74,7 +74,7 @@ class FrameDecoder:
         return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[Payload]:
-        """Add `data`, and return the payloads that it completes, in order.
+        """Add `data`, and return the payloads it completes, in order.
 
         Raises:
             FrameTooLarge: A prefix announces more than `max_frame_bytes`. The complete frames before it are returned
@@ -126,7 +126,7 @@ class FrameDecoder:
             self._is_cut = True
 
     def _split(self, data: bytes | bytearray | memoryview) -> list[Payload]:
-        """Return the payloads that are complete, and keep the rest in the buffer."""
+        """Return the complete payloads, and keep the rest in the buffer."""
         payloads: list[Payload] = []
         with memoryview(data) as stream:
             start, length = 0, len(stream)

@@ -34,7 +34,7 @@ Layer = Literal[
     "parent death signal",
     "landlock",
     "seccomp",
-    # named for a process that was killed, as by SIGSYS, before it could name a layer
+    # named for a killed process, as by SIGSYS, before it could name a layer
     "system calls",
 ]
 

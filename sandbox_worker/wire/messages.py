@@ -1,6 +1,6 @@
 """Messages of the two ends of a connection: one frozen Struct each, encoded as JSON.
 
-No message has a field that its sender may not decide: depth, budget, deadline, the models that it may use. Such facts
+No message has a field that its sender may not decide: depth, budget, deadline, the models it may use. Such facts
 belong to the session, on the orchestrator's side.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
-from sandbox_worker.wire.counting import has_more_objects_than
+from sandbox_worker.wire.counts import has_more_objects_than
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge
 from sandbox_worker.wire.frames import PREFIX, Beginning, Payload, encode_frame
 from sandbox_worker.wire.mime import PictureType, TextType
@@ -41,8 +41,8 @@ has two bytes, and takes 90 in memory. No query of the REPL's own code has so ma
 MAX_RESULT_BYTES = 16 << 20
 """Maximum bytes of a `Result` as JSON. The REPL reports a larger one, which has a long final answer, as an error."""
 MAX_DISPLAY_BYTES = 4 << 20
-"""Maximum bytes of a `Display` as JSON; the REPL leaves out a larger one. A picture, as base64, takes four thirds of
-its own bytes."""
+"""Maximum bytes of a `DisplayMessage` as JSON; the REPL leaves out a larger one. Base64 makes a picture longer by a
+third."""
 MAX_DISPLAYS = 32
 """Maximum displays of one block. The REPL drops further ones and reports their number."""
 MAX_DISPLAYS_BYTES = 16 << 20
@@ -103,6 +103,15 @@ class Ready(Message, frozen=True):
 class Query(Message, frozen=True, omit_defaults=True):
     """Request of model code to the orchestrator. One thread of the REPL waits for the `Reply` with the same id.
 
+    Example:
+        ```python
+        async def answer(query: Query) -> list[Slot]:
+            print(query.want, query.model)
+            return [Slot(f"{len(query.texts)} prompts")] * len(query.prompts)
+
+        sandbox.repl("some text", answer)
+        ```
+
     Attributes:
         id: `block:n`, where the REPL counts n upwards.
         want: Kind of the query.
@@ -116,7 +125,7 @@ class Query(Message, frozen=True, omit_defaults=True):
         model: Name of the model that code wishes; the session's policy decides. None leaves the choice to the policy.
         system: System prompt of the calls, or None.
         max_completion_tokens: Maximum output tokens of each call; None leaves it to the orchestrator.
-        max_concurrent: Maximum prompts that are answered at the same time. The orchestrator's own limit holds as well.
+        max_concurrent: Maximum prompts answered at the same time. The orchestrator's own limit holds as well.
         timeout_s: Time for all prompts together, in seconds. Prompts without an answer by then get an error.
         samples: Whether equal prompts are separate samples, each with an answer of its own.
         tool: Name of the tool, for "tool".
@@ -159,7 +168,7 @@ class Output(Message, frozen=True):
     text: str
 
 
-class Display(Message, frozen=True, omit_defaults=True):
+class DisplayMessage(Message, frozen=True, omit_defaults=True, tag="display"):
     """One object that code has shown, in one or more forms, sent while the block runs.
 
     Attributes:
@@ -196,7 +205,7 @@ class Result(Message, frozen=True, omit_defaults=True):
         final_value: Submitted value, if it is not a text.
         final_value_problem: Reason why `final_value` is missing although the submitted value is not a text.
         draft: Text in `answer["content"]` that is not submitted: the best answer so far. At most `MAX_DRAFT_CHARS`.
-        displays_omitted: Number of displays that were dropped, since they were too large or too many.
+        displays_omitted: Number of dropped displays, since they were too large or too many.
         variables: Variables that the block made or changed, if the `Execute` asked for them.
     """
 
@@ -245,7 +254,7 @@ class Environment(Message, frozen=True):
     """Environment of the process. The orchestrator sends it before the first block of a connection.
 
     Attributes:
-        variables: Variables that are set in `os.environ`.
+        variables: Variables set in `os.environ`.
         seed: Seed of `random` and of numpy's global generator; None leaves them as they are.
     """
 
@@ -280,6 +289,12 @@ class Attach(Message, frozen=True):
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Answer to one prompt, or the reason why there is none.
 
+    Example:
+        ```python
+        Slot("Paris")
+        Slot(error="the model is overloaded")
+        ```
+
     Attributes:
         text: The answer. A failed child run may have both a text and an error.
         error: Reason of the failure, or None.
@@ -298,7 +313,7 @@ class Reply(Message, frozen=True):
     slots: list[Slot]
 
 
-FromWorker = Ready | Query | Output | Display | Result
+FromWorker = Ready | Query | Output | DisplayMessage | Result
 FromOrchestrator = Execute | Environment | Provide | Attach | Reply
 
 
@@ -320,10 +335,10 @@ def plain(value: object) -> str | int | float:
 MOST_BYTES: dict[type[Message], int] = {
     Query: MAX_QUERY_BYTES,
     Result: MAX_RESULT_BYTES,
-    Display: MAX_DISPLAY_BYTES,
+    DisplayMessage: MAX_DISPLAY_BYTES,
 }
 """Kind of a message from a worker that may be longer than `FEW_BYTES` → its maximum bytes."""
-_MOST_BYTES = {b'{"type":"%s"' % kind.__name__.lower().encode(): most for kind, most in MOST_BYTES.items()}
+_MOST_BYTES = {b'{"type":"%s"' % str(kind.__struct_config__.tag).encode(): most for kind, most in MOST_BYTES.items()}
 """Beginning of such a message, as msgspec writes it → its maximum bytes."""
 _QUERY = re.compile(rb'\{"type":"query","id":"([^"\\]++)"')
 """Beginning of a `Query`, as msgspec writes it, with its id."""
@@ -379,7 +394,7 @@ def decode_welcome(payload: Payload) -> Welcome:
 
 
 def most_bytes(beginning: Payload) -> int:
-    """Return the maximum bytes of a message from a worker that begins so."""
+    """Return the maximum bytes of a message from a worker beginning so."""
     return next((most for begin, most in _MOST_BYTES.items() if beginning.startswith(begin)), FEW_BYTES)
 
 

@@ -19,7 +19,7 @@ is invalid."""
 MAX_INLINE_BYTES = 1 << 14
 """Maximum bytes of a child's context, as JSON, inside the query. A larger context goes into a file."""
 LONG_TASK_CHARS = 4_000
-"""Maximum characters of a task that stands in the child's prompt as a whole. Of a longer task the prompt holds the
+"""Maximum characters of a task standing in the child's prompt as a whole. Of a longer task the prompt holds the
 beginning and the end; the whole task is the child's context."""
 SHOWN_CHARS = 1_000
 """Characters of the beginning of a long task in the prompt, and as many of its end."""
@@ -32,27 +32,40 @@ class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid
 
 
 class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A picture as a `data:` address. `detail` is a hint to the provider, such as "low"."""
+    """A picture as a `data:` address. `detail` is a hint to the provider, for example "low"."""
 
     url: str
     detail: str | None = None
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url", forbid_unknown_fields=True):
-    """A content part that is a picture."""
+    """A content part that is a picture.
+
+    Example:
+        ```python
+        picture = ImagePart(image_url=ImageUrl(url="data:image/png;base64,iVBORw0KGgo="))
+        prompt = MessagePart(role="user", content=[TextPart(text="What is it?"), picture])
+        ```
+    """
 
     image_url: ImageUrl
 
 
 class Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sound as base64 text, and its format, such as `wav`."""
+    """Sound as base64 text, and its format, for example `wav`."""
 
     data: str
     format: str
 
 
 class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
-    """A content part that is sound."""
+    """A content part that is sound.
+
+    Example:
+        ```python
+        AudioPart(input_audio=Audio(data="UklGRg==", format="wav"))
+        ```
+    """
 
     input_audio: Audio
 
@@ -62,7 +75,17 @@ Content = str | Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_
 
 
 class MessagePart(msgspec.Struct, frozen=True, tag_field="type", tag="message", forbid_unknown_fields=True):
-    """A chat message. A prompt that has one consists of chat messages alone."""
+    """A chat message. A prompt with one consists of chat messages alone.
+
+    Example:
+        ```python
+        async def answer(query: Query) -> list[Slot]:
+            return [Slot(str(isinstance(prompt[0], MessagePart))) for prompt in query.prompts]
+
+        with sandbox.repl(answer=answer) as repl:
+            print(repl.execute("print(llm_query([{'role': 'user', 'content': 'Hello'}]))").stdout)  # True
+        ```
+    """
 
     role: Literal["system", "user", "assistant"]
     content: Content
@@ -98,7 +121,7 @@ class ChildContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     Attributes:
         value: Text of the context's JSON, of at most `MAX_INLINE_BYTES`; or None.
-        file: Name of a file in the scratch folder that holds the context as UTF-8; or None.
+        file: Name of a file in the scratch folder holding the context as UTF-8; or None.
         own: Name of one of the REPL's own contexts, which the child shares; or None.
         is_json: Whether the file holds JSON. Otherwise it holds plain text.
         is_task: Whether the context is the child's long task; the prompt is then its beginning and end.

@@ -1,4 +1,4 @@
-"""Arrays, tables and time zones on the wire: those of numpy, pandas, polars, pyarrow and zoneinfo.
+"""Arrays, tables and time zones on the wire: of numpy, pandas, polars, pyarrow and zoneinfo.
 
 - A time zone is its offset from UTC in microseconds, or its name.
 - `$array`, `$scalar`: the dtype, the shape and the bytes.
@@ -6,7 +6,7 @@
 - `$polars`, `$arrow`: the names and the columns.
 
 A column is a list of a kind and its content: an array for numbers, a list for all other types. The receiver imports the
-package when a table arrives. Only cells and names cross; other data of a table, such as `attrs`, is left out.
+package when a table arrives. Only cells and names cross; other data of a table, for example `attrs`, is left out.
 """
 
 import datetime
@@ -206,7 +206,7 @@ class Inside(Protocol):
     """Encoder of the values in a table; `encoding.Encoding` is one."""
 
     def inside(self, key: object, value: Any) -> Any:
-        """Encode the part of the table that stands at `key`."""
+        """Encode the part of the table standing at `key`."""
         ...
 
 

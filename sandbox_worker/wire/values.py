@@ -1,6 +1,6 @@
 """Values on the wire: JSON, with tags for the types that JSON lacks. Both sides import it; it imports neither side.
 
-A value that JSON can express stands for itself. Any other value is an object with one key, a tag that begins with `$`:
+A value that JSON can express stands for itself. Any other value is an object with one key, a tag beginning with `$`:
 
 | tag | content |
 | --- | --- |
@@ -17,7 +17,7 @@ A value that JSON can express stands for itself. Any other value is an object wi
 | `$array`, `$scalar` | array or scalar of numpy, see `tables` |
 | `$series`, `$frame`, `$polars`, `$arrow` | tables, see `tables` |
 
-An object of a subclass, such as a Counter, arrives as an equal object of the built-in class. Pickle is not used: it
+An object of a subclass, for example a Counter, arrives as an equal object of the built-in class. Pickle is not used: it
 would run code of the sender's choice. Names in a message are looked up in the fixed tables of these modules alone.
 """
 
@@ -26,7 +26,7 @@ from typing import Any, Final
 import msgspec
 
 from sandbox_worker.loading.context import NO_MEMORY, ContextBroken
-from sandbox_worker.wire.counting import has_more_values_than
+from sandbox_worker.wire.counts import has_more_values_than
 from sandbox_worker.wire.decoding import Decoding
 from sandbox_worker.wire.encoding import MAX_NESTING, Encoding, Others
 from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueProblem, ValueRefused
@@ -54,8 +54,8 @@ def encode(
 
     Args:
         value: Value to encode.
-        whole: Name of the value for error messages, such as "the final answer".
-        others: Function that is called with each object that cannot cross, such as `repr`. The object that it returns
+        whole: Name of the value for error messages, for example "the final answer".
+        others: Function called with each object that cannot cross, such as `repr`. The object it returns
             crosses instead. It raises `ValueProblem` to refuse the object.
         most_values: Maximum values inside of `value`; more are refused.
         most_bytes: Maximum bytes of all arrays and bytes objects inside of `value`; more are refused.
@@ -77,7 +77,7 @@ def encode(
 
 
 def encode_json(value: object, whole: str) -> bytes:
-    """Encode a value that was decoded from JSON or is a context, without walking through it in Python.
+    """Encode a value decoded from JSON or is a context, without walking through it in Python.
 
     Args:
         value: Value of JSON's types. A value with other types is encoded as `encode` does it.

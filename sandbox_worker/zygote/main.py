@@ -103,7 +103,7 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
 
 
 def _end_with_parent_thread(orchestrator: int) -> None:
-    """Have the kernel end this process with the thread that waits for its preparation.
+    """Have the kernel end this process with the thread waiting for its preparation.
 
     Code of the user's prepares, which may take long, and watches no descriptor. Later the parent's death signal would
     be wrong: an event loop may go on in another thread.

@@ -40,7 +40,7 @@ def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_
     Args:
         configure: Message with the modules, the pieces of the context and the code.
         fds: Memfds of the pieces. They are closed.
-        shared: Layers that are in force already.
+        shared: Layers in force already.
         mapping_works: Result of `self_test.mapping_works()`.
 
     Raises:
@@ -104,7 +104,7 @@ def _import(module: str) -> None:
 def other_threads() -> str | None:
     """Return the number and names of threads beside this one, as part of an error message; None if there are none."""
     known = {each.native_id: each.name for each in threading.enumerate()}
-    # This process's number in this /proc, which may be a container's, whose numbers differ from that of os.getpid.
+    # This process's number in this /proc, which may be a container's, whose numbers differ from os.getpid's.
     own = os.readlink("/proc/self")  # noqa: PTH115
     others = [int(each) for each in os.listdir("/proc/self/task") if each != own]  # noqa: PTH208
     if not others:

@@ -15,7 +15,7 @@ from rlm_broker.run.calls import Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
 from sandbox_worker.wire.frames import FrameDecoder
-from sandbox_worker.wire.messages import Display, Output, Query, Reply, Slot
+from sandbox_worker.wire.messages import DisplayMessage, Output, Query, Reply, Slot
 from scripts.bench.load import MAX_FRAME_BYTES, Outcome, frame, load
 from scripts.bench.measure import Effort, Model
 from scripts.bench.peer import Peer
@@ -211,5 +211,5 @@ def _told(outcomes: Sequence[Outcome]) -> str:
     return "" if p99 is None else f"{lost:,} of {asked:,} lost, p99 {number(p99, 'ms')}"
 
 
-def _ignore(_shown: Output | Display) -> None:
+def _ignore(_shown: Output | DisplayMessage) -> None:
     """Ignore output: there is none."""

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.context.store import store
 from rlm_broker.limits import ReplLimits
 from rlm_broker.rlm import RLM

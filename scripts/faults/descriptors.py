@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rlm_broker import RLM, Sandbox
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import SandboxFailed
 from scripts.faults import leftovers
 from scripts.faults.cell import Report, Scene

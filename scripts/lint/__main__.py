@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from scripts.lint import documents, patterns, prose, public_names, ratchet, rooms, shapes
+from scripts.lint import documents, examples, patterns, prose, public_names, ratchet, rooms, shapes
 from scripts.lint.project import Project
 from tests.support.places import PROJECT
 
@@ -19,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write:
         ratchet.write(project, figures)
     found = [
-        finding for each in (prose, rooms, shapes, documents, public_names, patterns) for finding in each.rules(project)
+        finding
+        for each in (prose, rooms, shapes, documents, public_names, examples, patterns)
+        for finding in each.rules(project)
     ]
     found += ratchet.rules(project, figures)
     for finding in sorted(found, key=lambda each: (each.path, each.line)):

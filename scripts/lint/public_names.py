@@ -32,7 +32,7 @@ def rules(project: Project) -> Iterator[Finding]:
     yield from _face(project, public)
     for name, module in public.items():
         source = project.modules.get(module)
-        definition = _definition(source, name) if source else None
+        definition = definition_of(source, name) if source else None
         if source is None or definition is None:
             yield Finding(FACE, 1, f"{name} is not defined in {module}")
             continue
@@ -73,7 +73,8 @@ def _face(project: Project, public: dict[str, str]) -> Iterator[Finding]:
         yield Finding(FACE, 1, f"{name} is exported twice, or is the name of a module")
 
 
-def _definition(source: Source, name: str) -> ast.stmt | None:
+def definition_of(source: Source, name: str) -> ast.stmt | None:
+    """Return the class, function or assignment of a module that defines a name."""
     for node in source.tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if getattr(node, "name", None) == name or any(isinstance(t, ast.Name) and t.id == name for t in targets):
@@ -88,7 +89,7 @@ def _is_documented(source: Source, node: ast.stmt) -> bool:
     return bool(after) and isinstance(after[0], ast.Expr) and is_text(after[0].value)
 
 
-def _origin(source: Source, name: str) -> tuple[str, str]:
+def origin(source: Source, name: str) -> tuple[str, str]:
     """Return the module and the name there of a name that a module uses."""
     for node in source.nodes:
         if isinstance(node, ast.ImportFrom | ast.Import):
@@ -115,9 +116,9 @@ def _annotations(project: Project, source: Source, node: ast.stmt) -> Iterator[t
 def _with_bases(project: Project, source: Source, kind: ast.ClassDef) -> Iterator[tuple[Source, ast.ClassDef]]:
     yield source, kind
     for base in kind.bases:
-        module, name = _origin(source, ast.unparse(base).partition("[")[0])
+        module, name = origin(source, ast.unparse(base).partition("[")[0])
         home = project.modules.get(module)
-        definition = _definition(home, name) if home else None
+        definition = definition_of(home, name) if home else None
         if home is not None and isinstance(definition, ast.ClassDef):
             yield from _with_bases(project, home, definition)
 
@@ -164,7 +165,7 @@ def _names(node: ast.expr) -> Iterator[str]:
 
 def _is_public(project: Project, public: dict[str, str], source: Source, used: str) -> bool:
     first, _, rest = used.partition(".")
-    module, name = _origin(source, first)
+    module, name = origin(source, first)
     if {module, module.partition(".")[0]} & (sys.stdlib_module_names | THIRD_PARTY) or hasattr(builtins, used):
         return True
     if rest and module in project.modules:
@@ -172,7 +173,7 @@ def _is_public(project: Project, public: dict[str, str], source: Source, used: s
     if public.get(name) == module:
         return True
     home = project.modules.get(module)
-    definition = _definition(home, name) if home else None
+    definition = definition_of(home, name) if home else None
     if module.partition(".")[0] not in PACKAGES or home is None or definition is None:
         return False
     if not isinstance(definition, ast.Assign | ast.AnnAssign) or definition.value is None:

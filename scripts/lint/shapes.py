@@ -24,7 +24,9 @@ VERBS = re.compile(
 """File names that are verbs or participles."""
 NOUNS = {
     "bell",
+    "decoding",
     "embed",
+    "encoding",
     "feed",
     "needed",
     "parsing",

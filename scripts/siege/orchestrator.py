@@ -28,7 +28,7 @@ from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
-    Display,
+    DisplayMessage,
     FromOrchestrator,
     Hello,
     Output,
@@ -182,9 +182,9 @@ def _session(handler: LMHandler, sandbox: Sandbox, writer: TraceWriter) -> Any:
     )
     connection = Connection(Session(limits.max_frame_bytes), limits.max_queries_in_flight)
 
-    displays: list[Display] = []
+    displays: list[DisplayMessage] = []
 
-    def write(shown: Output | Display) -> None:
+    def write(shown: Output | DisplayMessage) -> None:
         if isinstance(shown, Output):
             writer(BlockPrinted("1", 0, 1, shown.stream, shown.text))
         else:

@@ -6,7 +6,7 @@ import time
 from pydantic import BaseModel
 
 from rlm_broker.broker.clients.base import LMReply, LMRequest
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.events.event import CallEnded, Event, RunEnded
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion

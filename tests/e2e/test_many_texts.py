@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.contexts import form_of

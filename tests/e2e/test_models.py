@@ -20,7 +20,7 @@ from rlm_broker.broker.client_queue import Serving
 from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.broker.clients.recording import Recording
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.models.model import Model
 from rlm_broker.broker.models.models import Models
 from rlm_broker.broker.routing import Route

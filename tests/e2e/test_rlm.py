@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.broker.clients.function import FunctionClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
 from rlm_broker.events.event import BlockPrinted, RunStarted
 from rlm_broker.limits import Limits

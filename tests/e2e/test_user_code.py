@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.broker.clients.function import FunctionClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, OutputInvalid, RlmBrokerError
 from rlm_broker.limits import Limits

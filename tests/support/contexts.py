@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.context import load_into
 from sandbox_worker.loading.form import ContextForm

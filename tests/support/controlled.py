@@ -17,7 +17,7 @@ from tests.support.waiting import WAIT_S
 LIBRARY = """
 import sys
 from rlm_broker import RLM
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 
 question, *replies = sys.argv[1:]
 with RLM(ScriptedClient(replies, cost_per_call=0.25)) as rlm:

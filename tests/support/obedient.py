@@ -3,7 +3,7 @@
 import re
 
 from rlm_broker.broker.clients.base import LMRequest
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 
 _ASKED = re.compile(r"DO: (.*)")
 

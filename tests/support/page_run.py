@@ -1,4 +1,4 @@
-"""Runs the code of one Markdown page, in a process of its own.
+"""Runs the code of one Markdown page, or of the docstrings of a package, in a process of its own.
 
     python -m tests.support.page_run PAGE FOLDER FORKS FAULTS
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from tests.support import forked_client, page_code
+from tests.support import docstring_code, forked_client, page_code
 from tests.support.fake_openai import Answer, FakeOpenAI, completion, streamed
 from tests.support.page_command import FAKE_PORT, redirect
 from tests.support.places import PROJECT
@@ -63,7 +63,7 @@ class Script:
 
 
 def run(path: Path, folder: Path, forks: str) -> list[str]:
-    """Run the code of the page `path` within `folder`, and return a line or more for each fault.
+    """Run the code of the page or package `path` within `folder`, and return a line or more for each fault.
 
     Its commands are forks of the process whose socket is `forks`.
 
@@ -75,6 +75,8 @@ def run(path: Path, folder: Path, forks: str) -> list[str]:
         name = str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else path.name
         faults: list[str] = []
         with asyncio.Runner() as runner:
+            if path.is_dir():
+                return docstring_code.faults(path, runner)
             page = _Page(name, {"__name__": "__main__", "model_says": script.model_says}, runner)
             for piece in page_code.pieces(path.read_text()):
                 try:
@@ -106,6 +108,7 @@ def _prepare(folder: Path, port: int, forks: str) -> None:
         "OPENAI_API_KEY": "sk-of-the-page",
         "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1",
         "GPU_KEY": "sk-of-the-gpu",
+        "TEAM_KEY": "sk-of-the-whole-team",
         FAKE_PORT: str(port),
     }
     redirect(port)

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from rlm_broker.broker.clients.base import Client, LMRequest
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.routing import Routing
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Usage

@@ -21,7 +21,17 @@ _EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/c
 
 
 class SyncFieldLike(Protocol):
-    """An object whose `completion` is called in a thread. `get_last_usage` and `model_name` are used if it has them."""
+    """An object whose `completion` is called in a thread. `get_last_usage` and `model_name` are used if it has them.
+
+    Example:
+        ```python
+        class Echo:
+            def completion(self, prompt):
+                return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+        RLM(Echo()).completion("text", "What is it?")
+        ```
+    """
 
     def completion(self, prompt: Any, /) -> str:
         """Return the reply to a text, or to a list of chat messages: dicts with `role` and `content`."""
@@ -29,7 +39,17 @@ class SyncFieldLike(Protocol):
 
 
 class AsyncFieldLike(Protocol):
-    """An object whose `acompletion` is awaited. `get_last_usage` and `model_name` are used if it has them."""
+    """An object whose `acompletion` is awaited. `get_last_usage` and `model_name` are used if it has them.
+
+    Example:
+        ```python
+        class Echo:
+            async def acompletion(self, prompt):
+                return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+        RLM(Echo()).completion("text", "What is it?")
+        ```
+    """
 
     async def acompletion(self, prompt: Any, /) -> str:
         """Return the reply; see `SyncFieldLike.completion`."""
@@ -50,7 +70,7 @@ class FieldClient(BaseClient):
 
     - An `acompletion` sets its usage in the event loop step in which it returns, so a read right after the await is
       exact.
-    - Calls of `completion` run in threads and could not be told apart, so they run one after the other.
+    - Calls of `completion` run in threads and could not be distinguished, so they run one after the other.
 
     Args:
         client: The object. `model_name` is the name under which it is reported, and `context_tokens` the size of its
@@ -150,7 +170,7 @@ def _of_original(name: str) -> Any:
 
 
 class BroughtClient(BaseClient):
-    """Calls a client of the user, and answers for the optional abilities that it lacks.
+    """Calls a client of the user, and answers for the optional abilities it lacks.
 
     Attributes:
         original: The user's object.

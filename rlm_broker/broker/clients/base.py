@@ -28,8 +28,14 @@ each their own.
 class CallId(msgspec.Struct, frozen=True):
     """Place of a call in its tree.
 
+    Example:
+        ```python
+        client = ScriptedClient(lambda request: f"call {request.id.n} of run {request.id.run}")
+        RLM(client).completion("text", "What is it?")
+        ```
+
     Attributes:
-        run: Name of the run, such as "1" for the root.
+        run: Name of the run, for example "1" for the root.
         block: Block of the run during or after which the call was made; 0 before the first block.
         n: Number of the call in that block.
     """
@@ -44,6 +50,12 @@ class CallId(msgspec.Struct, frozen=True):
 
 class LMRequest(msgspec.Struct, frozen=True):
     """One language model call.
+
+    Example:
+        ```python
+        request = LMRequest((ChatMessage("user", "Is Rome a city?"),), temperature=0)
+        print((await ScriptedClient(["Yes"]).complete(request)).text)  # Yes
+        ```
 
     Attributes:
         messages: Conversation, in order; at least one message.
@@ -145,6 +157,12 @@ class Client(Protocol):
     async def complete(self, request: LMRequest) -> LMReply:
         """Answer one request. Cancelling it must end the call at the provider.
 
+        Example:
+            ```python
+            reply = await ScriptedClient(["Paris"]).complete(request)
+            print(reply.text, reply.usage.total_calls)  # Paris 1
+            ```
+
         Args:
             request: The call.
 
@@ -157,7 +175,7 @@ class Client(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Release what the client holds, such as connections and threads. A second call has no effect."""
+        """Release what the client holds, for example connections and threads. A second call has no effect."""
         ...
 
 
@@ -165,6 +183,15 @@ class BaseClient:
     """A `Client` with a default for each optional ability, as of a client that has none of them.
 
     All clients of this package are of this class. Clients of users need not be: `adapters.adapted` wraps them.
+
+    Example:
+        ```python
+        class Upper(BaseClient):
+            model_name = "upper"
+
+            async def complete(self, request: LMRequest) -> LMReply:
+                return LMReply(str(request.messages[-1].content).upper(), Usage(total_calls=1))
+        ```
 
     Attributes:
         model_name: Name under which it is registered and reported.
@@ -197,7 +224,13 @@ class BaseClient:
         """Raise the error that every call would raise, if there is one."""
 
     def count_tokens(self, text: str) -> int | None:  # noqa: ARG002
-        """Return the tokens of a text for the client's model, or None if that is not known."""
+        """Return the tokens of a text for the client's model, or None if that is not known.
+
+        Example:
+            ```python
+            ScriptedClient([]).count_tokens("one two three")  # None
+            ```
+        """
         return None
 
     def start_loading(self) -> None:

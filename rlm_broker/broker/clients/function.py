@@ -23,9 +23,9 @@ class FunctionClient(BaseClient):
     Example:
         ```python
         def ask(messages, model=None):
-            return my_model.generate(messages[-1]["content"])
+            return messages[-1]["content"].upper()
 
-        RLM(FunctionClient(ask, "mine"))  # or short: RLM(ask)
+        RLM(FunctionClient(ask, "mine")).completion("text", "What is it?")
         ```
 
     Args:
@@ -48,6 +48,12 @@ class FunctionClient(BaseClient):
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Call the function once. A cancelled call of a sync function is abandoned: its thread cannot be stopped.
+
+        Example:
+            ```python
+            client = FunctionClient(lambda messages: messages[-1]["content"].upper())
+            (await client.complete(request)).text  # 'HOW MANY LINES ARE THERE?'
+            ```
 
         Raises:
             ModelFailed: The function raised, or returned neither text nor an `LMReply`.

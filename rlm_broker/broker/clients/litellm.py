@@ -126,7 +126,7 @@ class LiteLLMClient(BaseClient):
         max_concurrent: Maximum concurrent calls; further ones wait.
         usd_per_million_tokens: Prices of input and output in US dollars; None takes litellm's prices.
         context_tokens: Size of the model's context window in tokens; None takes litellm's number.
-        options: Further arguments for litellm, such as `temperature`, `api_base`, `api_key`, `extra_headers`,
+        options: Further arguments for litellm, for example `temperature`, `api_base`, `api_key`, `extra_headers`,
             `timeout`.
 
     Raises:
@@ -175,7 +175,15 @@ class LiteLLMClient(BaseClient):
     counts_tokens = True
 
     def count_tokens(self, text: str) -> int | None:
-        """Count with litellm's tokenizer for the model; None while litellm is being imported, or if it has none."""
+        """Count with litellm's tokenizer for the model; None while litellm is being imported, or if it has none.
+
+        Example:
+            ```python
+            client = LiteLLMClient("openai/gpt-5-mini")
+            await client.loaded()
+            client.count_tokens("How many tokens are these?")
+            ```
+        """
         if not prefetch().done():
             return None
         try:
@@ -209,6 +217,13 @@ class LiteLLMClient(BaseClient):
     async def loaded(self) -> None:
         """Wait for litellm's import; from then on `is_priced` and `context_tokens` are final.
 
+        Example:
+            ```python
+            client = LiteLLMClient("openai/gpt-5-mini")
+            await client.loaded()
+            print(client.is_priced)  # True
+            ```
+
         Raises:
             ModelFailed: litellm cannot be imported.
         """
@@ -221,6 +236,11 @@ class LiteLLMClient(BaseClient):
         """Check whether a call could be made at all. No request is sent.
 
         For a provider that is not well known it imports litellm, which takes seconds.
+
+        Example:
+            ```python
+            LiteLLMClient("openai/gpt-5-mini").check()
+            ```
 
         Raises:
             ConfigurationError: The provider's key is not set; the message names its variables.

@@ -57,7 +57,7 @@ class OpenAICompatibleClient(BaseClient):
         model: Name of the model at the server.
         api_key: Sent as a bearer token; None sends none. No environment variable is read.
         headers: Sent with each request.
-        options: Further fields of the request's body, such as `temperature`, `top_p`, `seed`.
+        options: Further fields of the request's body, for example `temperature`, `top_p`, `seed`.
         timeout_s: Seconds of one request; None leaves the time to the limit of the call.
         max_concurrent: Maximum concurrent requests; further calls wait.
         usd_per_million_tokens: Prices of input and output in US dollars; None means that they are not known.
@@ -125,6 +125,13 @@ class OpenAICompatibleClient(BaseClient):
 
         A server without a list of models passes: a key may be allowed to call a model, and not to list them.
 
+        Example:
+            ```python
+            client = OpenAICompatibleClient("http://localhost:8000/v1", "qwen3")
+            await client.preflight()
+            print(client.context_tokens)
+            ```
+
         Raises:
             UnknownModel: The list lacks the model; the message names others.
             ModelFailed: The server cannot be reached, or answers with status 401.
@@ -141,6 +148,11 @@ class OpenAICompatibleClient(BaseClient):
     async def models(self) -> list[str]:
         """Return the names of the models that the server lists, each as one line without secrets; none without a list.
 
+        Example:
+            ```python
+            print(await OpenAICompatibleClient("http://localhost:8000/v1", "qwen3").models())
+            ```
+
         Raises:
             ModelFailed: It cannot be reached, or wants another key.
         """
@@ -154,6 +166,12 @@ class OpenAICompatibleClient(BaseClient):
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Send one request. Cancelling closes the connection.
+
+        Example:
+            ```python
+            client = OpenAICompatibleClient("http://localhost:8000/v1", "qwen3")
+            print((await client.complete(request)).text)
+            ```
 
         Raises:
             ModelFailed: The call failed; the message has the server's own words in one line, without secrets.

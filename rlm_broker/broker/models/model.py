@@ -29,14 +29,14 @@ SAMPLING = frozenset(
 )
 """Names in `Model.options` that change only what a model says, not where requests go or with which key."""
 FROM_ENVIRONMENT = "env:"
-"""Prefix of the name of an environment variable that holds a secret, such as "env:OPENAI_API_KEY"."""
+"""Prefix of the name of an environment variable holding a secret, for example "env:OPENAI_API_KEY"."""
 HIDDEN = Field(repr=False, exclude=True)
 """Field that may hold a secret: neither `repr` nor `model_dump` shows it."""
 USD = Annotated[float, Field(ge=0)]
 
 
 class Model(BaseModel):
-    """Description of one model. Fields that are left out are decided by the provider.
+    """Description of one model. Fields left out are decided by the provider.
 
     Example:
         ```python
@@ -68,7 +68,7 @@ class Model(BaseModel):
     usd_per_million_tokens: tuple[USD, USD] | None = None
     """Prices of a million input and output tokens in US dollars. Left out: litellm's, or unknown with a `base_url`."""
     context_tokens: PositiveInt | None = None
-    """Size of the context window in tokens. Left out: that of litellm or the server, else 128,000 is assumed."""
+    """Size of the context window in tokens. Left out: litellm's or the server's number, else 128,000 is assumed."""
     max_concurrent: PositiveInt | None = None
     """Maximum concurrent calls; further calls wait, and sessions take turns. Left out: 256."""
     requests_per_minute: PositiveFloat | None = None
@@ -80,7 +80,7 @@ class Model(BaseModel):
     attempt_timeout_s: PositiveFloat | None = None
     """Seconds of one attempt; then it fails and may be retried. Left out: all the time that the call has left."""
     fallbacks: tuple[str, ...] = ()
-    """Names of models that are called in its place if it fails, in order; not if the request itself is at fault."""
+    """Names of models called in its place if it fails, in order; not if the request itself is at fault."""
     cooldown_s: PositiveFloat = 30.0
     """Seconds during which its fallbacks are called first, after three failed calls in a row."""
 
@@ -89,7 +89,7 @@ class Model(BaseModel):
     def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Raise `ConfigurationError` in place of pydantic's error.
 
-        The context of the validation is the words that say where the description stands, such as a file and a table.
+        The context of the validation is the words saying where the description stands, such as a file and a table.
         """
         where = info.context or "Model"
         for name in given if isinstance(given, dict) else ():
@@ -115,9 +115,15 @@ class Model(BaseModel):
     def client(self) -> BaseClient:
         """Return a new client of the model. No request is sent.
 
+        Example:
+            ```python
+            client = Model(name="qwen3", base_url="http://localhost:8000/v1").client()
+            print((await client.complete(request)).text)
+            ```
+
         Raises:
             ConfigurationError: A named variable is not set, or the model could not be called.
-            UnknownModel: The name is not that of a model.
+            UnknownModel: The name is not a model's.
         """
         headers = {name: _secret(value, f"header {name}", self.name) for name, value in self.headers.items()}
         api_key = None if self.api_key is None else _secret(self.api_key, "api_key", self.name)

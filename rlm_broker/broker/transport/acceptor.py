@@ -1,4 +1,4 @@
-"""Listening sockets, and the connections that they accept, a few at a time."""
+"""Listening sockets, and the connections they accept, a few at a time."""
 
 import asyncio
 import errno
@@ -118,7 +118,7 @@ async def bind(host: str, port: int) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound[-1].bind(address)
-            bound[-1].listen(BACKLOG)  # here: a socket that is bound to the port and not listening is noticed only now
+            bound[-1].listen(BACKLOG)  # here: a socket bound to the port and not listening is noticed only now
     except OSError as error:
         for each in bound:
             each.close()

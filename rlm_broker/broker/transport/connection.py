@@ -16,7 +16,7 @@ from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import Display, FromWorker, Output, Query, Ready, Reply, Result, Slot
+from sandbox_worker.wire.messages import DisplayMessage, FromWorker, Output, Query, Ready, Reply, Result, Slot
 
 READ_BYTES = 1 << 16
 """Bytes read at once. Between two reads, all other connections have their turn."""
@@ -52,6 +52,15 @@ class QueryHandler(Protocol):
     """Answers the queries of a REPL.
 
     An async function with this signature. The caller of `execute` gives it, so that the transport depends on no model.
+
+    Example:
+        ```python
+        async def answer(query: Query) -> list[Slot]:
+            return [Slot(str(prompt).upper()) for prompt in query.prompts]
+
+        with sandbox.repl("some text", answer) as repl:
+            print(repl.execute("print(llm_query(context))").stdout)  # SOME TEXT
+        ```
     """
 
     async def __call__(self, query: Query, /) -> list[Slot]:
@@ -72,7 +81,7 @@ class QueryHandler(Protocol):
         ...
 
 
-OnShown = Callable[[Output | Display], None]
+OnShown = Callable[[Output | DisplayMessage], None]
 """Called with each piece of output and each display of a block, as it comes."""
 _CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
 """Name that model code calls for each kind of query."""
@@ -127,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
     """Runs blocks in the REPL at the other end of a connected socket.
 
     Made before the socket is: the listener gives it the socket on which its token is shown. When the socket is lost,
-    `ready` and the future of `execute` fail with `WorkerDied`, and each query that is being answered is cancelled.
+    `ready` and the future of `execute` fail with `WorkerDied`, and each query being answered is cancelled.
 
     Args:
         session: A fresh session, which the connection owns.
@@ -155,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
         self._load_share = 0
 
     def share(self, load: QueryLoad) -> None:
-        """Count the open queries in `load`, together with those of other connections."""
+        """Count the open queries in `load`, together with other connections'."""
         self._load = load
 
     @property
@@ -304,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
             case Query():
                 self._held_back = message
                 self._go_on()
-            case Output() | Display():
+            case Output() | DisplayMessage():
                 self._on_shown(message)
             case Result():
                 if self._result is not None and not self._result.done():
@@ -428,5 +437,5 @@ class Connection(asyncio.BufferedProtocol):
             self._transport = None
 
 
-def _ignore(_shown: Output | Display) -> None:
+def _ignore(_shown: Output | DisplayMessage) -> None:
     """Drop output: the default before the first block."""

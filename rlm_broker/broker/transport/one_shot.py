@@ -21,7 +21,7 @@ from typing import Any
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.results import Call, ChatMessage, Role
 from rlm_broker.usage import UsageSummary
-from sandbox_worker.wire.counting import MAX_VALUES, has_more_values_than
+from sandbox_worker.wire.counts import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import decode_hello
 
@@ -56,7 +56,7 @@ class OneShotRequest:
     Attributes:
         prompts: One prompt for a single request. Unchanged, since the reply repeats them.
         is_batch: Whether the reply is a list, also for one prompt.
-        model: Name of the model that is asked for; None leaves the choice to the handler.
+        model: Name of the model asked for; None leaves the choice to the handler.
         depth: Depth that the caller claims; -1 if it claims none.
     """
 

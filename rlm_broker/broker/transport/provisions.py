@@ -103,7 +103,7 @@ class Provisions:
         return {*self._frames}
 
     def frames(self) -> list[bytes]:
-        """Return the frames for the REPL's next block: those of the environment, then one for each value."""
+        """Return the frames for the REPL's next block: the environment, then one for each value."""
         return [*self._environment, *self._frames.values()]
 
 

@@ -13,7 +13,7 @@ from sandbox_worker.wire.messages import (
     MAX_DISPLAYS,
     MAX_DISPLAYS_BYTES,
     Attach,
-    Display,
+    DisplayMessage,
     Environment,
     Execute,
     FromWorker,
@@ -63,7 +63,7 @@ NOTHING: Final = Wanted()
 
 
 class State(IntEnum):
-    """The state of a session. An `IntEnum`, since its hash is that of an int: a state is looked up for each message."""
+    """The state of a session. An `IntEnum`, since its hash is an int's: a state is looked up for each message."""
 
     STARTING = auto()  # the worker applies its layers and loads the context
     IDLE = auto()  # the REPL waits for a block
@@ -85,7 +85,7 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
         Query: State.RUNNING,
         Reply: State.RUNNING,
         Output: State.RUNNING,
-        Display: State.RUNNING,
+        DisplayMessage: State.RUNNING,
         Result: State.IDLE,
     },
     State.CLOSED: {},
@@ -113,7 +113,7 @@ class Session:
     Attributes:
         state: Decides which messages may come next, see `TRANSITIONS`.
         block: Number of the current or last block; the first is 1.
-        open_queries: Id of each query without a reply → the memory in bytes that it may take at most.
+        open_queries: Id of each query without a reply → the memory in bytes it may take at most.
         open_weight: Sum of `open_queries`.
         max_frame_bytes: Largest payload of a frame in either direction.
     """
@@ -168,7 +168,7 @@ class Session:
             self._require_own(message.release)
         elif message.block != self.block:
             self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
-        elif isinstance(message, Display):
+        elif isinstance(message, DisplayMessage):
             self._count(len(payload))
         return message
 

@@ -19,14 +19,14 @@ from sandbox_worker.wire.messages import Welcome, decode_hello, encode
 MOST_SILENT = 256
 """Connections that have not said what they are. When one more comes, the one that is silent for longest is dropped."""
 MOST_SERVED = 2048
-"""One-shot requests that are served at the same time. A further one is refused as `BUSY`."""
+"""One-shot requests served at the same time. A further one is refused as `BUSY`."""
 DESCRIPTOR_SHARE = 4
 """Divisor of the process's limit of descriptors: served requests may hold a quarter. REPLs and files need the rest."""
 MOST_WEIGHT = 128 << 20
 """Bytes of memory that one-shot requests and their unread replies may take together, see `request_weight`. A request
 beyond is refused as `BUSY`."""
 SMALL_BYTES = 1 << 12
-"""Bytes of a request that is parsed at once. Of larger ones, one is parsed in each turn of the event loop."""
+"""Bytes of a request parsed at once. Of larger ones, one is parsed in each turn of the event loop."""
 BUSY = "busy: the handler serves as many one-shot requests as it can hold; try again in 1 s"
 
 STRING_WEIGHT = 1024
@@ -58,7 +58,7 @@ class Stranger(Protocol):
         ...
 
     async def end(self) -> None:
-        """Close the connection, and wait until the request that is served for it has ended."""
+        """Close the connection, and wait until the request served for it has ended."""
         ...
 
 
@@ -109,7 +109,7 @@ class Strangers:
         self._silent.pop(stranger, None)
 
     def drop_longest_silent(self) -> None:
-        """Drop the connection that is silent for longest, if there is one, to make room."""
+        """Drop the connection silent for longest, if there is one, to make room."""
         if self._silent:
             stranger, _ = self._silent.popitem(last=False)
             stranger.hang_up()
@@ -186,7 +186,7 @@ class Arrival(asyncio.Protocol):
         self._transport.abort()
 
     async def end(self) -> None:
-        """Close the connection, and wait for the end of the request that is served for it."""
+        """Close the connection, and wait for the end of the request served for it."""
         self.hang_up()
         self._cancel_call()
         if self._serving is not None:

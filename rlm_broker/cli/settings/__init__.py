@@ -1,1 +1,1 @@
-"""Settings of the command line: where they come from, which need trust, and the files that they name."""
+"""Settings of the command line: where they come from, which need trust, and the files they name."""

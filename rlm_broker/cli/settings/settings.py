@@ -18,7 +18,7 @@ from rlm_broker.sandbox.workers.levels import CHOICES, no_such_level
 from rlm_broker.values.validation import shown, suggestion
 
 PREFIX = "RLM_BROKER_"
-"""Prefix of environment variables with settings, such as `RLM_BROKER_MODEL` and `RLM_BROKER_MAX_ITERATIONS`."""
+"""Prefix of environment variables with settings, for example `RLM_BROKER_MODEL` and `RLM_BROKER_MAX_ITERATIONS`."""
 NO_SETTINGS = ("RLM_BROKER_CONTROL",)
 """Variables with that prefix that are no settings; see `control.server`."""
 PROJECT_FILE = "rlm-broker.toml"
@@ -73,7 +73,7 @@ class Settings:
         file: File that replaces the project's file. It needs no trust, since the user has named it.
 
     Attributes:
-        project: Content of the project's file, with a digest of the file of tools that it names; None if there is no
+        project: Content of the project's file, with a digest of the file of tools it names; None if there is no
             file.
         refusal: Reason why the project's file is not used, if the user has not trusted it, else None.
         limits: Limits that hold.
@@ -234,7 +234,7 @@ def _files(project: bytes | None, name: str) -> list[tuple[str, dict[str, Any]]]
 def _users_file() -> tuple[Path, bytes | None]:
     """Return the path of the user's file and its content, or None for a home that does not exist or cannot be entered.
 
-    HOME may be that of another user: after `su` without `-`, or in an image with `ENV HOME=/root` that runs as `--user
+    HOME may be another user's: after `su` without `-`, or in an image with `ENV HOME=/root` that runs as `--user
     1000`.
     """
     if folder := os.environ.get("XDG_CONFIG_HOME"):

@@ -27,7 +27,7 @@ def content(path: Path, what: str) -> bytes:
 
     Args:
         path: File to read.
-        what: Setting that names the file, for the error.
+        what: Setting naming the file, for the error.
 
     Raises:
         ConfigurationError: It cannot be read, is not a regular file, or has more than `MAX_FILE_BYTES`.
@@ -47,13 +47,13 @@ def content(path: Path, what: str) -> bytes:
 
 
 def tools_of(path: Path) -> Tools:
-    """Run a Python file in this process, with all its rights, and return the tools that it defines.
+    """Run a Python file in this process, with all its rights, and return the tools it defines.
 
-    The tools are the names in its `__all__`. Without one they are all public names that it assigns, except classes and
+    The tools are the names in its `__all__`. Without one they are all public names it assigns, except classes and
     imports.
 
     Raises:
-        ConfigurationError: It cannot be read, raises, defines no tool, or defines a name that cannot be that of a tool.
+        ConfigurationError: It cannot be read, raises, defines no tool, or defines a name that cannot be a tool's.
     """
     module, text = _ran(path, "tools", TOOLS_MODULE)
     named = vars(module).get("__all__")
@@ -78,7 +78,7 @@ def function_of(text: str, what: str) -> Callable[..., Any]:
 
     Args:
         text: A path that ends in `.py` or has a slash is a file. All else is a module that Python finds by itself.
-        what: Option that names the function, for the error.
+        what: Option naming the function, for the error.
 
     Raises:
         ConfigurationError: The text has another form, the file or module cannot be run, or has no such function.

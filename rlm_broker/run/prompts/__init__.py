@@ -1,2 +1,2 @@
-"""Texts that a model is given. Every number in them comes from the limits that are enforced; no user text is a
+"""Texts that a model is given. Every number in them comes from the enforced limits; no user text is a
 template."""

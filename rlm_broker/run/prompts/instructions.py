@@ -10,7 +10,7 @@ Profile = Literal["both", "final", "answer", "compact"]
 """Variant of our own system prompt.
 
 `final` tells a model to end with `FINAL`, `answer` with the `answer` dict, and `both` names both ways; every way works
-in each of them. `compact` is a third as long, for small models. A model that is known to read less than 16,000 tokens
+in each of them. `compact` is a third as long, for small models. A model known to read less than 16,000 tokens
 gets it in place of `both`.
 """
 
@@ -18,6 +18,11 @@ gets it in place of `both`.
 @dataclass(frozen=True, slots=True)
 class Instructions:
     """The user's instructions to models.
+
+    Example:
+        ```python
+        RLM("offline", instructions=Instructions(profile="compact", prologue="Answer in French."))
+        ```
 
     Attributes:
         system: System prompt in place of our own: one text for every run of a tree, or a function from the depth to it.

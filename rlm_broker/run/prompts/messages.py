@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlm_broker.context.stored import ContextBeginning, ContextInfo
+from rlm_broker.context.stored_context import ContextBeginning, ContextInfo
 from rlm_broker.errors import ContextRefused
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.prompts.instructions import Profile
@@ -44,7 +44,7 @@ class Messages:
 
     Attributes:
         question: The question; None if the task is in the context.
-        profile: Variant of the system prompt, which decides how the model is told to end.
+        profile: Variant of the system prompt, which decides how the model is asked to end.
         is_context: Whether the context is the task. Of a long task, the question is then the beginning and the end.
     """
 
@@ -57,7 +57,7 @@ class Messages:
 
         Args:
             beginning: Beginning of the context, of `SHOWN_WHOLE_CHARS` at most.
-            name: Name of the variable that holds it. `context_1` is the second context of a REPL that lives on.
+            name: Name of the variable holding it. `context_1` is the second context of a REPL that lives on.
         """
         lines = [f"`{name}` is {info.headline()}."]
         if name != CONTEXT:
@@ -125,7 +125,7 @@ def after_summary(opening: str, name: str) -> str:
     """Return the first user message of a conversation that was cut short. The model's own summary is the reply to it.
 
     Args:
-        name: Name of the variable that holds the whole conversation.
+        name: Name of the variable holding the whole conversation.
     """
     return (
         f"{opening}\n\nThis conversation became too long and was cut: `{name}` has all its messages. Write down what "

@@ -36,9 +36,9 @@ class Facts:
         window_tokens: Window of the run's own model, in tokens; None if it is not known.
         models: Further models that code may name, each with a description.
         packages: Packages that code can import, beside the standard library.
-        python: Version of Python, such as "3.12".
+        python: Version of Python, for example "3.12".
         tools: A line for each function and value of the user's.
-        tool_names: Names of these. A helper of the REPL that has one of them is not there.
+        tool_names: Names of these. A helper of the REPL with one of them is not there.
         context: Name of the variable that holds the context. `context_1` is the second context of a REPL that lives on.
     """
 

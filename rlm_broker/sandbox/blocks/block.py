@@ -23,7 +23,7 @@ from sandbox_worker.wire.control import Exceeded
 from sandbox_worker.wire.messages import Query, Result, Slot
 
 LEFT_RUNNING_S = 2.0
-"""CPU seconds beyond what a block may use, until the processes that it left running are killed. The margin is needed
+"""CPU seconds beyond what a block may use, until the processes it left running are killed. The margin is needed
 because init samples CPU time."""
 DEATH_NEWS_S = 1.0
 """Seconds in which init reports how a REPL died whose connection was lost. Beyond, the REPL lives and has closed the

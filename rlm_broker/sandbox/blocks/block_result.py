@@ -1,4 +1,4 @@
-"""Results of a block: its output, the fields that it submits, the values that it sends, and the end of its REPL.
+"""Results of a block: its output, the fields it submits, the values it sends, and the end of its REPL.
 
 Values of a REPL are untrusted: bounded, decoded, and replaced by a sentence where they are invalid.
 """
@@ -28,13 +28,13 @@ from rlm_broker.values.text import as_json, jsonable
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.bounds import WATCHED, HeadTail, OutputBounds
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen, Written
-from sandbox_worker.wire.counting import MAX_VALUES
+from sandbox_worker.wire.counts import MAX_VALUES
 from sandbox_worker.wire.errors import ValueInvalid
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, EncodedValue, Output, Query, Result, Slot, Stream
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode
 
 OnOutput = Callable[[Stream, str], None]
-"""Called with each piece of output as it comes. An exception that it raises is logged once for each block."""
+"""Called with each piece of output as it comes. An exception it raises is logged once for each block."""
 
 
 class BlockOutput:
@@ -63,7 +63,7 @@ class BlockOutput:
         """Add text that Python code printed."""
         self._add(output.stream, output.text)
 
-    def shown(self, message: Output | messages.Display) -> None:
+    def shown(self, message: Output | messages.DisplayMessage) -> None:
         """Add text or a display that came over the connection."""
         if isinstance(message, Output):
             self.printed(message)
@@ -71,7 +71,7 @@ class BlockOutput:
             self.displays.append(Display(dict([*message.pictures.items(), *message.texts.items()])))
 
     def written(self, written: Written) -> None:
-        """Add bytes that were written to a descriptor, by C code or a program."""
+        """Add bytes written to a descriptor, by C code or a program."""
         self._add(written.stream, self._decoders[written.stream].decode(written.data))
 
     def finish(self) -> tuple[str, str]:
@@ -139,7 +139,7 @@ class SubmitFields:
         """Check the fields that code wants to submit.
 
         Returns:
-            One slot, without a text if all fields are right, else with an error that says what is wrong.
+            One slot, without a text if all fields are right, else with an error saying what is wrong.
         """
         encoded = query.texts
         if len(encoded) != 1 or len(query.prompts) != 1:
@@ -335,8 +335,8 @@ def ended_block(
         result: Result that the REPL sent.
         limit: Name of the limit that interrupted the block; None if none did.
         wanted: Values that were wanted of it.
-        fields: Fields that it had to submit. If it had any, only checked values of them count as submitted.
-        execution_time: Seconds that it took.
+        fields: Fields it had to submit. If it had any, only checked values of them count as submitted.
+        execution_time: Seconds it took.
     """
     stdout, stderr = output.finish()
     final_answer = result.final_answer
@@ -378,7 +378,7 @@ def killed_block(
         why: Reason of the kill, as one clause.
         seen: State of the REPL just before, as init saw it.
         limit: Name of the limit that was reached; None if none was.
-        execution_time: Seconds that it took.
+        execution_time: Seconds it took.
     """
     stdout, stderr = output.finish()
     sentence = sentence_of_death(why, seen)

@@ -12,7 +12,7 @@ import msgspec
 
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import store_as_it_is, store_part
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ContextRefused, RlmBrokerError
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import OpenToRead
@@ -26,7 +26,7 @@ class QueryContexts:
     """The contexts that the queries of one REPL give to children.
 
     Args:
-        worker: Returns the worker that has the REPL's files.
+        worker: Returns the worker with the REPL's files.
         own: Returns the context that the REPL has under a name, or None.
         max_bytes: Largest size of a file; a larger one is refused.
     """
@@ -39,7 +39,7 @@ class QueryContexts:
         self._max_bytes = max_bytes
 
     def of(self, query: Query) -> "QueryWithContexts":
-        """Return the query with its contexts, of which none is stored yet.
+        """Return the query with its contexts, none of them stored yet.
 
         Raises:
             ContextRefused: The number of contexts is not the number of prompts.
@@ -132,6 +132,16 @@ class _Shared:
 class GivenContext:
     """The context of one child, as model code has given it.
 
+    Example:
+        ```python
+        async def answer(query: QueryWithContexts) -> list[Slot]:
+            async with query.given[0].opened() as context:
+                return [Slot(str(context.info.total_chars))]
+
+        with sandbox.repl(answer=answer) as repl:
+            print(repl.execute("print(rlm_query('How long is it?', context='abc'))").stdout)  # 3
+        ```
+
     Args:
         opener: Stores the context until its context manager is left.
         asked: Description of the context, from the query.
@@ -173,6 +183,14 @@ class GivenContext:
 
 class QueryWithContexts(Query, frozen=True):
     """A query whose children have contexts.
+
+    Example:
+        ```python
+        async def answer(query: QueryWithContexts) -> list[Slot]:
+            return [Slot("" if given is None else given.name) for given in query.given]
+
+        sandbox.repl(answer=answer)
+        ```
 
     Attributes:
         given: Context of each prompt; None where the prompt itself is the context.

@@ -23,7 +23,7 @@ GROUP_REMEDY = "`systemd-run --user --scope -p Delegate=yes COMMAND` starts a co
 MAIN = "main"
 """Name of the group that the processes of a delegated group are moved to."""
 _DELEGATED = ("user.delegate", "trusted.delegate")
-"""Extended attributes that systemd sets to "1" on a group that it leaves to its processes (`Delegate=`)."""
+"""Extended attributes that systemd sets to "1" on a group it leaves to its processes (`Delegate=`)."""
 _MOVES = 100
 """Attempts to move all processes of a group, which may start others meanwhile. Beyond them, it is not used."""
 
@@ -53,7 +53,7 @@ class MemoryGroups:
 
     @classmethod
     def find(cls) -> "MemoryGroups | None":
-        """Return groups below that of this process; None if it may make none. Sweeps those of killed processes."""
+        """Return groups below this process's own; None if it may make none. Sweeps killed processes' groups."""
         for base, limit_file, kills_file in _bases():
             with contextlib.suppress(OSError):
                 _sweep(base)

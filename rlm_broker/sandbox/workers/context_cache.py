@@ -1,7 +1,7 @@
-"""Fork servers for contexts of objects that are used again: each decodes one, and its workers share the objects.
+"""Fork servers for contexts of objects used again: each decodes one, and its workers share the objects.
 
 Every worker maps the texts of a context. Other objects are decoded in each worker, which takes seconds and memory for
-large ones. When a second REPL has the same context, a fork server of its own decodes it once. After that it only forks,
+large ones. When a second REPL has the same context, a fork server of its own decodes it once. After it only forks,
 and it runs no model code. This is done at "strict" alone, where the fork server is confined. At other levels it would
 decode a hostile context without any isolation.
 """
@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from rlm_broker.broker.transport.listener import Listener
 from rlm_broker.concurrency.deadline import unlisted
-from rlm_broker.context.stored import StoredContext, digest_of
+from rlm_broker.context.stored_context import StoredContext, digest_of
 from rlm_broker.errors import RlmBrokerError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import Forker
@@ -43,7 +43,7 @@ class _SharedServer:
 
     Attributes:
         digest: Digest of the context.
-        memory_bytes: Memory that it takes; a guess while it is being made.
+        memory_bytes: Memory it takes; a guess while it is being made.
         making: Returns the fork server, or None if it could not be started.
         users: REPLs that have it or wait for it. While there are any, it is not ended.
         is_listed: Whether further REPLs may have it.
@@ -57,7 +57,7 @@ class _SharedServer:
 
 
 class ContextCache:
-    """A source of workers for contexts that were used before. Each is forked from a process that has the context.
+    """A source of workers for contexts used before. Each is forked from a process with the context.
 
     Lives on one event loop.
 
@@ -87,7 +87,7 @@ class ContextCache:
         self._has_failed = False
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
-        """Return a worker that has the context, if it was used before, see `WorkerSource`."""
+        """Return a worker with the context, if it was used before, see `WorkerSource`."""
         if context is None or self._closed or not self._is_worth_it(context):
             return None
         digest = await self._digest_if_used_before(context)
@@ -114,7 +114,7 @@ class ContextCache:
         return json_bytes >= SHARED_FROM_BYTES
 
     async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
-        """Return the digest of a context that was used before, else None.
+        """Return the digest of a context used before, else None.
 
         Digests are compared only if a context of the same size is known.
         """

@@ -1,4 +1,4 @@
-"""A fork server over its whole life: its zygote, which is replaced when it dies, and the workers that it forked."""
+"""A fork server over its whole life: its zygote, which is replaced when it dies, and the workers it forked."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class Forker(Protocol):
         level: Isolation level.
         layers: Layers that all workers share.
         allow_exec: Whether code may start programs.
-        memory_bytes: Memory that it takes.
+        memory_bytes: Memory it takes.
     """
 
     level: Level
@@ -62,7 +62,7 @@ class Forker(Protocol):
 
 
 class ForkServer:
-    """One zygote and the workers that it forked. The object that made it, or had it `prepared`, closes it.
+    """One zygote and the workers it forked. The object that made it, or had it `prepared`, closes it.
 
     When the zygote dies, its workers die with it. The next `spawn` starts a new zygote.
 
@@ -72,7 +72,7 @@ class ForkServer:
         exact_memory: Whether each worker has a control group that limits its memory.
         preparation: Imports, set-up code and context that the zygote has ready.
         seed: Seed of the hashes of all workers; None draws one.
-        venv: Environment whose packages workers have; None for those of the orchestrator.
+        venv: Environment whose packages workers have; None for the orchestrator's.
 
     Attributes:
         level: Isolation level.
@@ -185,7 +185,7 @@ class ForkServer:
         """
         self._closed = True
         await asyncio.gather(*(unlisted(other.close()) for other in self._others))
-        async with self._one_at_a_time:  # waits for a worker that is being forked, and so ends it, too
+        async with self._one_at_a_time:  # waits for a worker being forked, and so ends it, too
             await asyncio.gather(*(unlisted(self.end(worker)) for worker in list(self._workers)))
             if self._zygote is not None:
                 await self._end_zygote(self._zygote)

@@ -190,10 +190,10 @@ class InitProcess:
         """Do nothing: memfds are passed on as they are."""
 
     async def fetch(self, fd: int) -> None:
-        """Do nothing: the descriptor is that of the file itself."""
+        """Do nothing: the descriptor is the file's own."""
 
     async def store(self, fd: int) -> None:
-        """Do nothing: the descriptor is that of the file itself."""
+        """Do nothing: the descriptor is the file's own."""
 
     def send_kill(self) -> None:
         """Send SIGKILL, without waiting for the end."""

@@ -17,7 +17,15 @@ CHOICES: tuple[str, ...] = (AUTO, *(level.name for level in LEVELS))
 
 
 class IsolationWarning(UserWarning):
-    """Code runs without a security boundary, since the caller asked for such a level by name."""
+    """Code runs without a security boundary, since the caller asked for such a level by name.
+
+    Example:
+        ```python
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", IsolationWarning)
+            Sandbox(isolation="process")
+        ```
+    """
 
 
 def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:

@@ -41,8 +41,8 @@ class Venv:
     Attributes:
         folder: Absolute path, without links.
         site_packages: Its folders of packages. Beside them, only its Python is readable.
-        search: Folders that it adds to `sys.path`: these, and folders within them that its .pth files name.
-        left_out: Names of .pth files that lead out of it. The folders that they name are not added.
+        search: Folders it adds to `sys.path`: these, and folders within them that its .pth files name.
+        left_out: Names of .pth files that lead out of it. The folders they name are not added.
     """
 
     folder: Path
@@ -144,7 +144,7 @@ def _of_pth_files(site_packages: tuple[Path, ...]) -> tuple[tuple[Path, ...], tu
             leads_out = False
             for line in _lines_of(file):
                 if line is None or line.startswith(("import ", "import\t")):
-                    # Code, such as that of editable installs, which makes modules importable from other folders.
+                    # Code, for example of editable installs, which makes modules importable from other folders.
                     leads_out |= line is None or "__editable__" in line
                     continue
                 path = (folder / line).resolve()
@@ -178,7 +178,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator, which pandas imports
-    # Huge pages for the heap: a process that holds 1 GB forks in 1 ms, and without them in 11 ms.
+    # Huge pages for the heap: a process holding 1 GB forks in 1 ms, and without them in 11 ms.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 """All variables of the zygote. It inherits none of the orchestrator's, since these may hold keys."""
@@ -215,7 +215,7 @@ def isolated(seed: int | None) -> list[str]:
 
 
 def python_paths() -> list[str]:
-    """Return the zygote's `sys.path`: this Python's own folders, and those of msgspec and of the worker's package.
+    """Return the zygote's `sys.path`: this Python's own folders, msgspec's and the worker package's.
 
     The rest of our `sys.path` is left out, since it may hold the user's project.
     """

@@ -15,7 +15,7 @@ from rlm_broker.broker.transport.listener import Listener, dial
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import Session
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import RlmBrokerError, SandboxFailed, ValueTooLarge, WorkerDied, shortage_told
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers.fork_server import TRIES, Forker
@@ -171,7 +171,7 @@ class Workers:
         sources: Sources, in the order in which they are asked.
 
     Attributes:
-        fork_server: Fork server of new workers. Those of the sources have the same level and layers.
+        fork_server: Fork server of new workers. The sources' servers have the same level and layers.
         limits: Limits of each REPL that is given none of its own.
         sources: Sources, in the order in which they are asked.
     """
@@ -211,7 +211,7 @@ class Workers:
 REFILL_AFTER_S = 0.002
 """Seconds until the pool is refilled, so that the caller that has just taken a worker runs first."""
 SMALL_BYTES = 1 << 16
-"""Bytes of a context that is given to a ready REPL as a value, in less time than a fork takes. For a larger context the
+"""Bytes of a context given to a ready REPL as a value, in less time than a fork takes. For a larger context the
 pool gives no worker."""
 
 
@@ -231,7 +231,7 @@ class WarmPool:
             pay for two.
 
     Attributes:
-        ready: Workers that wait to be taken.
+        ready: Workers waiting to be taken.
     """
 
     def __init__(self, cold_start: ColdStart, limits: ReplLimits, size: int | None) -> None:

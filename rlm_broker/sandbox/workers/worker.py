@@ -65,7 +65,7 @@ class Worker:
         gone: Set when init is dead, and with it all processes of the worker.
         why_gone: Reason of an end that this process has not asked for, as one clause.
         layers: Layers of init and of the REPL, as they reported them before any model code ran.
-        on_written: Called with bytes that were written to the REPL's descriptors 1 and 2.
+        on_written: Called with bytes written to the REPL's descriptors 1 and 2.
         on_burned: Called with seconds of CPU time that the REPL used.
         on_change: Called when `died` or `gone` changes.
         cpus: CPUs that its processes can use at the same time.
@@ -124,7 +124,7 @@ class Worker:
         """Have init watch closely, since a block starts.
 
         Args:
-            cpu_s: CPU time in seconds that the block, and the processes that it leaves, may use until the next block.
+            cpu_s: CPU time in seconds that the block, and the processes it leaves, may use until the next block.
         """
         if self.group is not None:
             self.group.new_kills()
@@ -231,7 +231,7 @@ class Worker:
     ) -> list[FromInit]:
         """Send messages, each with the descriptor beside it, and return the answers to all of them.
 
-        The answers are awaited also if the caller is cancelled. One that was left over would be taken for the answer to
+        The answers are awaited also if the caller is cancelled. One left over would be taken for the answer to
         the next message.
         """
 

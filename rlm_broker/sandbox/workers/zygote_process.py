@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlm_broker.concurrency.forks import FORKING, left_to_parent, socketpair_of_parent
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import (
     SHORT_OF,
     ConfigurationError,

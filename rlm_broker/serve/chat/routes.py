@@ -73,7 +73,7 @@ class ChatRequest(DialectRequest):
                 yield from (({**each, "type": "function_call"}, at) for each in functions if isinstance(each, dict))
 
     def ignored(self) -> list[str]:
-        """Return the fields that have no effect. Clients send all fields of our answers back: those are not named."""
+        """Return the fields without effect. Clients send all fields of our answers back: those are not named."""
         of_others = (message for message in self.messages if message.get("role") != "assistant")
         named = (name for message in of_others for name, value in message.items() if value and name not in _FIELDS)
         return [*super().ignored(), *(f"messages.{name[:60]}" for name in dict.fromkeys(named))]
@@ -154,7 +154,7 @@ class Replies:
         """Yield the events of a stream.
 
         Args:
-            with_usage: Whether a last chunk tells the usage.
+            with_usage: Whether a last chunk reports the usage.
 
         Raises:
             ApiError: The run has failed.

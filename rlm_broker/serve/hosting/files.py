@@ -40,7 +40,7 @@ class UploadedFile:
         size_bytes: Its bytes.
         purpose: Word of its owner's about its use.
         expires_s: Seconds after which it is deleted, or None.
-        id: Unguessable text, such as "file-5f...".
+        id: Unguessable text, for example "file-5f...".
         created_at: Unix time in seconds.
     """
 
@@ -105,11 +105,11 @@ class UploadedFile:
         return context
 
     def forget_text(self) -> None:
-        """Drop the text, which can be stored again. Contexts that were handed out go on."""
+        """Drop the text, which can be stored again. Contexts handed out go on."""
         self._storing = None
 
     def close(self) -> None:
-        """Drop the bytes. Contexts that were handed out go on."""
+        """Drop the bytes. Contexts handed out go on."""
         fd, self._fd = self._fd, -1
         self.forget_text()
         if fd >= 0:

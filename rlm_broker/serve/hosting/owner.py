@@ -1,4 +1,4 @@
-"""Owners of runs and REPLs, such as keys of the server: refusals, fair places, and eviction.
+"""Owners of runs and REPLs, for example keys of the server: refusals, fair places, and eviction.
 
 Eviction of finished things is by age, then the oldest of the owner with the most.
 """
@@ -22,7 +22,7 @@ class Owner:
 
     Attributes:
         name: Name of the owner, which is shown and logged. Unique within a process.
-        models: Names of models that it may use; None allows all.
+        models: Names of models it may use; None allows all.
         limits: Limits of each of its runs, which a request may tighten and not widen; None adds none.
         usd_a_day: US dollars that its runs may cost in one day (UTC); None sets no bound.
     """
@@ -127,7 +127,7 @@ T = TypeVar("T")
 
 
 class EndedThings(Generic[T]):
-    """Finished things that are kept by their ids. The too old ones go, then the oldest of the owner with the most.
+    """Finished things kept by their ids. The too old ones go, then the oldest of the owner with the most.
 
     An owner with few things loses none because another one has many. Each call looks at the things that go, and at no
     other: the cost is the same however many are kept.

@@ -24,7 +24,7 @@ class HeldRepl:
     """One live REPL. `HeldRepls.hold` makes it.
 
     Attributes:
-        id: Unguessable text, such as "cntr_5f...".
+        id: Unguessable text, for example "cntr_5f...".
         owner: Owner of the REPL.
         repl: The REPL.
         close: Closes it.
@@ -187,7 +187,7 @@ class HeldRepls:
         self._end(self.get(owner, id))
 
     async def close(self, owner: Owner, id: str) -> None:
-        """End a REPL, with the block that it runs.
+        """End a REPL, with the block it runs.
 
         Raises:
             UnknownHandle: As for `get`.

@@ -7,12 +7,12 @@ its events, and waits for its place in its own task (`place` of `RLM.start`). So
 a run, and not a queue of its own, and one that comes later finds a queued run like any other.
 
 - Fairness: places go round the owners (`FairSemaphore`), so that an owner with a thousand requests delays no other.
-  Where the queue is full, an owner without a run in it may still wait with one. A run that waits for its client gives
+  Where the queue is full, an owner without a run in it may still wait with one. A run waiting for its client gives
   its place away.
 - Life: a run ends when its last follower has left, unless it may outlive them (`HostedRun.outlive`).
 - Money: each call that ends is counted for its owner. When the day's money is spent, the owner's runs are stopped,
   with their best answers so far. The run that has spent the last of it may answer by that call, and begins no other.
-  Calls that are under way then are paid in addition.
+  Calls under way then are paid in addition.
 - Memory: ended runs are kept for a time, so that their events and answers can be asked for again. The oldest go when
   there are too many, or when their events have too many characters.
 """
@@ -51,7 +51,7 @@ STOP_GRACE_S: Final = 10.0
 RETRY_AFTER_S: Final = 5.0
 """Seconds after which a refused request may find a place in the queue."""
 TASK_CHARS: Final = 500
-"""Characters of a task that are shown in lists of runs."""
+"""Characters of a task shown in lists of runs."""
 
 
 RunState = Literal["queued", "running", "ended"]
@@ -85,7 +85,7 @@ class HostedRun:
         fingerprint: Digest of the request that began it.
         keeping: Ends when the run has ended and is kept.
         has_place: Whether it counts for the number of runs at the same time.
-        calls_away: Number of its calls that wait for its client; see `HostedRuns.away`.
+        calls_away: Number of its calls waiting for its client; see `HostedRuns.away`.
         returning: Waits for a place again after that; None if the run does not.
     """
 
@@ -281,7 +281,7 @@ class HostedRuns:
         Args:
             owner: Owner of the run.
             context, question: As for `RLM.start`.
-            limits: Limits of the request. Those of the owner hold as well: the smaller one of each.
+            limits: Limits of the request. The owner's limits hold as well: the smaller one of each.
             task: Beginning of the task, to be shown where there is no question.
             key: Idempotency key of the request, or None.
             fingerprint: Digest of the request, which must be the same for the same `key`.
@@ -325,8 +325,8 @@ class HostedRuns:
     async def away(self, hosted: HostedRun) -> AsyncIterator[None]:
         """Give the place of a run to another one while the run waits for its client, within the block.
 
-        The run waits for a place again after that. A call that is cancelled, for example with its block, does not wait:
-        the run goes on, and takes the next place that is free. Beyond `max_runs` runs of one owner that wait so, their
+        The run waits for a place again after that. A cancelled call, for example with its block, does not wait:
+        the run goes on, and takes the next place that is free. Beyond `max_runs` runs of one owner waiting so, their
         places stay theirs: each of them has a REPL.
         """
         waiting = sum(other.is_away for other in self._running if other.owner == hosted.owner)
@@ -394,7 +394,7 @@ class HostedRuns:
     async def _kept(self, hosted: HostedRun, on_end: Callable[[], None] | None) -> None:
         """Wait for the end of a run, and keep it for its time."""
         await hosted.run.ended()
-        self._queued.discard(hosted)  # a run that is cancelled at once never waits for its place
+        self._queued.discard(hosted)  # a run cancelled at once never waits for its place
         del self._live[hosted.id]
         self._ended.add(hosted.id, hosted, hosted.owner.name, hosted.run.kept_chars)
         if on_end is not None:
@@ -443,10 +443,10 @@ class HostedRuns:
 def tightened(
     base: RunLimits, owners: RunLimits | None, asked: RunLimits | None, left_usd: float | None
 ) -> RunLimits | None:
-    """Return the limits that hold for one run, where they differ from those of the server.
+    """Return the limits that hold for one run, where they differ from the server's.
 
     Args:
-        base: Limits of the server. Those of the owner replace them.
+        base: Limits of the server. The owner's limits replace them.
         owners: Limits of the owner, or None.
         asked: Limits of the request, which may be smaller and not larger, or None.
         left_usd: US dollars that the owner may still spend today, or None.

@@ -54,7 +54,7 @@ class McpApp:
         runs: Runs of all owners.
         repls: REPLs of all owners.
         owner_of: Returns the owner of a request, from its ASGI scope.
-        require: Raises a `RlmBrokerError`, such as `NotAllowed`, if the one who asks lacks the right of a tool.
+        require: Raises a `RlmBrokerError`, for example `NotAllowed`, if the one who asks lacks the right of a tool.
     """
 
     def __init__(

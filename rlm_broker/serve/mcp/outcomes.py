@@ -18,7 +18,7 @@ from rlm_broker.values.text import as_json, encodable, shorten
 MOST_CHARS: Final = 20_000
 """Characters of the text beside a structured result, and of each text of a block in it."""
 ROOM_CHARS: Final = 600
-"""Characters among them for what is told of the outcome, beside what the code has printed."""
+"""Characters among them for what is reported of the outcome, beside what the code has printed."""
 MOST_ANSWER_CHARS: Final = 200_000
 """Characters of an answer in a structured result."""
 PICTURES: Final = ("image/png", "image/jpeg")
@@ -85,7 +85,7 @@ def _block_text(block: Block, repl: str | None) -> str:
     printed = [block.stdout, *_display_texts(block.displays), block.stderr]
     printed = [text.rstrip("\n") for text in printed if text.strip("\n")]
     room = MOST_CHARS - ROOM_CHARS
-    shares = shared(map(len, printed), room - len(printed) * 60)  # each cut is told in a line
+    shares = shared(map(len, printed), room - len(printed) * 60)  # each cut is reported in a line
     parts = [cut(text, share) for text, share in zip(printed, shares, strict=True)]
     if block.status != "ok" and not (block.status == "error" and block.stderr):
         parts.append(cut(f"{block.status}: {block.error}", ROOM_CHARS // 2))

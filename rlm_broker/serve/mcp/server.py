@@ -64,7 +64,7 @@ def server_of(
         work: Returns the work of the tools, once the sandbox is open.
         owner_of: Returns the owner of a request.
         with_paths: Whether questions may name files.
-        block_timeout_s: Compute time of a block in seconds, which the tool tells.
+        block_timeout_s: Compute time of a block in seconds, which the tool says.
         on_listed: Called when a client has asked for the tools.
         require: Raises a `RlmBrokerError` if the owner of a request lacks a right.
     """

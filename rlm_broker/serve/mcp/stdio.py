@@ -72,7 +72,7 @@ class _Opening:
         return self._task
 
     async def work(self, call: SdkCall) -> "Work":
-        """Return it when it is open, and tell the client what the call waits for."""
+        """Return it when it is open, and inform the client what the call waits for."""
         task = self.begin()
         while not task.done():
             await asyncio.wait({task}, timeout=PROGRESS_S)
@@ -113,7 +113,7 @@ def serve_stdio(rlm: "Callable[[], RLM]", *, root: str, block_timeout_s: float, 
     Args:
         rlm: Makes the `RLM`. It is called in a thread.
         root: Folder whose files a question may name.
-        block_timeout_s: Compute time of a block in seconds, which the tool tells.
+        block_timeout_s: Compute time of a block in seconds, which the tool says.
         spans: Makes the receiver of the events of all runs, as a context manager.
     """
     asyncio.run(_served(_Opening(rlm, root, spans), block_timeout_s))

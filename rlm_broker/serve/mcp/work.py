@@ -1,14 +1,14 @@
-"""The work of the tools: blocks in held REPLs, and runs that are waited for.
+"""The work of the tools: blocks in held REPLs, and runs waited for.
 
 Theory of operation
 -------------------
 The SDK cancels a call by an anyio scope, which cancels its task again at each `await`. So the work of a call is a task
 of its own (`_in_own_task`): it is cancelled once, and may then end its block in order. The handler of the call waits
-for it, and tells its progress. The next block of the same REPL waits for a block that is being interrupted.
+for it, and reports its progress. The next block of the same REPL waits for a block being interrupted.
 
-A run that was asked for outlives the call only once its handle was told. A cancelled `ask_large_context` ends the run,
+A run that was asked for outlives the call only once its handle was sent. A cancelled `ask_large_context` ends the run,
 because no client knows of it; a cancelled `get_run` ends the wait alone. So does a cancelled `execute_python` end the
-REPL that it has begun.
+REPL it has begun.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ READ_BYTES: Final = 1 << 20
 
 
 class ToolCall(Protocol):
-    """The call of a tool: its owner, and where its progress is told."""
+    """The call of a tool: its owner, and where its progress is reported."""
 
     @property
     def owner(self) -> Owner:
@@ -52,7 +52,7 @@ class ToolCall(Protocol):
         ...
 
     async def tell(self, seconds: float, doing: str) -> None:
-        """Tell the client how long the call takes so far, and what it does."""
+        """Inform the client how long the call takes so far, and what it does."""
         ...
 
 
@@ -80,7 +80,7 @@ class Work:
         Args:
             call: The call.
             form: The tool.
-            arguments: Its arguments, of the type that it wants.
+            arguments: Its arguments, of the type it wants.
 
         Raises:
             RlmBrokerError: It cannot be done. The message is a sentence for the client.
@@ -221,7 +221,7 @@ class Work:
 
 
 async def _awaited(call: ToolCall, task: "asyncio.Task[T]", doing: Callable[[], str]) -> T:
-    """Wait for a task, and tell the client every few seconds that it goes on. A cancellation reaches the task once."""
+    """Wait for a task, and report to the client every few seconds. A cancellation reaches the task once."""
     began = time.monotonic()
     try:
         while not (await asyncio.wait({task}, timeout=PROGRESS_S))[0]:

@@ -27,7 +27,7 @@ ID_BYTES: Final = 16
 GATHER_S: Final = 0.05
 """Seconds without a further call after which the calls so far are sent to the client, together."""
 MOST_OPEN: Final = 128
-"""Calls of one run that wait for results; a further one fails."""
+"""Calls of one run waiting for results; a further one fails."""
 MOST_TOOLS: Final = 128
 """Tools of one request."""
 LONGEST_S: Final = 86_400.0
@@ -37,11 +37,11 @@ MOST_CHARS_OF_ALL: Final = 100_000
 MOST_NODES_OF_ALL: Final = 5_000
 """Schemas within all tools of a request."""
 MOST_WAITING: Final = 64
-"""Checks of schemas of one key that wait for their turn."""
+"""Checks of schemas of one key waiting for their turn."""
 RETRY_AFTER_S: Final = 1.0
 """Seconds after which another attempt is reasonable."""
 CONVERSATION: Final = "conversation"
-"""Name of the variable that holds the earlier messages."""
+"""Name of the variable holding the earlier messages."""
 Take = Callable[[int, int], None]
 """Takes so many characters and parts of a schema from what a request may have, or refuses them."""
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class FunctionTool:
 
     @property
     def python_name(self) -> str:
-        """Name that code has for it: that of the client, as far as Python allows it."""
+        """Name that code has for it: the client's, as far as Python allows it."""
         made = (self.name if self.namespace is None else f"{self.namespace}__{self.name}").replace("-", "_")
         made = f"tool_{made}" if made[0].isdecimal() or made.startswith("__") else made
         is_taken = keyword.iskeyword(made) or made in (*RESERVED, CONVERSATION) or hasattr(builtins, made)
@@ -174,7 +174,7 @@ class ClientCall:
     """One call of a client's tool.
 
     Attributes:
-        id: Unguessable text, such as "call_5f...".
+        id: Unguessable text, for example "call_5f...".
         name: Name of the tool, as the client gave it.
         arguments: Its arguments as JSON text.
         namespace: Namespace of the tool, or None.
@@ -189,7 +189,7 @@ class ClientCall:
 
 
 class ClientTools:
-    """Tools of the client of one run, and the calls that wait for results.
+    """Tools of the client of one run, and the calls waiting for results.
 
     Args:
         tools: The tools.
@@ -234,13 +234,13 @@ class ClientTools:
                 return calls
 
     def answer(self, results: Mapping[str, str]) -> None:
-        """Hand the results of calls to the code that waits for them. A result that came before is kept.
+        """Hand the results of calls to the code waiting for them. A result that came before is kept.
 
         Args:
             results: Id of a call → its result.
 
         Raises:
-            ApiError: 400: a call that the client was told of has no result.
+            ApiError: 400: a call that the client was informed of has no result.
         """
         is_repeated = self._answered.issuperset(results)
         missing = next((id for id in self._open if id in self._offered and id not in results), None)

@@ -59,7 +59,7 @@ def outcome_of(ended: Completion | LimitReached, form: AnswerForm) -> RunOutcome
 
     Args:
         ended: Its completion, or the limit that ended it.
-        form: Form of the answer that the request has asked for. An answer of a type is told as JSON.
+        form: Form of the answer that the request has asked for. An answer of a type is reported as JSON.
     """
     is_stopped = not isinstance(ended, LimitReached) and ended.is_stopped
     facts = {

@@ -29,7 +29,7 @@ class QuestionRequest:
         system: Instructions of the caller, which stand beside our prompt; empty if there are none.
         limits: Limits of the request.
         one_at_a_time: Whether the client gets one call of its tools in each response.
-        ignored: Fields and tools of the request that have no effect.
+        ignored: Fields and tools of the request without effect.
         repl: REPL of an earlier run that this one goes on with, or None.
         outlives_s: Seconds for which the run goes on without a follower; None is to its end.
     """
@@ -106,14 +106,14 @@ class QuestionRequest:
 
     @property
     def task(self) -> str | None:
-        """Text that has the task: the question, or the last text of the materials or messages."""
+        """Text with the task: the question, or the last text of the materials or messages."""
         texts = [each.text for each in self.materials if isinstance(each, Text)]
         if self.model.is_plain and isinstance(self.value, list) and not self.question:
             texts = [self.value[-1]["content"]]
         return self.question or (texts[-1] if texts else None)
 
     def instructions(self, base: Instructions) -> Instructions | None:
-        """Return the instructions of the server with those of the caller beside them, or None if it has none."""
+        """Return the instructions of the server with the caller's beside them, or None if it has none."""
         if not self.system.strip():
             return None
         own = f"Instructions of the caller:\n{self.system.strip()}"

@@ -1,6 +1,6 @@
 """A request of OpenAI's dialect, in either interface: which fields hold, which are ignored, which are refused.
 
-What a client may send is decided by the servers that it was written for. So an unknown field is ignored, and the
+What a client may send is decided by the servers it was written for. So an unknown field is ignored, and the
 response names it in `rlm.ignored`. Refused is only what would change the meaning of the answer.
 
 All clients wait while the event loop reads messages, parts and files, so their number is bounded.
@@ -19,7 +19,7 @@ from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.questions.client_tools import FunctionTool, call_type, checked_in_turn, safe_schema, tools_of
 
 CODE: Final = "code_interpreter"
-"""Type of the tool under which blocks are told."""
+"""Type of the tool under which blocks are reported."""
 NO_LOGPROBS: Final = "a run's answer has no log probabilities"
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "n": ((1,), "a run has one answer"),
@@ -47,7 +47,7 @@ MOST_FILES: Final = 1_000
 class RlmOptions(BaseModel):
     """The object `rlm` of a request. Clients send it as `extra_body`.
 
-    Limits may be tighter than those of the server, and never wider.
+    Limits may be tighter than the server's, and never wider.
 
     Attributes:
         question: Question. All texts and files of the last message are then the context.
@@ -57,7 +57,7 @@ class RlmOptions(BaseModel):
         max_tokens: Tokens of the run and all below it, input and output.
         max_llm_calls: Calls of models of the run and all below it.
         max_iterations: Turns of the run.
-        max_depth: Levels of runs that have a REPL.
+        max_depth: Levels of runs with a REPL.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -110,7 +110,7 @@ Tokens = Annotated[PositiveInt | None, BeforeValidator(lambda given: None if giv
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream: whether a last chunk tells the usage. Further ones are ignored."""
+    """Options of a stream: whether a last chunk reports the usage. Further ones are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -124,7 +124,7 @@ class AnswerForm:
     Attributes:
         output_type: JSON Schema of the answer, or None for text.
         tools: Functions of the client that code may call.
-        forced: Functions of which the answer must be a call; empty if it need not be one.
+        forced: Functions; the answer must call one of them; empty if it need not be one.
     """
 
     output_type: Mapping[str, Any] | None = None
@@ -159,7 +159,7 @@ class DialectRequest(BaseModel):
             raise ApiError(400, "stream_options needs stream = true", param="stream_options")
 
     def ignored(self) -> list[str]:
-        """Return the fields that have no effect, and the tools that a run does not have."""
+        """Return the fields without effect, and the tools that a run does not have."""
         extra = (self.model_extra or {}).items()
         named = [name[:60] for name, value in extra if value and name not in SILENT and name not in REFUSED]
         tools = [str(tool.get("type"))[:60] for tool in self.tools or () if tool.get("type") not in TOOLS]

@@ -8,7 +8,7 @@ A request becomes a `QuestionRequest`, and `Asking.begin` makes a run of it. The
 When code calls a tool of the client, the block waits, and with it the run: nothing of its state is stored or replayed.
 The response ends with the calls (`RunOutcome.calls`). The run outlives it for `tool_wait_s`, and is cancelled then. The
 client's next request brings the results. Its calls are found by their ids (`Asking.resumed`), and its response follows
-the same run from the event at which the one before ended. The times of the limits, such as `run_timeout_s`, go on
+the same run from the event at which the one before ended. The times of the limits, for example `run_timeout_s`, go on
 meanwhile.
 """
 
@@ -36,8 +36,8 @@ class Since:
     """The point of a run at which a response ended, and the next one goes on.
 
     Attributes:
-        event: Number of the last event that was told.
-        usage: Usage that was told.
+        event: Number of the last event that was reported.
+        usage: Usage that was reported.
     """
 
     event: int = 0
@@ -55,7 +55,7 @@ class Asked:
         hosted: The run.
         model: Name of the model, as the client gave it.
         tools: Tools of the client.
-        ignored: Fields and tools of the request that have no effect.
+        ignored: Fields and tools of the request without effect.
         since: Point at which the last response with calls of tools has ended.
         about: What the interface keeps with the run, or None.
     """
@@ -214,14 +214,14 @@ class Asking:
         return asked
 
     def resumed(self, owner: Owner, said: Dialogue, param: str) -> Asked | None:
-        """Hand the results of a conversation to the run that waits for them, and return it.
+        """Hand the results of a conversation to the run waiting for them, and return it.
 
-        A run that has ended meanwhile, for example by a limit, is returned as well, so that its client is told.
+        A run that has ended meanwhile, for example by a limit, is returned as well, so that its client is informed.
 
         Args:
             owner: Owner of the run.
             said: The conversation.
-            param: Field of the request that has the ids of calls.
+            param: Field of the request with the ids of calls.
 
         Returns:
             The run; None if there are no results, or none waits for them. Then a new run goes on with the conversation.

@@ -1,8 +1,8 @@
-"""Responses as they are made: begun or resumed, told while their run goes on, and kept.
+"""Responses as they are made: begun or resumed, reported while their run goes on, and kept.
 
 Theory of operation
 -------------------
-Each response has a task that follows its run and tells it into `ResponseEvents`. Clients follow these, so a response in
+Each response has a task that follows its run and puts it into `ResponseEvents`. Clients follow these, so a response in
 the background needs no client, and one that comes later sees what the first one has seen.
 
 A response that is stored keeps its REPL (`LastingRepl`), so that the next response of the conversation finds its
@@ -112,7 +112,7 @@ class Answering:
         return self._begun(made, asked, request, BEGINNING)
 
     async def settled(self) -> None:
-        """Wait until all responses have been told. Their runs have ended, or end meanwhile."""
+        """Wait until all responses have been reported. Their runs have ended, or end meanwhile."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -149,7 +149,7 @@ class Answering:
     # -- what becomes of it ------------------------------------------------------------------------------------------
 
     def _begun(self, made: Made, asked: Asked, request: ResponseRequest, since: Since) -> Made:
-        """Begin to tell a response, and keep it."""
+        """Begin to report a response, and keep it."""
         if made.repl is not None:
             made.repl.last = made.resource.id
         if request.background:
@@ -167,7 +167,7 @@ class Answering:
         return made
 
     async def _follow(self, made: Made, asked: Asked, teller: Teller, since: Since) -> None:
-        """Follow the run of a response, and tell it until it ends, or waits for the client."""
+        """Follow the run of a response, and report it until it ends, or waits for the client."""
         try:
             async for step in asked.steps(since):
                 if not isinstance(step, RunOutcome):
@@ -203,7 +203,7 @@ def _unclaimed(repl: LastingRepl, last: str) -> None:
 
 
 async def _returned(asked: Asked, repl: LastingRepl, lending: contextlib.AsyncExitStack) -> None:
-    """Give the REPL back when its run has ended. That of a run whose client has left, or that was cancelled, ends."""
+    """Give the REPL back when its run has ended. The REPL of a cancelled run, or of one whose client has left, ends."""
     try:
         await asked.hosted.completion()
     except RunCancelled:

@@ -1,13 +1,13 @@
-"""Events of a run, told as events of a response.
+"""Events of a run, reported as events of a response.
 
 Theory of operation
 -------------------
-A response is told once, by one `Teller`, into its `ResponseEvents`. Followers read these, also after the end. So each
-of them sees the same events with the same numbers, whenever it comes.
+A response is written once, by one `Teller`, into its `ResponseEvents`. Followers read these, also after the end. So all
+of them see the same events with the same numbers, whenever they come.
 
 Of the run's tree, only the loop of the root run is told: each turn's prose is an item `reasoning`, and each block an
 item `code_interpreter_call` if the request names that tool. A child's calls count in the usage alone. An answer is
-known only when the run has ended, since the run may doubt it: its text is then told in pieces.
+known only when the run has ended, since the run may doubt it: its text is then reported in pieces.
 """
 
 import re
@@ -44,16 +44,16 @@ PIECE_CHARS: Final = 2_000
 LOGS_CHARS: Final = 20_000
 """Characters of a block's output that an item has; longer output is cut."""
 _ENDS: Final = {"completed": "completed", "failed": "failed"}
-"""Kind of the last event by status. Both schemas lack one for "cancelled": it is told as incomplete."""
+"""Kind of the last event by status. Both schemas lack one for "cancelled": it is reported as incomplete."""
 
 
 class Teller:
-    """Tells one response.
+    """Reports one response.
 
     Args:
         resource: The response, which is kept up to date.
         journal: Receiver of the events.
-        container: Id of the REPL if blocks are told as items, else None.
+        container: Id of the REPL if blocks are reported as items, else None.
         tells_logs: Whether items of blocks have their output.
         told: Usage of the run that an earlier response has told.
     """
@@ -74,7 +74,7 @@ class Teller:
         self._told = told or Usage()
         self._count = 0
         self._call: int | None = None
-        """Number of the call of the root's loop that is under way."""
+        """Number of the call of the root's loop under way."""
         self._prose: LiveProse | None = None
         self._has_streamed = False
         self._thought: str | None = None
@@ -82,13 +82,13 @@ class Teller:
         self._block: Item | None = None
 
     def begin(self, *, is_queued: bool) -> None:
-        """Tell that the response exists."""
+        """Report that the response exists."""
         self.resource.status = "queued" if is_queued else "in_progress"
         self._tell_whole("created")
         self._tell_whole("queued" if is_queued else "in_progress")
 
     def tell(self, event: Event) -> None:
-        """Tell an event of the run's tree, if the response shows it."""
+        """Report an event of the run's tree, if the response shows it."""
         if self.resource.status == "queued":
             self.resource.status = "in_progress"
             self._tell_whole("in_progress")
@@ -232,7 +232,7 @@ class Teller:
         self._journal.close()
 
     def _begin_item(self, item: Item, *events: tuple[str, dict[str, Any]]) -> None:
-        """Tell that an item begins, and the events in it, each as its kind and its fields."""
+        """Report that an item begins, and the events in it, each as its kind and its fields."""
         at = len(self.resource.output)
         self._tell("response.output_item.added", output_index=at, item=item)
         for kind, fields in events:

@@ -95,7 +95,7 @@ class ResponseRequest(DialectRequest):
         return self.text.format, "text.format"
 
     def ignored(self) -> list[str]:
-        """Return the fields, the tools and the kinds of items that have no effect."""
+        """Return the fields, the tools and the kinds of items without effect."""
         fields = [name for name in ("reasoning", "temperature", "top_p") if getattr(self, name)]
         known = {"message", "item_reference", *_NAMED, *_SENT_BACK}
         kinds = [str(item.get("type") or "message")[:60] for item in self.input if isinstance(item, dict)]
@@ -107,7 +107,7 @@ class ResponseRequest(DialectRequest):
         return self.store is not False
 
     def code_tool(self) -> dict[str, Any] | None:
-        """Return the tool under which blocks are told, or None if the request does not name it.
+        """Return the tool under which blocks are reported, or None if the request does not name it.
 
         Raises:
             ApiError: 400: it is wanted in a container of the client's choice.
@@ -160,7 +160,7 @@ def item_id(prefix: str, response: str, number: str) -> str:
 
 
 def response_of(item: str) -> str:
-    """Return the id of the response that has the item of this id."""
+    """Return the id of the response with the item of this id."""
     return f"resp_{item.partition('_')[2][:-5]}"
 
 

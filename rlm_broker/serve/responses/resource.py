@@ -17,10 +17,10 @@ LIMIT_REASON: Final = "max_output_tokens"
 
 @dataclass(slots=True)
 class Resource:
-    """One response, as its body tells it.
+    """One response, as its body shows it.
 
     Attributes:
-        id: Unguessable text that begins with "resp_".
+        id: Unguessable text beginning with "resp_".
         model: Name under which the client asked for the model.
         asked: Fields of the body that repeat the request.
         created_at: Unix time in seconds.

@@ -287,7 +287,7 @@ class Responses:
         """Return the response of that id.
 
         Args:
-            param: Field of the request that has the id.
+            param: Field of the request with the id.
 
         Raises:
             ApiError: 404: the owner has no such response, or it ended too long ago.

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
@@ -39,7 +39,7 @@ ITEMS_AT_ONCE: Final = 1_000
 _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Work = Callable[[OnOutput | None], Awaitable[str]]
-"""Runs a block, passes its output on as it comes, and returns what is told of it at its end, as JSON text."""
+"""Runs a block, passes its output on as it comes, and returns what is reported of it at its end, as JSON text."""
 
 
 _OWN_NAMES = {"block_timeout_s": "timeout_s", "block_wall_timeout_s": "wall_timeout_s"}
@@ -70,7 +70,7 @@ class BlockRequest(BaseModel):
     stream: bool = False
 
     def require_within(self, limits: ReplLimits) -> None:
-        """Refuse times beyond those of the server.
+        """Refuse times beyond the server's.
 
         Raises:
             ApiError: 400.
@@ -100,7 +100,7 @@ class ReplRequest(BaseModel):
     env: dict[str, str] = {}
 
     def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
-        """Return the limits of the REPL; None for those of the server, with which REPLs are ready.
+        """Return the limits of the REPL; None for the server's, with which REPLs are ready.
 
         Raises:
             ApiError: 400: there is no such limit, or one is beyond the server's.
@@ -109,7 +109,7 @@ class ReplRequest(BaseModel):
 
 
 def tightened(servers: ReplLimits, asked: Mapping[str, Any]) -> ReplLimits:
-    """Return the server's limits with those of a request.
+    """Return the server's limits with a request's.
 
     Raises:
         ApiError: 400: there is no such limit, or one is beyond the server's.
@@ -138,14 +138,14 @@ def files_of(parts: Parts, owner: Owner, ids: Sequence[str], param: str) -> list
 async def opened(
     parts: Parts, owner: Owner, asked: ReplRequest, files: Sequence[UploadedFile], limits: ReplLimits | None
 ) -> AsyncIterator[SandboxedRepl]:
-    """Open a REPL that has the context and the files that a request names.
+    """Open a REPL with the context and the files that a request names.
 
     Args:
         parts: Parts of the server.
         owner: Owner of the REPL.
         asked: The request.
-        files: Files that are put into the scratch folder, by their names.
-        limits: Limits of the REPL; None takes those of the server.
+        files: Files put into the scratch folder, by their names.
+        limits: Limits of the REPL; None takes the server's.
     """
     async with contextlib.AsyncExitStack() as stack:
         context = await _context_of(parts, owner, asked)
@@ -270,7 +270,7 @@ async def _context_of(parts: Parts, owner: Owner, asked: ReplRequest) -> StoredC
 
 
 class ExecuteRequest(BlockRequest, ReplRequest):
-    """A block, and the REPL that it runs in.
+    """A block, and the REPL it runs in.
 
     Attributes:
         files: Ids of uploaded files, which code finds in its current folder by their names.

@@ -228,7 +228,7 @@ a question to its sandbox."""
 
 
 class FileById(BaseModel):
-    """An uploaded file that is put into a container."""
+    """An uploaded file put into a container."""
 
     model_config = ConfigDict(extra="forbid")
 

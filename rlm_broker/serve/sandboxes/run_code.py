@@ -35,7 +35,7 @@ LEAST_MB: Final = 4
 MOST_MB: Final = 1 << 30
 """One pebibyte, which no machine has: the largest limit."""
 KILLED: Final = -9
-"""Exit code of a program that was killed, as SandboxFusion tells it: minus the number of SIGKILL."""
+"""Exit code of a killed program, as SandboxFusion tells it: minus the number of SIGKILL."""
 TIME_LIMITS: Final = frozenset({"block_timeout_s", "block_wall_timeout_s", "cpu_s"})
 
 
@@ -45,8 +45,8 @@ class RunCodeRequest(BaseModel):
     Attributes:
         code: Its source.
         language: "python"; any other language is refused.
-        stdin: Text that it reads.
-        run_timeout: Seconds that it may take, waits included; the server's `block_timeout_s` is the most.
+        stdin: Text it reads.
+        run_timeout: Seconds it may take, waits included; the server's `block_timeout_s` is the most.
         compile_timeout: No effect: Python programs are not compiled apart.
         files: Path → base64 of a file beside it; a path with null is passed over.
         fetch_files: Paths of files that are returned when it has ended, if they exist.
@@ -82,7 +82,7 @@ def routes(parts: Parts) -> list[Route]:
             raise ApiError(422, f"{said} the server's own", param="memory_limit_MB")
         files = _decoded(asked.files)
         wanted = int(asked.memory_limit_MB * (1 << 20))
-        limits = None  # REPLs are ready with those of the server
+        limits = None  # REPLs are ready with the server's limits
         if 0 < wanted < servers.memory_bytes:
             limits = servers.model_copy(update={"memory_bytes": wanted})
 

@@ -28,7 +28,7 @@ __all__ = ["FinalText", "FinalVar", "NotRun", "ParsedReply", "parse_reply"]
 _THOUGHTS = re.compile(r"\s*+<(think|thinking|reasoning)>")
 """Opening tag of the reasoning that some models put before their reply."""
 _MENTION = re.compile(r"\b(FINAL|FINAL_VAR|SUBMIT)[(:]")
-"""Name of a final answer anywhere in a line. If a reply has no other answer, the model is told how to write one."""
+"""Name of a final answer anywhere in a line. If a reply has no other answer, the model is informed how to write one."""
 _NOT_A_LINE_END = re.compile(r"[^\n]+")
 
 
@@ -39,7 +39,7 @@ class ParsedReply:
     Attributes:
         code: Code blocks to run, in the reply's order.
         final: Final answer in the reply's text, or None.
-        not_run: What looks like code or an answer and is not used; the model is told.
+        not_run: What looks like code or an answer and is not used; the model is informed.
         prose: Text of the reply without its thoughts and the code that is run: its words to people.
     """
 

@@ -20,7 +20,7 @@ _DOCUMENT_TAGS = frozenset({"markdown", "md", "mdx", "text", "txt", "rst"})
 """Tags of fences that may show other fences. What is inside is never run, whether the fence is closed or not."""
 
 _LOOKAHEAD_LINES = 32
-"""Fence lines that are looked at beyond the first one that could close a fence."""
+"""Fence lines looked at beyond the first one that could close a fence."""
 
 _MAX_FENCE_LINES = 10_000
 """Most fence lines that are read. What follows them in a reply is neither run nor read as prose."""
@@ -201,7 +201,7 @@ def _inside(text: str, opener: _FenceLine, end: int) -> str:
     """Return the lines between the opening line and `end`, without the opener's indentation.
 
     The first line decides whether the code was indented with its fence. If it was not, its own indentation is meant,
-    and stays. Behind words, which may be those of a list, the indentation of the first line is the fence's.
+    and stays. Behind words, for example of a list, the indentation of the first line is the fence's.
     """
     inside = text[opener.end + 1 : end].removesuffix("\n")
     if not opener.width and not opener.words:

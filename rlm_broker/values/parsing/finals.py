@@ -56,7 +56,7 @@ class FinalText:
 
 @dataclass(frozen=True, slots=True)
 class FinalVar:
-    """Name of the REPL's variable that holds the answer. The REPL looks it up, and reports if there is none."""
+    """Name of the REPL's variable holding the answer. The REPL looks it up, and reports if there is none."""
 
     name: str
 

@@ -33,7 +33,7 @@ class Note:
 
     Attributes:
         start: Offset in the reply; -1 sorts it first.
-        is_quiet: Whether the model is told only if the reply has neither code nor an answer. Most data in fences is
+        is_quiet: Whether the model is informed only if the reply has neither code nor an answer. Most data in fences is
             meant as data.
     """
 
@@ -80,7 +80,7 @@ _LANGUAGE_TAGS = frozenset(
     | {"php", "r", "julia", "lua", "java", "kotlin", "scala", "swift", "c", "cpp", "c++", "csharp", "c#", "go", "rust"}
     | {"python2", "py2", "ipython", "jupyter", "pycon", "code", "tool_code", "tool_call", "execute"}
 )
-"""Tags of fences whose content is meant to be run: the model is always told."""
+"""Tags of fences whose content is meant to be run: the model is always informed."""
 
 _MARKUP_FENCE_TAGS = frozenset({"", "json", "xml", "tool_code", "tool_call"})
 """Tags of fences that may hold a tool call."""
@@ -156,7 +156,7 @@ def _tool_call(match: re.Match[str]) -> NotRun:
 
 
 def shown_to_model(notes: Sequence[Note], *, nothing_else: bool) -> tuple[NotRun, ...]:
-    """Return what the model is told, in the reply's order, each thing once.
+    """Return the notes for the model, in the reply's order, each thing once.
 
     Args:
         nothing_else: Whether the reply has neither code nor a final answer.

@@ -59,7 +59,7 @@ def _does_something(node: ast.AST) -> bool:
 class StringScanner:
     """Tells, for ascending line starts of a text, whether they are inside a triple-quoted string.
 
-    It looks at each character once, and only up to the position that it is asked about.
+    It looks at each character once, and only up to the position it is asked about.
 
     Args:
         text: Text that has Python from `start` on.

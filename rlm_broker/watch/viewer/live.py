@@ -26,7 +26,7 @@ GATHER_S = 0.05
 IDLE_S = 10.0
 """Seconds after which a blank line is sent, so that a connection whose reader has left is noticed."""
 REFUSED_S = 0.05
-"""Seconds within which a source refuses a run that it does not know. Later it is told within the stream."""
+"""Seconds within which a source refuses a run it does not know. Later it is reported within the stream."""
 MOST_WAITING = 100
 """Events that wait for a slow reader; then their source waits, too."""
 HEADERS = {
@@ -77,6 +77,9 @@ def live_app(source: LiveSource | Callable[[Scope], LiveSource]) -> ASGIApp:
 
     Example:
         ```python
+        from starlette.applications import Starlette
+        from starlette.routing import Mount
+
         app = Starlette(routes=[Mount("/viewer", live_app(source))])
         ```
 
@@ -188,7 +191,7 @@ class _Following:
 
 
 async def _messages(following: _Following) -> AsyncIterator[bytes]:
-    """Yield JSON lines for the page: rows with the texts that are new, and at last that the run is over."""
+    """Yield JSON lines for the page: rows with the new texts, and at last that the run is over."""
     rows = Rows()
     try:
         while True:

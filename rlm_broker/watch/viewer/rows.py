@@ -14,7 +14,7 @@ from rlm_broker.values.text import encodable, label
 LABEL_CHARS = 140
 """Characters of a text's beginning in a row, by which lists show the event."""
 WORD_CHARS = 200
-"""Characters of a short text, such as a model's name; a longer one is cut."""
+"""Characters of a short text, for example a model's name; a longer one is cut."""
 MOST_NAMED_TEXTS = 1 << 20
 """Number of different texts that are recognised when they come again."""
 MOST_UNKNOWN = 20

@@ -12,7 +12,7 @@ from rlm_broker.broker.cache import Cache
 from rlm_broker.broker.client_queue import Serving
 from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.lm_handler import LMHandler

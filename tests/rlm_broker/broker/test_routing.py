@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.broker.clients.base import Client
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.routing import Route, Routing
 from rlm_broker.errors import ConfigurationError, UnknownModel
 from tests.support.tables import table

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import BlockStarted, Event
 from rlm_broker.events.trace import TraceWriter, events

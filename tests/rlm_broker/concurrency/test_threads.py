@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker import RLM, LimitReached, Sandbox
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.concurrency.threads import aside, in_thread, waiting
 from tests.support.forked_python import Python
 from tests.support.waiting import WAIT_S, until
@@ -18,7 +18,7 @@ from tests.support.waiting import WAIT_S, until
 LEFT_STALLED = """
 import asyncio, os, threading
 from rlm_broker import RLM, LimitReached
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 
 read_end, write_end = os.pipe()
 with RLM(ScriptedClient([])) as rlm:

@@ -15,7 +15,7 @@ import pytest
 
 from rlm_broker.context.files import SECRET, is_secret
 from rlm_broker.context.store import Encoded, Paths, store
-from rlm_broker.context.stored import MAX_NAME_CHARS
+from rlm_broker.context.stored_context import MAX_NAME_CHARS
 from tests.support.contexts import fd_of, form_of, found_in, loaded, refused, value_of, written
 
 MB = 1 << 20

@@ -15,7 +15,7 @@ import pytest
 
 from rlm_broker.context import memfd
 from rlm_broker.context.store import PIECE_BYTES, STREAM_BYTES, Paths, store, store_part
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm
 from sandbox_worker.wire.encoding import MAX_NESTING

@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 
-from rlm_broker.evaluation.questions import Question, context_of, generated
+from rlm_broker.evaluation.questions import TaskQuestion, context_of, generated
 from rlm_broker.evaluation.scoring import score
 from rlm_broker.evaluation.tasks import KINDS, TASKS, texts
 
@@ -50,14 +50,14 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"[a-z]+", text.lower())) - FUNCTION_WORDS
 
 
-def _rare(question: Question) -> list[str]:
+def _rare(question: TaskQuestion) -> list[str]:
     """Lines that are not of the form of most lines: those with the facts."""
     did = "|".join(texts()["did"])
     lines = str(context_of(question.source)).split("\n")
     return [line for line in lines if not re.fullmatch(rf"\w+ (?:{did}) .*", line)]
 
 
-def _needle_by_patterns(question: Question) -> str:
+def _needle_by_patterns(question: TaskQuestion) -> str:
     """Person, or home of the person, in the line that has most words of the question."""
     wanted = _words(question.text.partition("?")[0]) - _words("Which person In which town does the person live who")
     best = max(_rare(question), key=lambda line: len(_words(line) & wanted))
@@ -66,7 +66,7 @@ def _needle_by_patterns(question: Question) -> str:
     return " ".join(homes) if "town" in question.text else person
 
 
-def _messages_by_patterns(question: Question) -> str:
+def _messages_by_patterns(question: TaskQuestion) -> str:
     """Answer by the words in each message, as code that calls no model would."""
     rows = [line.split(" | ", 2) for line in str(context_of(question.source)).split("\n")[1:]]
     judged = [

@@ -9,7 +9,7 @@ import pytest
 
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.errors import ModelFailed
 from rlm_broker.events.event import PREVIEW_CHARS, Event, RunStarted

@@ -9,7 +9,7 @@ import pytest
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.models.models import Models
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pydantic
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, OutputInvalid
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM

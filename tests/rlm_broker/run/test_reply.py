@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.broker.clients.function import FunctionClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import LimitReached, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits

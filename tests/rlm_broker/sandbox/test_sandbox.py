@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker import ConfigurationError, Limits, ReplLimits, Sandbox
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ReplClosed, RlmBrokerError, SandboxFailed
 from rlm_broker.sandbox.sandbox import close_all
 from rlm_broker.sandbox.workers.fork_server import ForkServer

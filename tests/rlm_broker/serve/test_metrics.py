@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ModelFailed
 from rlm_broker.events.event import BlockEnded, CallEnded, RunEnded, RunStarted
 from rlm_broker.limits import Limits

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ContextRefused, SandboxFailed
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox

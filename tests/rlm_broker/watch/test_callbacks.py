@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.watch.callbacks import Callbacks

@@ -1,6 +1,6 @@
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.rlm import RLM
 from rlm_broker.watch.collector import exporting
 from tests.support.otlp_receiver import OtlpReceiver

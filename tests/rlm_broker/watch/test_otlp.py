@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import json_format
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.events.event import Event, RunStarted
 from rlm_broker.events.trace import TraceWriter, events

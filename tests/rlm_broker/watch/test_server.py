@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM

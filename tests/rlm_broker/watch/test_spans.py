@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.events.event import (
     BlockEnded,
     BlockStarted,

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rlm_broker import OpenTelemetry
 from rlm_broker.broker.clients.base import LMReply, LMRequest, call_headers
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
 from rlm_broker.events.event import CallEnded, CallStarted
 from rlm_broker.limits import Limits

@@ -13,7 +13,7 @@ import pytest
 from sandbox_worker.init import files
 from sandbox_worker.init.files import MAX_ENTRIES, FileNotOpened, listed, open_to_read, open_to_write
 from sandbox_worker.wire.bounds import ReplBounds
-from sandbox_worker.wire.control import MAX_PACKET_BYTES, Entry, ListFolder, Opened, OpenToRead, Refused, pack
+from sandbox_worker.wire.control import MAX_PACKET_BYTES, ListedEntry, ListFolder, Opened, OpenToRead, Refused, pack
 from tests.support.waiting import WAIT_S
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -172,7 +172,7 @@ def test_folder_is_listed_in_pages(scratch: Path) -> None:
     (scratch / "~link").symlink_to("nowhere")
     os.mkfifo("~other")
     (scratch / "~zfolder").mkdir()
-    entries: list[Entry] = []
+    entries: list[ListedEntry] = []
     pages = 0
     while True:
         page = listed([], entries[-1].name if entries else b"")

@@ -62,7 +62,7 @@ FROM_INIT = [
     control.Drained(),
     control.Stopped(post_mortem=control.LastSeen("stack", 1, 0.5, 2, 3)),
     control.Opened(),
-    control.Listed(entries=[control.Entry(b"\xff", "file", 5)], is_all=True),
+    control.Listed(entries=[control.ListedEntry(b"\xff", "file", 5)], is_all=True),
     control.Removed(),
     control.Refused(reason="is a folder"),
     control.Burned(cpu_s=0.5),

@@ -16,7 +16,7 @@ from sandbox_worker.wire import messages
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge
 from sandbox_worker.wire.frames import Beginning, encode_frame
 from sandbox_worker.wire.messages import (
-    Display,
+    DisplayMessage,
     Execute,
     FromOrchestrator,
     FromWorker,
@@ -46,7 +46,7 @@ FROM_WORKER: list[FromWorker] = [
     QUERY,
     Query(id="3:1", want="llm", prompts=[]),
     Output(block=3, stream="stderr", text="\x00\x1b \u2028 \N{GRINNING FACE}"),
-    Display(block=3, texts={"text/html": "<b>", "image/svg+xml": "\u2028"}, pictures={"image/png": b"\x00\xff"}),
+    DisplayMessage(block=3, texts={"text/html": "<b>", "image/svg+xml": "\u2028"}, pictures={"image/png": b"\x00\xff"}),
     Result(block=3, status="ok"),
     Result(block=3, status="ok", displays_omitted=9),
     Result(block=3, status="ok", variables=[VariableFact("x", "int"), VariableFact("a", "ndarray", (3, 4))]),
@@ -132,10 +132,12 @@ def test_query_without_required_field_is_invalid(field: str) -> None:
 
 def test_display_is_bounded_and_checked() -> None:
     """A display is bounded, and no other object is taken for a display."""
-    fits = encode(Display(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)}))
-    assert decode_from_worker(fits) == Display(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)})
+    fits = encode(DisplayMessage(block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)}))
+    assert decode_from_worker(fits) == DisplayMessage(
+        block=1, texts={"text/html": "x" * (messages.MAX_DISPLAY_BYTES - 100)}
+    )
     for long in (
-        encode(Display(block=1, texts={"text/html": "x" * messages.MAX_DISPLAY_BYTES})),
+        encode(DisplayMessage(block=1, texts={"text/html": "x" * messages.MAX_DISPLAY_BYTES})),
         encode(Output(block=1, stream="stdout", text="x" * (messages.FEW_BYTES + 1))),
     ):
         with pytest.raises(MessageInvalid, match="more than one of its kind may have"):

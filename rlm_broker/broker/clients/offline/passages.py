@@ -1,7 +1,7 @@
 """Search for passages, and counts of words, in a context of any kind and size.
 
 The offline model sends this source to the REPL, so it imports the standard library alone. A text is searched in blocks
-with `str.find`, and only lines that have a word of the question are looked at. BM25 ranks them.
+with `str.find`, and only lines with a word of the question are looked at. BM25 ranks them.
 """
 
 import bisect
@@ -278,7 +278,7 @@ def target_of(pieces: Pieces, word: str) -> Target:
 
 
 def count_lines(pieces: Pieces, targets: list[Target]) -> str:
-    """Return the number of lines that have all targets, and the first of these lines with its place."""
+    """Return the number of lines with all targets, and the first of these lines with its place."""
     (_, needle, pattern), *others = targets
     lines = times = 0
     first = ""

@@ -14,7 +14,7 @@ from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.clients.offline.client import OfflineClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 from tests.support.waiting import WAIT_S

@@ -5,7 +5,7 @@ import pytest
 from rlm_broker.broker.broker import Broker
 from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.models.model import Model
 from rlm_broker.broker.models.models import Models
 from rlm_broker.broker.models.registry import Registry

@@ -23,7 +23,7 @@ from rlm_broker.errors import ModelFailed, ProtocolViolation, WorkerDied
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.messages import (
     MAX_PROMPTS,
-    Display,
+    DisplayMessage,
     Execute,
     FromWorker,
     Output,
@@ -109,7 +109,7 @@ async def pair() -> AsyncIterator[tuple[Connection, Worker]]:
 
 
 async def running(
-    pair: tuple[Connection, Worker], answer: QueryHandler = refuse, heard: list[Output | Display] | None = None
+    pair: tuple[Connection, Worker], answer: QueryHandler = refuse, heard: list[Output | DisplayMessage] | None = None
 ) -> "asyncio.Future[Result]":
     """A block that runs in the worker."""
     connection, worker = pair
@@ -121,7 +121,7 @@ async def running(
 
 
 async def test_a_block_runs_prints_and_ends(pair: tuple[Connection, Worker]) -> None:
-    heard: list[Output | Display] = []
+    heard: list[Output | DisplayMessage] = []
     block = await running(pair, heard=heard)
     pair[1].say(Output(block=1, stream="stdout", text="hello\n"))
     pair[1].say(Result(block=1, status="ok", final_answer="42"))
@@ -374,7 +374,7 @@ def _is_waiting(connection: Connection) -> bool:
 
 async def test_thousands_of_messages_leave_turns_to_others(pair: tuple[Connection, Worker]) -> None:
     connection, worker = pair
-    printed: list[Output | Display] = []
+    printed: list[Output | DisplayMessage] = []
     worker.say(Ready(RELEASE))
     await connection.ready()
     result = connection.execute("1", refuse, printed.append)

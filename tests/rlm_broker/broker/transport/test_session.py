@@ -25,7 +25,7 @@ from sandbox_worker.wire.messages import (
     MAX_DISPLAYS,
     MAX_DISPLAYS_BYTES,
     MAX_QUERY_BYTES,
-    Display,
+    DisplayMessage,
     Execute,
     Message,
     Output,
@@ -45,7 +45,7 @@ SAMPLES: dict[type[Message], Message] = {
     Ready: Ready(RELEASE),
     Query: Query(id="1:1", want="llm", prompts=["?"]),
     Output: Output(block=1, stream="stdout", text="x"),
-    Display: Display(block=1, pictures={"image/png": b"x"}),
+    DisplayMessage: DisplayMessage(block=1, pictures={"image/png": b"x"}),
     Result: Result(block=1, status="ok"),
 }
 
@@ -54,7 +54,7 @@ LEGAL = {
     (State.STARTING, Ready): State.IDLE,
     (State.RUNNING, Query): State.RUNNING,
     (State.RUNNING, Output): State.RUNNING,
-    (State.RUNNING, Display): State.RUNNING,
+    (State.RUNNING, DisplayMessage): State.RUNNING,
     (State.RUNNING, Result): State.IDLE,
 }
 
@@ -95,7 +95,7 @@ def test_a_message_that_names_another_block_is_a_violation() -> None:
         Query(id="1:" + "1" * 100, want="llm", prompts=["?"]),
         Result(block=2, status="ok"),
         Output(block=0, stream="stdout", text=""),
-        Display(block=2, texts={"text/html": "x"}),
+        DisplayMessage(block=2, texts={"text/html": "x"}),
     )
     for each in forged:
         with pytest.raises(ProtocolViolation, match="while block 1 runs"):
@@ -141,10 +141,10 @@ def test_sound_messages_before_a_wrong_frame_are_delivered() -> None:
 def test_displays_of_a_block_are_bounded() -> None:
     session = running()
     for _ in range(MAX_DISPLAYS):
-        receive(session, frame(SAMPLES[Display]))
+        receive(session, frame(SAMPLES[DisplayMessage]))
     receive(session, frame(SAMPLES[Result]))
     session.execute("2")
-    second = frame(Display(block=2, texts={"text/html": "x"}))
+    second = frame(DisplayMessage(block=2, texts={"text/html": "x"}))
     for _ in range(MAX_DISPLAYS):
         receive(session, second)
     with pytest.raises(ProtocolViolation, match=f"{MAX_DISPLAYS + 1} displays of .* bytes in block 2"):
@@ -289,9 +289,9 @@ def test_query_id_has_at_most_40_characters() -> None:
 
 def test_displays_may_fill_their_bytes_to_the_last() -> None:
     session = running(1 << 23)
-    empty = len(encode(Display(block=1, texts={"text/html": ""})))
-    quarter = Display(block=1, texts={"text/html": "x" * (MAX_DISPLAYS_BYTES // 4 - empty)})
+    empty = len(encode(DisplayMessage(block=1, texts={"text/html": ""})))
+    quarter = DisplayMessage(block=1, texts={"text/html": "x" * (MAX_DISPLAYS_BYTES // 4 - empty)})
     for _ in range(4):
         assert receive(session, encode_frame(encode(quarter), 1 << 23)) == [quarter]
     with pytest.raises(ProtocolViolation, match="5 displays of"):
-        receive(session, frame(SAMPLES[Display]))
+        receive(session, frame(SAMPLES[DisplayMessage]))

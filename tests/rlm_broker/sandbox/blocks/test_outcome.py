@@ -11,7 +11,7 @@ from rlm_broker.results import Block, PostMortem
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block_result import BlockOutput, SentValue, SubmitFields, sent_value, values_of
 from sandbox_worker.wire.bounds import OutputBounds
-from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Display, Output, Result, VariableFact
+from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, DisplayMessage, Output, Result, VariableFact
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
 from tests.support.tables import table
 
@@ -28,7 +28,7 @@ def ended(
     output = BlockOutput(OutputBounds(max_output_bytes=100), None)
     output.printed(Output(1, "stdout", "printed"))
     output.printed(Output(1, "stderr", "warned"))
-    output.shown(Display(1, texts={"text/html": "<b>"}))
+    output.shown(DisplayMessage(1, texts={"text/html": "<b>"}))
     result = Result(**{"block": 1, "status": "ok", **of_result})
     return block_result.ended_block("code", output, result, limit, wanted, fields, 1.5)
 
@@ -93,7 +93,7 @@ def test_killed_block_keeps_what_it_showed() -> None:
     output = BlockOutput(OutputBounds(max_output_bytes=100), None)
     output.printed(Output(1, "stdout", "printed"))
     output.printed(Output(1, "stderr", "warned"))
-    output.shown(Display(1, texts={"text/html": "<b>"}))
+    output.shown(DisplayMessage(1, texts={"text/html": "<b>"}))
     seen = PostMortem("", "", 1, 2.0, 3, 4)
     block = block_result.killed_block("code", output, "it ended", seen, "cpu_s", 1.5)
     assert (block.code, block.status, block.stdout, block.stderr) == ("code", "killed", "printed", "warned")

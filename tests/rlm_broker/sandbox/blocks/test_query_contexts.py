@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.broker.clients.base import LMRequest
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.context.store import store
 from rlm_broker.errors import ContextRefused
 from rlm_broker.limits import Limits

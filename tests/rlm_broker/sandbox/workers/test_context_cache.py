@@ -9,9 +9,9 @@ from typing import NoReturn
 import psutil
 import pytest
 
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import SandboxFailed
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM

@@ -12,7 +12,7 @@ import pytest
 
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlm_broker.context.store import store
-from rlm_broker.context.stored import BEGINNING_CHARS, ContextBeginning, beginning, digest_of, whole_text
+from rlm_broker.context.stored_context import BEGINNING_CHARS, ContextBeginning, beginning, digest_of, whole_text
 from rlm_broker.errors import ContextRefused
 from tests.support.contexts import written
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rlm_broker.broker.clients.base import LMReply, LMRequest
-from rlm_broker.broker.clients.scripted import ScriptedClient
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage

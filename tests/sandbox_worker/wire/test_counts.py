@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox_worker.wire import counting
-from sandbox_worker.wire.counting import (
+from sandbox_worker.wire import counts
+from sandbox_worker.wire.counts import (
     has_longer_number_than,
     has_more_objects_than,
     has_more_strings_than,
@@ -84,6 +84,6 @@ def test_slices_do_not_change_the_count(plain: Any, size: int) -> None:
     """A slice may end within a string, an escape or a character."""
     payload = json.dumps(plain, ensure_ascii=False).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "SLICE_BYTES", size)
+        patch.setattr(counts, "SLICE_BYTES", size)
         sliced = [has_more_values_than(most, payload) for most in range(20)]
     assert sliced == [has_more_values_than(most, payload) for most in range(20)]

@@ -17,7 +17,7 @@ class ScriptedClient(BaseClient):
     Example:
         ```python
         client = ScriptedClient(["```repl\\nFINAL(len(context))\\n```"])
-        RLM(client).completion("abc", "How long is it?").response  # "3"
+        RLM(client).completion("abc", "How long is it?").response  # '3'
         ```
 
     Args:
@@ -48,6 +48,11 @@ class ScriptedClient(BaseClient):
 
     async def complete(self, request: LMRequest) -> LMReply:
         """Return the next reply.
+
+        Example:
+            ```python
+            (await ScriptedClient(["one", "two"]).complete(request)).text  # 'one'
+            ```
 
         Raises:
             ModelFailed: The script says so or is used up, or its function raised.

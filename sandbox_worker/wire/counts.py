@@ -16,7 +16,7 @@ MAX_VALUES = 1 << 16
 with more are refused. Decoding as many empty lists takes 10 ms; finding that all have a wrong type takes 70 ms."""
 
 SLICE_BYTES = 1 << 18
-"""Bytes of a text that are looked at in one step."""
+"""Bytes of a text looked at in one step."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:(?:\\.)++[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 """Pattern of a JSON string with its quotes. The last string of a text need not end."""

@@ -32,6 +32,12 @@ MAX_NAME_CHARS: Final = 200
 class ContextInfo:
     """Facts about a context that need no reading.
 
+    Example:
+        ```python
+        with store("some text") as context:
+            print(context.info.type_name, context.info.total_chars)  # str 9
+        ```
+
     Attributes:
         type_name: Type of the Python value that the worker gets: `str`, `dict`, `list`, `DataFrame`, `ndarray`, ...
         total_chars: Characters of a text, or of all texts in a dict or list of texts alone; otherwise bytes of the
@@ -40,12 +46,12 @@ class ContextInfo:
             name has at most `MAX_NAME_CHARS` characters. The length is in characters for a text, in bytes of its JSON
             for any other value.
         parts_total: Number of all parts.
-        skipped: Number of files, folders or entries of archives that were left out, by reason.
+        skipped: Number of files, folders or entries of archives left out, by reason.
         replaced_bytes, replaced_parts: Number of bytes that could not be decoded and became U+FFFD, and number of the
             texts that have any.
-        made_of: Class of an object that arrives as a dict, such as a dataclass; empty for any other value.
+        made_of: Class of an object that arrives as a dict, for example a dataclass; empty for any other value.
         shape: Shape of a table or an array; empty for any other value.
-        skipped_names: Reason -> the names of the first 20 entries that were left out for it.
+        skipped_names: Reason -> the names of the first 20 entries left out for it.
     """
 
     type_name: str
@@ -60,7 +66,14 @@ class ContextInfo:
     skipped_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def headline(self) -> str:
-        """Return what the context is, as words that follow "is"."""
+        """Return what the context is, as words that follow "is".
+
+        Example:
+            ```python
+            with store("some text") as context:
+                print(context.info.headline())  # a str with 9 characters in all
+            ```
+        """
         if self.shape:
             return f"a {self.type_name} of shape {self.shape}"
         made_of = f" made of an object of class {self.made_of}," if self.made_of else ""
@@ -68,7 +81,14 @@ class ContextInfo:
 
     def remarks(self, *, with_names: bool = False) -> list[str]:
         """Return how the context differs from the user's data, one line each: what was left out, and what was
-        replaced. `with_names` adds the names of what was left out."""
+        replaced. `with_names` adds the names of what was left out.
+
+        Example:
+            ```python
+            with store(Path("logs")) as context:
+                print(context.info.remarks(with_names=True))  # []
+            ```
+        """
         lines = []
         for reason, count in self.skipped.items():
             line = f"left out: {count:,} ({reason})"
@@ -86,6 +106,13 @@ class StoredContext:
     """A context in sealed memfds: one, or one for each value of a dict.
 
     It owns the descriptors, which any number of workers may get. It closes them in `close`, or when it is collected.
+
+    Example:
+        ```python
+        with store(Path("logs")) as context:
+            for question in ("Which service failed?", "When did it fail?"):
+                print(rlm.completion(context, question).response)
+        ```
 
     Attributes:
         info: Facts about the context.
@@ -118,18 +145,41 @@ class StoredContext:
         return sum(piece.form.size_bytes for _, piece in self._pieces)
 
     def value(self) -> Any:
-        """Return the context itself, as a worker gets it."""
+        """Return the context itself, as a worker gets it.
+
+        Example:
+            ```python
+            with store({"a": 1}) as context:
+                print(context.value())  # {'a': 1}
+            ```
+        """
         loaded: dict[str, Any] = {}
         for fd, piece in self.pieces():
             load_into(loaded, CONTEXT, fd, piece, False, decode_context)
         return loaded[CONTEXT]
 
     def another(self) -> "StoredContext":
-        """Return the same context with descriptors of its own."""
+        """Return the same context with descriptors of its own.
+
+        Example:
+            ```python
+            with store("some text") as context:
+                copy = context.another()
+            print(copy.value())  # some text
+            ```
+        """
         return StoredContext(_duplicates(self.pieces()), self.info)
 
     def close(self) -> None:
-        """Close the descriptors. Workers keep what they have loaded. Harmless when repeated."""
+        """Close the descriptors. Workers keep what they have loaded. Harmless when repeated.
+
+        Example:
+            ```python
+            context = store("some text")
+            context.close()
+            print(context.is_open)  # False
+            ```
+        """
         self._close()
 
     def __enter__(self) -> Self:
