@@ -127,7 +127,8 @@ class Journal:
                 if self._is_new and self._results.size:
                     raise ConfigurationError(f"{out} exists, and has no journal {self._path}: name another file")
                 self._database = self._connected()
-                self.seed: int | None = self._header("seed", None)
+                with self._undamaged():
+                    self.seed: int | None = self._header("seed", None)
         except BaseException:
             self.close()
             raise
@@ -148,7 +149,7 @@ class Journal:
         Raises:
             ConfigurationError: Settings differ, or the files cannot be used.
         """
-        with self._told():
+        with self._told(), self._undamaged():
             if self._header("settings", None) is None:
                 with self._transaction():
                     self._put("seed", seed)
@@ -273,14 +274,12 @@ class Journal:
         self._spend("paid", call.root_model, call.usage)
 
     def _calls_of(self, item: bytes) -> list[AnsweredCall]:
-        with self._told():
-            rows = self._execute(
-                f"SELECT key, depth, model, answer, {USAGE} FROM calls WHERE item = ?", item
-            ).fetchall()
         calls = []
-        for key, depth, model, answer, *used in rows:
-            text, problem, requested, extra = decode_escaped(answer, tuple[str, str | None, str | None, Any])
-            calls.append(AnsweredCall(key, depth, Call(model, text, Usage(*used), 0.0, requested, problem, extra)))
+        with self._told(), self._undamaged():
+            rows = self._execute(f"SELECT key, depth, model, answer, {USAGE} FROM calls WHERE item = ?", item)
+            for key, depth, model, answer, *used in rows:
+                text, problem, requested, extra = decode_escaped(answer, tuple[str, str | None, str | None, Any])
+                calls.append(AnsweredCall(key, depth, Call(model, text, Usage(*used), 0.0, requested, problem, extra)))
         return calls
 
     # -- the parts of `start` ------------------------------------------------------------------------------------------
@@ -408,6 +407,14 @@ class Journal:
             name = self._path if isinstance(error, sqlite3.Error) and not is_full else self._out
             raise ConfigurationError(f"cannot write to {name}: {why}; {GO_ON}") from None
 
+    @contextlib.contextmanager
+    def _undamaged(self) -> Iterator[None]:
+        """Raise ConfigurationError in place of an error of a value that no journal has."""
+        try:
+            yield
+        except (TypeError, ValueError, OverflowError) as error:
+            raise _damaged(self._path, error) from None
+
 
 _Work = tuple[Callable[[], bytes | None], bool]
 """Work within a transaction, which may return a line of results; and whether that is synced."""
@@ -420,7 +427,7 @@ def journal_of(out: Path) -> Path:
 
 def key_of(id: str, sample: int = 0) -> bytes:
     """Return the digest by which an item, or one of its samples, is known."""
-    named = f"{id}\0{sample}" if sample else id
+    named = f"{id}\0{sample}" if sample or "\0" in id else id  # else the id "a\0001" would be sample 1 of "a"
     return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
@@ -472,9 +479,13 @@ def require_whole(error: Exception, path: Path) -> None:
         ConfigurationError: SQLite's error says that the file is damaged.
     """
     if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        raise ConfigurationError(
-            f"the journal {path} is damaged ({error}): put back a copy of it, or name another file for the results"
-        ) from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"the journal {path} is damaged ({error}): put back a copy of it, or name another file for the results"
+    )
 
 
 def _text(name: str) -> str:

@@ -96,7 +96,7 @@ def _add(status: BatchStatus, out: Path) -> None:
         identity = out.stat()
         with _opened(out, journal_of(out)) as database:
             _count(status, database)
-    except (OSError, sqlite3.Error, ValueError) as error:
+    except (OSError, sqlite3.Error, TypeError, ValueError) as error:
         require_whole(error, journal_of(out))
         name = journal_of(out) if isinstance(error, sqlite3.Error) else out
         raise ConfigurationError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None

@@ -27,7 +27,7 @@ from rlm_broker import errors
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.memfd import new_memfd
 from rlm_broker.context.stored_context import ContextInfo, StoredContext
-from rlm_broker.errors import ProtocolViolation, SandboxFailed
+from rlm_broker.errors import ProtocolViolation, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes import messages
 from rlm_broker.nodes.link import Link
@@ -153,9 +153,7 @@ class Agent:
             case messages.Kill() if message.worker in self._forking:
                 self._killed.add(message.worker)
             case messages.HoldMemory():
-                fd = new_memfd("context")
-                end = FileEnd(self.link, message.request, os.dup(fd), message.size_bytes)
-                self._answer(message.request, self._hold(message, fd, end))
+                self._begin_to_hold(message)
             case messages.DropMemory() if (fd := self._memory.pop(message.key, -1)) >= 0:
                 os.close(fd)
             case messages.OpenNode():
@@ -228,6 +226,15 @@ class Agent:
             self._relays[asked.worker] = relay
         return messages.RequestDone(asked.request)
 
+    def _begin_to_hold(self, asked: messages.HoldMemory) -> None:
+        try:
+            fd = new_memfd("context")
+            end = FileEnd(self.link, asked.request, os.dup(fd), asked.size_bytes)
+        except OSError as error:  # what comes on the stream is dropped
+            self.link.post(refusal(asked.request, error))
+        else:
+            self._answer(asked.request, self._hold(asked, fd, end))
+
     async def _hold(self, asked: messages.HoldMemory, fd: int, end: FileEnd) -> messages.RequestDone:
         try:
             if (error := await end.filled) is not None:
@@ -268,6 +275,18 @@ class Relay:
             ProtocolViolation: Something that has to travel beside it does not.
         """
         message = control.unpack_to_init(said.packet)
+        try:
+            self._say(said, message, memory)
+        except (OSError, WorkerDied) as error:  # the other workers of the node go on
+            for number in set(said.streams).difference(self._link.streams):  # those without an end here
+                self._link.send(number, b"")
+            why = f"it cannot be reached: {getattr(error, 'strerror', None) or error}"
+            if isinstance(message, control.RunProgram):
+                self.heard(control.ProgramEnded(message.number, not_started=why), [])
+            else:
+                self._failed("speak", why)
+
+    def _say(self, said: messages.Say, message: control.ToInit, memory: dict[str, int]) -> None:
         with contextlib.ExitStack() as theirs:
             fds: list[int] = []
             match message:

@@ -54,7 +54,7 @@ class NodeSandbox(Sandbox):
         self._address = ("", 0)
         self._placement = Placement()
         self._level_name: LevelName | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], Node] = {}
         self._is_closing = False
 
     def nodes(self) -> tuple[NodeStats, ...]:
@@ -90,7 +90,7 @@ class NodeSandbox(Sandbox):
 
     def _lose(self, name: str, why: str) -> None:
         """Give a node up whose agent has ended, before its link notices."""
-        for node in list(self._placement.nodes):
+        for node in list(self._serving.values()):
             if node.name == name:
                 node.link.close(why)
 
@@ -104,8 +104,8 @@ class NodeSandbox(Sandbox):
 
         node = Node(name, placement.numbers, changed)
         task = unlisted(self._serve(node, gone))
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
+        self._serving[task] = node
+        task.add_done_callback(self._serving.pop)
         return node.link
 
     async def _serve(self, node: Node, gone: asyncio.Event) -> None:
@@ -143,11 +143,11 @@ class NodeSandbox(Sandbox):
         self._is_closing = True
         self._placement.close(SandboxFailed(CLOSED))
         await super()._close()
-        for node in list(self._placement.nodes):
+        if self._port is not None:
+            await self._port.close()
+        for node in list(self._serving.values()):  # also one that has not opened its sandbox
             node.link.close(CLOSED)
         with contextlib.suppress(RlmBrokerError):
             await self._end()
-        if self._port is not None:
-            await self._port.close()
         if self._serving:
             await asyncio.wait(self._serving)

@@ -1,8 +1,9 @@
 """A node as the orchestrator has it: its link, its workers, and what it holds of the contexts."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlm_broker.nodes import messages
 from rlm_broker.nodes.link import Link
 from rlm_broker.nodes.streams import DescriptorEnd, FileEnd, send_file
 from rlm_broker.sandbox.workers.held_process import ContextPieces, InitListener
+from rlm_broker.sandbox.workers.levels import candidates
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 from rlm_broker.values.text import printable
@@ -23,14 +25,16 @@ from sandbox_worker.wire import control
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import level_named
 
-SHARE_OF_MEMORY = 0.25
-"""Share of a node's memory for contexts it holds. Beyond, the least recently used one goes."""
+SHARE_OF_MEMORY, MOST_HELD = 0.25, 128
+"""Share of a node's memory for contexts that it holds, and their number, since each takes a descriptor there. Beyond,
+the least recently used one goes."""
 INLINE_BYTES = 1 << 16
 """Bytes of a context that goes in the message that it travels beside, and is not held."""
 END_S = 60.0
-"""Seconds until a killed worker must have ended. Beyond, its node is given up."""
-FETCH_S = 600.0
-"""Seconds for all of a file. Beyond, reading it is an error."""
+"""Seconds until a worker must have been forked, and a killed one must have ended. Beyond, its node is given up."""
+CROSS_S, LEAST_BYTES_A_S = 600.0, 1 << 20
+"""Seconds for a file or a context on its way over the link, and its bytes for each second more. Beyond, its node is
+given up."""
 ERRORS: dict[messages.RefusalKind, type[errors.RlmBrokerError]] = {
     "configuration": errors.ConfigurationError,
     "isolation": errors.IsolationUnavailable,
@@ -93,9 +97,12 @@ class Node:
         Raises:
             ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be opened there, or the node is lost.
         """
-        opened = await self._ask(lambda request: msgspec.structs.replace(sandbox, request=request))
+        opened = await self._ask(lambda request: msgspec.structs.replace(sandbox, request=request), None)
         if not isinstance(opened, messages.NodeOpened):
             raise SandboxFailed(f"the node {self.name} answered with another message")
+        wanted = [level.name for level in candidates(sandbox.isolation, sandbox.allow_exec)]
+        if opened.level not in wanted or sandbox.allow_exec not in (None, opened.allow_exec):
+            raise SandboxFailed(f"the node {self.name} has opened another sandbox than it was asked for")
         self.opened = opened
         return opened
 
@@ -108,7 +115,7 @@ class Node:
         worker.cpus = self.opened.cpus
         given = limits.model_dump(mode="json", include=set(ReplLimits.model_fields))
         try:
-            await self._ask(lambda request: messages.Fork(request, init.number, server, given))
+            await self._ask(lambda request: messages.Fork(request, init.number, server, given), END_S)
             if worker.gone.is_set():
                 raise WorkerDied(f"a worker ended as it began (on the node {self.name})")
         except BaseException:
@@ -131,7 +138,8 @@ class Node:
         forms = None if context is None else tuple(piece for _, piece in pieces)
         keys = tuple(key_of(fd) for fd, _ in pieces)
         given = preparation.imports, preparation.setup, preparation.timeout_s, forms, keys
-        done = await self._ask(lambda request: messages.Prepare(request, server, *given))
+        limit_s = preparation.timeout_s + END_S
+        done = await self._ask(lambda request: messages.Prepare(request, server, *given), limit_s)
         return done.memory_bytes if isinstance(done, messages.RequestDone) else 0
 
     def end_server(self, server: int) -> None:
@@ -139,16 +147,27 @@ class Node:
         if self._servers.pop(server, None) is not None:
             self.link.post(messages.EndServer(server))
 
-    async def _ask(self, message: Callable[[int], msgspec.Struct]) -> Any:
+    async def _ask(self, message: Callable[[int], msgspec.Struct], timeout_s: float | None) -> Any:
         if self.link.why_lost is not None:
             raise self.loss()
         request = self.numbers()
         answer = self.asked[request] = asyncio.get_running_loop().create_future()
         self.link.post(message(request))
         try:
-            return await answer
+            async with self.in_time(timeout_s):
+                return await answer
         finally:
             self.asked.pop(request, None)
+
+    @contextlib.asynccontextmanager
+    async def in_time(self, timeout_s: float | None) -> AsyncIterator[None]:
+        """Give the node up if the block takes longer. Raises `WorkerDied` then."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            self.link.close(f"it did not answer within {timeout_s:g} s")
+            raise self.loss() from None
 
     # -- contexts ----------------------------------------------------------------------------------------------------
 
@@ -162,13 +181,14 @@ class Node:
         Raises:
             WorkerDied: The node has no memory for it, or is lost.
         """
-        for fd, piece in context:
-            key, size_bytes = key_of(fd), piece.form.size_bytes
+        keys = [key_of(fd) for fd, _ in context]
+        for key, (fd, piece) in zip(keys, context, strict=True):
+            size_bytes = piece.form.size_bytes
             if size_bytes <= INLINE_BYTES and not holds_small:
                 continue
             held = self.held.pop(key, None)
             if held is None or _has_failed(held[1]):
-                self._make_room(size_bytes)
+                self._make_room(size_bytes, keys)
                 held = size_bytes, _task(self._bring(key, os.dup(fd), size_bytes))
             self.held[key] = held
             await asyncio.shield(held[1])
@@ -181,7 +201,7 @@ class Node:
             return messages.HoldMemory(request, key, size_bytes)
 
         try:
-            await self._ask(hold)
+            await self._ask(hold, crossing_s(size_bytes))
         except WorkerDied:
             self.has_room = False  # until its next heartbeat says otherwise
             raise
@@ -189,13 +209,14 @@ class Node:
             if not sending:
                 os.close(fd)
 
-    def _make_room(self, needed_bytes: int) -> None:
+    def _make_room(self, needed_bytes: int, kept: Sequence[str]) -> None:
         assert self.opened is not None
         most_bytes = int(self.opened.memory_bytes * SHARE_OF_MEMORY)
         for key, (_, task) in list(self.held.items()):
-            if sum(size for size, _ in self.held.values()) + needed_bytes <= most_bytes:
+            held_bytes = sum(size for size, _ in self.held.values())
+            if len(self.held) < MOST_HELD and held_bytes + needed_bytes <= most_bytes:
                 return
-            if task.done():
+            if task.done() and key not in kept:
                 del self.held[key]
                 self.link.post(messages.DropMemory(key))
 
@@ -253,6 +274,10 @@ class NodeInit:
         """Inode of a file's copy here → its stream, and our end of one that is read."""
         self._pipes: dict[int, int] = {}
         """Number of a program → its outputs that have not ended."""
+        self._programs: set[int] = set()
+        """Programs whose end was not told."""
+        self._owed = 1
+        """Answers that may come: one to each question, and one that says unasked why init ends."""
         self._late: dict[int, control.ProgramEnded] = {}
 
     def say(self, message: control.Control, *fds: int) -> None:
@@ -260,6 +285,7 @@ class NodeInit:
         if self._gone.is_set():
             return
         key, data, streams = "", b"", tuple[int, ...]()
+        self._owed += not isinstance(message, control.Begin | control.RunProgram | control.EndProgram)
         match message:
             case control.Load() | control.Hand() if fds and os.fstat(fds[0]).st_size <= INLINE_BYTES:
                 data = os.pread(fds[0], INLINE_BYTES, 0)
@@ -270,6 +296,7 @@ class NodeInit:
             case control.RunProgram():
                 data = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
                 self._pipes[message.number] = 2
+                self._programs.add(message.number)
                 ended = partial(self._pipe_ended, message.number)
                 streams = (self._stream(fds[1]), self._stream(fds[2], ended), self._stream(fds[3], ended))
             case control.OpenToRead() | control.OpenToWrite():
@@ -296,8 +323,12 @@ class NodeInit:
         end = self._files[inode][1]
         if end is not None:  # else it was opened to be written
             del self._files[inode]
-            async with asyncio.timeout(FETCH_S):
-                error = await end.filled
+            try:
+                async with self._node.in_time(crossing_s(end.size_bytes)):
+                    error = await end.filled
+            except BaseException:
+                end.lost()  # what comes late is dropped
+                raise
             if error is not None:
                 raise WorkerDied(f"a file did not come from the node {self._node.name}: {error.strerror or error}")
 
@@ -312,10 +343,11 @@ class NodeInit:
         number, _ = self._files.pop(found.st_ino)
         stored = node.asked[number] = asyncio.get_running_loop().create_future()
         try:
-            await send_file(node.link, number, os.dup(fd), found.st_size)
-            if node.link.why_lost is not None:
-                raise node.loss()
-            await stored
+            async with node.in_time(crossing_s(found.st_size)):
+                await send_file(node.link, number, os.dup(fd), found.st_size)
+                if node.link.why_lost is not None:
+                    raise node.loss()
+                await stored
         finally:
             del node.asked[number]
 
@@ -338,21 +370,32 @@ class NodeInit:
         """Take a packet of the init.
 
         Raises:
-            ProtocolViolation: It opens a file that was not asked for, or one that is too large.
+            ProtocolViolation: It answers what was not asked, or opens a file that is too large.
         """
         try:
             message: control.FromInit = control.unpack_from_init(said.packet)
         except MessageInvalid:
             message = control.Failed(step="speak", reason="its init sent an invalid message")
         match message:
-            case control.Opened():
-                self.listener.heard(control.Opened(), [self._opened(said.size_bytes)])
-                return
-            case control.Refused():
+            case control.Written() | control.Burned() | control.Died() | control.Exceeded():
+                pass
+            case control.ProgramEnded():
+                if message.number not in self._programs:
+                    raise ProtocolViolation("the end of a program that does not run")
+                self._programs.remove(message.number)
+                if self._pipes.get(message.number):
+                    self._late[message.number] = message  # its outputs are still on their way
+                    return
+            case _:  # answers wait for those who have asked, and must not pile up
+                self._owed -= 1
+                if self._owed < 0:
+                    raise ProtocolViolation("an answer of an init that was not asked")
+                if isinstance(message, control.Opened):
+                    self.listener.heard(control.Opened(), [self._opened(said.size_bytes)])
+                    return
                 self._opening = None
-            case control.ProgramEnded() if self._pipes.get(message.number):
-                self._late[message.number] = message  # its outputs are still on their way
-                return
+                if isinstance(message, control.Failed | control.Refused):
+                    message = msgspec.structs.replace(message, reason=printable(message.reason))
         self.listener.heard(message, [])
 
     def _opened(self, size_bytes: int) -> int:
@@ -387,6 +430,11 @@ def key_of(fd: int) -> str:
     """Return the key of a sealed memfd: no other one of this machine has had it since the last boot."""
     found = os.fstat(fd)
     return f"{found.st_ino}-{found.st_ctime_ns}-{found.st_size}"
+
+
+def crossing_s(size_bytes: int) -> float:
+    """Return the seconds that so many bytes may be on their way over a link."""
+    return CROSS_S + size_bytes / LEAST_BYTES_A_S
 
 
 def _task(work: Any) -> "asyncio.Task[Any]":

@@ -37,7 +37,7 @@ class Placement:
         self.numbers = itertools.count(1).__next__
         self._waiting: deque[asyncio.Future[Node]] = deque()
         self._said: asyncio.TimerHandle | None = None
-        self._full: set[str] = set()
+        self._full: dict[str, float] = {}
         self._closed: RlmBrokerError | None = None
 
     @property
@@ -102,12 +102,13 @@ class Placement:
 
     def _tell_full(self) -> None:
         """Say which node has no place although no REPL of ours is there: it counts as none."""
-        full = [node for node in self.nodes if node.free <= 0 and not node.taken and node.link.why_lost is None]
-        for node in full:
-            if node.name not in self._full:
+        now = asyncio.get_running_loop().time()
+        for node in self.nodes:
+            is_full = node.free <= 0 and not node.taken and node.link.why_lost is None
+            if is_full and now - self._full.get(node.name, -AGAIN_S) >= AGAIN_S:
+                self._full[node.name] = now
                 why = "it has no CPU for REPLs" if node.has_room else "it is short of memory"
                 _log.warning("the node %s gives no REPL: %s", node.name, why)
-        self._full = {node.name for node in full}
 
     def _tell_waiting(self, *, again: bool = False) -> None:
         """Say that REPLs wait and that no node will have a place by itself, unless that changes soon."""

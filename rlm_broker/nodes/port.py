@@ -5,6 +5,7 @@ order has its SHA-256, and the agent sends its token only to the side with the c
 """
 
 import asyncio
+import contextlib
 import datetime
 import hashlib
 import hmac
@@ -97,7 +98,7 @@ class AgentPort:
         timeout_s = JOIN_TIMEOUT_S if self._tls else None
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
-                stranger = Newcomer(self._claim, self._strangers)
+                stranger = Newcomer(connected, self._claim, self._strangers)
                 await loop.connect_accepted_socket(
                     lambda: stranger, connected, ssl=self._tls, ssl_handshake_timeout=timeout_s
                 )
@@ -119,7 +120,13 @@ class AgentPort:
 class Newcomer(asyncio.Protocol):
     """A connection that has shown no token. It is one of `present` from its beginning, before its TLS handshake."""
 
-    def __init__(self, claim: Callable[[Join], asyncio.Protocol | None], present: "dict[Newcomer, None]") -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        claim: Callable[[Join], asyncio.Protocol | None],
+        present: "dict[Newcomer, None]",
+    ) -> None:
+        self._connected = connected
         self._claim = claim
         self._present = present
         self._frames = FrameDecoder(MAX_JOIN_BYTES)
@@ -132,6 +139,9 @@ class Newcomer(asyncio.Protocol):
         self._leave()
         if self._transport is not None:
             self._transport.abort()
+        else:
+            with contextlib.suppress(OSError):
+                self._connected.shutdown(socket.SHUT_RDWR)  # ends the handshake of TLS
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

@@ -160,6 +160,7 @@ class FileEnd(StreamEnd):
         size_bytes: Bytes that come, at most.
 
     Attributes:
+        size_bytes: As given.
         filled: Resolved when all bytes are written: with None, or with the error of a write. It is an error as well if
             the link is lost first.
     """
@@ -169,7 +170,7 @@ class FileEnd(StreamEnd):
         self._link = link
         self._number = number
         self._fd = fd
-        self._left = size_bytes
+        self.size_bytes = self._left = size_bytes
         self._error: OSError | None = None
         left_to_parent(self, FileEnd._leave)
         link.streams[number] = self

@@ -167,6 +167,12 @@ async def test_other_seed_is_refused_and_no_seed_is_not(out: Path) -> None:
     await open_journal(out, seed=None).aclose()
 
 
+def test_no_id_is_that_of_a_sample() -> None:
+    """An item with NUL in its id would else count as finished with a sample of another one."""
+    named = [("a", 0), ("a", 1), ("a\0001", 0), ("a\0001", 1), ("a\0001\0000", 0), ("a\0000", 0)]
+    assert len({key_of(*each) for each in named}) == len(named)
+
+
 # -- files of others ---------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +234,24 @@ def test_results_without_a_journal_are_refused(out: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"exists, and has no journal .*out.jsonl.journal: name another file"):
         Journal(out)
     assert files_of(out) == {"out.jsonl": line_of("a")}
+
+
+async def test_damaged_value_of_a_journal_is_told_in_one_sentence(out: Path) -> None:
+    """SQLite itself tells of broken pages alone: a value in a row may have any type."""
+    await write(open_journal(out), ("a", answered_call("1", "one")))
+    whole = files_of(out)
+    for damage in (
+        "INSERT OR REPLACE INTO header VALUES ('synced', '\"x\"')",
+        "INSERT OR REPLACE INTO header VALUES ('seconds', 5)",
+        "UPDATE header SET value = x'ff00' WHERE name = 'settings'",
+        "INSERT INTO lines (line) VALUES (5)",
+        "UPDATE calls SET answer = x'00'",
+    ):
+        put_back(out, whole)
+        with sqlite3.connect(journal_of(out)) as database:
+            database.execute(damage)
+        with pytest.raises(ConfigurationError, match=r"journal is damaged \(.*\): put back a copy"):
+            await open_journal(out).earlier(key_of("a"))
 
 
 # -- kills, power cuts, a full disk --------------------------------------------------------------------------------------

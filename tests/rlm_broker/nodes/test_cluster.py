@@ -1,6 +1,7 @@
 """REPLs on nodes: real agents on this machine. A run, a template, a server do not know where their REPLs are."""
 
 import asyncio
+import errno
 import os
 import signal
 import threading
@@ -17,11 +18,15 @@ from rlm_broker import (
     Limits,
     LMHandler,
     Models,
+    ProgramNotStarted,
     ReplLimits,
+    RlmBrokerError,
     SandboxFailed,
     ScriptedClient,
     store,
 )
+from rlm_broker.nodes import agent as agents
+from rlm_broker.nodes import node as node_module
 from tests.support.nodes import LocalNodes
 from tests.support.waiting import until, until_now
 
@@ -146,6 +151,20 @@ async def test_contexts_are_brought_once_and_mapped(nodes: LocalNodes) -> None:
             assert (await one.aadd_context([1] * 1000)) == "context_1"
             assert (await one.aexecute("print(sum(context_1))")).stdout == "1000\n"
         assert [len(node.held) for node in nodes._placement.nodes].count(0) == 0
+
+
+async def test_contexts_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a descriptor on the node. The least recently used one goes, and is brought again."""
+    monkeypatch.setattr(node_module, "MOST_HELD", 3)
+    async with LocalNodes() as nodes:
+        agent = psutil.Process(nodes.agents["one"].pid)
+        before = agent.num_fds()
+        with store("first" * 20_000) as first:
+            for context in (first, *(str(number) * 100_000 for number in range(6)), first):
+                async with nodes.repl(context) as repl:
+                    assert (await repl.aexecute("print(len(context))")).stdout == "100000\n"
+        assert len(nodes._placement.nodes[0].held) == 3
+        await until(lambda: agent.num_fds() <= before + 3)
 
 
 async def test_limits_and_interrupts_hold(nodes: LocalNodes) -> None:
@@ -303,6 +322,28 @@ async def test_killed_fork_server_of_a_node_is_replaced(nodes: LocalNodes) -> No
     assert len(nodes.nodes()) == 2
 
 
+async def test_agent_without_descriptors_keeps_its_other_repls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context on its way, one in a message, or a program fails alone when it cannot be passed on."""
+
+    def refused(_name: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    nodes = LocalNodes({})
+    opening = asyncio.create_task(nodes.__aenter__())
+    await until(lambda: nodes._port is not None and nodes._address != ("", 0))
+    serving = asyncio.create_task(agents.Agent(nodes._order("here", 4)).serve())
+    await opening
+    async with nodes, nodes.repl() as repl:
+        monkeypatch.setattr(agents, "new_memfd", refused)
+        for context in ("x" * 100_000, "small"):
+            with pytest.raises(RlmBrokerError, match="Too many open files"):
+                await nodes.repl(context).__aenter__()
+        with pytest.raises(ProgramNotStarted, match="Too many open files"):
+            await repl.arun(["true"])
+        assert (await repl.aexecute("print(1)")).stdout == "1\n"
+    await asyncio.wait({serving})
+
+
 async def test_order_is_in_no_command_line_and_no_environment(nodes: LocalNodes) -> None:
     """An agent has no key of a model and no token but its own, which it got on a pipe."""
     for agent in nodes.agents.values():
@@ -323,6 +364,6 @@ async def test_abandoned_openings_leave_no_worker(nodes: LocalNodes) -> None:
         if not opening.cancelled() and opening.exception() is None:
             await opening.result().aclose()
     await until(lambda: not any(node.repls for node in nodes.nodes()))
-    agents = [psutil.Process(agent.pid) for agent in nodes.agents.values()]
+    there = [psutil.Process(agent.pid) for agent in nodes.agents.values()]
     servers = 2 if nodes.level == "strict" else 1  # the process outside of the namespaces, and the fork server in them
-    await until(lambda: all(len(agent.children(recursive=True)) <= servers for agent in agents))
+    await until(lambda: all(len(agent.children(recursive=True)) <= servers for agent in there))

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 
-from rlm_broker import SandboxFailed, WorkerDied
+from rlm_broker import ContextRefused, SandboxFailed, WorkerDied
 from rlm_broker.nodes import messages
 from rlm_broker.nodes.link import HEAD, SILENCE_S
 from rlm_broker.nodes.streams import WINDOW_BYTES
@@ -118,13 +119,59 @@ async def test_bytes_of_no_repl_are_a_broken_repl() -> None:
             await opening
 
 
-async def test_file_that_was_not_asked_for_or_is_too_large_ends_the_link() -> None:
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([control.Opened()], "a file of 10 bytes"),
+        ([control.Drained()] * 100, "an answer of an init that was not asked"),
+        ([control.ProgramEnded(1)], "the end of a program that does not run"),
+    ],
+    ids=["file", "answers", "program"],
+)
+async def test_what_was_not_asked_for_ends_the_link(said: list[control.FromInit], why: str) -> None:
+    """No caller reads it, so it would pile up here."""
     async with playing() as (nodes, agent):
         opening, worker, _ = await opening_repl(nodes, agent)
         node = nodes._placement.nodes[0]
-        agent.link.post(messages.Heard(worker, control.pack(control.Opened()), 10))
+        for each in said:
+            agent.link.post(messages.Heard(worker, control.pack(each), 10))
+        await until(lambda: node.link.why_lost is not None)
+        assert why in str(node.link.why_lost)
+        await given_up(opening, agent)
+
+
+async def test_file_that_comes_after_another_answer_ends_the_link() -> None:
+    """Its caller has left with an error, and its copy here would stay open."""
+    async with playing() as (nodes, agent):
+        opening, number, _ = await opening_repl(nodes, agent)
+        node = nodes._placement.nodes[0]
+        worker: Any = node._inits[number].listener
+        for each in (control.Loaded([]), control.Started([])):
+            agent.link.post(messages.Heard(number, control.pack(each)))
+        reading = asyncio.create_task(worker.open_file(control.OpenToRead([b"x"])))
+        await agent.next(messages.Say)
+        agent.link.post(messages.Heard(number, control.pack(control.Drained())))
+        agent.link.post(messages.Heard(number, control.pack(control.Opened()), 10))
+        with pytest.raises(WorkerDied):
+            await reading
         await until(lambda: node.link.why_lost is not None)
         assert "a file of 10 bytes" in str(node.link.why_lost)
+        await given_up(opening, agent)
+
+
+async def test_file_that_does_not_come_in_time_gives_the_node_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlm_broker.nodes.node.CROSS_S", 0.05)
+    async with playing() as (nodes, agent):
+        opening, number, _ = await opening_repl(nodes, agent)
+        node = nodes._placement.nodes[0]
+        worker: Any = node._inits[number].listener
+        for each in (control.Loaded([]), control.Started([])):
+            agent.link.post(messages.Heard(number, control.pack(each)))
+        reading = asyncio.create_task(worker.open_file(control.OpenToRead([b"x"])))
+        await agent.next(messages.Say)
+        agent.link.post(messages.Heard(number, control.pack(control.Opened()), 10))
+        with pytest.raises(WorkerDied, match="did not answer within"):
+            await reading
         await given_up(opening, agent)
 
 
@@ -140,6 +187,30 @@ async def test_lie_about_a_level_is_not_believed_by_a_later_node() -> None:
         assert [node.name for node in nodes.nodes()] == ["played"]
 
 
+@pytest.mark.parametrize("isolation", ["auto", "strict"])
+async def test_node_with_less_isolation_than_was_asked_for_is_refused(isolation: str) -> None:
+    """Its level would be asked of all other nodes, and honest ones would give it."""
+    nodes = LocalNodes({}, isolation=isolation)
+    opening = asyncio.create_task(nodes.__aenter__())
+    await until(lambda: nodes._port is not None and nodes._address != ("", 0))
+    async with PlayedAgent.joined(nodes._order("liar"), opens=False) as liar:
+        asked = await liar.next(messages.OpenNode)
+        liar.link.post(messages.NodeOpened(asked.request, "process", [], True, 1, 2, 8 << 30, []))
+        await until(lambda: liar.link.why_lost is not None)
+    async with PlayedAgent.joined(nodes._order("honest")) as honest:
+        await opening
+        assert [(node.name, node.level) for node in nodes.nodes()] == [("honest", "strict")]
+        assert not any(isinstance(each, messages.OpenNode) for each in honest.got)
+        await nodes.aclose()
+
+
+async def test_cluster_closes_beside_a_node_that_does_not_open() -> None:
+    async with playing() as (nodes, _), PlayedAgent.joined(nodes._order("late"), opens=False) as late:
+        await late.next(messages.OpenNode)
+        await nodes.aclose()
+        await until(lambda: late.link.why_lost is not None)
+
+
 async def test_control_characters_of_an_agent_reach_no_terminal() -> None:
     async with playing() as (nodes, agent):
         opening = asyncio.create_task(nodes.repl().__aenter__())
@@ -148,6 +219,11 @@ async def test_control_characters_of_an_agent_reach_no_terminal() -> None:
         with pytest.raises(SandboxFailed, match="gone") as caught:
             await opening
         assert "\x1b" not in str(caught.value)
+        opening, worker, _ = await opening_repl(nodes, agent)
+        agent.link.post(messages.Heard(worker, control.pack(control.Failed("load", "\x1b[2Jlost"))))
+        with pytest.raises(ContextRefused, match="lost") as refused:
+            await opening
+        assert "\x1b" not in str(refused.value)
 
 
 async def test_silent_agent_is_lost() -> None:
@@ -173,6 +249,16 @@ async def test_node_that_does_not_end_a_worker_is_given_up(monkeypatch: pytest.M
         assert "did not end a worker" in str(node.link.why_lost)
 
 
+async def test_node_that_does_not_fork_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlm_broker.nodes.node.END_S", 0.1)
+    async with playing() as (nodes, agent):
+        node = nodes._placement.nodes[0]
+        opening = asyncio.create_task(nodes.repl().__aenter__())
+        await until(lambda: node.link.why_lost is not None)
+        assert node.link.why_lost == "it did not answer within 0.1 s"
+        await given_up(opening, agent)
+
+
 async def test_agent_is_told_to_end_what_a_dead_worker_has_left() -> None:
     """Also where it has said itself that the worker is gone."""
     async with playing() as (nodes, agent):
@@ -183,14 +269,18 @@ async def test_agent_is_told_to_end_what_a_dead_worker_has_left() -> None:
 
 
 async def test_node_short_of_memory_gets_no_further_repl(caplog: pytest.LogCaptureFixture) -> None:
-    """A heartbeat says so; with the next good one a REPL that waits is placed there."""
+    """A heartbeat says so; with the next good one a REPL that waits is placed there. It is logged once."""
     async with playing() as (nodes, agent):
         agent.link._beat = lambda: messages.Beat(has_room=False)
         await until(lambda: "the node played gives no REPL: it is short of memory" in caplog.text)
+        for times in range(100):
+            agent.link.post(messages.Beat(has_room=times % 2 == 0))
+        await asyncio.sleep(0.05)
         opening = asyncio.create_task(nodes.repl().__aenter__())
         await until(lambda: nodes._placement.waiting == 1)
         agent.link._beat = messages.Beat
         await agent.next(messages.Fork)
+        assert caplog.text.count("gives no REPL") == 1
         await given_up(opening, agent)
 
 

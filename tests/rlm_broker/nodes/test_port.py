@@ -92,10 +92,13 @@ async def test_strangers_are_dropped(taken: Taken, sent: bytes) -> None:
 
 
 async def test_silent_strangers_are_bounded(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more than the most, the oldest is dropped; an agent with a token still joins."""
+    """With more than the most, the oldest is dropped, also in a handshake; an agent with a token still joins."""
     monkeypatch.setattr(port, "MOST_STRANGERS", 4)
     silent = [await asyncio.open_connection(*taken.address) for _ in range(12)]
     await until(lambda: len(taken.port._strangers) == 4)
+    for reader, _ in silent[:8]:
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
     serving = asyncio.create_task(Agent(taken.order()).serve())
     await until(lambda: len(taken.links) == 1)
     serving.cancel()
