@@ -213,9 +213,9 @@ def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool
         if not batch.is_open:  # nothing is under way yet
             raise signals.EndedBySignal
         batch.stop()
-        if line is not None and not was_signalled:  # on another thread, since the signal may have come within a print
+        is_first, was_signalled = not was_signalled, True  # before the line: the second signal may interrupt this one
+        if line is not None and is_first:  # on another thread, since the signal may have come within a print
             threading.Thread(target=line.note, args=(STOPPING,), daemon=True).start()
-        was_signalled = True
 
     try:
         with (
