@@ -20,7 +20,7 @@ from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.clients.base import BaseClient, CallId, LMRequest
 from rlm_broker.broker.clients.recording import Counted, Failure, Recorded, Recorder, recorded_request
 from rlm_broker.broker.routing import Routing
-from rlm_broker.concurrency.turns import FairSemaphore, bounded_map
+from rlm_broker.concurrency.turns import Apart, FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.event import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
 from rlm_broker.results import Call, ChatMessage
@@ -34,6 +34,9 @@ from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, ar
 WINDOW_TOKENS = 128_000
 """Assumed context window in tokens, if a client does not state its own: most models of 2025 and 2026 have as many or
 more."""
+LARGE_CHARS = 1 << 17
+"""Characters of a reply beyond which its event has a turn of the event loop of its own. The search of its text for
+secrets takes 30 ms a megabyte."""
 MOST_ANSWER_BYTES = 32 << 20
 """Memory in bytes of the answers that unfinished batches of one run hold. Further answers are dropped, with an
 error."""
@@ -122,6 +125,7 @@ class TreeCalls:
         self._root_task = None if recorder is None else asyncio.current_task()
         self._tells_text = tells_text
         self._places = FairSemaphore(ledger.limits.max_concurrent_calls)
+        self._apart = Apart()
         self._answer_bytes = Counter[str]()
         self._numbers: dict[tuple[str, int], int] = {}
         self._batches = 0
@@ -333,7 +337,10 @@ class TreeCalls:
         self._ledger.settle(hold, run, call.root_model, depth, call.usage, len(call.response))
         if is_wanted:
             answered = (call.root_model, call.usage, call.execution_time, call.response)
-            emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
+            if len(call.response) <= LARGE_CHARS:
+                emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
+            else:
+                await self._apart.do(lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch)))
         return call
 
     def _record_unanswered(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> None:
