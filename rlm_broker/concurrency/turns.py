@@ -1,4 +1,4 @@
-"""Turns: places that sessions take in turn, batches waiting as one, and rates."""
+"""Turns: places that sessions take in turn, batches waiting as one, rates, and the loop."""
 
 import asyncio
 import contextlib

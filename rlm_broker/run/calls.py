@@ -232,7 +232,7 @@ class TreeCalls:
                 del self._answer_bytes[caller.run]
         for call, slot in zip(batch.todo, done, strict=True) if self._recorder else ():
             if slot is None:
-                self._record_unanswered(caller, query, *call)
+                await self._apart.do(partial(self._record_unanswered, caller, query, *call))
         # Without a time limit, a call has no outcome only if its client cancelled the task it was called in.
         late = None if query.timeout_s is None else f"not done within timeout_s = {query.timeout_s:g}"
         missing = Slot(error=late or "the client cancelled its own call")

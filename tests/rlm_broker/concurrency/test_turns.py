@@ -1,4 +1,4 @@
-"""Turns: places, batches, amounts, rates and the loop."""
+"""Turns: places, batches, rates and the loop."""
 
 import asyncio
 import gc
@@ -6,10 +6,11 @@ import itertools
 import random
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 
-from rlm_broker.concurrency.turns import SPAN_S, FairSemaphore, RateWindow, bounded_map
+from rlm_broker.concurrency.turns import SPAN_S, Apart, FairSemaphore, RateWindow, bounded_map
 from tests.support.clock import Clock
 from tests.support.waiting import WAIT_S, for_ever, turns
 
@@ -350,3 +351,31 @@ def test_without_a_bound_there_is_always_room() -> None:
     for _ in range(100):
         window.use(1e9, 0)
     assert window.wait_s(1e9, 0) == 0
+
+
+async def test_no_two_pieces_share_a_turn() -> None:
+    turn, apart = 0, Apart()
+    done_in: list[int] = []
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    await asyncio.gather(*(apart.do(lambda: done_in.append(turn)) for _ in range(20)))
+    counting.cancel()
+    assert len(done_in) == len(set(done_in)) == 20
+
+
+async def test_cancelled_piece_is_done_all_the_same() -> None:
+    apart = Apart()
+    done: list[int] = []
+    tasks = [asyncio.create_task(apart.do(partial(done.append, number))) for number in range(3)]
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[2]
+    await asyncio.gather(*tasks[:2])
+    assert sorted(done) == [0, 1, 2]
