@@ -78,14 +78,14 @@ class NodeSandbox(Sandbox):
         self._address = await self._port.open(host)
 
     def _order(self, name: str, places: int | None = None) -> AgentOrder:
-        """Return the order for the agent of a node. Its token is for one agent.
+        """Return the order for the agent of a node. Its token is for one agent, until the node's next order.
 
         Args:
             name: Name of the node.
             places: REPLs it gives at the same time; None: by its CPUs.
         """
         assert self._port is not None
-        token = self._port.expect(lambda: self._joined(name))
+        token = self._port.expect(name, lambda: self._joined(name))
         return AgentOrder(*self._address, self._port.fingerprint, token, places)
 
     def _lose(self, name: str, why: str) -> None:
@@ -142,12 +142,14 @@ class NodeSandbox(Sandbox):
     async def _close(self) -> None:
         self._is_closing = True
         self._placement.close(SandboxFailed(CLOSED))
-        await super()._close()
-        if self._port is not None:
-            await self._port.close()
-        for node in list(self._serving.values()):  # also one that has not opened its sandbox
-            node.link.close(CLOSED)
-        with contextlib.suppress(RlmBrokerError):
-            await self._end()
-        if self._serving:
-            await asyncio.wait(self._serving)
+        try:
+            await super()._close()
+        finally:
+            if self._port is not None:
+                await self._port.close()
+            for node in list(self._serving.values()):  # also one that has not opened its sandbox
+                node.link.close(CLOSED)
+            with contextlib.suppress(RlmBrokerError):
+                await self._end()
+            if self._serving:
+                await asyncio.wait(self._serving)

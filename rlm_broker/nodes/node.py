@@ -30,6 +30,8 @@ SHARE_OF_MEMORY, MOST_HELD = 0.25, 128
 the least recently used one goes."""
 INLINE_BYTES = 1 << 16
 """Bytes of a context that goes in the message that it travels beside, and is not held."""
+OPEN_S = 1_800.0
+"""Seconds to open a sandbox there, with the installation of its packages. Beyond, its node is given up."""
 END_S = 60.0
 """Seconds until a worker must have been forked, and a killed one must have ended. Beyond, its node is given up."""
 CROSS_S, LEAST_BYTES_A_S = 600.0, 1 << 20
@@ -97,7 +99,7 @@ class Node:
         Raises:
             ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be opened there, or the node is lost.
         """
-        opened = await self._ask(lambda request: msgspec.structs.replace(sandbox, request=request), None)
+        opened = await self._ask(lambda request: msgspec.structs.replace(sandbox, request=request), OPEN_S)
         if not isinstance(opened, messages.NodeOpened):
             raise SandboxFailed(f"the node {self.name} answered with another message")
         wanted = [level.name for level in candidates(sandbox.isolation, sandbox.allow_exec)]
@@ -147,7 +149,7 @@ class Node:
         if self._servers.pop(server, None) is not None:
             self.link.post(messages.EndServer(server))
 
-    async def _ask(self, message: Callable[[int], msgspec.Struct], timeout_s: float | None) -> Any:
+    async def _ask(self, message: Callable[[int], msgspec.Struct], timeout_s: float) -> Any:
         if self.link.why_lost is not None:
             raise self.loss()
         request = self.numbers()
@@ -160,7 +162,7 @@ class Node:
             self.asked.pop(request, None)
 
     @contextlib.asynccontextmanager
-    async def in_time(self, timeout_s: float | None) -> AsyncIterator[None]:
+    async def in_time(self, timeout_s: float) -> AsyncIterator[None]:
         """Give the node up if the block takes longer. Raises `WorkerDied` then."""
         try:
             async with asyncio.timeout(timeout_s):

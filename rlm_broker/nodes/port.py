@@ -56,6 +56,7 @@ class AgentPort:
         self.fingerprint = None if made is None else made[1]
         self._acceptor: Acceptor | None = None
         self._expected: dict[str, Callable[[], asyncio.Protocol]] = {}
+        self._tokens: dict[str, str] = {}
         self._strangers: dict[Newcomer, None] = {}
         self._arriving: set[asyncio.Task[None]] = set()
 
@@ -80,9 +81,11 @@ class AgentPort:
         for stranger in list(self._strangers):
             stranger.hang_up()
 
-    def expect(self, make: Callable[[], asyncio.Protocol]) -> str:
-        """Return a token. When it is shown, which it can be once, `make` returns what takes the connection."""
-        token = secrets.token_urlsafe(TOKEN_BYTES)
+    def expect(self, name: str, make: Callable[[], asyncio.Protocol]) -> str:
+        """Return a token for a node, in place of its last one. It can be shown once; `make` then returns what takes the
+        connection."""
+        self._expected.pop(self._tokens.get(name, ""), None)
+        token = self._tokens[name] = secrets.token_urlsafe(TOKEN_BYTES)
         self._expected[token] = make
         return token
 

@@ -11,6 +11,7 @@ import pytest
 from rlm_broker import ContextRefused, SandboxFailed, WorkerDied
 from rlm_broker.nodes import messages
 from rlm_broker.nodes.link import HEAD, SILENCE_S
+from rlm_broker.nodes.node import Node
 from rlm_broker.nodes.streams import WINDOW_BYTES
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire import control
@@ -140,16 +141,22 @@ async def test_what_was_not_asked_for_ends_the_link(said: list[control.FromInit]
         await given_up(opening, agent)
 
 
+async def reading_a_file(nodes: LocalNodes, agent: PlayedAgent) -> tuple[Any, int, Node, "asyncio.Task[Any]"]:
+    """Open a file in a REPL of the agent's: the opening of the REPL, its worker's number, its node, and the reading."""
+    opening, number, _ = await opening_repl(nodes, agent)
+    node = nodes._placement.nodes[0]
+    worker: Any = node._inits[number].listener
+    for each in (control.Loaded([]), control.Started([])):
+        agent.link.post(messages.Heard(number, control.pack(each)))
+    reading = asyncio.create_task(worker.open_file(control.OpenToRead([b"x"])))
+    await agent.next(messages.Say)
+    return opening, number, node, reading
+
+
 async def test_file_that_comes_after_another_answer_ends_the_link() -> None:
     """Its caller has left with an error, and its copy here would stay open."""
     async with playing() as (nodes, agent):
-        opening, number, _ = await opening_repl(nodes, agent)
-        node = nodes._placement.nodes[0]
-        worker: Any = node._inits[number].listener
-        for each in (control.Loaded([]), control.Started([])):
-            agent.link.post(messages.Heard(number, control.pack(each)))
-        reading = asyncio.create_task(worker.open_file(control.OpenToRead([b"x"])))
-        await agent.next(messages.Say)
+        opening, number, node, reading = await reading_a_file(nodes, agent)
         agent.link.post(messages.Heard(number, control.pack(control.Drained())))
         agent.link.post(messages.Heard(number, control.pack(control.Opened()), 10))
         with pytest.raises(WorkerDied):
@@ -162,13 +169,7 @@ async def test_file_that_comes_after_another_answer_ends_the_link() -> None:
 async def test_file_that_does_not_come_in_time_gives_the_node_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlm_broker.nodes.node.CROSS_S", 0.05)
     async with playing() as (nodes, agent):
-        opening, number, _ = await opening_repl(nodes, agent)
-        node = nodes._placement.nodes[0]
-        worker: Any = node._inits[number].listener
-        for each in (control.Loaded([]), control.Started([])):
-            agent.link.post(messages.Heard(number, control.pack(each)))
-        reading = asyncio.create_task(worker.open_file(control.OpenToRead([b"x"])))
-        await agent.next(messages.Say)
+        opening, number, _, reading = await reading_a_file(nodes, agent)
         agent.link.post(messages.Heard(number, control.pack(control.Opened()), 10))
         with pytest.raises(WorkerDied, match="did not answer within"):
             await reading
@@ -209,6 +210,13 @@ async def test_cluster_closes_beside_a_node_that_does_not_open() -> None:
         await late.next(messages.OpenNode)
         await nodes.aclose()
         await until(lambda: late.link.why_lost is not None)
+
+
+async def test_node_that_does_not_open_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with playing() as (nodes, _):
+        monkeypatch.setattr("rlm_broker.nodes.node.OPEN_S", 0.05)
+        async with PlayedAgent.joined(nodes._order("late"), opens=False) as late:
+            await until(lambda: late.link.why_lost is not None)
 
 
 async def test_control_characters_of_an_agent_reach_no_terminal() -> None:

@@ -29,7 +29,7 @@ class Taken:
         self.links: list[Link] = []
 
     def order(self, **fields: object) -> AgentOrder:
-        token = self.port.expect(self._make)
+        token = self.port.expect("one", self._make)
         given = {"host": self.address[0], "port": self.address[1], "fingerprint": self.port.fingerprint, "token": token}
         return AgentOrder(**{**given, **fields})  # type: ignore[arg-type]
 
@@ -62,6 +62,15 @@ async def test_token_is_for_one_agent(taken: Taken) -> None:
     assert agents[0] not in done
     taken.links[0].close("over")
     assert "lost" in await agents[0]
+
+
+async def test_next_order_of_a_node_takes_its_last_token_back(taken: Taken) -> None:
+    first, second = taken.order(), taken.order()
+    assert await Agent(first).serve() == "its connection was lost"
+    agent = asyncio.create_task(Agent(second).serve())
+    await until(lambda: len(taken.links) == 1)
+    taken.links[0].close("over")
+    assert "lost" in await agent
 
 
 async def test_other_certificate_gets_no_token(taken: Taken) -> None:
