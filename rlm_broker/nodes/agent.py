@@ -95,6 +95,7 @@ class Agent:
         self._forking: set[int] = set()
         self._killed: set[int] = set()
         """Those workers of `_forking` that are to be ended as soon as they are forked."""
+        self._preparing: dict[int, asyncio.Task[None]] = {}
         self._memory: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -159,26 +160,37 @@ class Agent:
             case messages.OpenNode():
                 self._answer(message.request, self._open(message))
             case messages.Prepare():
-                self._answer(message.request, self._prepare(message))
-            case messages.EndServer() if (server := self._servers.pop(message.server, None)) is not None:
-                self._begin(server.close())
+                preparing = self._preparing[message.server] = self._answer(message.request, self._prepare(message))
+                preparing.add_done_callback(lambda _: self._preparing.pop(message.server, None))
+            case messages.EndServer():
+                self._end_server(message.server)
 
-    def _begin(self, work: Any) -> None:
+    def _end_server(self, number: int) -> None:
+        if (server := self._servers.pop(number, None)) is not None:
+            self._begin(server.close())
+        elif (preparing := self._preparing.get(number)) is not None:
+            preparing.cancel()
+
+    def _begin(self, work: Any) -> "asyncio.Task[None]":
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    def _answer(self, request: int, work: Any) -> None:
-        """Do what a request asks, and answer it."""
+    def _answer(self, request: int, work: Any) -> "asyncio.Task[None]":
+        """Do what a request asks, and answer it, also if it is cancelled."""
 
         async def answered() -> None:
             try:
                 answer = await work
             except (errors.RlmBrokerError, OSError) as error:
                 answer = refusal(request, error)
+            except asyncio.CancelledError:
+                self.link.post(refusal(request, SandboxFailed("it was ended before it was ready")))
+                raise
             self.link.post(answer)
 
-        self._begin(answered())
+        return self._begin(answered())
 
     async def _open(self, asked: messages.OpenNode) -> messages.NodeOpened:
         if self._sandbox is not None:

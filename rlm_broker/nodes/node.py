@@ -131,7 +131,12 @@ class Node:
         task = self._servers.get(server)
         if task is None or _has_failed(task):
             task = self._servers[server] = _task(self._prepare(server, preparation))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # and not the caller
+                raise SandboxFailed("its fork server has ended") from None
+            raise
 
     async def _prepare(self, server: int, preparation: Preparation) -> int:
         context = preparation.context
@@ -145,8 +150,9 @@ class Node:
         return done.memory_bytes if isinstance(done, messages.RequestDone) else 0
 
     def end_server(self, server: int) -> None:
-        """End a fork server that was prepared, if this node has it."""
-        if self._servers.pop(server, None) is not None:
+        """End a fork server that was prepared or is being prepared, if this node has it."""
+        if (task := self._servers.pop(server, None)) is not None:
+            task.cancel()
             self.link.post(messages.EndServer(server))
 
     async def _ask(self, message: Callable[[int], msgspec.Struct], timeout_s: float) -> Any:

@@ -107,6 +107,22 @@ async def test_template_prepares_each_node_once(nodes: LocalNodes) -> None:
             pass
 
 
+async def test_template_cancelled_while_it_is_prepared_leaves_no_process(nodes: LocalNodes) -> None:
+    def below() -> set[int]:
+        return {
+            each.pid for agent in nodes.agents.values() for each in psutil.Process(agent.pid).children(recursive=True)
+        }
+
+    before = below()
+    opening = asyncio.create_task(nodes.template(setup=SLEEP).__aenter__())
+    await until(lambda: bool(below() - before))
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await until(lambda: not below() - before)
+    assert all(node.link.why_lost is None for node in nodes._placement.nodes)
+
+
 async def test_files_cross(nodes: LocalNodes, tmp_path: Path) -> None:
     """Files go there and back whole, also through code; refusals are those of one machine."""
     data = os.urandom(3 << 20)
