@@ -124,8 +124,6 @@ class Journal:
             with self._told():
                 require_own(self._path)
                 self._is_new = not self._path.exists() or not self._path.stat().st_size
-                if self._is_new and self._results.size:
-                    raise ConfigurationError(f"{out} exists, and has no journal {self._path}: name another file")
                 self._database = self._connected()
                 with self._undamaged():
                     self.seed: int | None = self._header("seed", None)
@@ -342,20 +340,26 @@ class Journal:
     # -- SQLite --------------------------------------------------------------------------------------------------------
 
     def _connected(self) -> sqlite3.Connection:
-        """Open the file. If it is missing or empty, make it and its tables."""
+        """Open the file. If it is missing or empty, make it and its tables, unless there are results."""
         if self._is_new:
+            self._require_no_results()
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, PRIVATE))
         database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         try:
             if database.execute("SELECT * FROM sqlite_master").fetchone():
                 require_format(database, self._path)
                 database.execute("PRAGMA journal_mode = WAL")
-            else:
+            else:  # with results, its tables are in its -wal file alone, which is missing and may be put back
+                self._require_no_results()
                 database.executescript(_TABLES)
         except BaseException:
             database.close()
             raise
         return database
+
+    def _require_no_results(self) -> None:
+        if self._results.size:
+            raise ConfigurationError(f"{self._out} exists, and has no journal {self._path}: name another file")
 
     @contextlib.contextmanager
     def _transaction(self, *, is_synced: bool = False) -> Iterator[None]:

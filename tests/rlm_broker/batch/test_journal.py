@@ -344,6 +344,21 @@ def test_log_that_is_cut_at_any_byte_keeps_what_was_before(out: Path) -> None:
     assert states == {"", "a", "ac", "acd"}
 
 
+def test_journal_whose_log_was_lost_goes_on_when_it_is_put_back(out: Path) -> None:
+    """Without the log the journal has no tables; new ones would make the log worthless."""
+    assert was_killed(partial(written, out, dies_after="d"))
+    files = files_of(out)
+    del files["out.jsonl.journal-shm"]
+    put_back(out, {name: content for name, content in files.items() if not name.endswith("-wal")})
+    with pytest.raises(ConfigurationError, match=r"exists, and has no journal"):
+        Journal(out)
+    log = out.with_name("out.jsonl.journal-wal")
+    log.write_bytes(files[log.name])
+    log.chmod(0o600)
+    open_journal(out).close()
+    assert ids_in(out) == ["a", "c", "d"]
+
+
 def test_end_of_the_results_is_put_in_place(out: Path) -> None:
     """A kill may have left it torn, and a power cut with zeros. What another program has written is not touched."""
     assert was_killed(partial(written, out, dies_after="c"))
