@@ -396,7 +396,7 @@ async def serve_until_eof(order: AgentOrder, stdin: int) -> str:
     def read() -> None:
         if not os.read(stdin, 1 << 12):
             loop.remove_reader(stdin)
-            exiting = threading.Timer(END_S, os._exit, (1,))  # whatever the event loop is doing
+            exiting = threading.Timer(END_S, os._exit, (1,))  # also beside an event loop that hangs
             exiting.daemon = True
             exiting.start()
             serving.cancel()

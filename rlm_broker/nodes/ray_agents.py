@@ -1,7 +1,7 @@
 """Agents on the nodes of a Ray cluster: one actor each, which does no more than to start an agent and to end it.
 
 Theory of operation. Ray says which nodes there are, and puts an actor on each of them. The actor holds a pipe to the
-standard input of its child, the agent, which ends when that pipe ends: so it ends with its actor, whatever ends that
+standard input of its child, the agent, which ends when that pipe ends: so it ends with its actor, also with a killed
 one. Nothing of a REPL crosses Ray but the order that its agent needs to join.
 
 An actor whose call returns or fails has lost its agent. Ray says so as soon as the actor's process or its node is gone,

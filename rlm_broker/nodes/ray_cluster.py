@@ -24,7 +24,7 @@ class RayCluster(NodeSandbox):
             print(rlm.completion(Path("logs/"), "Which service failed first?").response)
         ```
 
-    Whatever takes a `Sandbox` takes it. The loop, the models, their keys, your functions and all limits stay in this
+    It stands wherever a `Sandbox` does. The loop, the models, their keys, your functions and all limits stay in this
     process. An agent on each node forks REPLs, and a REPL goes to the node with the most free places. The REPLs of a
     lost node were killed, and go on elsewhere with their contexts in place.
 
@@ -89,11 +89,13 @@ class RayCluster(NodeSandbox):
 
     async def _end(self) -> None:
         agents, self._agents = self._agents, None
-        if agents is not None:
-            await agents.close()
-        if self._owns_ray:
-            self._owns_ray = False
-            await asyncio.to_thread(self._ray.disconnect)
+        try:
+            if agents is not None:
+                await agents.close()
+        finally:
+            if self._owns_ray:
+                self._owns_ray = False
+                await asyncio.to_thread(self._ray.disconnect)
 
     def _ended(self, name: str, why: str) -> None:
         """Learn from Ray that an agent has ended. Its link may not have noticed yet."""

@@ -1,6 +1,6 @@
 """Ends of streams: descriptors whose bytes cross a link, and memory filled from one.
 
-Whatever travels beside a control message on one machine, as a descriptor, is a stream between two machines. Its two
+A descriptor that travels beside a control message on one machine is a stream between two machines. Its two
 ends are alike: what is read from the descriptor here is written to that one there, in both directions.
 """
 
