@@ -60,6 +60,10 @@ def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> 
     from rlm_broker.serve.mcp.stdio import serve_stdio
 
     settings = Settings(assigned(assignments, **options))
+    if settings["cluster"] is not None:  # refuse it now where it cannot be had, and not at the first call of a tool
+        from rlm_broker.cli.composition import sandbox_of
+
+        sandbox_of(settings)
     gc.freeze()
     gc.enable()
 

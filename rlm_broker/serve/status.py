@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Scope
 
 from rlm_broker.errors import RlmBrokerError
@@ -134,10 +134,14 @@ class KeysRuns:
         return next((hosted for hosted in self._seen(may=may) if hosted.id == run), None)
 
 
-def viewer_routes(parts: Parts) -> list[Mount]:
-    """Return the routes of the viewer."""
+def viewer_routes(parts: Parts) -> list[BaseRoute]:
+    """Return the routes of the viewer. The server's own address leads a browser there."""
 
-    return [Mount(PATH, viewer_app(lambda scope: KeysRuns(parts, scope[KEY]), parts.settings.stall_s))]
+    async def root(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}{PATH}/")
+
+    viewer = viewer_app(lambda scope: KeysRuns(parts, scope[KEY]), parts.settings.stall_s)
+    return [Route("/", root), Mount(PATH, viewer)]
 
 
 def viewer_app(source: LiveSource | Callable[[Scope], LiveSource], stall_s: float) -> ASGIApp:
