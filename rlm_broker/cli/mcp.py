@@ -1,9 +1,11 @@
 """`rlm-broker mcp`: serves one client by stdin and stdout, or prints the settings that clients want."""
 
+import contextlib
 import gc
 import json
 import shutil
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +74,16 @@ def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> 
 
         return rlm_of(settings)
 
-    def spans() -> Any:
+    @contextlib.asynccontextmanager
+    async def around() -> AsyncIterator[Any]:
         from rlm_broker.cli.spans import sent_spans
+        from rlm_broker.watch.server import ControlSocket
 
-        return sent_spans()
+        control = ControlSocket("mcp").start()
+        try:
+            with sent_spans() as on_event:
+                yield on_event
+        finally:
+            await control.aclose()
 
-    serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s, spans=spans)
+    serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s, around=around)

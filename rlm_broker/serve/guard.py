@@ -18,7 +18,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.settings import RIGHTS, KeySettings, Right
-from rlm_broker.watch.conventions import checked_traceparent, traceparent
+from rlm_broker.watch.conventions import continue_trace
 
 KEY_BYTES = 24
 """Random bytes of a key that the server makes."""
@@ -191,7 +191,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        traceparent.set(checked_traceparent(Request(scope).headers.get("traceparent")))
+        continue_trace(Request(scope).headers.get("traceparent"))
         scope[REQUEST_ID] = f"req_{secrets.token_hex(ID_BYTES)}"
         started, status = time.monotonic(), LEFT
 
