@@ -79,11 +79,8 @@ def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> 
         from rlm_broker.cli.spans import sent_spans
         from rlm_broker.watch.server import ControlSocket
 
-        control = ControlSocket("mcp").start()
-        try:
-            with sent_spans() as on_event:
-                yield on_event
-        finally:
-            await control.aclose()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(ControlSocket("mcp").start().aclose)
+            yield stack.enter_context(sent_spans())
 
     serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s, around=around)

@@ -113,7 +113,7 @@ class KeysRuns:
         found = self._found(run, may="watch" in self._key.rights)
         if found is None:
             raise LookupError(run)
-        async for event in found.events(after):
+        async for event in found.run.events(after):
             yield encoded(plain(event))
 
     async def stop(self, run: str, now: bool) -> bool:
@@ -121,10 +121,7 @@ class KeysRuns:
         found = self._found(run, may="stop" in self._key.rights)
         if found is None:
             return False
-        if now:
-            found.run.cancel()
-        else:
-            found.stop()
+        found.stop(now=now)
         return True
 
     def _seen(self, *, may: bool) -> list[HostedRun]:

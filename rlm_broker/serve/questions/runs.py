@@ -106,7 +106,7 @@ class Asked:
         Raises:
             RunFailed: As for `outcome`.
         """
-        last, events = since.event, self.hosted.events(since.event)
+        last, events = since.event, self.hosted.run.events(since.event)
         wanted = asyncio.ensure_future(self.tools.wanted()) if self.tools else None
         following: asyncio.Future[Any] | None = None
         try:

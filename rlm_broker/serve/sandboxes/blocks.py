@@ -29,6 +29,7 @@ from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
 from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.hosting.runs import require_within
 from rlm_broker.serve.materials import stored_of
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.replies import EventStream, SlowJson, sse
@@ -116,12 +117,9 @@ def tightened(servers: ReplLimits, asked: Mapping[str, Any]) -> ReplLimits:
     """
     try:
         wanted = ReplLimits.model_validate(dict(asked))
+        require_within({name: getattr(wanted, name) for name in asked}, servers.model_dump())
     except ConfigurationError as error:
         raise ApiError(400, str(error), param="limits") from None
-    for name in asked:
-        most, value = getattr(servers, name), getattr(wanted, name)
-        if most is not None and (value is None or value > most):
-            raise ApiError(400, f"the limit {name} = {value} is above the {most} of this server", param="limits")
     return servers.model_copy(update=wanted.model_dump(exclude_unset=True))
 
 
