@@ -24,7 +24,7 @@ from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.rlm import RLM
 from rlm_broker.serve import metrics
-from rlm_broker.serve.chat.routes import routes as chat_routes
+from rlm_broker.serve.chat import routes as chat_routes
 from rlm_broker.serve.errors import ApiError, api_error_of
 from rlm_broker.serve.guard import LEFT, REQUEST_ID, Guard, Keys, key_of
 from rlm_broker.serve.hosting.files import Files
@@ -32,8 +32,8 @@ from rlm_broker.serve.hosting.owner import Places
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
 from rlm_broker.serve.metrics import Metrics, metrics_of
-from rlm_broker.serve.models import ServedModels
 from rlm_broker.serve.parts import Parts
+from rlm_broker.serve.questions.request import ServedModels
 from rlm_broker.serve.questions.runs import Asking
 from rlm_broker.serve.responses.routes import ResponseRoutes
 from rlm_broker.serve.sandboxes import blocks, containers, run_code

@@ -15,7 +15,7 @@ from rlm_broker.serve.hosting.files import Files, UploadedFile
 from rlm_broker.serve.hosting.owner import Owner, Places, UnknownHandle
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.models import ServedModels
+from rlm_broker.serve.questions.request import ServedModels
 from rlm_broker.serve.questions.runs import Asking
 from rlm_broker.serve.settings import ServeSettings
 

@@ -21,8 +21,7 @@ read, such as folders of logs. If it takes long, it returns a run: pass it to ge
 
 ReplId = Annotated[str, Field(description="Handle of a REPL, as execute_python returned it.", max_length=100)]
 WaitS = Annotated[
-    float,
-    Field(description="Seconds to wait for the answer; then the handle is returned.", ge=0, le=LONGEST_WAIT_S),
+    float, Field(description="Seconds to wait for the answer; then the handle is returned.", ge=0, le=LONGEST_WAIT_S)
 ]
 
 
@@ -108,8 +107,7 @@ class Ran(BaseModel):
 
     repl: Annotated[str | None, Field(description="Pass it to go on with the variables; null if the REPL is gone.")]
     status: Annotated[
-        Literal["ok", "error", "exited", "interrupted", "killed"],
-        Field(description="killed: its variables are gone."),
+        Literal["ok", "error", "exited", "interrupted", "killed"], Field(description="killed: its variables are gone.")
     ]
     stdout: str
     stderr: str

@@ -31,10 +31,9 @@ from rlm_broker import (
 from rlm_broker.serve.errors import api_error_of
 from rlm_broker.serve.questions.client_tools import ClientCall
 from rlm_broker.serve.questions.conversation import Item
-from rlm_broker.serve.questions.outcome import RunOutcome, output_of
-from rlm_broker.serve.responses import resource as items
-from rlm_broker.serve.responses.request import item_id, text_part
-from rlm_broker.serve.responses.resource import Resource, Status
+from rlm_broker.serve.questions.runs import RunOutcome, output_of
+from rlm_broker.serve.responses import bodies as items
+from rlm_broker.serve.responses.bodies import Resource, Status, item_id, text_part
 from rlm_broker.serve.responses.store import ResponseEvents
 from rlm_broker.values.parsing.fences import RUNNABLE_TAGS
 from rlm_broker.values.text import shorten

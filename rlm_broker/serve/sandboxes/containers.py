@@ -26,13 +26,12 @@ from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks.block_result import OnOutput
 from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.serve.bodies import validated
+from rlm_broker.serve.bodies import Page, listed, page_of, validated
 from rlm_broker.serve.errors import ApiError, not_found
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
 from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
 from rlm_broker.serve.hosting.repls import HeldRepl
-from rlm_broker.serve.pages import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.replies import SlowJson
 from rlm_broker.serve.sandboxes.blocks import (

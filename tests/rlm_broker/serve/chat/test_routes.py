@@ -421,7 +421,7 @@ def test_leaving_client_ends_a_running_block(stream: bool, open_sandbox: Sandbox
         (run,) = own.parts.runs.all()
 
         async def printed() -> None:
-            async for event in run.events():
+            async for event in run.run.events():
                 if isinstance(event, BlockPrinted):
                     return
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from rlm_broker.serve.bodies import validated
-from rlm_broker.serve.chat.routes import ChatRequest
+from rlm_broker.serve.chat import ChatRequest
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Busy, Owner
 from rlm_broker.serve.questions import client_tools
 from rlm_broker.serve.questions.client_tools import MOST_TOOLS, checked_in_turn, forced_call, safe_schema, tools_of
 from rlm_broker.serve.questions.request import MOST_FILES, MOST_ITEMS, AnswerForm, DialectRequest
-from rlm_broker.serve.responses.request import ResponseRequest
+from rlm_broker.serve.responses.bodies import ResponseRequest
 from tests.support.waiting import WAIT_S
 
 ANN = Owner("ann")

@@ -20,10 +20,9 @@ from rlm_broker import (
     Usage,
 )
 from rlm_broker.serve.questions.client_tools import ClientCall
-from rlm_broker.serve.questions.outcome import RunOutcome
+from rlm_broker.serve.questions.runs import RunOutcome
+from rlm_broker.serve.responses.bodies import Resource, ResponseRequest, repeated
 from rlm_broker.serve.responses.events import LOGS_CHARS, Teller
-from rlm_broker.serve.responses.request import ResponseRequest
-from rlm_broker.serve.responses.resource import Resource, repeated
 from rlm_broker.serve.responses.store import ResponseEvents
 from tests.support.response_types import check_body, check_events
 

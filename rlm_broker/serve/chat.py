@@ -14,11 +14,9 @@ from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.questions.client_tools import ClientCall
-from rlm_broker.serve.questions.conversation import ROLES, Item, read
-from rlm_broker.serve.questions.outcome import RunOutcome, Telling
-from rlm_broker.serve.questions.question import QuestionRequest
+from rlm_broker.serve.questions.conversation import ROLES, Item, QuestionRequest, read
 from rlm_broker.serve.questions.request import COUNTED, DialectRequest, Tokens
-from rlm_broker.serve.questions.runs import BEGINNING, Asked, Following, Since
+from rlm_broker.serve.questions.runs import BEGINNING, Asked, Following, RunOutcome, Since, Telling
 from rlm_broker.serve.replies import EventStream, SlowJson, sse
 
 PATH: Final = "/v1/chat/completions"
