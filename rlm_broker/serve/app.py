@@ -169,8 +169,8 @@ class Service:
         repls = await opening.enter_async_context(HeldRepls(*bounds))
         files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
         places = Places(settings.max_executions, settings.max_queue)
-        models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings.tool_wait_s)
-        return Parts(settings, self._rlm, runs, repls, files, places, contexts, models, asking)
+        models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings)
+        return Parts(settings, self._rlm, runs, repls, files, places, models, asking)
 
     def _routes(self, parts: Parts) -> Sequence[BaseRoute]:
         assert self._health is not None

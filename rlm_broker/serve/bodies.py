@@ -159,21 +159,18 @@ def validated(value: Any, kind: type[T], within: str = "") -> T:
         raise ApiError(400, said, param=place or None) from None
 
 
-def idempotency_key(request: Request) -> str | None:
-    """Return the key under which a request joins the run it has begun before.
+def repeat_of(request: Request, body: bytes) -> tuple[str, str] | None:
+    """Return the key under which a request joins the run it has begun before, and a digest of the request.
 
     Raises:
-        ApiError: 400: it is too long.
+        ApiError: 400: the key is too long.
     """
     key = request.headers.get("idempotency-key")
-    if key is not None and len(key) > MOST_KEY_CHARS:
+    if not key:
+        return None
+    if len(key) > MOST_KEY_CHARS:
         raise ApiError(400, f"Idempotency-Key has more than {MOST_KEY_CHARS} characters", param="Idempotency-Key")
-    return key or None
-
-
-def fingerprint_of(request: Request, body: bytes) -> str:
-    """Return a digest of a request."""
-    return hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
+    return key, hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
 
 
 def _too_large(most_bytes: int) -> ApiError:

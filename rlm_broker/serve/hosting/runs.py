@@ -55,6 +55,8 @@ TASK_CHARS: Final = 500
 """Characters of a task shown in lists of runs."""
 
 
+Repeat = tuple[str, str]
+"""Idempotency key of a request, and its digest."""
 RunState = Literal["queued", "running", "ended"]
 
 
@@ -75,7 +77,7 @@ class HostedRun:
     Attributes:
         owner: Owner of the run.
         task: Beginning of its task, if that is in the context; None if it has a question, or is not known.
-        fingerprint: Digest of the request that began it.
+        repeat: Idempotency key and digest of the request that began it, or None.
         run: Handle on the run.
         keeping: Ends when the run has ended and is kept.
         created_at: Unix time in seconds.
@@ -92,7 +94,7 @@ class HostedRun:
 
     owner: Owner
     task: str | None
-    fingerprint: str
+    repeat: Repeat | None
     run: Run = field(init=False)
     keeping: "asyncio.Task[None]" = field(init=False)
     created_at: float = field(default_factory=time.time)
@@ -261,8 +263,7 @@ class HostedRuns:
         *,
         limits: RunLimits | None = None,
         task: str | None = None,
-        key: str | None = None,
-        fingerprint: str = "",
+        repeat: Repeat | None = None,
         on_end: Callable[[], None] | None = None,
         **given: Unpack[StartOptions],
     ) -> HostedRun:
@@ -273,8 +274,7 @@ class HostedRuns:
             context, question: As for `RLM.start`.
             limits: Limits of the request. The owner's limits hold as well: the smaller one of each.
             task: Beginning of the task, to be shown where there is no question.
-            key: Idempotency key of the request, or None.
-            fingerprint: Digest of the request, which must be the same for the same `key`.
+            repeat: Idempotency key of the request and its digest, which must be the same for the same key; or None.
             on_end: Called when the run has ended. The run that has begun before does not call it.
             given: Further arguments of `RLM.start`.
 
@@ -283,8 +283,8 @@ class HostedRuns:
             MoneySpent, NotAllowed: The owner has no money left, or may not use the model.
             ConfigurationError: An argument cannot be used, or the key belongs to another request.
         """
-        if key is not None and (known := self._known(owner, key)) is not None:
-            if known.fingerprint != fingerprint:
+        if repeat is not None and (known := self._known(owner, repeat)) is not None:
+            if known.repeat != repeat:
                 raise ConfigurationError("this Idempotency-Key was used for another request: send a new one")
             return known
         if self._is_draining:
@@ -293,7 +293,7 @@ class HostedRuns:
         purse = self._purses.setdefault(owner.name, Purse(owner))
         purse.require_some()
         self._require_room(owner)
-        hosted = HostedRun(owner, task and task[:TASK_CHARS], fingerprint)
+        hosted = HostedRun(owner, task and task[:TASK_CHARS], repeat)
         hosted.run = self._rlm.start(
             context,
             question,
@@ -302,8 +302,8 @@ class HostedRuns:
             on_event=self._counting(hosted, purse),
             **given,
         )
-        if key is not None:
-            self._keys[owner.name, key] = hosted
+        if repeat is not None:
+            self._keys[owner.name, repeat[0]] = hosted
         self._live[hosted.id] = hosted
         self._queued.add(hosted)
         BOARD.set_owner(hosted.id, owner.name, hosted.task)
@@ -385,9 +385,9 @@ class HostedRuns:
         if on_end is not None:
             on_end()
 
-    def _known(self, owner: Owner, key: str) -> HostedRun | None:
+    def _known(self, owner: Owner, repeat: Repeat) -> HostedRun | None:
         """Return the run that a request with this key has begun, if it goes on or is kept."""
-        known = self._keys.get((owner.name, key))
+        known = self._keys.get((owner.name, repeat[0]))
         is_kept = known is not None and (known.id in self._live or self._ended.get(known.id) is known)
         return known if is_kept else None
 

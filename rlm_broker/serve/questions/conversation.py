@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rlm_broker import Instructions, PersistentRepl, RunLimits, StoredContext, store_as_it_is
+from rlm_broker import Instructions, StoredContext, store_as_it_is
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.materials import InlineFile, Material, Text, stored_of
 from rlm_broker.serve.questions.client_tools import CONVERSATION
-from rlm_broker.serve.questions.request import AT, AnswerForm, DialectRequest, RlmOptions, ServedModel
+from rlm_broker.serve.questions.request import AT, RlmOptions, ServedModel
 
 Item = dict[str, Any]
 """A message, a function call or its output, as `/v1/responses` has them. Parts have the form of either interface."""
@@ -250,105 +250,66 @@ def _each_once(materials: Sequence[Material]) -> Iterator[Material]:
             yield each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionRequest:
-    """A run that a request asks for.
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with all that it is about.
 
     Attributes:
-        model: Model that was named, with its context of the server's.
-        form: What the answer must be, and the functions of the client.
-        materials: Texts and files that the question is about.
+        text: The question; None: the task is in the context.
+        materials: Texts and files that it is about.
         value: Context of plain values, in place of materials; None is none.
-        question: Question; None: the task is in the context.
         history: Earlier turns, as dicts of `role` and `content`, the oldest first.
         system: Instructions of the caller, which stand beside our prompt; empty if there are none.
-        limits: Limits of the request.
-        one_at_a_time: Whether the client gets one call of its tools in each response.
-        ignored: Fields and tools of the request without effect.
-        repl: REPL of an earlier run that this one goes on with, or None.
-        outlives_s: Seconds for which the run goes on without a follower; None is to its end.
     """
 
-    model: ServedModel
-    form: AnswerForm = AnswerForm()  # noqa: RUF009 - it is frozen
+    text: str | None
     materials: Sequence[Material] = ()
     value: Any = None
-    question: str | None = None
     history: Sequence[Mapping[str, Any]] = ()
     system: str = ""
-    limits: RunLimits | None = None
-    one_at_a_time: bool = False
-    ignored: tuple[str, ...] = ()
-    repl: PersistentRepl | None = None
-    outlives_s: float | None = 0.0
 
     @classmethod
     def of(
-        cls,
-        request: DialectRequest,
-        said: Dialogue,
-        model: ServedModel,
-        form: AnswerForm,
-        *,
-        earlier: Sequence[Material],
-        inline_chars: int,
-    ) -> "QuestionRequest":
-        """Return what a request asks for.
+        cls, said: Dialogue, options: RlmOptions, model: ServedModel, earlier: Sequence[Material], inline_chars: int
+    ) -> "Question":
+        """Return the question of a conversation. A model without a REPL gets the messages themselves as its context.
 
         Args:
-            request, said: The request, and its conversation.
-            model, form: What it names.
+            said: The conversation.
+            options: The object `rlm` of the request.
+            model: Model that it names.
             earlier: Files of earlier messages.
             inline_chars: Characters beyond which a text cannot be a question.
 
         Raises:
             ApiError: 400: there is no question, or the model cannot take what the request has.
         """
-        options, has_context = request.options, model.context is not None
-        materials, question = divided(said, earlier, options, inline_chars=inline_chars, has_context=has_context)
-        ignored = request.ignored()
-        made = cls(
-            model=model,
-            form=form,
-            materials=materials,
-            value=options.context,
-            question=question,
-            history=said.history,
-            system="\n\n".join([*said.system, *([_LATE_RESULTS] if said.results else [])]),
-            limits=request.limits(),
-            one_at_a_time=request.parallel_tool_calls is False,
-        )
-        if model.is_plain:
-            ignored += ["tools"] if form.tools else []
-            made = made._plain()
-        return dataclasses.replace(made, ignored=tuple(dict.fromkeys(ignored)))
-
-    def _plain(self) -> "QuestionRequest":
-        """Return the same for a model without a REPL: it gets the messages themselves."""
-        if any(not isinstance(each, Text) for each in self.materials):
-            said = f"the model {self.model.name} takes texts alone: name it without @plain to ask about a file"
-            raise ApiError(400, said, code="unsupported_content", param="model")
-        limits = RunLimits(**{**(self.limits.model_dump(exclude_unset=True) if self.limits else {}), "max_depth": 0})
-        form = dataclasses.replace(self.form, tools=())
-        if self.value is not None:
-            return dataclasses.replace(self, form=form, limits=limits, history=())
-        last = [each.text for each in self.materials if isinstance(each, Text)] + [self.question or ""]
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, *map(_as_text, self.history), {"role": "user", "content": "\n\n".join(filter(None, last))}]
-        return dataclasses.replace(
-            self, form=form, limits=limits, history=(), system="", materials=(), value=messages, question=None
-        )
+        has_context = model.context is not None
+        materials, text = divided(said, earlier, options, inline_chars=inline_chars, has_context=has_context)
+        system = "\n\n".join([*said.system, *([_LATE_RESULTS] if said.results else [])])
+        if not model.is_plain:
+            if not materials and options.context is None and not has_context:  # the context has the task in it
+                materials, text = (Text("question", text or ""),), None
+            return cls(text, materials, options.context, said.history, system)
+        if any(not isinstance(each, Text) for each in materials):
+            why = f"the model {model.name} takes texts alone: name it without @plain to ask about a file"
+            raise ApiError(400, why, code="unsupported_content", param="model")
+        if options.context is not None:
+            return cls(text, (), options.context, (), system)
+        last = "\n\n".join([*(each.text for each in materials if isinstance(each, Text)), *([text] if text else [])])
+        rules = [{"role": "system", "content": system}] if system else []
+        return cls(None, (), [*rules, *map(_as_text, said.history), {"role": "user", "content": last}])
 
     @property
     def task(self) -> str | None:
         """Text with the task: the question, or the last text of the materials or messages."""
+        if self.text is not None:
+            return self.text
         texts = [each.text for each in self.materials if isinstance(each, Text)]
-        if self.model.is_plain and isinstance(self.value, list) and not self.question:
-            texts = [self.value[-1]["content"]]
-        return self.question or (texts[-1] if texts else None)
+        return texts[-1] if texts else self.value[-1]["content"] if self.value else None
 
     def instructions(self, base: Instructions) -> Instructions | None:
-        """Return the instructions of the server with the caller's beside them, or None if it has none."""
+        """Return the server's instructions with the caller's beside them, or None if it has none."""
         if not self.system.strip():
             return None
         own = f"Instructions of the caller:\n{self.system.strip()}"
@@ -364,6 +325,23 @@ class QuestionRequest:
         )
         return {CONVERSATION: {"tool": [dict(message) for message in self.history], "description": told}}
 
+    async def context(self, model: ServedModel) -> StoredContext:
+        """Return the context, which the caller closes.
+
+        Raises:
+            ContextRefused: A file has no text, or there is no memory for it.
+            UnknownHandle: A file was deleted meanwhile.
+        """
+        if self.value is not None:
+            return await asyncio.to_thread(store_as_it_is, self.value)
+        if model.context is None:
+            return await stored_of(self.materials)
+        if not self.materials:
+            return model.context.another()
+        with await stored_of(self.materials) as brought:
+            name = model.name.rpartition(AT)[2]
+            return await asyncio.to_thread(store_as_it_is, {name: model.context, "attached": brought})
+
 
 _LATE_RESULTS = (
     f"Functions were called for this question before. The calls and their results are at the end of `{CONVERSATION}`."
@@ -378,26 +356,3 @@ def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
     if role == "tool":
         said, role = ["[result]", *said], "user"
     return {"role": role, "content": "\n".join(filter(None, said))}
-
-
-async def about(wanted: QuestionRequest) -> tuple[StoredContext, str | None]:
-    """Return the context of a request, which the caller closes, and its question; None: the task is in the context.
-
-    A question without any context is the context itself, with its task in it.
-
-    Raises:
-        ContextRefused: A file has no text, or there is no memory for it.
-        UnknownHandle: A file was deleted meanwhile.
-    """
-    question, served = wanted.question, wanted.model.context
-    if wanted.value is not None:
-        return await asyncio.to_thread(store_as_it_is, wanted.value), question
-    if served is None:
-        return await stored_of(
-            wanted.materials or [Text("question", question or "")]
-        ), question if wanted.materials else None
-    if not wanted.materials:
-        return served.another(), question
-    with await stored_of(wanted.materials) as brought:
-        name = wanted.model.name.rpartition(AT)[2]
-        return await asyncio.to_thread(store_as_it_is, {name: served, "attached": brought}), question

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A request becomes a `QuestionRequest`, and `Asking.begin` makes a run of it. The response follows the run
+`Asking.begin` makes a run of a request and its conversation. The response follows the run
 (`Asked.steps` or `Asked.outcome`) within `Asked.joined`, so that the run ends when the client leaves.
 
 When code calls a tool of the client, the block waits, and with it the run: nothing of its state is stored or replayed.
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import json
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -33,17 +33,21 @@ from rlm_broker import (
     Event,
     EventsMissed,
     LimitReached,
+    PersistentRepl,
     Replied,
+    RunLimits,
     RunStarted,
     Usage,
 )
 from rlm_broker.events.story import printed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
-from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns
+from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns, Repeat
+from rlm_broker.serve.materials import Material
 from rlm_broker.serve.questions.client_tools import ClientCall, ClientTools, forced_call
-from rlm_broker.serve.questions.conversation import Dialogue, QuestionRequest, about
-from rlm_broker.serve.questions.request import AnswerForm
+from rlm_broker.serve.questions.conversation import Dialogue, Question
+from rlm_broker.serve.questions.request import AnswerForm, DialectRequest, ServedModel
+from rlm_broker.serve.settings import ServeSettings
 from rlm_broker.values.text import shorten
 
 
@@ -71,10 +75,6 @@ class RunOutcome:
     def is_whole(self) -> bool:
         """Whether the response is complete: no limit and no stop has cut it."""
         return self.limit is None and not self.is_stopped
-
-    def told(self) -> dict[str, Any]:
-        """Return what the object `rlm` of a response says about the end of its run."""
-        return {"cost_usd": self.usage.total_cost, "calls": self.usage.total_calls, "limit": self.limit, **self.facts}
 
 
 def outcome_of(ended: Completion | LimitReached, form: AnswerForm) -> RunOutcome:
@@ -154,6 +154,10 @@ def _fenced(block: Block) -> str:
     return f"{fence}text\n{shorten(said, SHOWN_CHARS)}\n{fence}\n\n"
 
 
+RUN_HEADER: Final = "x-rlm-run"
+"""Header of a response with the id of its run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Since:
     """The point of a run at which a response ended, and the next one goes on.
@@ -166,11 +170,20 @@ class Since:
     event: int = 0
     usage: Usage = field(default_factory=Usage)
 
+    def more(self, usage: Usage) -> tuple[int, int, int]:
+        """Return the tokens that were read, those of them that were cached, and those written since then."""
+        read, cached, written = (
+            getattr(usage, name) - getattr(self.usage, name)
+            for name in ("total_input_tokens", "cached_input_tokens", "total_output_tokens")
+        )
+        return read, cached, written
+
 
 BEGINNING = Since()
 """The point at which the first response of a run begins."""
 
 
+@dataclass(eq=False)
 class Asked:
     """A run that requests have asked for. `Asking.begin` makes it.
 
@@ -178,21 +191,21 @@ class Asked:
         hosted: The run.
         model: Name of the model, as the client gave it.
         tools: Tools of the client.
+        form: Form of the answer that the request has asked for.
         ignored: Fields and tools of the request without effect.
         since: Point at which the last response with calls of tools has ended.
         about: What the interface keeps with the run, or None.
     """
 
-    def __init__(self, hosted: HostedRun, wanted: QuestionRequest, tools: ClientTools, offered: "_Offered") -> None:
-        self.hosted = hosted
-        self.model = wanted.model.name
-        self.tools = tools
-        self.since = BEGINNING
-        self.about: Any = None
-        self.ignored = wanted.ignored
-        self._form = wanted.form
-        self._outlives_s = wanted.outlives_s
-        self._offered = offered
+    hosted: HostedRun
+    model: str
+    tools: ClientTools
+    form: AnswerForm
+    ignored: Sequence[str]
+    _outlives_s: float | None
+    _offered: "weakref.WeakValueDictionary[str, Asked]"
+    since: Since = BEGINNING
+    about: Any = None
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator["Asked"]:
@@ -203,8 +216,8 @@ class Asked:
 
     def told(self, end: RunOutcome) -> dict[str, Any]:
         """Return the object `rlm` of a response with this end."""
-        ignored = {"ignored": list(self.ignored)} if self.ignored else {}
-        return {"run": self.hosted.id, **end.told(), **ignored}
+        told = {"run": self.hosted.id, "cost_usd": end.usage.total_cost, "calls": end.usage.total_calls}
+        return {**told, "limit": end.limit, **end.facts, **({"ignored": [*self.ignored]} if self.ignored else {})}
 
     async def outcome(self) -> RunOutcome:
         """Wait for the end of the run, or until it waits for the client's tools.
@@ -256,9 +269,9 @@ class Asked:
 
     async def _ended(self) -> RunOutcome:
         try:
-            return outcome_of(await self.hosted.completion(), self._form)
+            return outcome_of(await self.hosted.completion(), self.form)
         except LimitReached as limit:
-            return outcome_of(limit, self._form)
+            return outcome_of(limit, self.form)
 
     def _suspended(self, calls: list[ClientCall], last: int) -> RunOutcome:
         self.hosted.outlive(self.tools.wait_s)
@@ -268,26 +281,32 @@ class Asked:
         return RunOutcome(self.hosted.usage, calls=tuple(calls))
 
 
-_Offered = weakref.WeakValueDictionary[str, Asked]
-
-
 class Asking:
     """Begins and resumes the runs that requests ask for.
 
     Args:
         rlm: The open `RLM` that answers.
         runs: Runs of all owners.
-        tool_wait_s: Seconds for which a run waits for the result of a tool of the client.
+        settings: Settings of the server.
     """
 
-    def __init__(self, rlm: RLM, runs: HostedRuns, tool_wait_s: float) -> None:
+    def __init__(self, rlm: RLM, runs: HostedRuns, settings: ServeSettings) -> None:
         self._rlm = rlm
         self._runs = runs
-        self._tool_wait_s = tool_wait_s
-        self._offered: _Offered = weakref.WeakValueDictionary()
+        self._settings = settings
+        self._offered: weakref.WeakValueDictionary[str, Asked] = weakref.WeakValueDictionary()
 
     async def begin(
-        self, owner: Owner, wanted: QuestionRequest, key: str | None = None, fingerprint: str = ""
+        self,
+        owner: Owner,
+        request: DialectRequest,
+        said: Dialogue,
+        model: ServedModel,
+        earlier: Sequence[Material],
+        *,
+        repl: PersistentRepl | None = None,
+        outlives_s: float | None = 0.0,
+        repeat: Repeat | None = None,
     ) -> Asked:
         """Begin a run, or return the one that the same request has begun before.
 
@@ -295,35 +314,43 @@ class Asking:
 
         Args:
             owner: Owner of the run.
-            wanted: What the request asks for.
-            key: Idempotency key, or None.
-            fingerprint: Digest of the request.
+            request, said, model: The request, its conversation, and the model that it names.
+            earlier: Files of earlier messages.
+            repl: REPL of an earlier run that this one goes on with, or None.
+            outlives_s: Seconds for which the run goes on without a follower; None is to its end.
+            repeat: As for `HostedRuns.begin`.
 
         Raises:
             ApiError, ConfigurationError: 400: the request cannot be used.
-            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `about`.
+            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `Question.context`.
         """
-        tools = ClientTools(wanted.form.tools, self._tool_wait_s, one_at_a_time=wanted.one_at_a_time)
-        added = {**wanted.variables(), **tools.functions()}
+        form, limits, ignored = await request.form(owner), request.limits(), request.ignored()
+        question = Question.of(said, request.options, model, earlier, self._settings.inline_chars)
+        if model.is_plain:
+            ignored += ["tools"] if form.tools else []
+            form = replace(form, tools=())
+            limits = RunLimits(**(limits.model_dump(exclude_unset=True) if limits else {}) | {"max_depth": 0})
+        is_single = request.parallel_tool_calls is False
+        tools = ClientTools(form.tools, self._settings.tool_wait_s, one_at_a_time=is_single)
+        added = {**question.variables(), **tools.functions()}
         try:
             every = await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
         except ConfigurationError as error:
             raise ApiError(400, str(error), param="tools") from None
-        context, question = await about(wanted)
+        context = await question.context(model)
         try:
             hosted = self._runs.begin(
                 owner,
                 context,
-                question,
-                model=wanted.model.model,
-                limits=wanted.limits,
-                instructions=wanted.instructions(self._rlm.instructions),
-                output_type=wanted.form.output_type,
+                question.text,
+                model=model.model,
+                limits=limits,
+                instructions=question.instructions(self._rlm.instructions),
+                output_type=form.output_type,
                 tools=every,
-                repl=wanted.repl,
-                task=wanted.task,
-                key=key,
-                fingerprint=fingerprint,
+                repl=repl,
+                task=question.task,
+                repeat=repeat,
                 on_end=context.close,
             )
         except BaseException:
@@ -332,7 +359,8 @@ class Asking:
         if isinstance(hosted.about, Asked):
             context.close()
             return hosted.about
-        asked = hosted.about = Asked(hosted, wanted, tools, self._offered)
+        named = tuple(dict.fromkeys(ignored))
+        asked = hosted.about = Asked(hosted, model.name, tools, form, named, outlives_s, self._offered)
         tools.away = lambda: self._runs.away(hosted)
         return asked
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, StrictBool
 from pydantic_core import PydanticCustomError
 
-from rlm_broker import RunLimits, Usage
+from rlm_broker import RunLimits
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.questions.client_tools import ClientCall
 from rlm_broker.serve.questions.conversation import ROLES, TEXTS, Item
@@ -254,11 +254,8 @@ class Resource:
         }
 
 
-def usage_of(usage: Usage, told: Usage) -> dict[str, Any]:
+def usage_of(read: int, cached: int, written: int) -> dict[str, Any]:
     """Return the tokens of the whole tree that no earlier response has told."""
-    read = usage.total_input_tokens - told.total_input_tokens
-    written = usage.total_output_tokens - told.total_output_tokens
-    cached = usage.cached_input_tokens - told.cached_input_tokens
     return {
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},

@@ -31,7 +31,7 @@ from rlm_broker import (
 from rlm_broker.serve.errors import api_error_of
 from rlm_broker.serve.questions.client_tools import ClientCall
 from rlm_broker.serve.questions.conversation import Item
-from rlm_broker.serve.questions.runs import RunOutcome, output_of
+from rlm_broker.serve.questions.runs import BEGINNING, RunOutcome, Since, output_of
 from rlm_broker.serve.responses import bodies as items
 from rlm_broker.serve.responses.bodies import Resource, Status, item_id, text_part
 from rlm_broker.serve.responses.store import ResponseEvents
@@ -54,7 +54,7 @@ class Teller:
         journal: Receiver of the events.
         container: Id of the REPL if blocks are reported as items, else None.
         tells_logs: Whether items of blocks have their output.
-        told: Usage of the run that an earlier response has told.
+        since: Point of the run at which the response before has ended.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Teller:
         *,
         container: str | None = None,
         tells_logs: bool = False,
-        told: Usage | None = None,
+        since: Since = BEGINNING,
     ) -> None:
         self.resource = resource
         self._journal = journal
         self._container = container
         self._tells_logs = tells_logs
-        self._told = told or Usage()
+        self._since = since
         self._count = 0
         self._call: int | None = None
         """Number of the call of the root's loop under way."""
@@ -225,7 +225,7 @@ class Teller:
         self._end_thought()
         self._interrupt_block()
         self.resource.status = status
-        self.resource.usage = items.usage_of(usage, self._told)
+        self.resource.usage = items.usage_of(*self._since.more(usage))
         self.resource.completed_at = int(time.time()) if status == "completed" else None
         self._tell_whole(_ENDS.get(status, "incomplete"))
         self._journal.close()

@@ -16,7 +16,6 @@ import contextlib
 import secrets
 import weakref
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
@@ -26,39 +25,125 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlm_broker import RunCancelled
-from rlm_broker.serve.bodies import Page, fingerprint_of, idempotency_key, listed, page_of, parsed, validated
+from rlm_broker.serve.bodies import Page, listed, page_of, repeat_of, validated
 from rlm_broker.serve.errors import ApiError, api_error_of
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.hosting.runs import Repeat
 from rlm_broker.serve.parts import Parts
-from rlm_broker.serve.questions.conversation import EARLIER, QuestionRequest, read
+from rlm_broker.serve.questions.conversation import EARLIER, read
 from rlm_broker.serve.questions.request import MOST_ITEMS
-from rlm_broker.serve.questions.runs import BEGINNING, Asked, Following, RunOutcome, Since
+from rlm_broker.serve.questions.runs import BEGINNING, RUN_HEADER, Asked, Following, RunOutcome, Since
 from rlm_broker.serve.replies import EventStream, SlowJson
 from rlm_broker.serve.responses.bodies import OUTPUTS, Resource, ResponseRequest, repeated
 from rlm_broker.serve.responses.events import Teller
 from rlm_broker.serve.responses.store import LastingRepl, Made, ResponseEvents, Responses
 
+PATH: Final = "/v1/responses"
 ID_BYTES: Final = 16
 """Random bytes of the id of a response, which an attacker cannot guess."""
 MOST_CONVERSATION_BYTES: Final = 1 << 27
 """Bytes of all requests and answers of one conversation; a further request is refused."""
 
 
-class Answering:
-    """Makes responses.
+class _Retrieving(BaseModel):
+    """Query of a request for a response. `include` and `include_obfuscation` are accepted without effect."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    stream: bool = False
+    starting_after: NonNegativeInt | None = None
+
+
+class _Listing(Page):
+    """Query of a request for input items. `include` is accepted without effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ResponseRoutes:
+    """Routes of responses. Use it as an async context manager: all responses have ended when it is left.
 
     Args:
         parts: Parts of the server.
-        responses: Responses of all keys.
     """
 
-    def __init__(self, parts: Parts, responses: Responses) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._responses = responses
+        self._responses = Responses(parts.settings.keep_s)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def made(self, owner: Owner, request: ResponseRequest, size: int, key: str | None, fingerprint: str) -> Made:
+    async def __aenter__(self) -> "ResponseRoutes":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Wait until all responses have been reported. Their runs have ended, or end meanwhile."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        one = f"{PATH}/{{id}}"
+        return [
+            Route(PATH, self._create, methods=["POST"]),
+            Route(one, self._retrieve, methods=["GET"]),
+            Route(one, self._delete, methods=["DELETE"]),
+            Route(f"{one}/cancel", self._cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self._list, methods=["GET"]),
+        ]
+
+    async def _create(self, request: Request) -> Any:
+        owner = key_of(request).require("run")
+        asked, body = await self._parts.parsed(request, ResponseRequest)
+        made = await self._made(owner, asked, len(body), repeat_of(request, body))
+        headers = {RUN_HEADER: made.resource.rlm["run"]}
+        if asked.background and not asked.stream:
+            return JSONResponse(made.resource.body(), headers=headers)
+        if asked.stream:
+            return self._followed(made, -1)
+
+        late = lambda _: made.resource.body()  # noqa: E731 - its status is "failed"
+        return _following(made, SlowJson(lambda: _whole(made, headers), self._parts.settings.heartbeat_s, late))
+
+    async def _retrieve(self, request: Request) -> Any:
+        made = self._known(request)
+        query = validated(dict(request.query_params), _Retrieving)
+        if not query.stream:
+            return JSONResponse(made.resource.body())
+        after = -1 if query.starting_after is None else query.starting_after
+        made.journal.require(after)
+        return self._followed(made, after)
+
+    async def _delete(self, request: Request) -> Any:
+        made = self._known(request)
+        await _cancelled(made)
+        self._responses.forget(made)
+        if made.repl is not None and made.repl.last == made.resource.id:
+            await made.repl.close()
+        return JSONResponse({"id": made.resource.id, "object": "response", "deleted": True})
+
+    async def _cancel(self, request: Request) -> Any:
+        made = self._known(request)
+        await _cancelled(made)
+        return JSONResponse(made.resource.body())
+
+    async def _list(self, request: Request) -> Any:
+        made = self._known(request)
+        shown = ("message", "function_call", "function_call_output")
+        items = [item for item in made.given if item["type"] in shown]
+        return JSONResponse(listed(items, page_of(request, _Listing), dict))
+
+    def _known(self, request: Request) -> Made:
+        owner = key_of(request).require("run")
+        return self._responses.get(owner, request.path_params["id"], "response_id")
+
+    def _followed(self, made: Made, after: int) -> ASGIApp:
+        headers = {RUN_HEADER: made.resource.rlm["run"]}
+        return _following(made, EventStream(made.journal.follow(after), self._parts.settings.heartbeat_s, headers))
+
+    # -- what a request asks for -------------------------------------------------------------------------------------
+
+    async def _made(self, owner: Owner, request: ResponseRequest, size: int, repeat: Repeat | None) -> Made:
         """Return the response to a request, whose run goes on.
 
         The caller joins its run before it awaits anything else; see `Asking.begin`.
@@ -67,15 +152,15 @@ class Answering:
             owner: Owner of the response.
             request: The request.
             size: Bytes of its body.
-            key, fingerprint: As for `QuestionRequest`.
+            repeat: As for `Asking.begin`.
 
         Raises:
             ApiError: The request cannot be used.
             Busy, MoneySpent, NotAllowed, UnknownHandle: As for `Asking.begin`.
         """
         request.require_supported()
-        form = await request.form(owner)
-        model = self._parts.models.named(owner, request.model)
+        parts = self._parts
+        model = parts.models.named(owner, request.model)
         before = self._before(owner, request, size)
         id = f"resp_{secrets.token_hex(ID_BYTES)}"
         given = list(request.items(id, lambda item, at: self._responses.item(owner, item, at)))
@@ -83,30 +168,30 @@ class Answering:
         if len(earlier) + len(given) > MOST_ITEMS:
             raise _too_large(f"{MOST_ITEMS:,} items")
         size += 0 if before is None else before.bytes
-        inline_chars = self._parts.settings.inline_chars
         items = [*((item, EARLIER) for item in earlier), *given]
-        said = read(items, lambda id, at: self._parts.file(owner, id, at), inline_chars)
+        said = read(items, lambda id, at: parts.file(owner, id, at), parts.settings.inline_chars)
 
         def new(asked: Asked) -> Made:
             resource = Resource(id, request.model, repeated(request), rlm={"run": asked.hosted.id})
             its = tuple(item for item, _ in given)
             return Made(owner, resource, ResponseEvents(), weakref.ref(asked), its, earlier, size, request.is_stored)
 
-        if (asked := self._parts.asking.resumed(owner, said, "input")) is not None:
+        if (asked := parts.asking.resumed(owner, said, "input")) is not None:
             made = new(asked)
             if isinstance(first := asked.about, Made):  # a chat completion may have begun the run
                 made.repl, made.returning = first.repl, first.returning
             return self._begun(made, asked, request, asked.since)
         _require_no_open_call(before)
-        said.files += [self._parts.file(owner, id, at) for id, at in request.file_ids()]
+        said.files += [parts.file(owner, id, at) for id, at in request.file_ids()]
         said.system[:0] = [request.instructions] if request.instructions else []
         async with contextlib.AsyncExitStack() as lending:
             repl, is_new = (None, True) if model.is_plain else await self._repl(owner, before, request, lending)
             files = [*said.before, *said.files] if is_new else said.files
-            wanted = QuestionRequest.of(request, said, model, form, earlier=files, inline_chars=inline_chars)
-            persistent = None if repl is None else repl.persistent
-            wanted = replace(wanted, repl=persistent, outlives_s=None if request.background else 0.0)
-            asked = await self._parts.asking.begin(owner, wanted, key, fingerprint)
+            lasting: Any = {
+                "repl": None if repl is None else repl.persistent,
+                "outlives_s": None if request.background else 0.0,
+            }
+            asked = await parts.asking.begin(owner, request, said, model, files, **lasting, repeat=repeat)
             if isinstance(known := asked.about, Made):  # the same request was sent before
                 return known
             made = new(asked)
@@ -116,13 +201,6 @@ class Answering:
                 made.resource.rlm["repl"] = "new" if is_new else "kept"
         asked.about = made
         return self._begun(made, asked, request, BEGINNING)
-
-    async def settled(self) -> None:
-        """Wait until all responses have been reported. Their runs have ended, or end meanwhile."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
-
-    # -- what a request asks for -------------------------------------------------------------------------------------
 
     def _before(self, owner: Owner, request: ResponseRequest, size: int) -> Made | None:
         if request.previous_response_id is None:
@@ -166,7 +244,7 @@ class Answering:
         if request.code_tool() is not None:
             container = f"cntr_{asked.hosted.id}" if made.repl is None else made.repl.id
         logs = OUTPUTS in (request.include or ())
-        teller = Teller(made.resource, made.journal, container=container, tells_logs=logs, told=since.usage)
+        teller = Teller(made.resource, made.journal, container=container, tells_logs=logs, since=since)
         is_full = self._parts.runs.running >= self._parts.settings.max_runs
         teller.begin(is_queued=bool(request.background) or (is_full and asked.hosted.state == "queued"))
         self._started(self._follow(made, asked, teller, since))
@@ -227,110 +305,6 @@ def _require_no_open_call(before: Made | None) -> None:
     if call is not None:
         said = f"the call {call!r} waits for its result: send a function_call_output, or cancel the response"
         raise ApiError(400, said, param="input")
-
-
-PATH: Final = "/v1/responses"
-RUN_HEADER: Final = "x-rlm-run"
-"""Header of an answer with the id of the run."""
-
-
-class _Retrieving(BaseModel):
-    """Query of a request for a response. `include` and `include_obfuscation` are accepted without effect."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    stream: bool = False
-    starting_after: NonNegativeInt | None = None
-
-
-class _Listing(Page):
-    """Query of a request for input items. `include` is accepted without effect."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class ResponseRoutes:
-    """Routes of responses. Use it as an async context manager: all responses have ended when it is left.
-
-    Args:
-        parts: Parts of the server.
-    """
-
-    def __init__(self, parts: Parts) -> None:
-        self._settings = parts.settings
-        self._responses = Responses(parts.settings.keep_s)
-        self._answering = Answering(parts, self._responses)
-
-    async def __aenter__(self) -> "ResponseRoutes":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._answering.settled()
-
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        one = f"{PATH}/{{id}}"
-        return [
-            Route(PATH, self._create, methods=["POST"]),
-            Route(one, self._retrieve, methods=["GET"]),
-            Route(one, self._delete, methods=["DELETE"]),
-            Route(f"{one}/cancel", self._cancel, methods=["POST"]),
-            Route(f"{one}/input_items", self._list, methods=["GET"]),
-        ]
-
-    async def _create(self, request: Request) -> Any:
-        key = key_of(request)
-        key.require("run")
-        asked, body = await parsed(request, ResponseRequest, self._settings.body_bytes, self._settings.stall_s)
-        idempotency = idempotency_key(request), fingerprint_of(request, body)
-        made = await self._answering.made(key.owner, asked, len(body), *idempotency)
-        headers = {RUN_HEADER: made.resource.rlm["run"]}
-        if asked.background and not asked.stream:
-            return JSONResponse(made.resource.body(), headers=headers)
-        if asked.stream:
-            return self._followed(made, -1)
-
-        def late(_error: Exception) -> Any:
-            return made.resource.body()  # its status is "failed"
-
-        return _following(made, SlowJson(lambda: _whole(made, headers), self._settings.heartbeat_s, late))
-
-    async def _retrieve(self, request: Request) -> Any:
-        made = self._made(request)
-        query = validated(dict(request.query_params), _Retrieving)
-        if not query.stream:
-            return JSONResponse(made.resource.body())
-        after = -1 if query.starting_after is None else query.starting_after
-        made.journal.require(after)
-        return self._followed(made, after)
-
-    async def _delete(self, request: Request) -> Any:
-        made = self._made(request)
-        await _cancelled(made)
-        self._responses.forget(made)
-        if made.repl is not None and made.repl.last == made.resource.id:
-            await made.repl.close()
-        return JSONResponse({"id": made.resource.id, "object": "response", "deleted": True})
-
-    async def _cancel(self, request: Request) -> Any:
-        made = self._made(request)
-        await _cancelled(made)
-        return JSONResponse(made.resource.body())
-
-    async def _list(self, request: Request) -> Any:
-        made = self._made(request)
-        shown = ("message", "function_call", "function_call_output")
-        items = [item for item in made.given if item["type"] in shown]
-        return JSONResponse(listed(items, page_of(request, _Listing), dict))
-
-    def _made(self, request: Request) -> Made:
-        key = key_of(request)
-        key.require("run")
-        return self._responses.get(key.owner, request.path_params["id"], "response_id")
-
-    def _followed(self, made: Made, after: int) -> ASGIApp:
-        headers = {RUN_HEADER: made.resource.rlm["run"]}
-        return _following(made, EventStream(made.journal.follow(after), self._settings.heartbeat_s, headers))
 
 
 def _following(made: Made, response: ASGIApp) -> ASGIApp:

@@ -282,7 +282,7 @@ def routes(parts: Parts) -> list[Route]:
 
     async def execute(request: Request) -> ASGIApp:
         owner = key_of(request).require("execute")
-        asked = await parts.parsed(request, ExecuteRequest)
+        asked, _ = await parts.parsed(request, ExecuteRequest)
         servers = parts.rlm.sandbox.limits
         asked.require_within(servers)
         limits = asked.own_limits(servers)

@@ -132,7 +132,7 @@ class _Containers:
 
     async def created(self, request: Request) -> ASGIApp:
         owner, settings = key_of(request).require("execute"), self._parts.settings
-        asked = await self._parts.parsed(request, ContainerRequest)
+        asked, _ = await self._parts.parsed(request, ContainerRequest)
         idle_s = settings.container_idle_s
         if asked.expires_after is not None:
             if asked.expires_after.minutes * 60 > idle_s:
@@ -166,7 +166,7 @@ class _Containers:
 
     async def execute(self, request: Request) -> ASGIApp:
         held, settings = _container(self._parts, request), self._parts.settings
-        asked = await self._parts.parsed(request, BlockRequest)
+        asked, _ = await self._parts.parsed(request, BlockRequest)
         asked.require_within(self._parts.rlm.sandbox.limits)
 
         async def work(on_output: OnOutput | None) -> str:
@@ -247,7 +247,7 @@ class _ContainerFiles:
     async def created(self, request: Request) -> Response:
         held, settings = _container(self._parts, request), self._parts.settings
         if not is_form(request):
-            asked = await self._parts.parsed(request, FileById)
+            asked, _ = await self._parts.parsed(request, FileById)
             return await self._put(held, files_of(self._parts, held.owner, [asked.file_id], "file_id")[0])
         with self._parts.files.receiving(held.owner) as upload:
             form, name = await received(request, upload.write, settings.file_bytes, settings.stall_s)

@@ -70,7 +70,7 @@ def routes(parts: Parts) -> list[Route]:
 
     async def run_code(request: Request) -> ASGIApp:
         owner = key_of(request).require("execute")
-        asked = await parts.parsed(request, RunCodeRequest)
+        asked, _ = await parts.parsed(request, RunCodeRequest)
         if asked.language != "python":
             return JSONResponse(_response("SandboxError", f"this server runs python, and no {asked.language[:40]}"))
         servers = parts.rlm.sandbox.limits

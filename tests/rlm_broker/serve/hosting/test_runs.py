@@ -166,16 +166,16 @@ async def test_run_may_outlive_its_followers(open_sandbox: Sandbox) -> None:
 
 async def test_same_key_joins_the_run_that_exists(open_sandbox: Sandbox) -> None:
     async with hosting(open_sandbox, ScriptedClient(lambda _: "FINAL(yes)"), most_kept=1) as runs:
-        hosted = runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f")
-        assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
+        hosted = runs.begin(ANN, "text", "Is it?", repeat=("k", "f"))
+        assert runs.begin(ANN, "text", "Is it?", repeat=("k", "f")) is hosted
         await hosted.completion()
-        assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
+        assert runs.begin(ANN, "text", "Is it?", repeat=("k", "f")) is hosted
         with pytest.raises(ConfigurationError, match="Idempotency-Key was used for another request"):
-            runs.begin(ANN, "text", "Other?", key="k", fingerprint="g")
-        other = runs.begin(BOB, "text", "Is it?", key="k", fingerprint="f")
+            runs.begin(ANN, "text", "Other?", repeat=("k", "g"))
+        other = runs.begin(BOB, "text", "Is it?", repeat=("k", "f"))
         assert other is not hosted
         await other.completion()  # it takes the room of the first one, whose key is free then
-        assert runs.begin(ANN, "text", "Other?", key="k", fingerprint="g") is not hosted
+        assert runs.begin(ANN, "text", "Other?", repeat=("k", "g")) is not hosted
 
 
 async def test_spent_money_stops_all_runs_of_the_owner(open_sandbox: Sandbox) -> None:

@@ -52,7 +52,7 @@ def outcome(text: str, *, limit: str | None = None) -> RunOutcome:
 
 
 def end(made: Teller, ended: RunOutcome) -> None:
-    made.ended(ended, {"run": "5f", **ended.told()})
+    made.ended(ended, {"run": "5f", "cost_usd": ended.usage.total_cost, "limit": ended.limit})
 
 
 def run_of_two_turns(made: Teller) -> None:
