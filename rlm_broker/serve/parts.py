@@ -1,5 +1,6 @@
 """Parts of an open server, which its routes share."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -58,3 +59,7 @@ class Parts:
             return self.files.get(owner, id)
         except UnknownHandle as error:
             raise ApiError(404, str(error), code="not_found", param=param) from None
+
+    def files_of(self, owner: Owner, ids: Iterable[str], param: str) -> list[UploadedFile]:
+        """Return uploaded files by their ids, as `file` does."""
+        return [self.file(owner, id, param) for id in ids]

@@ -186,7 +186,7 @@ class Teller:
             return
         place = {"item_id": block["id"], "output_index": len(self.resource.output)}
         self._tell("response.code_interpreter_call.completed", **place)
-        logs = _logs(outcome) if self._tells_logs else None
+        logs = shorten(output_of(outcome), LOGS_CHARS) if self._tells_logs else None
         status = {"ok": "completed", "exited": "completed", "error": "failed", "killed": "failed"}.get(outcome.status)
         self._done(items.code_call(block["id"], block["container_id"], block["code"], status or "incomplete", logs))
 
@@ -255,18 +255,13 @@ class Teller:
         self._journal.add(kind, fields)
 
 
-def _logs(outcome: Block) -> str:
-    """Return the output of a block, with the reason of its end, of at most `LOGS_CHARS` characters."""
-    return shorten(output_of(outcome), LOGS_CHARS)
-
-
 MOST_HELD: Final = 200
 """Characters of a line that are held back while it may still become a fence. A longer line is shown."""
 _OPENS = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<mark>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^`\n]*+)$")
 _OPENS_AFTER_WORDS = re.compile(r"(?P<mark>`{3,}+)[ \t]*+(?P<info>repl|python3?|py)[ \t]*+$", re.IGNORECASE)
-_MAY_OPEN = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)]?)[ \t]*+)?(?:`{0,2}|~{0,2}|`{3,}+[^`\n]*+|~{3,}+[^\n]*+)$")
-_MAY_OPEN_AFTER_WORDS = re.compile(r"(?<!`)(?:`{1,2}|`{3,}+[ \t]{0,3}\w{0,7})$")
 _TAG = re.compile(r"[\s{.]*+([\w+#-]{0,24})")
+_BEGINNINGS: Final = frozenset("`~-*+0123456789")
+"""Characters with which a line may begin that becomes a fence, or a fence in a list."""
 _FINALS: Final = ("FINAL(", "FINAL:", "FINAL_VAR(", "SUBMIT(")
 
 
@@ -323,24 +318,19 @@ class LiveProse:
         return f"{line[shown:]}\n"
 
     def _certain(self) -> str:
-        """Return what of the unended line is prose however the line goes on."""
-        line = self._line
-        if self._is_over or self._hides or (not self._shown and len(line) < MOST_HELD and self._may_be_else(line)):
+        """Return what of the unended line is prose however the line goes on: a backtick may begin a fence."""
+        line, head = self._line, self._line.strip()
+        may_be_else = not head or head[0] in _BEGINNINGS or any(final.startswith(head) for final in _FINALS)
+        if self._is_over or self._hides or (not self._shown and (may_be_else or _is_final(line)) and not self._is_long):
             return ""
-        if not self._shown and _is_final(line):
-            return ""
-        said, self._shown = line[self._shown :], len(line)
-        if not self._mark and (may_open := _MAY_OPEN_AFTER_WORDS.search(said)) is not None:
-            self._shown -= len(said) - may_open.start()
-            return said[: may_open.start()]
+        ticks = -1 if self._is_long else line.find("`", self._shown)
+        said = line[self._shown : len(line) if ticks < 0 else ticks]
+        self._shown += len(said)
         return said
 
-    def _may_be_else(self, line: str) -> bool:
-        if self._mark:
-            return line.strip(" \t") == "" or line.strip().startswith(self._mark[0])
-        head = line.strip()
-        is_final = any(final.startswith(head) for final in _FINALS)
-        return is_final or _MAY_OPEN.match(line) is not None
+    @property
+    def _is_long(self) -> bool:
+        return len(self._line) >= MOST_HELD
 
 
 def _is_final(line: str) -> bool:

@@ -16,11 +16,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.errors import FileRefused
-from rlm_broker.limits import ReplLimits
-from rlm_broker.results import Block
+from rlm_broker import Block, FileRefused, ReplLimits, SandboxedRepl
 from rlm_broker.sandbox.programs import blocks_of, with_its_end
-from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
