@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from rlm_broker.events.event import ToolStarted as ToolStarted
     from rlm_broker.events.progress import RunProgress as RunProgress
     from rlm_broker.events.trace import TraceWriter as TraceWriter
+    from rlm_broker.events.trace import trace_line as trace_line
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
@@ -137,7 +138,9 @@ if TYPE_CHECKING:
     from rlm_broker.values.stats import HandlerStats as HandlerStats
     from rlm_broker.values.stats import NodeStats as NodeStats
     from rlm_broker.values.stats import SandboxStats as SandboxStats
+    from rlm_broker.values.text import jsonable as jsonable
     from rlm_broker.watch.callbacks import Callbacks as Callbacks
+    from rlm_broker.watch.conventions import continue_trace as continue_trace
     from rlm_broker.watch.messages import RunStatus as RunStatus
     from rlm_broker.watch.telemetry import OpenTelemetry as OpenTelemetry
     from rlm_broker.watch.terminal import print_events as print_events
@@ -187,7 +190,7 @@ _MODULES = {
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
     "events.progress": "RunProgress",
-    "events.trace": "TraceWriter",
+    "events.trace": "TraceWriter trace_line",
     "limits": "Limits ReplLimits RunLimits",
     "nodes.ray_cluster": "RayCluster",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
@@ -215,7 +218,9 @@ _MODULES = {
     "values.display": "Display",
     "values.json_schemas": "CheckedSchema",
     "values.stats": "ClientStats HandlerStats NodeStats SandboxStats",
+    "values.text": "jsonable",
     "watch.callbacks": "Callbacks",
+    "watch.conventions": "continue_trace",
     "watch.messages": "RunStatus",
     "watch.telemetry": "OpenTelemetry",
     "watch.terminal": "print_events",

@@ -17,7 +17,7 @@ from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
-from rlm_broker.sandbox.programs import blocks_of, with_its_end
+from rlm_broker.sandbox.programs import blocks_of
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.text import jsonable
@@ -183,15 +183,15 @@ def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> N
 
 
 def _run(repl: "SandboxedRepl", program: Script, on_output: "OnOutput | None") -> Block:
-    before, code, after = blocks_of(program.code, program.argv, program.name)
-    start = repl.execute(before, on_output=on_output)
+    blocks = blocks_of(program.code, program.argv, program.name)
+    start = repl.execute(blocks.start, on_output=on_output)
     if start.status != "ok":
         return start
-    block = repl.execute(code, on_output=on_output, stdin=program.stdin)
+    block = repl.execute(blocks.code, on_output=on_output, stdin=program.stdin)
     if block.status == "killed":
         return block
-    end = repl.execute(after, on_output=on_output)
-    return dataclasses.replace(with_its_end(block, end), code=program.code)
+    outcome = blocks.outcome(block, repl.execute(blocks.end, on_output=on_output))
+    return dataclasses.replace(outcome, code=program.code)
 
 
 def _at_its_limit(block: Block) -> Block:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.forks import left_to_parent
@@ -484,24 +484,31 @@ atexit._run_exitfuncs()
 """
 
 
-def blocks_of(code: str, argv: Sequence[str], file: str | None = None) -> tuple[str, str, str]:
-    """Return a program as three blocks, which do what the interpreter does.
+class ProgramBlocks(NamedTuple):
+    """A program as three blocks, which do what the interpreter does; see `blocks_of`."""
+
+    start: str
+    code: str
+    end: str
+
+    def outcome(self, block: Block, end: Block) -> Block:
+        """Return the outcome of the program: of its block, and of the last one."""
+        return dataclasses.replace(
+            block if end.status == "ok" else end,
+            code=block.code,
+            stdout=block.stdout + end.stdout,
+            stderr=block.stderr + end.stderr,
+            execution_time=block.execution_time + end.execution_time,
+            displays=block.displays + end.displays,
+            displays_omitted=block.displays_omitted + end.displays_omitted,
+        )
+
+
+def blocks_of(code: str, argv: Sequence[str], file: str | None = None) -> ProgramBlocks:
+    """Return the blocks of a program.
 
     The first sets `sys.argv` and the path; it binds no name in the program's namespace but `__file__`, if the program
     has a file. The second is the program. The third waits for its threads and calls its functions of `atexit`.
     """
     start = _AT_ITS_START.format(argv=[*argv]) + ("" if file is None else _ITS_FILE.format(file=file))
-    return start, code + _NO_DISPLAY, _AT_ITS_END
-
-
-def with_its_end(block: Block, end: Block) -> Block:
-    """Return the outcome of a program: of its block, and of the last of `blocks_of`."""
-    return dataclasses.replace(
-        block if end.status == "ok" else end,
-        code=block.code,
-        stdout=block.stdout + end.stdout,
-        stderr=block.stderr + end.stderr,
-        execution_time=block.execution_time + end.execution_time,
-        displays=block.displays + end.displays,
-        displays_omitted=block.displays_omitted + end.displays_omitted,
-    )
+    return ProgramBlocks(start, code + _NO_DISPLAY, _AT_ITS_END)

@@ -11,13 +11,12 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from rlm_broker.errors import RlmBrokerError
+from rlm_broker import RlmBrokerError, __version__
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import ServerKey
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.mcp import forms
 from rlm_broker.values.validation import first_complaint, no_such
-from rlm_broker.version import __version__
 from rlm_broker.watch.conventions import continue_trace
 
 if TYPE_CHECKING:

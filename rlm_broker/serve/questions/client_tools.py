@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from rlm_broker import CheckedSchema, ConfigurationError
-from rlm_broker.concurrency.threads import aside, waiting
+from rlm_broker.concurrency.threads import aside
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Busy, Owner
 from sandbox_worker.wire.names import RESERVED
@@ -294,15 +294,16 @@ async def checked_in_turn(owner: Owner, check: Callable[[], T]) -> T:
         Busy: Many requests of the owner wait for it already.
         ApiError: As for `safe_schema`.
     """
-    if waiting(owner.name) >= MOST_WAITING:
-        said = f"{MOST_WAITING} requests of this key wait for a check of their schemas: try again later"
-        raise Busy(said, RETRY_AFTER_S)
 
     def work() -> T:
         CheckedSchema.belong_to(owner.name)  # in the thread's copy of the caller's variables
         return check()
 
-    return await aside(work, owner.name)
+    try:
+        return await aside(work, owner.name, MOST_WAITING)
+    except asyncio.QueueFull:
+        said = f"{MOST_WAITING} requests of this key wait for a check of their schemas: try again later"
+        raise Busy(said, RETRY_AFTER_S) from None
 
 
 def safe_schema(schema: Any, param: str, take: Take | None = None) -> CheckedSchema:

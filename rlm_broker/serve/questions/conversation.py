@@ -251,7 +251,7 @@ def _each_once(materials: Sequence[Material]) -> Iterator[Material]:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RunQuestion:
     """A question with all that it is about.
 
     Attributes:
@@ -271,7 +271,7 @@ class Question:
     @classmethod
     def of(
         cls, said: Dialogue, options: RlmOptions, model: ServedModel, earlier: Sequence[Material], inline_chars: int
-    ) -> "Question":
+    ) -> "RunQuestion":
         """Return the question of a conversation. A model without a REPL gets the messages themselves as its context.
 
         Args:

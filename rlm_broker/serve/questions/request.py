@@ -243,6 +243,11 @@ class DialectRequest(BaseModel):
         """The object `rlm`."""
         return self.rlm or RlmOptions()
 
+    @property
+    def is_single(self) -> bool:
+        """Whether the client gets one call of its tools in each response."""
+        return self.parallel_tool_calls is False
+
     def limits(self) -> RunLimits | None:
         """Return the limits of the run that the request sets."""
         raise NotImplementedError

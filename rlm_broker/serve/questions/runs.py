@@ -37,15 +37,15 @@ from rlm_broker import (
     Replied,
     RunLimits,
     RunStarted,
+    Tools,
     Usage,
 )
-from rlm_broker.events.story import printed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns, Repeat
 from rlm_broker.serve.materials import Material
 from rlm_broker.serve.questions.client_tools import ClientCall, ClientTools, forced_call
-from rlm_broker.serve.questions.conversation import Dialogue, Question
+from rlm_broker.serve.questions.conversation import Dialogue, RunQuestion
 from rlm_broker.serve.questions.request import AnswerForm, DialectRequest, ServedModel
 from rlm_broker.serve.settings import ServeSettings
 from rlm_broker.values.text import shorten
@@ -141,7 +141,8 @@ class Telling:
 
 def output_of(block: Block) -> str:
     """Return what a block has printed, and the reason of its end unless stderr has told it already."""
-    return "\n".join(piece.text.rstrip("\n") for piece in printed(block) if piece.text.strip())
+    error = block.error if block.error and block.error not in block.stderr else ""
+    return "\n".join(text.rstrip("\n") for text in (block.stdout, block.stderr, error) if text.strip())
 
 
 def _fenced(block: Block) -> str:
@@ -313,30 +314,23 @@ class Asking:
         The caller joins it before it awaits anything else: else the run would go on if the client left meanwhile.
 
         Args:
-            owner: Owner of the run.
-            request, said, model: The request, its conversation, and the model that it names.
+            owner, request, said, model: Owner, request, its conversation, and the model that it names.
             earlier: Files of earlier messages.
-            repl: REPL of an earlier run that this one goes on with, or None.
             outlives_s: Seconds for which the run goes on without a follower; None is to its end.
-            repeat: As for `HostedRuns.begin`.
+            repl, repeat: As for `HostedRuns.begin`.
 
         Raises:
             ApiError, ConfigurationError: 400: the request cannot be used.
-            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `Question.context`.
+            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `RunQuestion.context`.
         """
         form, limits, ignored = await request.form(owner), request.limits(), request.ignored()
-        question = Question.of(said, request.options, model, earlier, self._settings.inline_chars)
+        question = RunQuestion.of(said, request.options, model, earlier, self._settings.inline_chars)
         if model.is_plain:
             ignored += ["tools"] if form.tools else []
             form = replace(form, tools=())
             limits = RunLimits(**(limits.model_dump(exclude_unset=True) if limits else {}) | {"max_depth": 0})
-        is_single = request.parallel_tool_calls is False
-        tools = ClientTools(form.tools, self._settings.tool_wait_s, one_at_a_time=is_single)
-        added = {**question.variables(), **tools.functions()}
-        try:
-            every = await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
-        except ConfigurationError as error:
-            raise ApiError(400, str(error), param="tools") from None
+        tools = ClientTools(form.tools, self._settings.tool_wait_s, one_at_a_time=request.is_single)
+        every = await self._tools({**question.variables(), **tools.functions()})
         context = await question.context(model)
         try:
             hosted = self._runs.begin(
@@ -363,6 +357,13 @@ class Asking:
         asked = hosted.about = Asked(hosted, model.name, tools, form, named, outlives_s, self._offered)
         tools.away = lambda: self._runs.away(hosted)
         return asked
+
+    async def _tools(self, added: Mapping[str, Any]) -> Tools | None:
+        """Return the tools of the server with further ones; None if there is none."""
+        try:
+            return await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
+        except ConfigurationError as error:
+            raise ApiError(400, str(error), param="tools") from None
 
     def resumed(self, owner: Owner, said: Dialogue, param: str) -> Asked | None:
         """Hand the results of a conversation to the run waiting for them, and return it.

@@ -35,7 +35,6 @@ from rlm_broker.serve.questions.runs import BEGINNING, RunOutcome, Since, output
 from rlm_broker.serve.responses import bodies as items
 from rlm_broker.serve.responses.bodies import Resource, Status, item_id, text_part
 from rlm_broker.serve.responses.store import ResponseEvents
-from rlm_broker.values.parsing.fences import RUNNABLE_TAGS
 from rlm_broker.values.text import shorten
 
 PIECE_CHARS: Final = 2_000
@@ -259,6 +258,7 @@ MOST_HELD: Final = 200
 """Characters of a line that are held back while it may still become a fence. A longer line is shown."""
 _OPENS = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<mark>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^`\n]*+)$")
 _OPENS_AFTER_WORDS = re.compile(r"(?P<mark>`{3,}+)[ \t]*+(?P<info>repl|python3?|py)[ \t]*+$", re.IGNORECASE)
+_RUNNABLE = re.compile(r"repl|python3?|py", re.IGNORECASE)
 _TAG = re.compile(r"[\s{.]*+([\w+#-]{0,24})")
 _BEGINNINGS: Final = frozenset("`~-*+0123456789")
 """Characters with which a line may begin that becomes a fence, or a fence in a list."""
@@ -311,7 +311,7 @@ class LiveProse:
         if (opened := _OPENS.match(line) or _OPENS_AFTER_WORDS.search(line)) is not None:
             self._mark = opened["mark"]
             tag = _TAG.match(opened["info"])
-            self._hides = tag is not None and tag[1].lower() in RUNNABLE_TAGS
+            self._hides = tag is not None and _RUNNABLE.fullmatch(tag[1]) is not None
             if self._hides:
                 before = line[: opened.start("mark")] if opened.re is _OPENS_AFTER_WORDS else ""
                 return f"{before[shown:]}\n" if before.strip() else ""

@@ -100,14 +100,13 @@ class ReplRequest(BaseModel):
     limits: dict[str, Any] = {}
     env: dict[str, str] = {}
 
-    def own_limits(self, servers: ReplLimits, **more: Any) -> ReplLimits | None:
+    def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
         """Return the limits of the REPL; None for the server's, with which REPLs are ready.
 
         Raises:
             ApiError: 400: there is no such limit, or one is beyond the server's.
         """
-        asked = {**self.limits, **more}
-        return tightened(servers, asked) if asked else None
+        return tightened(servers, self.limits) if self.limits else None
 
 
 def tightened(servers: ReplLimits, asked: dict[str, Any]) -> ReplLimits:

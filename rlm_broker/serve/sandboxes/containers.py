@@ -37,6 +37,7 @@ from rlm_broker.serve.sandboxes.blocks import (
     executed,
     opened,
     put,
+    tightened,
 )
 from rlm_broker.serve.uploads import FILE, Content, is_form, received
 
@@ -78,17 +79,17 @@ class ContainerRequest(ReplRequest):
     memory_limit: MemoryLimit | None = None
     network_policy: Network | None = None
 
-    def own_limits(self, servers: ReplLimits, **more: Any) -> ReplLimits | None:
+    def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
         """Return the limits of the REPL, as `ReplRequest.own_limits` does."""
         if self.memory_limit is None:
-            return super().own_limits(servers, **more)
+            return super().own_limits(servers)
         if "memory_bytes" in self.limits:
             raise ApiError(400, "give either memory_limit or the limit memory_bytes", param="memory_limit")
         wanted = int(self.memory_limit.removesuffix("g")) << 30
         if wanted > servers.memory_bytes:
             most = f"{servers.memory_bytes:,} bytes of this server"
             raise ApiError(400, f"memory_limit = {self.memory_limit} is above the {most}", param="memory_limit")
-        return super().own_limits(servers, memory_bytes=wanted)
+        return tightened(servers, {**self.limits, "memory_bytes": wanted})
 
 
 class ContainersPage(Page):

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlm_broker import Block, FileRefused, ReplLimits, SandboxedRepl
-from rlm_broker.sandbox.programs import blocks_of, with_its_end
+from rlm_broker.sandbox.programs import blocks_of
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
@@ -106,14 +106,14 @@ async def _ran(
 
 
 async def _run(repl: SandboxedRepl, asked: RunCodeRequest) -> Block:
-    before, code, after = blocks_of(asked.code, ["main.py"])
-    await repl.aexecute(before)
+    blocks = blocks_of(asked.code, ["main.py"])
+    await repl.aexecute(blocks.start)
     seconds: dict[str, Any] = {"timeout_s": asked.run_timeout, "wall_timeout_s": asked.run_timeout}
-    block = await repl.aexecute(code, stdin=asked.stdin, **seconds)
+    block = await repl.aexecute(blocks.code, stdin=asked.stdin, **seconds)
     if block.status in ("interrupted", "killed"):
         return block
     left_s = max(0.001, asked.run_timeout - block.execution_time)
-    return with_its_end(block, await repl.aexecute(after, left_s, wall_timeout_s=left_s))
+    return blocks.outcome(block, await repl.aexecute(blocks.end, left_s, wall_timeout_s=left_s))
 
 
 async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
