@@ -2,32 +2,31 @@
 
 Theory of operation
 -------------------
-The library is asyncio throughout. A future, lock or transport belongs to one loop and may be touched only from its
-thread. So each object with such parts lives on exactly one loop (`resource.AsyncResource`): the caller's, or the
-background loop of this process. The background loop runs in one daemon thread that is started when it is first used,
-and never stopped.
+A future, lock or transport belongs to one loop and may be touched only from its thread. So each object with such parts
+lives on exactly one loop (`resource.AsyncResource`): the caller's, or the background loop of this process. That one
+runs in a daemon thread, started when it is first used, and never stopped.
 
-All calls from elsewhere are carried over by a `Job`: `call_soon_threadsafe` starts the work on the object's loop, and
-a `concurrent.futures.Future` brings its outcome back. So the synchronous API is the same code as the asynchronous one.
-It works where a loop is already running, as in a notebook, and from several threads.
+A `Job` carries each call from elsewhere over: `call_soon_threadsafe` starts the work on the object's loop, and a
+`concurrent.futures.Future` brings its outcome back. So the synchronous API is the same code as the asynchronous one. It
+works where a loop is already running, as in a notebook, and from several threads.
 
 A `Job` is over only when its work has really ended. If its caller is cancelled or interrupted, the work is cancelled
 once and its end is awaited, since processes end in its `finally` blocks.
 
-Work that cleans up is never cancelled, only the wait for it is (`CleanUp`). A task cancelled before its first
-step runs none of its code, and what it was to end would stay.
+Work that cleans up is never cancelled, only the wait for it is (`CleanUp`). A task cancelled before its first step runs
+none of its code: nothing would be cleaned up.
 
 Three facts of the system bend the code:
 
-- CPython runs a signal handler between two bytecodes of the main thread. A signal that arrives after the last check and
-  before a lock's wait begins is handled only when the wait ends. So a thread waits in spans of `SPAN_S`.
-- A loop that is closed drops the work it was given. So a wait looks at the loop after each span.
+- CPython runs a signal handler between two bytecodes of the main thread. If a signal arrives after the last check and
+  before a lock's wait begins, it is handled only when the wait ends. So a thread waits in spans of `SPAN_S`.
+- A closed loop drops the work it was given. So a wait looks at the loop after each span.
 - `fork` copies the calling thread alone. A child has no background loop, and a loop of the parent is dead there. So
   each reference keeps the id of its process (`is_alive`).
 
-Rejected: `asyncio.run` for each synchronous call. It fails where a loop is running, and it would end tasks that go on
-between two calls, for example the refill of a pool. A second, synchronous implementation would have to be tested twice.
-Patching asyncio so that loops nest changes the user's process.
+Rejected: `asyncio.run` for each synchronous call. It fails where a loop is running, and it would end tasks between two
+calls, for example the refill of a pool. A second, synchronous implementation would have to be tested twice. Patching
+asyncio so that loops nest changes the user's process.
 """
 
 import asyncio
@@ -40,6 +39,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from rlm_broker.concurrency.deadline import ended, to_its_end, unlisted
+from rlm_broker.concurrency.forks import FORKING
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 
 T = TypeVar("T")
@@ -50,16 +50,6 @@ WAITS_FOR_ITSELF = "this would wait for itself: use the async form (`await`, `as
 LOOP_ENDED = "this was opened on an event loop that has ended: open it again, or use it within that loop"
 
 _background: "EventLoopRef | None" = None
-_starting = threading.Lock()
-
-
-def _renew() -> None:
-    """Renew the lock in a forked child, where a thread that was not forked may hold it."""
-    global _starting
-    _starting = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew)
 
 
 class EventLoopRef:
@@ -88,7 +78,7 @@ class EventLoopRef:
             SandboxFailed: No thread can be started.
         """
         global _background
-        with _starting:
+        with FORKING:  # a forked process finds no half-started loop
             if _background is None or not _background.is_alive:
                 _background = EventLoopRef(asyncio.new_event_loop())
                 keep = (_background._loop,)
@@ -287,7 +277,7 @@ class Job(Generic[T]):
         return outcome.result()
 
     def close(self) -> None:
-        """Close work that was never started, so that Python does not report it as never awaited."""
+        """Close work that was not started, or Python would report it as never awaited."""
         self._work.close()
         self.outcome.cancel()
 
@@ -354,8 +344,7 @@ class CleanUp(Job[None]):
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
     """Run the loop, and run it again when a task has stopped it.
 
-    A task that raises SystemExit or KeyboardInterrupt ends `run_forever` (asyncio, `Task.__step`). All other tasks of
-    the loop would then stand still.
+    SystemExit or KeyboardInterrupt of a task ends `run_forever` (asyncio, `Task.__step`), and with it all other tasks.
     """
     while True:
         try:

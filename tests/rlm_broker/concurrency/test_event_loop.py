@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from rlm_broker.concurrency import event_loop
 from rlm_broker.concurrency.event_loop import LOOP_ENDED, EventLoopRef
+from rlm_broker.concurrency.forks import FORKING
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from tests.support.forked_child import in_child
 from tests.support.forked_python import Python
@@ -167,5 +167,5 @@ def test_process_that_is_forked_while_the_loop_starts_has_one_of_its_own() -> No
         signal.alarm(int(WAIT_S))
         return EventLoopRef.background().is_alive
 
-    with event_loop._starting:
+    with FORKING:
         assert in_child(started)
