@@ -265,7 +265,7 @@ class ReplContext:
         self._is_closed = False
 
     async def stored(self) -> StoredContext | None:
-        """Return the context as a worker loads it; None if the fork server has it.
+        """Return the context as a worker loads it; None if there is none, or the fork server has it.
 
         Raises:
             ReplClosed: The REPL was closed, maybe while a worker was restarted.
@@ -273,16 +273,15 @@ class ReplContext:
         """
         if self._is_closed:
             raise ReplClosed("this REPL was closed")
-        if isinstance(self._given, Inherited):
+        if self._given is None or isinstance(self._given, Inherited):
             return None
         if isinstance(self._given, StoredContext):  # its owner closes it; several REPLs may share it
             return self._given
-        if self._own is not None:
-            return self._own
-        if self._given is None or (isinstance(self._given, str) and len(self._given) < SMALL_CHARS):
-            self._own = store_as_it_is(self._given)
-        else:
-            self._own = await in_thread(lambda _: store_as_it_is(self._given), discard=StoredContext.close)
+        if self._own is None:
+            if isinstance(self._given, str) and len(self._given) < SMALL_CHARS:
+                self._own = store_as_it_is(self._given)
+            else:
+                self._own = await in_thread(lambda _: store_as_it_is(self._given), discard=StoredContext.close)
         return self._own
 
     def named(self, name: str) -> StoredContext | None:

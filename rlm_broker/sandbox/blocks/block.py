@@ -6,6 +6,7 @@ init, CPU time that was used, an answered query, a wish to interrupt, or the tim
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -98,51 +99,48 @@ class BlockRun:
         """
         self._worker.on_written = self._output.written
         self._worker.on_burned, self._worker.on_change = self._burned, self._wake.set
-        try:
-            # The clock interrupts a block that runs. This bound is for processes that a block leaves when it has ended.
-            self._worker.begin(self._cpu_s)
-            self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
-        except ProtocolViolation as violation:
-            self.killed_because = _broken(violation)
-            return None
-        except SandboxFailed as failure:
-            self.killed_because = await self._reason_of_its_end() or str(failure)
-            return None
-        self._block.add_done_callback(lambda _: self._wake.set())
-        return await self._rest(self._block)
+        return await self._rest(lambda: self._begun(code, wanted))
 
     async def end(self, over: str) -> bool:
         """Interrupt a block whose `result` was cancelled, and return whether its REPL can go on."""
         self.interrupt(over)
-        return self._block is not None and await self._rest(self._block) is not None
+        block = self._block
+        return block is not None and await self._rest(lambda: block) is not None
 
-    async def _rest(self, block: "asyncio.Future[Result]") -> Result | None:
+    def _begun(self, code: str, wanted: Wanted) -> "asyncio.Future[Result]":
+        # The clock interrupts a block that runs. This bound is for processes that a block leaves when it has ended.
+        self._worker.begin(self._cpu_s)
+        self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
+        self._block.add_done_callback(lambda _: self._wake.set())
+        return self._block
+
+    async def _rest(self, begun: "Callable[[], asyncio.Future[Result]]") -> Result | None:
         """Wait for the end of the block, and for the end of all answering of its queries."""
-        result = await self._outcome(block)
+        result: Result | None = None
+        try:
+            result = await self._outcome(begun())
+        except ProtocolViolation as violation:
+            self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
+        except SandboxFailed as failure:
+            self.killed_because = await self._reason_of_its_end() or str(failure)
         await self._connection.settle()
         return result
 
     async def _outcome(self, block: "asyncio.Future[Result]") -> Result | None:
-        try:
-            if not await self._ends(block):
-                return None
-            if self._worker.is_past_its_groups_limit():
-                self.killed_because = self._death()
-                return None
-            result = block.result()
-            if result.descriptor_output:
-                await self._worker.drain()
-            if result.status == "interrupted":  # the REPL cannot tell our SIGINT from a KeyboardInterrupt of the code's
-                over = self._clock.over
-                result = msgspec.structs.replace(
-                    result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
-                )
-            return result
-        except ProtocolViolation as violation:
-            self.killed_because = _broken(violation)
-        except SandboxFailed as failure:
-            self.killed_because = await self._reason_of_its_end() or str(failure)
-        return None
+        if not await self._ends(block):
+            return None
+        if self._worker.is_past_its_groups_limit():
+            self.killed_because = self._death()
+            return None
+        result = block.result()
+        if result.descriptor_output:
+            await self._worker.drain()
+        if result.status == "interrupted":  # the REPL cannot tell our SIGINT from a KeyboardInterrupt of the code's
+            over = self._clock.over
+            result = msgspec.structs.replace(
+                result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
+            )
+        return result
 
     async def _ends(self, block: "asyncio.Future[Result]") -> bool:
         """Wait for the block, and interrupt it at its limit.
@@ -217,7 +215,3 @@ class BlockRun:
         except TimeoutError:
             return None
         return why
-
-
-def _broken(violation: ProtocolViolation) -> str:
-    return f"it broke the protocol of its connection to the broker: {violation}"

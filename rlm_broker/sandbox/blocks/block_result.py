@@ -50,14 +50,12 @@ class BlockOutput:
     """
 
     def __init__(self, bounds: OutputBounds, on_output: OnOutput | None) -> None:
-        self._on_output = Callback.of(on_output, "on_output")
         self.displays: list[Display] = []
-        # The REPL's own code keeps to the bounds of each way. Only output that model code forges is cut here.
-        bounds = bounds.both_ways()
-        self._kept = {"stdout": HeadTail(bounds, ""), "stderr": HeadTail(bounds, "")}
-        self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
+        self._on_output = None if on_output is None else Callback(on_output, "on_output")
+        self._bounds = bounds
+        # Made with the first output: most blocks print to one stream, and write to no descriptor.
+        self._streams: dict[Stream, tuple[HeadTail[str], list[str]]] = {}
+        self._decoders: dict[Stream, codecs.IncrementalDecoder] = {}
 
     def printed(self, output: Output) -> None:
         """Add text that Python code printed."""
@@ -72,21 +70,33 @@ class BlockOutput:
 
     def written(self, written: Written) -> None:
         """Add bytes written to a descriptor, by C code or a program."""
+        if written.stream not in self._decoders:
+            self._decoders[written.stream] = codecs.getincrementaldecoder("utf-8")("replace")
         self._add(written.stream, self._decoders[written.stream].decode(written.data))
 
     def finish(self) -> tuple[str, str]:
         """Return all of stdout and all of stderr, with the tails that were kept."""
-        streams: tuple[Stream, ...] = ("stdout", "stderr")
-        for stream in streams:
-            if tail := self._kept[stream].finish():
-                self._text[stream].append(tail)
-                self._on_output(stream, tail)
-        return "".join(self._text["stdout"]), "".join(self._text["stderr"])
+        return self._whole("stdout"), self._whole("stderr")
+
+    def _whole(self, stream: Stream) -> str:
+        if stream not in self._streams:
+            return ""
+        kept, pieces = self._streams[stream]
+        self._keep(stream, pieces, kept.finish())
+        return "".join(pieces)
 
     def _add(self, stream: Stream, text: str) -> None:
-        if head := self._kept[stream].add(text):
-            self._text[stream].append(head)
-            self._on_output(stream, head)
+        if stream not in self._streams:
+            # The REPL's own code keeps to the bounds of each way. Only output that model code forges is cut here.
+            self._streams[stream] = HeadTail(self._bounds.both_ways(), ""), []
+        kept, pieces = self._streams[stream]
+        self._keep(stream, pieces, kept.add(text))
+
+    def _keep(self, stream: Stream, pieces: list[str], piece: str) -> None:
+        if piece:
+            pieces.append(piece)
+            if self._on_output is not None:
+                self._on_output(stream, piece)
 
 
 _threads = DaemonThreads(16)

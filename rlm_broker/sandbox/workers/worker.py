@@ -1,10 +1,8 @@
 """A handle on a worker: start, interrupt, drain, stop, kill. The REPL's own connection is not part of it."""
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied, refused_by_machine
@@ -86,7 +84,7 @@ class Worker:
         self.group = group
         self._level = level
         self._answers: asyncio.Queue[FromInit | OSError | None] = asyncio.Queue()
-        self._exchanging = asyncio.Lock()
+        self._exchanging = asyncio.Lock()  # held until all answers of an exchange have come
         self._loop = asyncio.get_running_loop()
         self.init = init
         init.listener = self
@@ -171,11 +169,11 @@ class Worker:
         Raises:
             FileRefused: It cannot be opened. The message is the rest of a sentence about it.
         """
-        exchange = self._loop.create_task(self._exchange([(request, None)], Opened))
+        answers = await self._sent([(request, None)], (Opened,), ANSWER_TIMEOUT_S)
         try:
-            (opened,) = await asyncio.shield(exchange)
+            (opened,) = await asyncio.shield(answers)
         except asyncio.CancelledError:
-            exchange.add_done_callback(_close_opened)
+            answers.add_done_callback(_close_opened)
             raise
         assert isinstance(opened, Opened)
         try:
@@ -229,23 +227,34 @@ class Worker:
     async def _exchange(
         self, messages: Sequence[_Said], *kinds: type[FromInit], timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[FromInit]:
-        """Send messages, each with the descriptor beside it, and return the answers to all of them.
+        """Send messages, each with the descriptor beside it, and return the answers to all of them."""
+        return await asyncio.shield(await self._sent(messages, kinds, timeout_s))
 
-        The answers are awaited also if the caller is cancelled. One left over would be taken for the answer to
-        the next message.
+    async def _sent(
+        self, messages: Sequence[_Said], kinds: Sequence[type[FromInit]], timeout_s: float
+    ) -> "asyncio.Task[list[FromInit]]":
+        """Send messages in the turn of this exchange, and return a task that takes the answers.
+
+        The task goes on if the caller is cancelled: an answer left over would be taken for that of the next message.
         """
+        await self._exchanging.acquire()
+        try:
+            for message, fd in messages:
+                self.init.say(message, *(() if fd is None else (fd,)))
+            answers = self._loop.create_task(self._answers_of(kinds, timeout_s))
+        except BaseException:
+            self._exchanging.release()
+            raise
+        answers.add_done_callback(self._exchanged)
+        return answers
 
-        async def exchanged() -> list[FromInit]:
-            async with self._exchanging:
-                for message, *fds in said:
-                    self.init.say(message, *fds)
-                return [await self._answer(kind, timeout_s) for kind in kinds]
+    async def _answers_of(self, kinds: Sequence[type[FromInit]], timeout_s: float) -> list[FromInit]:
+        return [await self._answer(kind, timeout_s) for kind in kinds]
 
-        with contextlib.ExitStack() as copies:  # since the caller may close its descriptors as soon as it is cancelled
-            said = [(message,) if fd is None else (message, _copied(fd, copies)) for message, fd in messages]
-            exchange = self._loop.create_task(exchanged())
-            exchange.add_done_callback(partial(_exchanged, copies.pop_all()))
-        return await asyncio.shield(exchange)
+    def _exchanged(self, answers: "asyncio.Task[list[FromInit]]") -> None:
+        self._exchanging.release()
+        if not answers.cancelled():
+            answers.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
 
     async def _answer(self, kind: type[A], timeout_s: float) -> A:
         try:
@@ -326,17 +335,6 @@ class RunningProgram(NamedTuple):
 
     number: int
     ended: "asyncio.Future[ProgramEnded | None]"
-
-
-def _copied(fd: int, copies: contextlib.ExitStack) -> int:
-    copies.callback(os.close, copy := os.dup(fd))
-    return copy
-
-
-def _exchanged(copies: contextlib.ExitStack, exchange: "asyncio.Task[list[FromInit]]") -> None:
-    copies.close()
-    if not exchange.cancelled():
-        exchange.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
 
 
 def _close_opened(exchange: "asyncio.Task[list[FromInit]]") -> None:
