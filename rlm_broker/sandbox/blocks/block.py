@@ -1,7 +1,7 @@
 """One block in a worker: its start, its clock, its interrupt, and the reason why its REPL must be killed.
 
-One loop (`_ends`) waits on one event (`_wake`), which is set by each fact that may end the block: its result, news from
-init, CPU time that was used, an answered query, a wish to interrupt, or the time of the clock's next verdict.
+One loop (`_ends`) waits on one event (`_wake`). Each fact that may end the block sets it: its result, news from init,
+used CPU time, an answered query, a wish to interrupt, or the time of the clock's next verdict.
 """
 
 import asyncio
@@ -24,26 +24,20 @@ from sandbox_worker.wire.control import Exceeded
 from sandbox_worker.wire.messages import Query, Result, Slot
 
 LEFT_RUNNING_S = 2.0
-"""CPU seconds beyond what a block may use, until the processes it left running are killed. The margin is needed
-because init samples CPU time."""
+"""CPU seconds beyond a block's own until the processes it left running are killed. Init samples CPU time."""
 DEATH_NEWS_S = 1.0
-"""Seconds in which init reports how a REPL died whose connection was lost. Beyond, the REPL lives and has closed the
-connection itself."""
+"""Seconds until init has reported how a REPL died, after its connection was lost. Beyond them, the REPL lives and has
+closed the connection itself."""
 
 
 class BlockRun:
     """One block, from its start to its result or to the reason why its REPL must be killed.
 
     Args:
-        worker: Worker of the REPL.
-        connection: Connection of the REPL.
-        output: Collects what the block prints and shows.
-        limits: Limits of the REPL.
-        answer: Called for each query of the block.
         timeout_s: Compute time in seconds until the block is interrupted.
         wall_timeout_s: Wall time in seconds until then, waiting for replies included.
-        contexts: Contexts that the block's queries give to children.
-        fields: Fields that the block has to submit; None if it has none.
+        contexts: Contexts for children of the block's queries.
+        fields: Fields to submit; None if there are none.
 
     Attributes:
         killed_because: Reason why the REPL must be killed, as one clause; None while it can go on.
@@ -81,18 +75,12 @@ class BlockRun:
         return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
 
     def interrupt(self, over: str) -> None:
-        """Interrupt the block, as at a limit.
-
-        Args:
-            over: The reason, as the rest of a sentence about the block.
-        """
+        """Interrupt the block, as at a limit. `over` is the reason, as the rest of a sentence about the block."""
         self._clock.wish(over)
         self._wake.set()
 
     async def result(self, code: str, wanted: Wanted = NOTHING) -> Result | None:
-        """Run the block, and return its result.
-
-        If the caller is cancelled, the block goes on until `end` is called.
+        """Run the block, and return its result. If the caller is cancelled, the block goes on until `end` is called.
 
         Returns:
             The result; None if the REPL must be killed, or is dead already. `killed_because` then has the reason.
@@ -108,7 +96,7 @@ class BlockRun:
         return block is not None and await self._rest(lambda: block) is not None
 
     def _begun(self, code: str, wanted: Wanted) -> "asyncio.Future[Result]":
-        # The clock interrupts a block that runs. This bound is for processes that a block leaves when it has ended.
+        # The clock interrupts a running block. This bound is for processes left by an ended one.
         self._worker.begin(self._cpu_s)
         self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
         self._block.add_done_callback(lambda _: self._wake.set())
@@ -143,15 +131,11 @@ class BlockRun:
         return result
 
     async def _ends(self, block: "asyncio.Future[Result]") -> bool:
-        """Wait for the block, and interrupt it at its limit.
-
-        Returns:
-            Whether the block ended; False if the REPL must be killed.
-        """
+        """Wait for the block, and interrupt it at its limit. Return whether it ended; if not, the REPL must be killed."""
         loop = asyncio.get_running_loop()
         while not block.done():
             if (why := self._death()) is not None:
-                # A result that was complete before the REPL's end counts, and may still be on its way.
+                # A result from before the REPL's end counts, and may still be on its way.
                 await asyncio.wait({block}, timeout=DEATH_NEWS_S)
                 self.killed_because = why
                 return block.done() and block.exception() is None

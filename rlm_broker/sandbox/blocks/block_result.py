@@ -38,15 +38,10 @@ OnOutput = Callable[[Stream, str], None]
 
 
 class BlockOutput:
-    """Collects one block's output and passes it on as it comes. The bounds hold also if the worker ignores them.
+    """Collects one block's output and its `displays`, and passes text on as it comes.
 
-    Args:
-        bounds: Bounds of each of the two ways that a stream has: the connection and the descriptor. The head and tail
-            that are kept stay within both together.
-        on_output: Called with each piece; None for no such function.
-
-    Attributes:
-        displays: Displays of the block. The session has bounded them.
+    The bounds hold for each of the two ways of a stream, the connection and the descriptor, also if the worker ignores
+    them. The head and tail of a stream stay within both together. The session has bounded the displays.
     """
 
     def __init__(self, bounds: OutputBounds, on_output: OnOutput | None) -> None:
@@ -103,14 +98,10 @@ _threads = DaemonThreads(16)
 
 
 class SubmitFields:
-    """Fields that one block submits, with their types.
+    """The fields of one block's submission: `names` in order, and their checked `values`, None before.
 
     Args:
         types: Field → its type, as `WantedType` takes it. An empty mapping stands for one value of any type.
-
-    Attributes:
-        names: Fields, in order.
-        values: Field → value, once the code has submitted them; None before.
 
     Raises:
         ConfigurationError: A field is not a name, or its type cannot be validated.
@@ -125,15 +116,9 @@ class SubmitFields:
 
     @classmethod
     def of(cls, submit: object) -> "SubmitFields | None":
-        """Return the fields that the argument `submit` stands for.
-
-        Args:
-            submit: True for one value of any type; a mapping from field to type; None or False for a block that does
-                not end at a submission, for which None is returned.
-
-        Raises:
-            ConfigurationError: It has any other type, or a field cannot be used.
-        """
+        """Return the fields for the argument `submit`: True is one value of any type, a mapping is one from field to
+        type. For None or False, return None: the block goes on after a submission. Raise ConfigurationError for
+        anything else."""
         if submit is None or submit is False:
             return None
         if submit is not True and not isinstance(submit, Mapping):
@@ -146,11 +131,7 @@ class SubmitFields:
         return cls({} if submit is True else submit)
 
     async def answer(self, query: Query) -> list[Slot]:
-        """Check the fields that code wants to submit.
-
-        Returns:
-            One slot, without a text if all fields are right, else with an error saying what is wrong.
-        """
+        """Check the fields of a submission. Return one slot, with an error unless all fields are right."""
         encoded = query.texts
         if len(encoded) != 1 or len(query.prompts) != 1:
             return [Slot(error="one submission at a time")] * len(query.prompts)
@@ -190,12 +171,8 @@ MAX_PROBLEM_CHARS = 2_000
 
 
 class SentValue:
-    """One value, decoded by the thread that first looks at it, and not by the event loop that all REPLs share.
-
-    Args:
-        encoded: Bytes that the REPL sent; empty if there is no value.
-        problem: Reason why there is no value, in the REPL's words; None if there is one.
-    """
+    """One value, or the REPL's words on why there is none. The thread that first looks at it decodes it: no event loop
+    waits for that."""
 
     def __init__(self, encoded: bytes, problem: str | None) -> None:
         self._encoded = encoded
@@ -222,25 +199,21 @@ class SentValue:
 
 
 class CheckedValue(NamedTuple):
-    """A value that the orchestrator has checked already."""
+    """A value checked by the orchestrator."""
 
     value: Any
     problem: None = None
 
 
 def sent_value(encoded: EncodedValue, problem: str | None) -> SentValue | None:
-    """Return the value that a result carries; None if it carries none."""
+    """Return the value of a result, or None."""
     if isinstance(encoded, msgspec.UnsetType):
         return None if problem is None else SentValue(b"", problem)
     return SentValue(bytes(encoded), problem)
 
 
 def values_of(names: tuple[str, ...], block: Block) -> Any:
-    """Return the values of variables that a block should send: for one name its value, for several a tuple.
-
-    Args:
-        names: Variables, in order.
-        block: Outcome of the block that was run for them.
+    """Return the values of variables in a block that was run for them: for one name its value, for several a tuple.
 
     Raises:
         ValueUnavailable: The block failed, or the REPL sent no value, or other values.
@@ -268,7 +241,7 @@ _BY_EXIT_CODE: dict[int | None, str] = {
     BROKEN: "it broke the REPL that it runs in",
 }
 """Reason → sentence for exit codes of the REPL's own. Model code can end its process with these codes as well, and then
-misleads only the model that wrote it."""
+misleads only its own model."""
 
 
 def reason_of_death(died: Died | Exceeded) -> str:
@@ -287,12 +260,8 @@ def reason_of_death(died: Died | Exceeded) -> str:
 
 
 def located(seen: LastSeen | None, block: int) -> PostMortem:
-    """Return what init saw, with the line that the model's code was on. The stack is the REPL's word, and so untrusted.
-
-    Args:
-        seen: State of the REPL that init reported; None if it reported none.
-        block: Number of the block that was running, within its REPL.
-    """
+    """Return what init saw, if it did, with the line of the model's code in the block of this number. The stack is the
+    REPL's word, and so untrusted."""
     seen = seen or LastSeen()
     lines = [line for line in seen.stack.splitlines() if "/sandbox_worker/" not in line]  # without the worker's frames
     stack = "\n".join(line[:200] for line in lines)
@@ -311,7 +280,7 @@ def sentence_of_death(why: str, post_mortem: PostMortem) -> str:
     if post_mortem.where:
         parts.append(post_mortem.where)
     if post_mortem.processes:
-        mib = post_mortem.memory_bytes / (1 << 20)  # private memory alone, which is under 1 MiB for a small program
+        mib = post_mortem.memory_bytes / (1 << 20)  # private memory alone: under 1 MiB for a small program
         memory = "less than 1 MiB" if mib < 1 else f"{mib:,.0f} MiB"
         parts.append(f"It used {memory} (processes: {post_mortem.processes:,}, threads: {post_mortem.threads:,})")
     return ". ".join(parts)
@@ -340,13 +309,8 @@ def ended_block(
     """Return a block whose REPL said how it ended. Its values are decoded when they are first looked at.
 
     Args:
-        code: Source of the block.
-        output: Its output so far.
-        result: Result that the REPL sent.
-        limit: Name of the limit that interrupted the block; None if none did.
-        wanted: Values that were wanted of it.
-        fields: Fields it had to submit. If it had any, only checked values of them count as submitted.
-        execution_time: Seconds it took.
+        limit: Name of the limit that interrupted the block, or None.
+        fields: Fields to submit. If there are any, only their checked values count as submitted.
     """
     stdout, stderr = output.finish()
     final_answer = result.final_answer
@@ -383,12 +347,9 @@ def killed_block(
     """Return a block whose REPL was killed.
 
     Args:
-        code: Source of the block.
-        output: Its output so far.
         why: Reason of the kill, as one clause.
         seen: State of the REPL just before, as init saw it.
-        limit: Name of the limit that was reached; None if none was.
-        execution_time: Seconds it took.
+        limit: Name of the limit that was reached, or None.
     """
     stdout, stderr = output.finish()
     sentence = sentence_of_death(why, seen)

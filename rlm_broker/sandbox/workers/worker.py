@@ -1,4 +1,4 @@
-"""A handle on a worker: start, interrupt, drain, stop, kill. The REPL's own connection is not part of it."""
+"""A handle on a worker: start, interrupt, drain, stop, kill, without the REPL's own connection."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ from sandbox_worker.wire.control import (
 from sandbox_worker.wire.level import Level
 
 PROGRAM_END_S = 30.0
-"""Seconds until init has ended a program, which may have started hundreds of busy processes: init finds each."""
+"""Seconds until init has ended a program: init finds each of its processes, maybe hundreds of busy ones."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds until init counts as dead, and is killed. It has no other work; to end 64 processes takes it 0.1 s."""
 
@@ -58,17 +58,15 @@ class Worker:
     """One worker: what its init is asked, and what it says.
 
     Attributes:
-        init: Its init.
         died: How the REPL ended by itself or at a limit; None while it lives, or if the orchestrator ended it.
         gone: Set when init is dead, and with it all processes of the worker.
-        why_gone: Reason of an end that this process has not asked for, as one clause.
+        why_gone: Reason of an unwanted end, as one clause.
         layers: Layers of init and of the REPL, as they reported them before any model code ran.
-        on_written: Called with bytes written to the REPL's descriptors 1 and 2.
-        on_burned: Called with seconds of CPU time that the REPL used.
+        on_written, on_burned: Called with bytes written to the REPL's descriptors 1 and 2; with seconds of its CPU
+            time.
         on_change: Called when `died` or `gone` changes.
-        cpus: CPUs that its processes can use at the same time.
+        cpus: CPUs for all its processes.
         scratch: Its folder on the host, at a level without a root of its own; else empty.
-        group: Control group of its REPL, if it has one.
     """
 
     def __init__(self, level: Level, init: WorkerInit, scratch: str = "", group: MemoryGroup | None = None) -> None:
@@ -92,12 +90,11 @@ class Worker:
         self._programs_started = 0
 
     async def launch(self, context: ContextPieces | None, connection_fd: int, timeout_s: float) -> None:
-        """Wait until init is isolated, has loaded the context and forked a REPL that uses `connection_fd`.
-
-        All requests for it are sent at once.
+        """Wait until init is isolated, has loaded the context and forked a REPL that uses `connection_fd`. All requests
+        for it are sent at once.
 
         Args:
-            context: Pieces of the context, each with its descriptor; None for the one that init was forked with.
+            context: Pieces of the context, each with its descriptor; None for that of the fork server, if it has one.
 
         Raises:
             IsolationUnavailable: A layer could not be applied.
@@ -119,22 +116,15 @@ class Worker:
         await self._exchange([(Start(), connection_fd)], Started, timeout_s=timeout_s)
 
     def begin(self, cpu_s: float) -> None:
-        """Have init watch closely, since a block starts.
-
-        Args:
-            cpu_s: CPU time in seconds that the block, and the processes it leaves, may use until the next block.
-        """
+        """Have init watch closely, since a block starts. It and the processes it leaves may use `cpu_s` seconds of CPU
+        time until the next block."""
         if self.group is not None:
             self.group.new_kills()
         self.init.say(Begin(cpu_s=cpu_s))
 
     async def hand(self, context: ContextPieces) -> None:
-        """Hand the memfds of a context to the REPL, which takes them before its next block.
-
-        Raises:
-            ContextRefused: Too many memfds wait there.
-            WorkerDied: Init has ended.
-        """
+        """Hand the memfds of a context to the REPL, which takes them before its next block. Raise ContextRefused if too
+        many wait there, WorkerDied if init has ended."""
         await self.init.bring(context)
         said: list[_Said] = [(Hand(), fd) for fd, _ in context]
         answers = await self._exchange(said, *[Handed] * len(said))
@@ -142,10 +132,8 @@ class Worker:
             raise ContextRefused("a REPL takes no more contexts before its next block: run one first")
 
     async def interrupt(self, block: int) -> None:
-        """Send SIGINT to the REPL if it runs the block of this number.
-
-        When this returns, the signal is queued: all that is sent afterwards arrives after it.
-        """
+        """Send SIGINT to the REPL if it runs the block of this number. The signal is queued before any later message
+        arrives."""
         await self._exchange([(Interrupt(block=block), None)], Interrupted)
 
     async def drain(self) -> None:
@@ -153,22 +141,16 @@ class Worker:
         await self._exchange([(Drain(), None)], Drained)
 
     async def stop(self, explain: bool = False) -> LastSeen | None:
-        """Kill the REPL and all that it started; return when they have ended and their last output was passed on.
-
-        Args:
-            explain: Whether init looks at the REPL first. Its state is then returned.
-        """
+        """Kill the REPL and all that it started; return when they have ended and their last output was passed on. If
+        init is to `explain`, it looks at the REPL first, and its state is returned."""
         (stopped,) = await self._exchange([(Stop(explain=explain), None)], Stopped)
         assert isinstance(stopped, Stopped)
         self.died = None
         return stopped.post_mortem
 
     async def open_file(self, request: OpenToRead | OpenToWrite) -> int:
-        """Have init open a regular file of the scratch folder; return a descriptor, which the caller closes.
-
-        Raises:
-            FileRefused: It cannot be opened. The message is the rest of a sentence about it.
-        """
+        """Have init open a regular file of the scratch folder; return a descriptor for the caller to close. Raise
+        FileRefused with the rest of a sentence about it."""
         answers = await self._sent([(request, None)], (Opened,), ANSWER_TIMEOUT_S)
         try:
             (opened,) = await asyncio.shield(answers)
@@ -206,11 +188,8 @@ class Worker:
         return RunningProgram(number, ended)
 
     async def end_program(self, program: "RunningProgram") -> None:
-        """Kill a program and all that it started; return when they have ended. Has no effect once it has ended.
-
-        Raises:
-            SandboxFailed: Init did not answer. The whole worker was killed.
-        """
+        """Kill a program and all that it started; return when they have ended. Has no effect once it has ended. If init
+        does not answer, kill the whole worker, and raise SandboxFailed."""
         if not program.ended.done():
             self.init.say(EndProgram(program.number))
             await asyncio.wait({program.ended}, timeout=PROGRAM_END_S)
