@@ -72,11 +72,8 @@ class EventLoopRef:
 
     @staticmethod
     def background() -> "EventLoopRef":
-        """Return the process's own loop. Its daemon thread is started when it is first used.
-
-        Raises:
-            SandboxFailed: No thread can be started.
-        """
+        """Return the process's own loop. Its daemon thread is started when it is first used. Raise SandboxFailed if it
+        cannot."""
         global _background
         with FORKING:  # a forked process finds no half-started loop
             if _background is None or not _background.is_alive:
@@ -124,15 +121,11 @@ class EventLoopRef:
         return await job.ended()
 
     def clean_up(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run clean-up on this loop and wait for it, from another thread. Has no effect once the loop has ended.
+        """Run clean-up on this loop and wait for it, from another thread. Has no effect once the loop has ended. Raise
+        RuntimeError on this loop: the caller would wait for itself.
 
-        Ctrl+C is raised when the clean-up has ended. A second one gives up waiting, and the clean-up goes on.
-
-        Args:
-            work: Makes the clean-up. A second one has no effect.
-
-        Raises:
-            RuntimeError: The caller runs on this loop, and would wait for itself.
+        Ctrl+C is raised when the clean-up has ended. A second one gives up waiting, and the clean-up goes on. So `work`
+        may be called twice, and a second clean-up has no effect.
         """
         if self.is_here:
             raise RuntimeError(WAITS_FOR_ITSELF)
@@ -176,11 +169,8 @@ class EventLoopRef:
             raise
 
     def alive(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, on which work can still be run.
-
-        Raises:
-            ConfigurationError: The loop has ended, or belongs to the process that this one was forked from.
-        """
+        """Return the loop, on which work can still be run. Raise ConfigurationError if it has ended, or belongs to the
+        process that this one was forked from."""
         if self.is_alive:
             return self._loop
         if self._pid != os.getpid():  # fork copies the calling thread alone, and not the one of the loop
@@ -203,11 +193,7 @@ class Job(Generic[T]):
         self._is_cancelled = False
 
     def start(self) -> None:
-        """Have the loop begin the work, soon.
-
-        Raises:
-            ConfigurationError: The loop has ended.
-        """
+        """Have the loop begin the work, soon. Raise ConfigurationError if the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(self._start)
         except RuntimeError:  # closed since it was looked at
@@ -215,11 +201,8 @@ class Job(Generic[T]):
             raise
 
     def run(self) -> T:
-        """Start the work and wait for it, from another thread. An exception that ends the wait cancels the work.
-
-        Raises:
-            RuntimeError: The caller runs on the loop of the work, and would wait for itself.
-        """
+        """Start the work and wait for it, from another thread. An exception that ends the wait cancels the work. Raise
+        RuntimeError on the loop of the work: the caller would wait for itself."""
         if asyncio._get_running_loop() is self._loop:
             self.close()
             raise RuntimeError(WAITS_FOR_ITSELF)
@@ -235,10 +218,7 @@ class Job(Generic[T]):
             raise
 
     def result(self, timeout_s: float | None = None) -> T:
-        """Wait for the work, from another thread, and return its result.
-
-        Args:
-            timeout_s: Seconds to wait; None waits without limit.
+        """Wait for the work, from another thread, and return its result. None waits without limit.
 
         Raises:
             TimeoutError: The work takes longer than `timeout_s`. It goes on.
@@ -257,11 +237,8 @@ class Job(Generic[T]):
                 self._require_loop()
 
     async def ended(self) -> T:
-        """Await the work, on any loop. If the caller is cancelled, the work is cancelled and its end is awaited.
-
-        Raises:
-            ConfigurationError: The loop of the work has ended before the work did.
-        """
+        """Await the work, on any loop. If the caller is cancelled, the work is cancelled and its end is awaited. Raise
+        ConfigurationError if the loop of the work has ended before the work did."""
         outcome = asyncio.wrap_future(self.outcome)
         outcome.add_done_callback(_retrieve)
         cancelled: asyncio.CancelledError | None = None
@@ -315,11 +292,7 @@ class Job(Generic[T]):
             self.outcome.set_result(task.result())
 
     def _require_loop(self) -> None:
-        """Raise if the work can never end, since its loop was closed.
-
-        Raises:
-            ConfigurationError: It was.
-        """
+        """Raise ConfigurationError if the work can never end, since its loop was closed."""
         if self._loop.is_closed() and not self.outcome.done():
             if self._task is None:
                 self._work.close()

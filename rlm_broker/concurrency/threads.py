@@ -193,14 +193,10 @@ _TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FairSemaphore]" = 
 
 
 async def aside(work: Callable[[], T], whose: Hashable) -> T:
-    """Do work that may take seconds in a thread, for example a check by a schema that is not trusted.
+    """Do work in a thread, with turns of all owners, for example a check by an untrusted schema, which may take
+    seconds.
 
-    Args:
-        work: The work.
-        whose: Owner of the work. Owners take turns.
-
-    Returns:
-        What `work` returns. It is not begun if the caller is cancelled while it waits for its turn.
+    The work is not begun if the caller is cancelled while it waits for its turn.
     """
     loop, turns = asyncio.get_running_loop(), _turns()
     await turns.acquire(whose)

@@ -244,11 +244,7 @@ class RateEntry:
 
 
 class RateWindow:
-    """Keeps the sum of any `SPAN_S` seconds within a bound.
-
-    Args:
-        most: Largest sum; None sets no bound.
-    """
+    """Keeps the sum of any `SPAN_S` seconds within a bound, if there is one."""
 
     def __init__(self, most: float | None) -> None:
         self._most = math.inf if most is None else most

@@ -131,7 +131,7 @@ class BlockRun:
         return result
 
     async def _ends(self, block: "asyncio.Future[Result]") -> bool:
-        """Wait for the block, and interrupt it at its limit. Return whether it ended; if not, the REPL must be killed."""
+        """Wait for the block, and interrupt it at its limit. Return whether it ended, or its REPL must be killed."""
         loop = asyncio.get_running_loop()
         while not block.done():
             if (why := self._death()) is not None:

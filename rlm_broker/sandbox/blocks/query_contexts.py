@@ -39,7 +39,7 @@ class QueryContexts:
         self._max_bytes = max_bytes
 
     def of(self, query: Query) -> "QueryWithContexts":
-        """Return the query with its contexts, none of them stored yet. Raise ContextRefused unless each prompt has one."""
+        """Return the query with its contexts, not stored yet. Raise ContextRefused unless each prompt has one."""
         if len(query.contexts) != len(query.prompts):
             raise ContextRefused(f"{len(query.contexts):,} contexts for {len(query.prompts):,} prompts")
         files: dict[str, _Shared] = {}
@@ -93,7 +93,7 @@ class QueryContexts:
 
 
 class _Shared:
-    """A context, stored once for all children with it open at the same time. `store` takes the largest size of a file."""
+    """A context, stored once for all children with it open at the same time. `store` takes the bound of a file."""
 
     def __init__(self, store: Callable[[int | None], Awaitable[StoredContext]]) -> None:
         self._store = store

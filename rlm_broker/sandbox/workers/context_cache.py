@@ -111,7 +111,7 @@ class ContextCache:
         return json_bytes >= SHARED_FROM_BYTES
 
     async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
-        """Return the digest of a context used before, else None. Only digests of contexts of equal size are compared."""
+        """Return the digest of a context used before, else None. Only contexts of equal size are compared."""
         if (of_its_own := self._digests.get(context)) is not None:
             return await _result(of_its_own)
         size = context.size_bytes
