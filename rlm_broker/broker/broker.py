@@ -21,7 +21,7 @@ from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.turns import bounded_map
 from rlm_broker.errors import ConfigurationError, ModelFailed, RlmBrokerError, UnknownModel, require_kind
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.usage import Tally, Usage, UsageSummary, totals_by
 from rlm_broker.values.stats import HandlerStats
 
 _log = logging.getLogger("rlm_broker")
@@ -56,30 +56,9 @@ class Completing(Protocol):
 
 
 class Broker(AsyncResource):
-    """Routes completions by model name and depth to clients, and holds the port that REPLs connect to.
+    """Routes completions to clients, and holds the port of the REPLs. `LMHandler` adds the answers to REPLs.
 
-    Use it as a context manager, or `start` and `stop` it. It closes no client: each belongs to the code that made it.
-
-    Example:
-        ```python
-        with LMHandler(OpenAICompatibleClient("http://localhost:8000/v1", "qwen3")) as handler:
-            print(handler.completion("Say a word."))
-        ```
-
-    Args:
-        client: Client for depth 0, and for all calls that no other client serves.
-        host: Address to bind; one beyond loopback is refused unless `insecure_bind`.
-        port: TCP port; 0 takes a free one.
-        other_backend_client: Client for depth 1 and deeper.
-        batch_max_concurrent: Calls of one one-shot batch at the same time.
-        one_shot: Also serve the field's one-shot protocol. It has no token: every process that reaches the port may
-            call.
-        model_policy: Which models model code may name; see `ModelPolicy`.
-        open_client: Makes the client of an unlisted name, for the policy `open`.
-        call_timeout_s: Seconds after which a call fails, unless it names another limit. Waiting for its turn does not
-            count.
-        cache: Stores replies; None stores none.
-        event_loop: Event loop on which it lives; None: the way of opening it decides.
+    Args: See `LMHandler`.
 
     Attributes:
         queues: Queue before each client, by the client's identity. Handlers on one loop may share them, so that bounds
@@ -280,17 +259,11 @@ class Broker(AsyncResource):
             handler.get_usage_summary().total_calls  # 1
             ```
         """
-        totals = defaultdict[str, Tally](Tally)
-        for (model, _), tally in self._usage.items():
-            totals[model].add(tally.usage)
-        return UsageSummary({model: tally.usage for model, tally in totals.items()})
+        return UsageSummary(totals_by((model, used) for (model, _), used in self._usage.items()))
 
     def usage_by_depth(self) -> dict[int, Usage]:
         """Return the usage so far, by the depth of the calls: 0 is a root's own loop, 1 the queries of its REPL."""
-        totals = defaultdict[int, Tally](Tally)
-        for (_, depth), tally in self._usage.items():
-            totals[depth].add(tally.usage)
-        return {depth: totals[depth].usage for depth in sorted(totals)}
+        return dict(sorted(totals_by((depth, used) for (_, depth), used in self._usage.items()).items()))
 
     def stats(self) -> HandlerStats:
         """Return what the broker is doing now, and its usage so far."""

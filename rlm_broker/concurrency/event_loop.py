@@ -218,6 +218,9 @@ class Job(Generic[T]):
         Raises:
             ConfigurationError: The loop has ended.
         """
+        if asyncio._get_running_loop() is self._loop:  # without a message to itself, which costs two system calls
+            self._start()
+            return
         try:
             self._loop.call_soon_threadsafe(self._start)
         except RuntimeError:  # closed since it was looked at
@@ -272,7 +275,11 @@ class Job(Generic[T]):
         Raises:
             ConfigurationError: The loop of the work has ended before the work did.
         """
-        outcome = asyncio.wrap_future(self.outcome)
+        outcome: asyncio.Future[T] | asyncio.Task[T]
+        if self._task is not None and asyncio._get_running_loop() is self._loop:
+            outcome = self._task
+        else:
+            outcome = asyncio.wrap_future(self.outcome)
         outcome.add_done_callback(_retrieve)
         cancelled: asyncio.CancelledError | None = None
         while not outcome.done():

@@ -25,7 +25,7 @@ from typing import TypeVar
 from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
-from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.usage import Tally, Usage, UsageSummary, totals_by
 
 N = TypeVar("N", int, float)
 
@@ -213,19 +213,14 @@ class Ledger:
 
     def summary(self, run: str | None = None) -> UsageSummary:
         """Return the usage by model, of `run` and all below it; None is the whole tree."""
-        totals: dict[str, Usage] = {}
-        for (of, model, _), tally in self._usage.items():
-            if _is_within(of, run):
-                totals[model] = totals.get(model, Usage()) + tally.usage
-        return UsageSummary(totals)
+        return UsageSummary(
+            totals_by((model, used) for (of, model, _), used in self._usage.items() if _is_within(of, run))
+        )
 
     def by_depth(self, run: str | None = None) -> Mapping[int, Usage]:
         """Return the usage by depth, of `run` and all below it; depth 0 is the root's own loop."""
-        totals: dict[int, Usage] = {}
-        for (of, _, depth), tally in sorted(self._usage.items(), key=lambda item: item[0][2]):
-            if _is_within(of, run):
-                totals[depth] = totals.get(depth, Usage()) + tally.usage
-        return totals
+        totals = totals_by((depth, used) for (of, _, depth), used in self._usage.items() if _is_within(of, run))
+        return dict(sorted(totals.items()))
 
     def left(self) -> dict[str, float | None]:
         """Return what may still be used, by the name of its limit; None means that there is no bound."""

@@ -86,6 +86,14 @@ class RunRequest:
         """Context for `Completion.prompt`: a short text, else None, so that no large one stays in memory."""
         return self.context if isinstance(self.context, str) and len(self.context) <= PROMPT_CHARS else None
 
+    @property
+    def is_small(self) -> bool:
+        """Whether storing the context takes microseconds: a short text. An absolute path may be on a file system that
+        stalls."""
+        return self.prompt is not None and not any(
+            (text or "").startswith(("/", "~")) for text in (self.prompt, self.question)
+        )
+
 
 def given_once(
     prompt: object, root_prompt: str | None, context: object, question: str | None

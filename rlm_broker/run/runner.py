@@ -174,10 +174,11 @@ class Runner:
 
     async def _in_turn_time(self, work: Coroutine[Any, Any, T]) -> T:
         limit_s = self._tree.limits.iteration_timeout_s
+        if limit_s is None:
+            return await work
         try:
             return await within(limit_s, work)
         except Late:
-            assert limit_s is not None
             raise LimitReached("iteration_timeout_s", limit_s, limit_s) from None
 
     # -- a plain completion ------------------------------------------------------------------------------------------
@@ -382,6 +383,8 @@ class Runner:
         )
 
     def _emit_ended(self, response: str | None, error: str | None = None, limit: str | None = None) -> None:
+        if not self._emit.is_wanted:
+            return
         usage = self._tree.ledger.summary(self._caller.run)
         self._emit(
             RunEnded,
