@@ -65,6 +65,11 @@ class Caller:
     has_task_as_context: bool = False
     asked_in: int = 0
 
+    @property
+    def time_limit(self) -> str:
+        """Name of the limit of the run's time."""
+        return "child_timeout_s" if self.depth else "run_timeout_s"
+
 
 class _Batch:
     """The calls of one query of several prompts, and their progress.

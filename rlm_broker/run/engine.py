@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.cache import Cache
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.clients.recording import FORMAT, RecordedModels, Recorder
@@ -178,14 +177,13 @@ class Engine(AsyncResource):
                 context, began = request.context, time.monotonic()
                 if not isinstance(context, StoredContext):
                     context = own.enter_context(await _stored_in_time(request, job))
-                spent_s = time.monotonic() - began
+                spent_s = time.monotonic() - began  # the opening of parts does not count
                 parts = self._open_parts
                 if parts is None:
                     parts = await own.enter_async_context(self._running())
                 routing = await self._routing(parts, request)
-                request = dataclasses.replace(request, spent_s=spent_s, repl=request.repl or self._repl)
-                completing = request.completed_by(parts.handler)
-                root = root_run(request, job, context, routing, completing, parts.sandbox, parts.recorder)
+                began = time.monotonic() - spent_s
+                root = root_run(request, job, context, routing, parts, request.repl or self._repl, began)
                 completion = await job.begin(root).run(context)
         finally:
             self._jobs.discard(job)
@@ -251,11 +249,12 @@ class Engine(AsyncResource):
         return await own.enter_async_context(self.registry.opened(self.limits, cache, event_loop))
 
     async def _routing(self, parts: EngineParts, request: RunRequest) -> Routing:
-        """Return the routes of one run: the handler's, or with other models if the run was given any.
+        """Return the routes of one run: the handler's, or with the run's own models.
 
         Raises:
-            ConfigurationError: The handler is lent, and a model is not the name of one of its own; or a limit in US
-                dollars is set, and the price of a model is not known.
+            ConfigurationError: The handler is lent, and a model is not the name of one of its own. Or a limit in US
+                dollars is set, and the price of a model is not known. Or the root model answers in text, and an answer
+                of a type is wanted.
         """
         routing, given = parts.handler.routing, (request.model, request.sub_model)
         if given != (None, None) and self.registry is not None:
@@ -269,6 +268,11 @@ class Engine(AsyncResource):
             routing = routing.instead(*clients)
         if request.limits.max_budget_usd is not None:
             await require_priced("max_budget_usd", filter(None, (routing.root, routing.sub)))
+        root = routing.pick(None, 0)
+        if request.output_type is not None and not root.answers_types:
+            raise ConfigurationError(
+                f"the model {root.model_name} answers in text: leave out output_type, or name another model"
+            )
         return routing
 
     @property
@@ -298,37 +302,31 @@ def root_run(
     job: RunJob,
     context: StoredContext,
     routing: Routing,
-    completing: Completing,
-    sandbox: Sandbox,
-    recorder: Recorder | None = None,
+    parts: EngineParts,
+    repl: PersistentRepl | None,
+    began: float,
 ) -> Runner:
-    """Return the loop of a root run, which has not begun.
+    """Return the loop of a root run before its first turn.
 
     Args:
-        request: The run.
-        job: Job of the run.
-        context: Context of the run.
         routing: Picks the client of each call.
-        completing: Completes the calls.
-        sandbox: Has the REPLs of the run.
-        recorder: Writes down each call; None writes none.
-
-    Raises:
-        ConfigurationError: The root model answers in text, and an answer of a type is wanted.
+        repl: A REPL for several runs; None opens one for this run.
+        began: `time.monotonic()` at the beginning of its time.
     """
-    require_types(request, routing)
-    limits, events = request.limits, _events(request, job)
+    limits, sandbox = request.limits, parts.sandbox
+    followers = [] if job.log is None else [job.log.add]
+    events = TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
+    completing = parts.handler if request.completing is None else request.completing(parts.handler)
     ledger = Ledger(limits)
-    calls = TreeCalls(completing, ledger, events, recorder, routing=routing, tells_text=request.tells_text)
+    calls = TreeCalls(completing, ledger, events, parts.recorder, routing=routing, tells_text=request.tells_text)
     tree = Tree(calls, ledger, sandbox, events, request.instructions, request.query_handler, request.is_auto)
     if events.is_wanted:
         metadata = _metadata(routing, sandbox, limits, context)
-        events.of(ROOT_RUN, 0)(RunStarted, request.question or _task_in(context), metadata["model"], metadata)
-    ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s - request.spent_s
+        has_task = request.question is None and context.info.type_name == "str"
+        question = beginning(context, TASK_CHARS).text if has_task else request.question
+        events.of(ROOT_RUN, 0)(RunStarted, question, metadata["model"], metadata)
     caller = Caller(ROOT_RUN, 0, request.question)
-    runner = open_run(tree, caller, ends_at, request.tools, request.output_type, request.repl)
-    runner.spent_s = request.spent_s
-    return runner
+    return open_run(tree, caller, began, None, request.tools, request.output_type, repl)
 
 
 async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
@@ -354,29 +352,6 @@ async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
     except Late:
         assert limit_s is not None
         raise LimitReached("run_timeout_s", limit_s, limit_s) from None
-
-
-def require_types(request: RunRequest, routing: Routing) -> None:
-    """Refuse a type of the answer, if the root model answers in text.
-
-    Raises:
-        ConfigurationError: It does.
-    """
-    root = routing.pick(None, 0)
-    if request.output_type is not None and not root.answers_types:
-        raise ConfigurationError(
-            f"the model {root.model_name} answers in text: leave out output_type, or name another model"
-        )
-
-
-def _events(request: RunRequest, job: RunJob) -> TreeEvents:
-    followers = [] if job.log is None else [job.log.add]
-    return TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
-
-
-def _task_in(context: StoredContext) -> str | None:
-    """Return the beginning of a text with the task in it, for those who watch the run; None for another context."""
-    return beginning(context, TASK_CHARS).text if context.info.type_name == "str" else None
 
 
 def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: StoredContext) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from rlm_broker.events.event import (
     ReplReady,
     RunEnded,
 )
-from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
+from rlm_broker.results import Block, ChatMessage, Completion, Isolation, Iteration
 from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
@@ -79,25 +79,20 @@ class Runner:
 
     Args:
         caller: The run: its name, depth and question.
+        began: `time.monotonic()` at the beginning of its time.
         answer: Answers the queries of its REPL.
-        child_traces: Traces of its children, which `answer` appends to.
-        progress: Progress of the run, which `answer` reads.
-        tools: Functions and values that its model code may use.
-        output_type: Type that its answer must have; None takes any text.
-        persistent_repl: REPL that several runs share; None opens one for this run.
-
-    Attributes:
-        spent_s: Seconds of its time that were spent before `run`.
+        progress: Progress of the run, shared with `answer`.
+        tools: Functions and values for its model code.
+        output_type: Type of its answer; None takes any text.
+        persistent_repl: A REPL for several runs; None opens one for this run.
     """
-
-    spent_s = 0.0
 
     def __init__(
         self,
         tree: Tree,
         caller: Caller,
+        began: float,
         answer: QueryHandler,
-        child_traces: list[ChildTrace],
         progress: Progress,
         tools: Tools,
         output_type: OutputType | None = None,
@@ -106,8 +101,8 @@ class Runner:
         self._tree = tree
         self._caller = caller
         self._emit = tree.events.of(caller.run, caller.depth)
+        self._began = began
         self._answer = answer
-        self._child_traces = child_traces
         self._tools = tools
         self._output_type = output_type
         self._persistent_repl = persistent_repl
@@ -127,7 +122,6 @@ class Runner:
         self._limit: str | None = None
         self._kind = "answered"
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._started = time.monotonic()
         self._earlier: list[ChatMessage] = []
         self.progress = progress
 
@@ -137,20 +131,21 @@ class Runner:
         Raises:
             LimitReached: A limit ended the run; the error carries the partial answer.
             ModelFailed: The model failed.
-            OutputInvalid: The answer was not of the type asked for, after `max_output_retries` corrections.
+            OutputInvalid: The answer was not of the wanted type, after `max_output_retries` corrections.
             SandboxFailed: The sandbox itself broke.
         """
-        self._started = time.monotonic() - self.spent_s
-        limits, depth = self._tree.limits, self._caller.depth
-        limit_s = limits.child_timeout_s if depth else limits.run_timeout_s
-        work = self._with_repl(context) if depth < limits.max_depth else self._without_repl(context)
+        limits, name = self._tree.limits, self._caller.time_limit
+        limit_s: float | None = getattr(limits, name)
+        left_s = None if limit_s is None else self._began + limit_s - time.monotonic()
+        has_repl = self._caller.depth < limits.max_depth
+        work = self._with_repl(context) if has_repl else self._without_repl(context)
         try:
-            response = await within(None if limit_s is None else limit_s - self.spent_s, work, self._stop)
+            response = await within(left_s, work, self._stop)
         except StopRequested:
             self._kind, response = "stopped", self.progress.partial_answer
         except Late:
             assert limit_s is not None
-            late = LimitReached("child_timeout_s" if depth else "run_timeout_s", limit_s, limit_s)
+            late = LimitReached(name, limit_s, limit_s)
             self._emit_failed(late)
             self.hand_to(late)
             raise late from None
@@ -370,7 +365,7 @@ class Runner:
             root_model=self._tree.calls.model_name(self._caller.depth, self._caller.model),
             depth=self._caller.depth,
             iterations=len(self.progress.trajectory),
-            execution_time=time.monotonic() - self._started,
+            execution_time=time.monotonic() - self._began,
             usage_summary=self._tree.ledger.summary(self._caller.run),
             usage_by_depth=self._tree.ledger.by_depth(self._caller.run),
             parsed=self._parsed,
@@ -379,7 +374,7 @@ class Runner:
             isolation=self._isolation,
             messages=(*self._earlier, *self.progress.messages),
             trajectory=tuple(self.progress.trajectory),
-            child_traces=tuple(self._child_traces),
+            child_traces=tuple(self.progress.child_traces),
         )
 
     def _emit_ended(self, response: str | None, error: str | None = None, limit: str | None = None) -> None:
@@ -391,7 +386,7 @@ class Runner:
             response,
             error,
             len(self.progress.trajectory),
-            time.monotonic() - self._started,
+            time.monotonic() - self._began,
             usage,
             self._kind,
             limit or self._limit,
