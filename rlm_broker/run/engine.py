@@ -1,8 +1,8 @@
-"""The engine of runs: what any number of them share, and the one way to start one.
+"""The engine of runs: their shared parts, and the one way to start one.
 
-Theory of operation. `Engine.begin` makes the job of a run, for all that starts one: `RLM`, batches, servers. The job
-stores the context, takes the parts of the open engine or opens parts for itself, and composes the root run: its ledger,
-its calls, its tree, its loop. Children are composed of the same parts (`queries.open_run`).
+Theory of operation. `Engine.begin` makes the job of a run for `RLM`, batches and servers. The job stores the context,
+takes the parts of the open engine or opens parts for itself, and composes the root run: its ledger, its calls, its
+tree, its loop. Children are composed of the same parts (`queries.open_run`).
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from rlm_broker.watch.board import BOARD
 from rlm_broker.watch.server import start_if_wanted
 
 TASK_CHARS = 2_000
-"""Characters of a context with the task in it that the first event of a run has in place of a question."""
+"""Characters of a context with the task in it, in place of a question in the first event of a run."""
 ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
 
@@ -60,21 +60,21 @@ class EngineParts:
 
 
 class Engine(AsyncResource):
-    """Starts runs, and has the parts they share while it is open: a handler, a sandbox, a recorder.
+    """Starts runs, and has their shared parts while it is open: a handler, a sandbox, a recorder.
 
-    A part that the caller lends is used as it is. The others are made when the engine is opened, and closed with it. A
-    run that is started while the engine is closed has parts of its own, for as long as it takes.
+    A lent part is used as it is. The others are made when the engine is opened, and closed with it. A run on a closed
+    engine has parts of its own.
 
     Args:
-        source: Makes the handler; or the handler itself, which the caller lends.
+        source: Makes the handler; or a lent handler.
         models: Settings of the cache and the recording.
-        sandbox: Level of a sandbox to make; or one that the caller lends, which is opened while it is used.
-        limits: Limits of calls and REPLs. A field that is not set is taken from a lent sandbox, else has its default.
+        sandbox: Level of a sandbox to make; or a lent one, opened while it is used.
+        limits: Limits of calls and REPLs. An unset field is taken from a lent sandbox, else has its default.
         keeps_repl: Whether one REPL serves all runs, one after the other.
 
     Attributes:
-        registry: The source of the handler; None if the caller lends one.
-        limits: Limits that hold.
+        registry: The source of the handler; None with a lent one.
+        limits: The effective limits.
 
     Raises:
         ConfigurationError: The recording's seed differs from the lent sandbox's.
@@ -109,12 +109,12 @@ class Engine(AsyncResource):
 
     @property
     def handler(self) -> LMHandler:
-        """The handler of the open engine. Of a closed one, `SandboxFailed` is raised."""
+        """The handler of the open engine. A closed one raises `SandboxFailed`."""
         return self._opened.handler
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox of the open engine. Of a closed one, `SandboxFailed` is raised."""
+        """The sandbox of the open engine. A closed one raises `SandboxFailed`."""
         return self._opened.sandbox
 
     @property
@@ -129,7 +129,7 @@ class Engine(AsyncResource):
 
     @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Give the sandbox this seed if it has none, and is opened before the context manager exits."""
+        """Give the sandbox this seed if it has none and is not open yet."""
         before = self._seed
         if before is None and (self._sandbox is None or not self._sandbox.is_open):
             self._seed = seed
@@ -140,7 +140,7 @@ class Engine(AsyncResource):
 
     @property
     def run_loop(self) -> EventLoopRef | None:
-        """Event loop of the open engine, or of lent parts; None if none of them is bound to a loop yet."""
+        """Event loop of the open engine, or of lent parts; None before one of them is bound to a loop."""
         parts = (self, self._sandbox, self._lent_handler)
         return next((part.event_loop for part in parts if part is not None and part.event_loop is not None), None)
 
@@ -159,7 +159,7 @@ class Engine(AsyncResource):
         return job.handle
 
     def begin(self, request: RunRequest, event_loop: EventLoopRef, *, is_followed: bool = False) -> RunJob:
-        """Return the job of a run, which is not started."""
+        """Return the job of a run, to be started."""
         job = RunJob(event_loop, lambda job: self._answer(request, job), is_followed=start_if_wanted() or is_followed)
         BOARD.add(job, request.question)
         return job
@@ -206,7 +206,7 @@ class Engine(AsyncResource):
             self._repl = await self._keeping.enter_async_context(PersistentRepl(self.sandbox, self.limits))
 
     async def _close(self) -> None:
-        jobs = list(self._jobs)  # they use the parts closed below
+        jobs = list(self._jobs)  # they use the parts
         for job in jobs:
             job.cancel()
         for job in jobs:
@@ -277,7 +277,7 @@ class Engine(AsyncResource):
 
     @property
     def _diverged(self) -> ReplayDiverged | None:
-        """Error of the first call that the recording which is replayed has no reply to; None if there is none."""
+        """Error of the first unrecorded call in a replay; None if there is none."""
         replay = self.registry.replay if self.registry else None
         return ReplayDiverged(replay.diverged) if replay is not None and replay.diverged else None
 
@@ -330,8 +330,8 @@ def root_run(
 
 
 async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
-    """Store the context within `run_timeout_s`. A stream or a file that stalls keeps a thread of its own alone. A small
-    text takes none: to pass it on costs five times as much as to store it.
+    """Store the context within `run_timeout_s`, in a thread: a stream or a file may stall. For a small text the thread
+    would cost five times as much as the storing.
 
     Returns:
         The context. If the run was stopped meanwhile, a text saying so: it ends as it begins.
@@ -355,7 +355,7 @@ async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
 
 
 def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: StoredContext) -> dict[str, Any]:
-    """Return the facts of a root run that its first event has, without secrets."""
+    """Return the facts of a root run for its first event, without secrets."""
     info = context.info
     return {
         "version": __version__,
@@ -368,7 +368,7 @@ def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: Store
 
 
 def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:
-    """Return the first line of a recording: names that a replay needs, the windows of its models, and the seed."""
+    """Return the first line of a recording: the models and their windows, the routes, and the seed."""
     root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
     routing = handler.routing
     routes = [(route.to, route.match, route.depths) for route in routing.routes]

@@ -1,29 +1,29 @@
 """The loop of one run at one depth: prompt, code, REPL, observation, until there is an answer.
 
-Theory of operation. A turn (`_turn`) is one reply of the model and what is done with it:
+Theory of operation. A turn (`_turn`) is one reply of the model and the work on it:
 
 1. `Conversation.fit` shortens the messages to what the model reads.
 2. `TreeCalls.turn` makes the call.
 3. `ReplyActions.act` runs the blocks of the reply, one after the other, and looks for an answer.
 4. `_doubt` judges the answer. If it is taken, the run ends. Otherwise the next user message is the observation:
-   outputs, what was not run, and what is wrong with the answer.
+   outputs, skipped code, and faults of the answer.
 
-A run ends in one of these ways, which its event `RunEnded` distinguishes by `kind` and `limit`:
+A run ends in one of these ways, distinguished by `kind` and `limit` of its event `RunEnded`:
 
 - An answer was taken. A guess is doubted once: the model wrote it before it saw the output beside it, or before it
   looked at the context. The same text again is taken, since a second doubt would only cost a turn.
 - `max_iterations` or `max_blocks` is used up. One more call asks for the best answer (`_last_answer`); its code is not
   run, and `Completion.limit` names the limit. To raise an error instead would throw away all work of the run.
 - `stop` was called. The best answer so far is returned, and no further call is made.
-- A time limit, another limit, a failure or a cancellation. The error carries what the run has (`hand_to`).
+- A time limit, another limit, a failure or a cancellation. The error carries the partial results (`hand_to`).
 
 All ends pass through one `within`: it cancels the task of the loop once and awaits its end. So a REPL of the run's own
-is closed, and its processes are dead, when `run` returns. `stop` resolves a future that `within` watches. It does not
-cancel: a cancellation means that the caller wants no answer, and the two could not be distinguished.
+is closed, and its processes are dead, when `run` returns. `stop` resolves a future watched by `within`. A cancellation
+could not be distinguished from the caller's.
 
 The loop is one class on purpose. A state machine or a class for each phase was rejected: the phases share nearly all of
-their state (`Progress`, `Messages`, `Conversation`), and a reader would have to put the story together again. What can
-be judged without that state has its own module: `reply`, `conversation`, `output_type`.
+their state (`Progress`, `Messages`, `Conversation`), and a reader would have to put the story together again. Judgement
+without that state is in other modules: `reply`, `conversation`, `output_type`.
 """
 
 import asyncio
@@ -39,11 +39,7 @@ from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.stored_context import StoredContext, beginning
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, UnknownModel, ValueTooLarge
-from rlm_broker.events.event import (
-    IterationStarted,
-    ReplReady,
-    RunEnded,
-)
+from rlm_broker.events.event import IterationStarted, ReplReady, RunEnded
 from rlm_broker.results import Block, ChatMessage, Completion, Isolation, Iteration
 from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
@@ -71,7 +67,7 @@ from rlm_broker.values.parsing.notes import NotRun
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 MOST_MODELS: Final = 20
-"""Most models that a prompt names; it leaves out further ones."""
+"""Maximum models in a prompt; further ones are left out."""
 
 
 class Runner:
@@ -164,7 +160,7 @@ class Runner:
             self._stop.set_result(None)
 
     def hand_to(self, failure: RunFailed) -> None:
-        """Put the partial results of the run into the error that ends it."""
+        """Put the partial results of the run into its error."""
         failure.take(self._completion(None), self.progress.partial_answer)
 
     async def _in_turn_time(self, work: Coroutine[Any, Any, T]) -> T:
@@ -302,8 +298,7 @@ class Runner:
         self.progress.messages = [self.progress.messages[0], started_again, notes, last]
 
     async def _last_answer(self, repl: SandboxedRepl) -> str | None:
-        """Ask for the best answer when the turns are used up. An answer of a type may take several calls. No code is
-        run."""
+        """Ask for the best answer without running code. An answer of a type may take several calls."""
         while True:
             try:
                 reply = await self._in_turn_time(self._reply(repl))
@@ -316,7 +311,7 @@ class Runner:
                 else:
                     answer = parsed.prose or self.progress.partial_answer
             except (ModelFailed, LimitReached):
-                if self._output_type is not None:  # the partial answer is text that was never validated
+                if self._output_type is not None:  # the partial answer was never validated
                     raise
                 return self.progress.partial_answer
             if (problem := await self._problem_with(answer or "")) is None:
@@ -400,15 +395,11 @@ class Runner:
         self._emit_ended(None, in_words(failure), getattr(failure, "limit", None))
 
 
-# -- the facts that the system prompt says: read from the tree, so that no number is configured twice ----------------
+# -- the facts of the system prompt: read from the tree, so that no number is configured twice ------------------------
 
 
 def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTEXT) -> Facts:
-    """Return the facts of a run.
-
-    Args:
-        context_name: Name of the variable holding the context.
-    """
+    """Return the facts of a run, whose context is in the variable `context_name`."""
     routing, below = tree.calls.routing, caller.depth + 1
     sandbox = tree.sandbox
     return Facts(
@@ -426,11 +417,9 @@ def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTE
 
 
 def reads_chars(client: BaseClient) -> int | None:
-    """Return how many characters a model reads for certain, as a round number; None if its window is not known."""
-    if client.context_tokens is None:
-        return None
-    chars = int(client.context_tokens * CAUTIOUS_CHARS_PER_TOKEN)
-    return rounded_down(chars, 2)
+    """Return the least window of a model in characters, as a round number; None if its window is not known."""
+    window = client.context_tokens
+    return None if window is None else rounded_down(int(window * CAUTIOUS_CHARS_PER_TOKEN), 2)
 
 
 def _models(tree: Tree, depth: int) -> list[tuple[str, str]]:

@@ -151,14 +151,6 @@ def is_field_client(value: Any) -> bool:
     return not isinstance(value, type) and callable(getattr(value, "completion", getattr(value, "acompletion", None)))
 
 
-def field_client(client: Any) -> FieldClient:
-    """Return the wrapper of an object, always the same: two wrappers could not serialise its calls."""
-    found = _field_clients.get(id(client))
-    if found is None:
-        found = _field_clients[id(client)] = FieldClient(client)
-    return found
-
-
 def _of_original(name: str) -> Any:
     """Return a property for an attribute of the original, which may change; None if it has no such attribute."""
     return property(lambda self: getattr(self.original, name, None))
@@ -214,17 +206,18 @@ def adapted(client: Client | FieldLike) -> BaseClient:
     """
     if isinstance(client, BaseClient):
         return client
-    if not hasattr(client, "complete"):
-        if is_field_client(client):
-            return field_client(client)
-        raise ConfigurationError(
-            f"a client must be an object with `complete` or `completion`, not {type(client).__name__}; for a function "
-            "give FunctionClient(function), for a name use RLM"
-        )
-    client = cast("Client", client)
-    found = _adapted_clients.get(id(client))
+    found = _wrappers.get(id(client))
     if found is None:
-        found = _adapted_clients[id(client)] = BroughtClient(client)
+        if hasattr(client, "complete") and (hasattr(client, "model_name") or not is_field_client(client)):
+            found = BroughtClient(cast("Client", client))
+        elif is_field_client(client):
+            found = FieldClient(client)
+        else:
+            raise ConfigurationError(
+                f"a client must be an object with `complete` or `completion`, not {type(client).__name__}; for a "
+                "function give FunctionClient(function), for a name use RLM"
+            )
+        _wrappers[id(client)] = found
     return found
 
 
@@ -241,10 +234,8 @@ def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
     """
     if isinstance(given, type):
         raise ConfigurationError(f"a model must be an object, not the class {given.__name__}: give an instance of it")
-    if hasattr(given, "complete") and hasattr(given, "model_name"):
-        return adapted(cast("Client", given))
-    if is_field_client(given):
-        return field_client(given)
+    if (hasattr(given, "complete") and hasattr(given, "model_name")) or is_field_client(given):
+        return adapted(cast("Client | FieldLike", given))
     if callable(given):
         return FunctionClient(given)
     raise ConfigurationError(f"a model must be a name, a Model, a client or a function, not {type(given).__name__}")
@@ -278,6 +269,5 @@ def client_for(name: str, **options: Any) -> BaseClient:
     return client
 
 
-_field_clients: "weakref.WeakValueDictionary[int, FieldClient]" = weakref.WeakValueDictionary()
-_adapted_clients: "weakref.WeakValueDictionary[int, BroughtClient]" = weakref.WeakValueDictionary()
-"""`id` of an original → its wrapper. The wrapper keeps the original alive, so the `id` is not reused."""
+_wrappers: "weakref.WeakValueDictionary[int, BroughtClient | FieldClient]" = weakref.WeakValueDictionary()
+"""`id` of a user's object → its wrapper. The wrapper keeps the object alive, so the `id` is not reused."""

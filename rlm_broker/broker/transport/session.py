@@ -185,14 +185,7 @@ class Session:
         unsent = self._unsent
         submit = None if wanted.submit is None else [*wanted.submit]
         message = Execute(
-            self.block + 1,
-            code,
-            unsent.tools(),
-            wanted.value,
-            [*wanted.names],
-            wanted.stdin,
-            submit,
-            wanted.variables,
+            self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names], wanted.stdin, submit, wanted.variables
         )
         frame = framed(message, self.max_frame_bytes)
         self._step(message)
