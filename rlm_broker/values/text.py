@@ -37,8 +37,8 @@ def shorten(text: str, most: int, *, end: int | None = None, gap: str = "\n") ->
 
     Args:
         text: The text.
-        most: Characters that are kept.
-        end: Characters of them that are the text's last; None is a quarter.
+        most: Characters to keep.
+        end: Characters of them at the text's end; None is a quarter.
         gap: Text before the note, and behind it if an end is kept.
     """
     if len(text) <= most:
@@ -108,7 +108,7 @@ def jsonable(value: Any) -> Any:
         if as_values := getattr(value, "_jsonable_", None):  # of a class that knows its values better
             return as_values()
         return {each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    from pydantic_core import to_jsonable_python  # 0.1 s, which most results do not need
+    from pydantic_core import to_jsonable_python  # 0.1 s, not needed by most results
 
     try:
         made = to_jsonable_python(value, bytes_mode="base64", fallback=_by_msgspec)
