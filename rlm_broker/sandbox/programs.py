@@ -429,7 +429,7 @@ atexit._run_exitfuncs()
 
 
 class ProgramBlocks(NamedTuple):
-    """A program as three blocks, as the interpreter runs it: the path and `sys.argv`, the code, threads and `atexit`."""
+    """A program as three blocks, as the interpreter runs it: path and `sys.argv`, the code, threads and `atexit`."""
 
     start: str
     code: str

@@ -149,7 +149,7 @@ class Service:
             ```
 
         Args:
-            drain_s: Seconds after which they are stopped; None takes `ServeSettings.drain_s`. A second call may shorten
+            drain_s: Seconds until they are stopped; None takes `ServeSettings.drain_s`. A second call may shorten
                 the time of the first.
         """
         if self._parts is not None:

@@ -24,7 +24,7 @@ from rlm_broker.serve.settings import Right
 PROBE_TIMEOUT_S: Final = 10.0
 """Seconds that a probe has to start a REPL and run a block."""
 PROBE_EVERY_S: Final = 5.0
-"""Seconds for which the outcome of a probe holds, so that many probes do not load the machine."""
+"""Seconds the outcome of a probe holds, so that many probes do not load the machine."""
 
 
 class Health:

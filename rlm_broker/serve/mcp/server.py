@@ -59,7 +59,7 @@ def server_of(
         work: Returns the work of the tools, once the sandbox is open.
         key_of: Returns the key of a request: the owner of what it makes, and what it may do.
         with_paths: Whether questions may name files.
-        block_timeout_s: Compute time of a block in seconds, which the tool says.
+        block_timeout_s: Compute time of a block in seconds, for the tool's description.
         on_listed: Called when a client has asked for the tools.
     """
     known = {form.name: form for form in forms.forms(block_timeout_s, with_paths=with_paths)}
