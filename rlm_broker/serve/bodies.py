@@ -208,11 +208,6 @@ def page_of(request: Request, kind: type[P]) -> P:
 def listed(items: Sequence[Any], page: Page, shape: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """Return one page of items.
 
-    Args:
-        items: All items, the oldest first.
-        page: Which page.
-        shape: Makes the JSON form of an item, with an "id".
-
     Raises:
         ApiError: 404: there is no item `after`.
     """

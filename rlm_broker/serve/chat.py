@@ -98,12 +98,7 @@ def routes(parts: Parts) -> list[Route]:
 
 
 class Replies:
-    """Responses of one run.
-
-    Args:
-        asked: The run.
-        since: Point of the run at which the response before has ended.
-    """
+    """Responses of one run."""
 
     def __init__(self, asked: Asked, since: Since) -> None:
         self._asked = asked
@@ -139,9 +134,6 @@ class Replies:
 
     async def chunks(self, *, with_usage: bool) -> AsyncIterator[bytes]:
         """Yield the events of a stream.
-
-        Args:
-            with_usage: Whether a last chunk reports the usage.
 
         Raises:
             ApiError: The run has failed.

@@ -56,9 +56,6 @@ class ServerKey:
 class Keys:
     """All keys of the server. Their texts are forgotten: a request is found by the digest of what it sends.
 
-    Args:
-        keys: Pairs of a key and its text.
-
     Raises:
         ConfigurationError: A text is too short, or two keys have the same one.
     """
@@ -103,9 +100,6 @@ class Keys:
 
         A key is also taken as the password of `Basic`: clients without a place for headers, such as SandboxFusion's,
         send that for an address http://:KEY@HOST or a line of ~/.netrc.
-
-        Args:
-            authorization: Value of its header `Authorization`.
 
         Raises:
             ApiError: 401: there is no key, or no such key.

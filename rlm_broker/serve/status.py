@@ -30,9 +30,6 @@ PROBE_EVERY_S: Final = 5.0
 class Health:
     """State of the server for load balancers.
 
-    Args:
-        rlm: The `RLM` in whose sandbox a probe starts a REPL, once it is open.
-
     Attributes:
         is_draining: Whether the server is about to end.
     """
@@ -86,12 +83,7 @@ PATH = "/viewer"
 
 
 class KeysRuns:
-    """The runs that one key may see, as a source of the viewer.
-
-    Args:
-        runs: Runs of all keys.
-        key: The key.
-    """
+    """The runs that one key may see, as a source of the viewer."""
 
     def __init__(self, runs: HostedRuns, key: ServerKey) -> None:
         self._runs = runs

@@ -83,12 +83,7 @@ class UnknownHandle(ConfigurationError):
 
 
 class Purse:
-    """Money of one owner, day by day.
-
-    Args:
-        owner: The owner.
-        clock: Source of Unix time in seconds.
-    """
+    """Money of one owner, day by day."""
 
     def __init__(self, owner: Owner, clock: Callable[[], float] = time.time) -> None:
         self._owner = owner
@@ -189,12 +184,7 @@ RETRY_AFTER_S: Final = 1.0
 
 
 class Places:
-    """Places for work of all owners. Lives on one event loop.
-
-    Args:
-        most: Places.
-        most_waiting: Turns in the queue for a place.
-    """
+    """Places for work of all owners. Lives on one event loop."""
 
     def __init__(self, most: int, most_waiting: int) -> None:
         self._places = FairSemaphore(most)

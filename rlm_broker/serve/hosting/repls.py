@@ -58,10 +58,6 @@ class HeldRepls:
     """Live REPLs of all owners, at most so many each. The least recently used idle one makes room for a new one.
 
     Lives on one event loop. Use it as an async context manager: all REPLs have ended when it is left.
-
-    Args:
-        most: REPLs of all owners together.
-        most_per_owner: REPLs of one owner.
     """
 
     def __init__(self, most: int = 1_000, most_per_owner: int = 20) -> None:

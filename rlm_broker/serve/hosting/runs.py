@@ -334,10 +334,9 @@ class HostedRuns:
             await asyncio.wait({hosted.returning})
 
     async def drain(self, drain_s: float) -> None:
-        """Begin no run any more, let all runs end, and stop the rest. A second call may shorten the time.
+        """Begin no run any more, let all end for `drain_s` seconds, and stop the rest with their best answers so far.
 
-        Args:
-            drain_s: Seconds until runs are stopped, with their best answers so far.
+        A second call may shorten the time.
         """
         self._is_draining = True
         for hosted in list(self._queued):

@@ -27,12 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class ToolCall:
-    """One call of a tool.
-
-    Args:
-        context: The request, as the SDK has it.
-        owner: Owner of what the call makes.
-    """
+    """One call of a tool."""
 
     def __init__(self, context: ServerRequestContext[Any, Any], owner: Owner) -> None:
         self.owner = owner

@@ -192,11 +192,6 @@ class ClientCall:
 class ClientTools:
     """Tools of the client of one run, and the calls waiting for results.
 
-    Args:
-        tools: The tools.
-        wait_s: Seconds the run goes on after a response with calls.
-        one_at_a_time: Whether the client gets one call in each response.
-
     Attributes:
         wait_s: As given.
         away: Makes a context manager in which a call waits for its result; see `HostedRuns.away`.
@@ -236,9 +231,6 @@ class ClientTools:
 
     def answer(self, results: Mapping[str, str]) -> None:
         """Hand the results of calls to the code waiting for them. An earlier result is kept.
-
-        Args:
-            results: Id of a call → its result.
 
         Raises:
             ApiError: 400: a call known to the client has no result.

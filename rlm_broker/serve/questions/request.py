@@ -43,12 +43,7 @@ class ServedModel:
 
 
 class ServedModels:
-    """Models for clients.
-
-    Args:
-        rlm: The open `RLM`.
-        contexts: Contexts of the server's by name.
-    """
+    """Models for clients."""
 
     def __init__(self, rlm: RLM, contexts: Mapping[str, StoredContext]) -> None:
         self._rlm = rlm

@@ -283,13 +283,7 @@ class Asked:
 
 
 class Asking:
-    """Begins and resumes the runs of requests.
-
-    Args:
-        rlm: The open `RLM`.
-        runs: Runs of all owners.
-        settings: Settings of the server.
-    """
+    """Begins and resumes the runs of requests."""
 
     def __init__(self, rlm: RLM, runs: HostedRuns, settings: ServeSettings) -> None:
         self._rlm = rlm
@@ -412,12 +406,7 @@ async def _gone(*tasks: "asyncio.Future[Any] | None") -> None:
 
 
 class Following:
-    """An ASGI response beside a run from beginning to end: the run ends with its client.
-
-    Args:
-        asked: The run.
-        response: What is sent.
-    """
+    """An ASGI response beside a run from beginning to end: the run ends with its client."""
 
     def __init__(self, asked: Asked, response: ASGIApp) -> None:
         self._asked = asked

@@ -111,12 +111,7 @@ class Teller:
                 self._end_block(outcome)
 
     def ended(self, outcome: RunOutcome, told: dict[str, Any]) -> None:
-        """End the response with the outcome of the run, or with calls of functions of the client.
-
-        Args:
-            outcome: The outcome.
-            told: The object `rlm`.
-        """
+        """End the response with the outcome of the run, or with calls of functions of the client."""
         status: Status = "completed" if outcome.is_whole else "incomplete"
         self.resource.rlm |= told
         if outcome.calls:
@@ -189,14 +184,15 @@ class Teller:
         status = {"ok": "completed", "exited": "completed", "error": "failed", "killed": "failed"}.get(outcome.status)
         self._done(items.code_call(block["id"], block["container_id"], block["code"], status or "incomplete", logs))
 
-    def _interrupt_block(self) -> None:
+    def _close_items(self) -> None:
+        """End the open thought, and a block under way as incomplete."""
+        self._end_thought()
         block, self._block = self._block, None
         if block:
             self._done({**block, "status": "incomplete"})
 
     def _answer(self, text: str, status: str) -> None:
-        self._end_thought()
-        self._interrupt_block()
+        self._close_items()
         id, at = self._id("msg"), {"content_index": 0}
         pieces = [text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS)]
         self._begin_item(
@@ -209,8 +205,7 @@ class Teller:
         self._done(items.message(id, text, status))
 
     def _call_functions(self, calls: Iterable[ClientCall]) -> None:
-        self._end_thought()
-        self._interrupt_block()
+        self._close_items()
         for call in calls:
             id = self._id("fc")
             self._begin_item(
@@ -221,8 +216,7 @@ class Teller:
             self._done(items.function_call(id, call, call.arguments, "completed"))
 
     def _end(self, status: Status, usage: Usage) -> None:
-        self._end_thought()
-        self._interrupt_block()
+        self._close_items()
         self.resource.status = status
         self.resource.usage = items.usage_of(*self._since.more(usage))
         self.resource.completed_at = int(time.time()) if status == "completed" else None

@@ -62,11 +62,7 @@ class _Listing(Page):
 
 
 class ResponseRoutes:
-    """Routes of responses. Use it as an async context manager: all responses have ended when it is left.
-
-    Args:
-        parts: Parts of the server.
-    """
+    """Routes of responses. Use it as an async context manager: all responses have ended when it is left."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

@@ -31,9 +31,6 @@ class ResponseEvents:
     """Keeps the events of one response in order. Their sequence numbers begin at 0, without a gap.
 
     All followers share the encoded bytes, and all see the same events with the same numbers, at any time.
-
-    Args:
-        most_bytes: Bytes kept.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -263,11 +260,7 @@ class Made:
 
 
 class Responses:
-    """Responses of all keys: those under way, and the ended ones while they are kept.
-
-    Args:
-        keep_s: Seconds an ended response is kept.
-    """
+    """Responses of all keys: those under way, and the ended ones while they are kept."""
 
     def __init__(self, keep_s: float) -> None:
         self._live: dict[str, Made] = {}
