@@ -61,12 +61,11 @@ END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """Imports, set-up code and a context that a zygote has ready for all of its workers.
+    """Imports, set-up code and a context of a zygote, for all of its workers.
 
     Attributes:
-        imports: Names of modules to import.
-        setup: Code of the user's, whose variables every REPL finds.
-        context: Context that every REPL finds. It must stay open, since a zygote that dies is replaced.
+        setup: Code of the user's. Every REPL has its variables.
+        context: Context of every REPL. It must stay open, since a dead zygote is replaced.
         timeout_s: Seconds for the preparation as a whole.
     """
 
@@ -83,8 +82,7 @@ class ZygoteGone(SandboxFailed):
 class Zygote:
     """One zygote: the process, its control socket, and its folder on the host.
 
-    Requests are made one at a time, and each answer is awaited. An answer that was left over would be taken for that to
-    the next request.
+    Requests are made one at a time, and each answer is awaited: one left over would be taken for the next request's.
     """
 
     def __init__(
@@ -161,11 +159,7 @@ class Zygote:
         return answer
 
     async def spawn(self, limits: ReplLimits, group: MemoryGroup | None = None) -> Worker:
-        """Have the zygote fork a worker.
-
-        Args:
-            limits: Limits of its REPL.
-            group: Control group of the worker. It is removed if the worker cannot be forked.
+        """Have the zygote fork a worker. If it cannot, its control group is removed.
 
         Raises:
             ZygoteGone: The zygote does not answer.
@@ -202,13 +196,10 @@ class Zygote:
         return self._usable and self._process is not None and self._process.poll() is None
 
     async def end(self) -> bool:
-        """Close the zygote's socket, which ends it and all its workers; return when the zygote has ended.
-
-        Returns:
-            Whether its folder is gone, too.
-        """
+        """Close the zygote's socket, which ends it and all its workers; return when the zygote has ended. Return
+        whether its folder is gone, too."""
         with contextlib.suppress(OSError):  # closed already, or the zygote has ended
-            # A process that C code has forked from this one has a copy, which would keep the zygote from its end.
+            # A process forked by C code may have a copy, and would keep the zygote from its end.
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         self._theirs.close()
@@ -216,8 +207,7 @@ class Zygote:
             try:
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
-                # To its whole group: what it has just forked may be stopped before it asked for a parent death signal.
-                # PermissionError: the process is another user's, and root lacks CAP_KILL.
+                # What it has just forked may be stopped, without a parent death signal. PermissionError: no CAP_KILL.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 await ended(self._pidfd)
@@ -252,7 +242,7 @@ class Zygote:
             async with asyncio.timeout(timeout_s):
                 await has_answered.wait()
         except TimeoutError:
-            self._usable = False  # the answer may still come, and would be taken for that to the next request
+            self._usable = False  # a late answer would be taken for the next request's
             raise ZygoteGone(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
         finally:
             loop.remove_reader(control_fd)
@@ -265,17 +255,8 @@ class Zygote:
 def start(
     control_fd: int, paths: list[str], seed: int | None, venv: Venv | None = None
 ) -> tuple["subprocess.Popen[bytes]", int]:
-    """Start the process, which serves the other end of `control_fd`; return it and a pidfd of it.
-
-    Args:
-        control_fd: Its end of the control socket.
-        paths: Its `sys.path`.
-        seed: Seed of its hashes; None draws one.
-        venv: Environment whose programs code finds first; None for the orchestrator's.
-
-    Raises:
-        OSError: There was no process or descriptor. No process is left.
-    """
+    """Start the process, with its end of the control socket and its first `sys.path`; return it and a pidfd of it. A
+    seed is that of its hashes. Raise OSError without a process or descriptor; no process is left then."""
     with contextlib.ExitStack() as opened:
         own = os.pidfd_open(os.getpid())
         opened.callback(os.close, own)
@@ -293,7 +274,7 @@ def start(
             stdin=null,
             stdout=null,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl+C at the terminal signals the orchestrator alone, which decides
+            start_new_session=True,  # Ctrl+C at the terminal signals the orchestrator alone
         )
     try:
         return process, os.pidfd_open(process.pid)
@@ -309,8 +290,7 @@ def _exec_bounded() -> Iterator[None]:
 
     `Popen` waits for the exec in vfork(2). A process that a SIGSTOP meets before it would hold this thread for ever.
     """
-    thread = threading.get_native_id()
-    earlier = _children(thread)
+    earlier = _children(thread := threading.get_native_id())
 
     def kill_new() -> None:
         for pid in _children(thread) - earlier:
@@ -347,7 +327,7 @@ EXIT_OF_SIGNAL = 128
 
 
 def _ended_early(level: Level, process: "subprocess.Popen[bytes]") -> RlmBrokerError:
-    """Return the error for a fork server that ended before it was ready."""
+    """Return the error for the end of a fork server before it was ready."""
     if _killed_by(process) == signal.SIGSYS:
         reason = "the fork server was killed by SIGSYS, as a system call filter does for a call that it forbids"
         return unavailable(level, SYSTEM_CALLS, reason)
@@ -358,7 +338,7 @@ def _ended_early(level: Level, process: "subprocess.Popen[bytes]") -> RlmBrokerE
 
 
 def _why_ended(process: "subprocess.Popen[bytes]") -> str:
-    """Return the last line that a fork server wrote to stderr, or the signal that killed it, or its exit status."""
+    """Return a fork server's last line on stderr, or the signal that killed it, or its exit status."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=1)
     words = ""
@@ -372,11 +352,8 @@ def _why_ended(process: "subprocess.Popen[bytes]") -> str:
 
 
 def _utf8(path: str | Path) -> str:
-    """Return `path` as the fork server names it, whose locale is C.UTF-8. Our own locale may know ASCII alone.
-
-    Raises:
-        ConfigurationError: The name is not UTF-8, so that no message can carry it.
-    """
+    """Return `path` as the fork server names it, whose locale is C.UTF-8. Our own locale may know ASCII alone. Raise
+    ConfigurationError for a name that is not UTF-8: no message can carry it."""
     try:
         return os.fsencode(path).decode()
     except UnicodeDecodeError:
