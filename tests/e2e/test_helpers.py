@@ -3,20 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from rlm_broker import LevelName, Query, Sandbox, ScriptedClient, Slot, Variable
+from rlm_broker import Query, Sandbox, ScriptedClient, Slot, Variable
 from tests.e2e.conftest import MakeRLM
-from tests.support.tables import table
 from tests.support.venvs import a_venv
 
 FOLDER = {"a.txt": "alpha\nbeta\n" * 1000, "b.txt": "gamma\n" * 1000 + "beta at last"}
 
 
-@table("isolation", ["strict", "standard", "process"])
-@pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
-def test_helpers_work_on_a_folder_at_each_level(isolation: LevelName) -> None:
-    with Sandbox(isolation=isolation) as sandbox, sandbox.repl(FOLDER) as repl:
+def test_helpers_work_on_a_folder(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(FOLDER) as repl:
         ran = repl.execute("search('beta', context, around=3, limit=1)")
         assert ran.stdout == "1,001 matches, the first 1\n'a.txt', line 2 [6:10] 'ha\\nbeta\\nal'\n", ran.stderr
         code = "[len(chunks(context, 1000)), chunks(context, 1000)[-1].part, lines(context, 1, 1)]"
