@@ -282,8 +282,8 @@ def test_displays_past_the_bound_are_counted(repl: SandboxedRepl) -> None:
     assert types(repl.execute("one.html = 'x'; one")) == [["text/html", "text/plain"]]  # the next block has all of it
 
 
-def test_display_must_fit_into_a_frame() -> None:
-    with Sandbox(Limits(max_frame_bytes=1 << 16), warm=0) as small, small.repl() as repl:
+def test_display_must_fit_into_a_frame(sandbox: Sandbox) -> None:
+    with sandbox.repl(limits=Limits(max_frame_bytes=1 << 16)) as repl:
         block = repl.execute(f"{RICH}def _repr_html_(self): return 'x' * 100_000\nRich()")
     assert (types(block), block.displays_omitted) == ([], 1)
 
