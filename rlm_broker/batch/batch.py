@@ -17,7 +17,6 @@ A batch ends in one of these ways. All pass through `_end`, and the caller gets 
 import asyncio
 import contextlib
 import os
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,6 @@ from rlm_broker.batch.journal import Journal
 from rlm_broker.batch.progress import BatchProgress, Counting
 from rlm_broker.batch.score import Score, Scoring
 from rlm_broker.batch.settings import settings_of
-from rlm_broker.broker.models.registry import require_priced
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
@@ -42,7 +40,6 @@ from rlm_broker.limits import BatchLimits
 from rlm_broker.results import Completion
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.request import RunRequest
-from rlm_broker.sandbox.sandbox import SEED_BITS
 from rlm_broker.usage import Usage
 
 TELLS_SECONDS_S = 5.0
@@ -241,11 +238,10 @@ class Batch(AsyncResource):
                 journal = await in_thread(lambda _: Journal(out), discard=Journal.close)
                 own.push_async_callback(journal.aclose)
             if not engine.is_open:
-                known = None if journal is None else journal.seed
-                own.enter_context(engine.seeded(secrets.randbits(SEED_BITS) if known is None else known))
+                own.enter_context(engine.seeded(None if journal is None else journal.seed))
             await own.enter_async_context(engine.borrowed())
             if batch.limits.max_budget_usd is not None:
-                await require_priced("max_budget_usd", engine.handler.routing.clients)
+                await engine.require_priced("max_budget_usd")
             if journal is not None:
                 start = partial(journal.start, settings_of(engine, self._settings), engine.seed)
                 flags = {"retry_failed": batch.retry_failed, "takes_others": batch.settings_changed}

@@ -9,9 +9,8 @@ from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.models.model import Model
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.run.engine import Engine
-from rlm_broker.run.prompts.system import prompts_digest
 from rlm_broker.run.request import RunRequest
-from rlm_broker.values.text import clip, jsonable
+from rlm_broker.values.text import jsonable
 
 MOST_CHARS = 200
 """Characters of a text that a journal keeps; of a longer one it has the beginning and the digest."""
@@ -36,7 +35,7 @@ def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
 
     system = instructions.system
     return {
-        "prompts": prompts_digest(instructions.profile),
+        "prompts": request.prompts_digest,
         "model": model(routing.root),
         "sub_model": None if routing.sub is None else model(routing.sub),
         "models": {name: model(client) for name, client in by_name.items() if name in routing.names},
@@ -104,7 +103,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return clip(repr(value), MOST_SHOWN_CHARS)
+    return f"{value!r:.{MOST_SHOWN_CHARS}}"
 
 
 def _model(client: BaseClient, described: Model | None) -> str:
@@ -121,7 +120,7 @@ def _model(client: BaseClient, described: Model | None) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= MOST_CHARS else f"{clip(text, MOST_CHARS)} {_digest(text)}"
+    return text if text is None or len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}... {_digest(text)}"
 
 
 def _digest(text: str) -> str:

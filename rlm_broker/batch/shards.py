@@ -22,6 +22,11 @@ _NAME = re.compile(r"\.(\d+)-of-(\d+)\Z")
 class Shard(NamedTuple):
     """The items whose number has a certain remainder.
 
+    Example:
+        ```python
+        list(rlm.batch(ItemsFile("questions.jsonl", shard=Shard(1, 3)), out=Shard(1, 3).file(Path("answers.jsonl"))))
+        ```
+
     Attributes:
         remainder: Remainder of the numbers, which begin at 1.
         of: Number of shards.

@@ -1,5 +1,6 @@
 """`rlm-broker batch INPUT --out OUT`: settings, one batch, and what the user is told of it."""
 
+import json
 import sys
 import threading
 from collections import Counter
@@ -13,11 +14,11 @@ from click.core import ParameterSource
 
 from rlm_broker.batch.batch import Batch
 from rlm_broker.batch.items import BatchResult
+from rlm_broker.batch.items_file import ItemsFile
 from rlm_broker.batch.progress import BatchProgress
 from rlm_broker.batch.shards import merge as merge_shards
 from rlm_broker.batch.shards import shard_of
 from rlm_broker.cli import signals
-from rlm_broker.cli.batch_input import BatchInput
 from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
 from rlm_broker.cli.composition import rlm_of
 from rlm_broker.cli.parameters import exists
@@ -25,10 +26,9 @@ from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.settings.user_files import function_of, schema_of
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
-from rlm_broker.cli.terminal import say
+from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, RunCancelled
 from rlm_broker.limits import BatchLimits
-from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.words import counted
 from rlm_broker.watch.server import ControlSocket
 
@@ -110,13 +110,15 @@ def _answered(
     schema = settings.path("output_type")
     part = None if shard is None else shard_of(shard)
     out = out if part is None else part.file(out)
-    items = BatchInput(input, root, encoding, "strict" if strict_text else "replace", part)
+    items = ItemsFile(input, root, encoding, "strict" if strict_text else "replace", part)
     items.check()
+    if input == STDIN:
+        say_if_typed()
     with ExitStack() as stack:
         told = stack.enter_context(sent_spans())
         rlm = rlm_of(settings, system_prompt=system, on_event=told)
         batch = rlm.batch(
-            items.items,
+            items,
             out=out,
             root=items.folder,
             limits=limits,
@@ -266,7 +268,7 @@ def _told(batch: Batch, counts: _Counts, ended: _Ended | None, out: Path, *, is_
         say(_summary(progress, counts), err=True)
     if as_json:
         error = {} if ended is None else {"error": {"kind": ended.kind, "message": ended.sentence}}
-        say(to_json(_in_json(progress, counts) | error))
+        say(json.dumps(_in_json(progress, counts) | error, ensure_ascii=False))
     elif ended is not None:
         say(f"rlm-broker batch: {ended.sentence}", err=True)
     return 0 if ended is None else ended.exit_code

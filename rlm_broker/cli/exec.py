@@ -1,9 +1,10 @@
 """`rlm-broker exec FILE ARGS...`: a program runs in a REPL, with its arguments, files and stdin.
 
-A REPL runs blocks, and not programs, so that a program is the second of three blocks.
+A REPL runs blocks, and not programs: `SandboxedRepl.execute_script` makes blocks of it.
 """
 
 import dataclasses
+import json
 import select
 import signal
 import sys
@@ -17,15 +18,11 @@ from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
-from rlm_broker.sandbox.programs import blocks_of, with_its_end
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.values.text import as_json as to_json
-from rlm_broker.values.text import jsonable
 from rlm_broker.watch.server import ControlSocket
 
 if TYPE_CHECKING:
     from rlm_broker.limits import Limits
-    from rlm_broker.sandbox.blocks.block_result import OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl
 
 OF_SOURCE = "utf-8-sig"
@@ -103,10 +100,13 @@ def execute(
         with ControlSocket("exec"), made as sandbox, sandbox.repl() as repl:
             repl.kills_when_cancelled = True
             _put(repl, program, placed)
-            block = _at_its_limit(_run(repl, program, None if as_json else _Echo(program)))
+            told = None if as_json else _Echo(program)
+            block = repl.execute_script(program.code, program.argv, program.name, stdin=program.stdin, on_output=told)
+            block = _at_its_limit(block)
             block = dataclasses.replace(block, stderr=_with_its_name(block.stderr, program))
             if as_json:
-                say(to_json(jsonable(block) | {"isolation": jsonable(repl.isolation)}))
+                shown = block.to_dict() | {"isolation": dataclasses.asdict(repl.isolation)}
+                say(json.dumps(shown, ensure_ascii=False))
             else:
                 for line in _notes(block, settings.limits):
                     say(f"rlm-broker exec: {line}", err=True)
@@ -180,18 +180,6 @@ def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> N
 
 
 # -- its run -----------------------------------------------------------------------------------------------------------
-
-
-def _run(repl: "SandboxedRepl", program: Script, on_output: "OnOutput | None") -> Block:
-    before, code, after = blocks_of(program.code, program.argv, program.name)
-    start = repl.execute(before, on_output=on_output)
-    if start.status != "ok":
-        return start
-    block = repl.execute(code, on_output=on_output, stdin=program.stdin)
-    if block.status == "killed":
-        return block
-    end = repl.execute(after, on_output=on_output)
-    return dataclasses.replace(with_its_end(block, end), code=program.code)
 
 
 def _at_its_limit(block: Block) -> Block:

@@ -57,6 +57,7 @@ def _own_arguments() -> list[str]:
 def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> None:
     gc.disable()  # the imports make objects that all stay, and a client waits
     from rlm_broker.cli.settings.settings import Settings, assigned
+    from rlm_broker.cli.spans import sent_spans
     from rlm_broker.serve.mcp.stdio import serve_stdio
 
     settings = Settings(assigned(assignments, **options))
@@ -68,9 +69,4 @@ def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> 
 
         return rlm_of(settings)
 
-    def spans() -> Any:
-        from rlm_broker.cli.spans import sent_spans
-
-        return sent_spans()
-
-    serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s, spans=spans)
+    serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s, spans=sent_spans)

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from rlm_broker.cli.failures import failures
 from rlm_broker.values.extras import require_extra
-from sandbox_worker.wire.level import LEVELS
+from sandbox_worker.wire.level import LevelName
 
 FILE = click.Path()
 """A file that a shell completes. Whether it exists is found out, and said, when it is opened."""
@@ -20,7 +20,7 @@ FOLDER = click.Path(file_okay=False)
 """A folder, likewise."""
 PATH = click.Path(path_type=Path)
 """The same as a `Path`."""
-ISOLATION = click.Choice(("auto", *(level.name for level in LEVELS)))
+ISOLATION = click.Choice(("auto", *get_args(LevelName)))
 """Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
 FROM_ENVIRONMENT = "env:"
 
@@ -160,14 +160,14 @@ class Group(click.Group):
         """
         name = args[0]
         if name not in self.list_commands(ctx) and not name.startswith("-"):
-            raise click.UsageError(f"No such command {name!r}{self.suggested(ctx, name) or '.'}", ctx)
+            raise click.UsageError(f"No such command {name!r}{self.suggested(ctx, name)}", ctx)
         return super().resolve_command(ctx, args)
 
     def suggested(self, ctx: click.Context, name: str) -> str:
-        """Return what ends the sentence about an unknown command; empty if no command is like it."""
-        from rlm_broker.values.validation import did_you_mean  # imports pydantic, which --help need not wait for
+        """Return what ends the sentence about an unknown command."""
+        from rlm_broker.values.validation import suggestion  # imports pydantic, which --help need not wait for
 
-        return did_you_mean(name, self.list_commands(ctx))
+        return suggestion(name, self.list_commands(ctx))
 
 
 class TraceGroup(Group):

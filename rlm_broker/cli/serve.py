@@ -10,8 +10,6 @@ import ssl
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from rlm_broker.cli.composition import rlm_of
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.spans import sent_spans
@@ -20,7 +18,6 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.app import Service
 from rlm_broker.serve.http_server import BoundedServer, configured
 from rlm_broker.serve.settings import RIGHTS, ServeSettings
-from rlm_broker.values.validation import first_complaint
 from rlm_broker.watch.server import ControlSocket
 
 OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")
@@ -70,11 +67,7 @@ def serve_settings(
         together["contexts"] = {**together.get("contexts", {}), **named}
     if key is not None:
         together["keys"] = {**together.get("keys", {}), "default": {"key": key, "rights": sorted(RIGHTS)}}
-    try:
-        return ServeSettings.model_validate(together)
-    except ValidationError as error:
-        _, said = first_complaint(error, "serve", "setting", within="serve", known=ServeSettings.model_fields)
-        raise ConfigurationError(said) from None
+    return ServeSettings.model_validate(together)
 
 
 def require_safe(settings: ServeSettings) -> None:

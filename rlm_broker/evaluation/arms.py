@@ -15,7 +15,6 @@ from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, Out
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.run.conversation import says_too_long
 from rlm_broker.run.prompts.instructions import Instructions
 
 PLAIN: Final = "plain"
@@ -59,7 +58,7 @@ class Arm:
         except (LimitReached, OutputInvalid) as stopped:
             return stopped.partial_answer or "", _facts(stopped, "limited", len(stopped.trajectory))
         except ModelFailed as failed:
-            if self.max_depth or not says_too_long(str(failed)):
+            if self.max_depth or not failed.is_too_long:
                 raise
             return "", _facts(failed, "does_not_fit", 0)
         return run.response or "", _facts(run, "answered" if run.limit is None else "limited", run.iterations)

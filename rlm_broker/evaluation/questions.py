@@ -18,7 +18,6 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.evaluation.scoring import Key, Scoring, dates_in
 from rlm_broker.evaluation.tasks import TASKS, Problem, chars_of
 from rlm_broker.values.text import printable
-from rlm_broker.values.validation import did_you_mean
 
 OWN: Final = "own"
 """Name of the task of the user's questions, and of the length of their contexts."""
@@ -63,8 +62,7 @@ def generated(
     every = TASKS[task][1]
     chosen = tuple(asked) or every
     for name in (each for each in chosen if each not in every):
-        known = ", ".join(every)
-        raise ConfigurationError(f"{task} cannot ask for {name[:40]!r}{did_you_mean(name, every)}: it has {known}")
+        raise ConfigurationError(f"{task} cannot ask for {name[:40]!r}: it has {', '.join(every)}")
     if samples < 1:
         raise ConfigurationError(f"{task} needs at least one sample, not {samples}")
     return [

@@ -308,7 +308,14 @@ Emit = Callable[[Event], None]
 
 
 def all_of(receivers: Sequence[Emit]) -> Emit:
-    """Return a receiver that passes each event on to all of these, also to those that are added to the list later."""
+    """Return a receiver that passes each event on to all of these, also to those that are added to the list later.
+
+    Example:
+        ```python
+        with TraceWriter("all.jsonl") as trace:
+            RLM("offline", on_event=all_of([trace, print_events])).completion("a", "Which letter is it?")
+        ```
+    """
 
     def tell(event: Event) -> None:
         for receive in receivers:

@@ -77,11 +77,18 @@ CLOSING_S = 0.5
 """Seconds that the end of the process waits for replies under way: the last events of a run, or that it was stopped."""
 
 OnStop = Callable[[bool], Awaitable[object]]
+"""Function that stops a process as a whole; it is called with whether to end all at once."""
 _log = logging.getLogger("rlm_broker")
 
 
 class ControlSocket:
     """Control socket of this process, for `rlm-broker ps`, `stop` and the viewer. A process has at most one.
+
+    Example:
+        ```python
+        with ControlSocket("nightly"):
+            RLM("offline").completion("a", "Which letter is it?")
+        ```
 
     Use it as a context manager (`with`), or call `start` and `close`. The variable RLM_BROKER_CONTROL=0 prevents it. A
     socket that cannot be made is reported in the log, at the level INFO: the command runs without it.

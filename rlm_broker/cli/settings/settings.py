@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from rlm_broker.broker.models.model import FROM_ENVIRONMENT, Model
+from rlm_broker.broker.models.model import Model
 from rlm_broker.broker.routing import ModelPolicy, Route
+from rlm_broker.cli.parameters import FROM_ENVIRONMENT
 from rlm_broker.cli.settings import trust, user_files
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.run.prompts.instructions import Profile
-from rlm_broker.sandbox.workers.levels import CHOICES, no_such_level
-from rlm_broker.values.validation import shown, suggestion
+from rlm_broker.values.text import printable
+from rlm_broker.values.validation import suggestion
+from sandbox_worker.wire.level import LevelName
 
 PREFIX = "RLM_BROKER_"
 """Prefix of environment variables with settings, for example `RLM_BROKER_MODEL` and `RLM_BROKER_MAX_ITERATIONS`."""
@@ -46,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "prompt_profile": "both",
 }
 _VALUES: dict[str, tuple[str, ...]] = {
+    "isolation": ("auto", *get_args(LevelName)),
     "model_policy": get_args(ModelPolicy),
     "recursion": ("always", "auto"),
     "prompt_profile": get_args(Profile),
@@ -103,7 +106,7 @@ class Settings:
             self.routes[:0] = _routes(source, document.pop("routes", []))
         for source, values in (*files, ("environment", _environment()), (FLAGS, flags)):
             for name, value in values.items():
-                where = shown(f"{PREFIX}{name.upper()}") if source == "environment" else source
+                where = printable(f"{PREFIX}{name.upper()}") if source == "environment" else source
                 _require_known(name, where)
                 _require_value(name, value, "" if source == FLAGS else f"{where}: ")
                 if name == "tools" and source not in (FLAGS, own):
@@ -278,7 +281,7 @@ def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
     for name in limits:
         if name not in Limits.model_fields:
             raise ConfigurationError(
-                f"{path}: limits.{shown(name)} is not a limit{suggestion(name, Limits.model_fields)}"
+                f"{path}: limits.{printable(name)} is not a limit{suggestion(name, Limits.model_fields)}"
             )
     for name in document:
         if name in Limits.model_fields:
@@ -298,11 +301,11 @@ def _models(source: str, tables: Any) -> dict[str, Model]:
         raise ConfigurationError(f"{source}: models must be tables: write [models.NAME], and its fields below it")
     found = {}
     for name, table in tables.items():
-        where = f"{source}: models.{shown(name)}"
+        where = f"{source}: models.{printable(name)}"
         _require_no_key(f"{where}.api_key", table.get("api_key"))
         headers = table.get("headers")
         for header, value in headers.items() if isinstance(headers, dict) else ():
-            _require_no_key(f"{where}.headers.{shown(header)}", value)
+            _require_no_key(f"{where}.headers.{printable(header)}", value)
         found[name] = Model.model_validate({"name": name, **table}, context=where)
     return found
 
@@ -358,8 +361,6 @@ def _require_value(name: str, value: Any, where: str) -> None:
             raise ConfigurationError(f"{where}{name} = {value!r}: give a number of nodes")
     elif name in DEFAULTS and not isinstance(value, str):
         raise ConfigurationError(f"{where}{name} = {value!r}: give text")
-    if name == "isolation" and value not in CHOICES:
-        raise ConfigurationError(where + no_such_level(value))
     if name in _VALUES and value not in _VALUES[name]:
         raise ConfigurationError(f"{where}no {name} {value!r}; choose one of: {', '.join(_VALUES[name])}")
 

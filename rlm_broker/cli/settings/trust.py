@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.broker.clients.litellm import is_hosted
+from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.models.model import SAMPLING
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.values.validation import shown
+from rlm_broker.values.text import printable
 
 _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
@@ -72,7 +72,9 @@ def refusal(path: Path, content: bytes, found: Sequence[str]) -> str | None:
     """Return the reason why a project's file with risks is not used, or None if it was trusted with this content."""
     if not found or _line(path, content) in _trusted():
         return None
-    return f"{path} sets {', '.join(map(shown, found))}: look at it, and if you trust it run `rlm-broker config trust`"
+    return (
+        f"{path} sets {', '.join(map(printable, found))}: look at it, and if you trust it run `rlm-broker config trust`"
+    )
 
 
 def trust(path: Path, content: bytes) -> None:
@@ -107,7 +109,9 @@ def _is_known(name: object, users: Mapping[str, Any]) -> bool:
     It is then the offline model, a model of a well-known provider, or an entry of the user's own file.
     """
     own = users.get("models")
-    return name == "offline" or (isinstance(name, str) and (is_hosted(name) or (isinstance(own, dict) and name in own)))
+    return name == "offline" or (
+        isinstance(name, str) and (LiteLLMClient.is_hosted(name) or (isinstance(own, dict) and name in own))
+    )
 
 
 def _is_freer(setting: str, projects: object, users: object) -> bool:
