@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from rlm_broker.events.event import Emit
-from rlm_broker.watch.conventions import checked_traceparent, traceparent
+from rlm_broker.watch.conventions import continue_trace
 from rlm_broker.watch.telemetry import OpenTelemetry
 
 PROTOCOL: Final = "http/protobuf"
@@ -22,7 +22,7 @@ _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_P
 
 
 class _Exporter(OTLPSpanExporter):
-    """Counts the spans that the collector has not taken."""
+    """Counts the spans without an acknowledgement of the collector."""
 
     lost = 0
 
@@ -48,17 +48,17 @@ def exported_spans(end_s: float = 3.0) -> Iterator[Emit | None]:
         ```
 
     Args:
-        end_s: Seconds for which the end waits for the collector.
+        end_s: Seconds to wait for the collector at the end.
     """
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), PROTOCOL)
     if protocol != PROTOCOL:
         _warn(f"no spans are sent: the protocol {protocol[:40]!r} is not supported, {PROTOCOL} is")
         yield None
         return
-    traceparent.set(checked_traceparent(os.environ.get("TRACEPARENT")))
+    continue_trace(os.environ.get("TRACEPARENT"))
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # else each attempt is printed to stderr
     exporter = _Exporter()
-    # `create` puts OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES over what it is given only if that is not set here.
+    # `create` lets OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win only over names that are not set here.
     resource = Resource({"service.name": "rlm-broker"}).merge(_named())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     processor = BatchSpanProcessor(exporter)
@@ -82,7 +82,7 @@ def _warn(sentence: str) -> None:
 
 
 def _named() -> Resource:
-    """Return the resource of the environment, without the name that the SDK makes up for a service without one."""
+    """Return the resource of the environment, without the SDK's made-up name for a nameless service."""
     made = Resource.create()
     named = {name: value for name, value in made.attributes.items() if not str(value).startswith("unknown_service")}
     return Resource(named)
