@@ -29,7 +29,7 @@ MOST_LINE_BYTES = 1 << 30
 
 
 def item_of(given: object, where: str) -> BatchItem:
-    """Return the item that a user gave: itself, or made of a mapping.
+    """Return an item of the user's: itself, or made of a mapping.
 
     Args:
         given: A `BatchItem`, or a mapping with the keys `KEYS`.
@@ -167,9 +167,9 @@ def _require_metadata(metadata: object, where: str) -> None:
 
 
 MOST_AHEAD = 64
-"""Items of a list that are pulled in one step of the thread."""
+"""Items of a list for one step of the thread."""
 PULLED: Final = b""
-"""Digest of an item that was pulled: an id that comes again is refused, and no more of the item is needed."""
+"""Digest of an item after it was pulled: its id is refused when it comes again."""
 STEP_S = 0.005
 """Seconds of one step of the thread; at least one item is pulled in it."""
 Items = Iterable[BatchItem | Mapping[str, Any]] | AsyncIterable[BatchItem | Mapping[str, Any]]
@@ -177,7 +177,7 @@ Items = Iterable[BatchItem | Mapping[str, Any]] | AsyncIterable[BatchItem | Mapp
 
 
 class Fed(NamedTuple):
-    """An item that is to run.
+    """An item to run.
 
     Attributes:
         digest: Digest of its question and context.
@@ -192,17 +192,17 @@ class Fed(NamedTuple):
 
 
 class Feeding:
-    """Pulls items, checks them, and leaves out those that are finished.
+    """Pulls items, checks them, and leaves out finished ones.
 
-    A plain iterable is pulled in a thread, so that one that blocks holds no event loop.
+    A plain iterable is pulled in a thread, so that it may block.
 
     Args:
         items: Items, or mappings to make items of.
-        known: Maps the key of each finished item or sample to the digest of the item. The keys of items that are
-            pulled are added, so that no id comes twice.
+        known: Key of each finished item or sample -> digest of the item. Pulled items are added, so that no id comes
+            twice.
         on_skipped: Called with the number of items left out, on the thread or the event loop.
-        samples: Times that each item is asked.
-        root: Folder to which names of paths are relative in digests.
+        samples: Runs of each item.
+        root: Folder of relative paths in digests.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Feeding:
         self._is_at_end = False
 
     async def fed(self) -> AsyncGenerator[Fed, None]:
-        """Yield the items that are to run.
+        """Yield the items to run.
 
         Raises:
             ConfigurationError: An item cannot be used, has the id of another one, or is not the finished one
@@ -298,7 +298,7 @@ def require_items(items: object) -> None:
 
 
 def total_of(items: Items) -> int | None:
-    """Return the number of items; None if that is not known before they are pulled."""
+    """Return the number of items; None for a stream."""
     try:
         return len(items)  # type: ignore[arg-type]
     except TypeError:

@@ -18,7 +18,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.values.text import printable
 
 STDIN = "-"
-"""Path that means stdin."""
+"""Path of stdin."""
 
 
 class ItemsFile:
@@ -35,9 +35,9 @@ class ItemsFile:
 
     Args:
         path: Path of the file; "-" is stdin.
-        root: Folder of the paths in lines; None takes that of the file, and for stdin the current folder.
-        encoding, errors: Encoding of the files that lines name, as for `Encoded`.
-        shard: The items that are asked; None asks all.
+        root: Folder of the paths in lines; None takes the file's, and for stdin the current folder.
+        encoding, errors: Encoding of the files of paths, as for `Encoded`.
+        shard: The items to ask; None asks all.
 
     Attributes:
         folder: Folder of the paths in lines.
@@ -63,7 +63,7 @@ class ItemsFile:
         self._encoding, self._errors, self._shard = encoding, errors, shard
 
     def check(self) -> None:
-        """Read all lines of a file, and count its items. Has no effect on stdin or a pipe, which can be read once.
+        """Read all lines of a file, and count its items. Has no effect on stdin or a pipe.
 
         Example:
             ```python
@@ -71,8 +71,7 @@ class ItemsFile:
             ```
 
         Raises:
-            ConfigurationError: The file cannot be read or has no item; or a line is wrong, or names a file that does
-                not exist.
+            ConfigurationError: The file cannot be read or has no item; or a line is wrong, or its file does not exist.
         """
         try:
             is_regular = self._path is not None and stat.S_ISREG(self._path.stat().st_mode)
@@ -93,7 +92,7 @@ class ItemsFile:
         return ConfigurationError(f"cannot read {self._name}: {getattr(error, 'strerror', None) or error}")
 
     def _items(self, *, is_check: bool) -> Iterator[BatchItem]:
-        seen = set[int]()  # hashes, which are seeded: two ids of a million share one with odds of 1 to 10**7
+        seen = set[int]()  # seeded hashes: two ids of a million share one with odds of 1 to 10**7
         number = 0
         with self._opened() as file:
             for number, item in enumerate(items_of_lines(self._lines(file), self._name), 1):
@@ -113,7 +112,7 @@ class ItemsFile:
             raise ConfigurationError(f"{self._name} has no item: give one JSON object a line")
 
     def _readable(self, item: BatchItem, *, must_exist: bool) -> BatchItem:
-        """Return an item with the files that its path names.
+        """Return an item with the files of its path.
 
         Raises:
             ConfigurationError: They are outside of the folder or do not exist, or the context is no text or value.
@@ -130,7 +129,7 @@ class ItemsFile:
     def _opened(self) -> BinaryIO:
         """Open the input. Stdin gets a descriptor of its own.
 
-        A thread that still waits for a line when the process ends would hold the lock of `sys.stdin`.
+        At the end of the process, a thread may still wait for a line. It would hold the lock of `sys.stdin`.
         """
         try:
             return open(os.dup(0) if self._path is None else self._path, "rb")

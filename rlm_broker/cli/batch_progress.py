@@ -29,7 +29,7 @@ WIDE_COLUMNS = 72
 ROOM_FOR_CTRL_C = 3
 """Columns that the live line leaves free. A terminal writes ^C there; without room it would begin a further line."""
 MOST_NOTES = 10
-"""Failures that are told as they happen. Further ones are only counted: the file of results has them all."""
+"""Failures told as they happen. Further ones are only counted: the file of results has them all."""
 
 
 class BatchLine:
@@ -116,7 +116,7 @@ def used(progress: BatchProgress) -> str:
 
 
 def show_status(out: Path, *, as_json: bool, of_shards: bool = False) -> BatchStatus:
-    """Print the state of the batch that writes a file of results, and return it.
+    """Print the state of the batch of a file of results, and return it.
 
     Args:
         out: The file.
@@ -138,7 +138,7 @@ def show_status(out: Path, *, as_json: bool, of_shards: bool = False) -> BatchSt
 
 
 def by_kind(numbers: Mapping[str, int]) -> str:
-    """Return a number, and the parts that it has if they are named: `3 (provider 2, sandbox 1)`."""
+    """Return a number and its parts by name: `3 (provider 2, sandbox 1)`."""
     parts = ", ".join(f"{kind} {number:,}" for kind, number in sorted(numbers.items()))
     return f"{sum(numbers.values()):,}{f' ({parts})' if parts else ''}"
 

@@ -68,7 +68,7 @@ def run(
 
 
 def _require_no_tasks() -> None:
-    """Refuse options of generated tasks beside --data, which would have no effect.
+    """Refuse options of generated tasks beside --data: they have no effect there.
 
     Raises:
         click.UsageError: There is one.

@@ -14,7 +14,7 @@ from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError
 
 STDIN = "-"
-"""Path, or file of a program, that means stdin."""
+"""Path, or file of a program, for stdin."""
 SILENCE_S = 1.0
 """Seconds without a byte on a pipe. After them the user is informed about the wait."""
 MOST_BYTES = 4 << 30
@@ -70,7 +70,7 @@ def stored(
 
     Args:
         paths: As the command line has them. None at all, like `-`, is stdin.
-        is_strict: Whether bytes that cannot be decoded are refused.
+        is_strict: Whether undecodable bytes are refused.
         names_left_out: Whether names of left-out files are said, beside their number.
 
     Raises:

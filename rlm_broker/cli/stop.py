@@ -13,9 +13,9 @@ from rlm_broker.watch.client import MachineRuns
 from rlm_broker.watch.messages import ProcessStatus, StopOutcome
 
 _WHOLE = "process"
-"""Kind of a target, and of an outcome, that is a process as a whole."""
+"""Kind of a target and of an outcome: a process as a whole."""
 MOST_NAMED = 8
-"""Ids that a sentence about an ambiguous beginning lists."""
+"""Ids in a sentence about an ambiguous beginning."""
 
 
 class StopTarget(NamedTuple):
@@ -55,7 +55,7 @@ def run(target: str, *, now: bool, dry_run: bool, as_json: bool) -> int:
 
 
 def _require_answer(target: StopTarget, found: Sequence[ProcessStatus]) -> None:
-    """Refuse to stop a process that hangs: it would not answer.
+    """Refuse to stop a hung process: it would not answer.
 
     Raises:
         RlmBrokerError: The process hangs.

@@ -1,4 +1,4 @@
-"""Trust in projects' files: which settings need the user's consent, and which files have it.
+"""Trust in projects' files: settings in need of the user's consent, and files with it.
 
 A project may be the work of another person. Its file must not send documents or keys elsewhere, run code or weaken the
 isolation until the user has looked at it and run `rlm-broker config trust`. The consent holds for one path and one
@@ -20,20 +20,20 @@ _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
     | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
 )
-"""Fields of a model that decide neither where a request is sent nor with which key."""
+"""Fields of a model without an effect on the address of a request and its key."""
 _ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "cluster", "tools", "output_type", "serve")
-"""Settings that are a risk with any value."""
+"""Settings with a risk in any value."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
-"""Limits that are a risk if the project's value is above the user's."""
+"""Limits with a risk in a value above the user's."""
 _FREER: Mapping[str, Sequence[str]] = {
     "isolation": ("strict", "auto", "standard", "process"),
     "model_policy": ("pinned", "allow", "open"),
 }
-"""Values of a setting, from the one that lets code do least to the one that lets it do most."""
+"""Values of a setting, from the strictest to the freest."""
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings of a project's file that need the user's trust.
+    """Yield the settings of a project's file in need of the user's trust.
 
     Such a setting could send documents or keys elsewhere, run code on the host, weaken the isolation, or install
     packages. It could also show other files of the user to code or a model, or raise the cost.
