@@ -88,7 +88,9 @@ def score(answer: str | None, key: Key) -> float:
 
     Examples:
         >>> score("The answer is 1,204.", Key("number", 1204))
-        1.0 >>> score("41 of 130", Key("near", 42)) 0.75
+        1.0
+        >>> score("41 of 130", Key("near", 42))
+        0.75
     """
     return 0.0 if answer is None or not answer.strip() else _SCORES[key.scoring](answer, key)
 

@@ -19,7 +19,7 @@ def printable(text: str, keep: str = "") -> str:
 
     Example:
         ```python
-        print(printable("red: \\x1b[31m"))  # red: \x1b[31m
+        print(printable("red \\x07"))
         ```
     """
     return "".join(
