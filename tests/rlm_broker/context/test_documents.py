@@ -144,7 +144,7 @@ def test_reader_without_end_is_killed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_reader_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends if its text is unwanted."""
+    """A reader ends if its text is unwanted."""
     refused(running(tmp_path, monkeypatch, "os.kill(os.getpid(), 11)"), "or crashed the process that reads it")
     path = running(tmp_path, monkeypatch, "os.write(1, b'\\0')\nwhile True: os.write(1, b'x' * 65536)")
     refused(path, r"a\.pdf is binary")
