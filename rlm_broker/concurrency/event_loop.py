@@ -194,6 +194,9 @@ class Job(Generic[T]):
 
     def start(self) -> None:
         """Have the loop begin the work, soon. Raise ConfigurationError if the loop has ended."""
+        if asyncio._get_running_loop() is self._loop:  # without a message to itself, which costs two system calls
+            self._start()
+            return
         try:
             self._loop.call_soon_threadsafe(self._start)
         except RuntimeError:  # closed since it was looked at
@@ -239,7 +242,11 @@ class Job(Generic[T]):
     async def ended(self) -> T:
         """Await the work, on any loop. If the caller is cancelled, the work is cancelled and its end is awaited. Raise
         ConfigurationError if the loop of the work has ended before the work did."""
-        outcome = asyncio.wrap_future(self.outcome)
+        outcome: asyncio.Future[T] | asyncio.Task[T]
+        if self._task is not None and asyncio._get_running_loop() is self._loop:
+            outcome = self._task
+        else:
+            outcome = asyncio.wrap_future(self.outcome)
         outcome.add_done_callback(_retrieve)
         cancelled: asyncio.CancelledError | None = None
         while not outcome.done():

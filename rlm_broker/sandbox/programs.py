@@ -33,7 +33,7 @@ from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.workers.fork_server import Forker
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import HeadTail, OutputBounds
-from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, ProgramEnded, pack_program
+from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, ProgramEnded, pack
 
 PIECE_BYTES: Final = 1 << 16
 """Bytes read or written in one turn of the loop: the capacity of a pipe (pipe(7))."""
@@ -297,7 +297,7 @@ class ReplPrograms:
             raise ConfigurationError(f"max_output_bytes = {most!r}: give a number of bytes from 100 on, or None")
         texts, encoded = _arguments(argv)
         variables = {name.encode(): text.encode() for name, text in {**self._env, **variables_of(env)}.items()}
-        packed = pack_program(Program(encoded, variables))
+        packed = pack(Program(encoded, variables))
         if len(packed) > MAX_PROGRAM_BYTES:
             size = f"{len(packed):,} bytes, more than {MAX_PROGRAM_BYTES:,}"
             raise ConfigurationError(f"argv and env have {size}: {_ELSEWHERE}")

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,8 @@ from sandbox_worker.wire.level import Level
 
 _log = logging.getLogger("rlm_broker")
 
+EXEC_TIMEOUT_S = 10.0
+"""Seconds until a forked process must run the fork server's program. Beyond it, it is killed."""
 START_TIMEOUT_S = 60.0
 """Seconds until a fork server without imports and set-up code must be ready. Beyond it, its start has failed."""
 END_TIMEOUT_S = 5.0
@@ -191,9 +195,10 @@ class Zygote:
             try:
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
+                # To its whole group: what it has just forked may be stopped before it asked for a parent death signal.
                 # PermissionError: the process is another user's, and root lacks CAP_KILL.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 await ended(self._pidfd)
             self._process.wait()
             if self._process.stderr is not None:
@@ -249,6 +254,7 @@ def start(
         serve = f"from sandbox_worker.zygote.main import main; main({control_fd}, {own})"
         program = f"import sys; sys.path[:] = {paths!r}; {serve}"
         opened.enter_context(FORKING)
+        opened.enter_context(_exec_bounded())
         process = subprocess.Popen(
             [sys.executable, *isolated(seed), "-S", "-c", program],
             pass_fds=[control_fd, own],
@@ -265,6 +271,37 @@ def start(
         process.kill()
         process.communicate()
         raise
+
+
+@contextlib.contextmanager
+def _exec_bounded() -> Iterator[None]:
+    """Kill a process that this thread forks within the block and that runs no program after `EXEC_TIMEOUT_S`.
+
+    `Popen` waits for the exec in vfork(2). A process that a SIGSTOP meets before it would hold this thread for ever.
+    """
+    thread = threading.get_native_id()
+    earlier = _children(thread)
+
+    def kill_new() -> None:
+        for pid in _children(thread) - earlier:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(EXEC_TIMEOUT_S, kill_new)
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _children(thread: int) -> set[int]:
+    """Return the pids of the processes that a thread has forked; none if this kernel does not list them."""
+    try:
+        return set(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
+    except OSError:
+        return set()
 
 
 def raise_descriptor_limit() -> None:

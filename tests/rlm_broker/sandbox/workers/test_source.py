@@ -5,9 +5,9 @@ import contextlib
 import errno
 import gc
 import os
-import signal
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 
 from rlm_broker.broker.transport.provisions import Provisions
@@ -108,9 +108,9 @@ async def test_dead_warm_worker_is_not_given_out(dies: str) -> None:
     async with Sandbox(warm=2) as sandbox:
         await until(lambda: ready(sandbox) == 2)
         parents, waiting = living_parents_below(), list(pool_of(sandbox).ready)
-        for process in living_below():
-            if process.pid not in parents if dies == "REPL" else process.ppid() == os.getpid():
-                os.kill(process.pid, signal.SIGKILL)
+        repls = [process for process in living_below() if process.pid not in parents]
+        for process in repls if dies == "REPL" else psutil.Process().children():
+            process.kill()
         await until(lambda: all(each.worker.died is not None or not each.connection.is_open for each in waiting))
         async with sandbox.repl("context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
