@@ -190,13 +190,7 @@ def test_skipped_files_are_counted_by_reason(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe")
     assert found_in(Encoded(root, errors="strict")) == (
         {"good": "good", "zzz": "last"},
-        {
-            "binary": 1,
-            "not UTF-8": 1,
-            "link to outside the folder": 2,
-            "unreadable": 2,
-            "not a regular file": 1,
-        },
+        {"binary": 1, "not UTF-8": 1, "link to outside the folder": 2, "unreadable": 2, "not a regular file": 1},
     )
 
 

@@ -36,7 +36,6 @@ def test_value_excerpt_is_the_start_of_its_json() -> None:
 
 
 def test_excerpt_of_several_texts_shows_the_first(tmp_path: Path) -> None:
-    """The excerpt of several texts begins with the first text and never shows all of them."""
     written(tmp_path / "a.txt", "first")
     written(tmp_path / "b.txt", "second")
     with store(tmp_path) as stored:

@@ -109,7 +109,6 @@ async def test_template_imports_from_the_environment_alone(venv: Path) -> None:
 
 
 def test_worker_sees_only_needed_packages(venv: Path) -> None:
-    """A worker sees only those packages of the orchestrator that it needs."""
     told = shown(python_paths(), read_venv(venv))
     assert told.packages is not None
     folders = site.getsitepackages()
@@ -483,7 +482,6 @@ async def test_folder_of_another_user_is_refused(quick_cache: Path) -> None:
 
 
 async def test_writable_or_linked_folder_is_refused(quick_cache: Path, tmp_path: Path) -> None:
-    """A folder that others can write to and a link are refused."""
     venv = await venv_with(LENSES)
     quick_cache.chmod(0o777)
     with pytest.raises(ConfigurationError, match="this user alone can write to"):

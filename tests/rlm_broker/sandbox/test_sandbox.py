@@ -198,7 +198,6 @@ def test_shared_sandbox_is_cleaned_up_at_exit_and_fork(isolation: str, tmp_path:
 
 
 def test_sandbox_that_opens_keeps_no_caller_of_another_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call for a sandbox that is open returns while another one opens; calls for that one open it once."""
     slow, may_open, openings, open_it = ReplLimits(cpu_s=7), threading.Event(), list[Sandbox](), Sandbox._open
 
     async def slowly(self: Sandbox) -> None:
