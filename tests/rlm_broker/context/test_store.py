@@ -280,7 +280,7 @@ def test_unjoinable_contexts_are_refused_without_a_leak(made: Any, problem: str)
         given = made(one)
         before = set(Path("/proc/self/fd").iterdir())
         refused(given, problem)
-        assert set(Path("/proc/self/fd").iterdir()) == before
+        assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 MOST = 1 << 24
