@@ -84,8 +84,8 @@ class Agent:
         self._sandbox: Sandbox | None = None
         self._servers: dict[int, Forker] = {}
         self._relays: dict[int, Relay] = {}
-        self._forking: dict[int, asyncio.Task[None]] = {}
-        self._preparing: dict[int, asyncio.Task[None]] = {}
+        self._beginning: dict[int, asyncio.Task[None]] = {}
+        """Number of a worker or a fork server → the task of its start."""
         self._memory: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -137,8 +137,7 @@ class Agent:
             case messages.Say() if (relay := self._relays.get(message.worker)) is not None:
                 relay.say(message, self._memory)
             case messages.Fork():
-                forking = self._forking[message.worker] = self._answer(message.request, self._fork(message))
-                forking.add_done_callback(lambda _: self._forking.pop(message.worker, None))
+                self._answer(message.request, self._fork(message), begins=message.worker)
             case messages.Kill():
                 self._begin(self._kill(message.worker))
             case messages.HoldMemory():
@@ -148,15 +147,14 @@ class Agent:
             case messages.OpenNode():
                 self._answer(message.request, self._open(message))
             case messages.Prepare():
-                preparing = self._preparing[message.server] = self._answer(message.request, self._prepare(message))
-                preparing.add_done_callback(lambda _: self._preparing.pop(message.server, None))
+                self._answer(message.request, self._prepare(message), begins=message.server)
             case messages.EndServer():
                 self._end_server(message.server)
 
     def _end_server(self, number: int) -> None:
         if (server := self._servers.pop(number, None)) is not None:
             self._begin(server.close())
-        elif (preparing := self._preparing.get(number)) is not None:
+        elif (preparing := self._beginning.get(number)) is not None:
             preparing.cancel()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -165,8 +163,8 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _answer(self, request: int, work: Any) -> "asyncio.Task[None]":
-        """Do what a request asks, and answer it, also if it is cancelled."""
+    def _answer(self, request: int, work: Any, *, begins: int = 0) -> None:
+        """Do the work of a request, and answer it, also if the work is cancelled."""
 
         async def answered() -> None:
             try:
@@ -178,7 +176,10 @@ class Agent:
                 raise
             self.link.post(answer)
 
-        return self._begin(answered())
+        task = self._begin(answered())
+        if begins:
+            self._beginning[begins] = task
+            task.add_done_callback(lambda _: self._beginning.pop(begins, None))
 
     async def _open(self, asked: messages.OpenNode) -> messages.NodeOpened:
         if self._sandbox is not None:
@@ -219,7 +220,7 @@ class Agent:
 
     async def _kill(self, number: int) -> None:
         """End a worker, as soon as it is forked."""
-        if (forking := self._forking.get(number)) is not None:
+        if (forking := self._beginning.get(number)) is not None:
             await asyncio.wait({forking})
         if (relay := self._relays.pop(number, None)) is not None:
             await relay.end()

@@ -19,15 +19,7 @@ from tests.support.waiting import WAIT_S, until
 
 
 class Play:
-    """A cluster whose one node is played by the test.
-
-    Attributes:
-        nodes: The cluster.
-        node: The node, as the cluster has it.
-        agent: The agent that the test plays.
-        worker: Number of the worker of the last REPL.
-        streams: Streams of its `Start`.
-    """
+    """A cluster whose one node is played by the test. `worker` and `streams` are those of the last REPL."""
 
     def __init__(self, nodes: LocalNodes, agent: PlayedAgent) -> None:
         self.nodes = nodes

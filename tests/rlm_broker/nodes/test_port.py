@@ -85,7 +85,7 @@ async def test_other_certificate_and_closed_port_get_no_token(taken: Taken) -> N
         await Agent(taken.order(port=number)).serve()
 
 
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x10\x00", b"\x00\x00\x00\x01x"])
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x10\x00x", b"\x00\x00\x00\x01x"])
 async def test_strangers_are_dropped(taken: Taken, sent: bytes) -> None:
     """Bytes that are no token end the connection at once, and so does a plain word to a port with TLS."""
     reader, writer = await asyncio.open_connection(*taken.address)
