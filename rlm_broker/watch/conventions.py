@@ -78,7 +78,11 @@ A server sets it around `RLM.start`. It is read when the root run starts, and is
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def checked_traceparent(header: str | None) -> str | None:
-    """Return a client's `traceparent` header; None if it has not the form of W3C Trace Context."""
-    text = (header or "").strip()
-    return text if len(text) == 55 and _TRACEPARENT.fullmatch(text) else None
+def continue_trace(header: object) -> None:
+    """Make the runs that are started in this context a part of the trace that a client has named.
+
+    Args:
+        header: What the client sent as `traceparent`. It is ignored where it has not the form of W3C Trace Context.
+    """
+    text = header.strip() if isinstance(header, str) else ""
+    traceparent.set(text if len(text) == 55 and _TRACEPARENT.fullmatch(text) else None)

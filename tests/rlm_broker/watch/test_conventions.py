@@ -6,7 +6,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as pu
 from opentelemetry.semconv.attributes import error_attributes
 
 from rlm_broker.watch import conventions, spans
-from rlm_broker.watch.conventions import checked_traceparent, error_type, provider_of, traceparent
+from rlm_broker.watch.conventions import continue_trace, error_type, provider_of, traceparent
 
 NEWER = {"gen_ai.request.stream", "gen_ai.response.time_to_first_chunk"}
 """Names that OpenTelemetry's Python package may lack: it follows the conventions later."""
@@ -52,8 +52,12 @@ def test_error_type_has_no_text_of_others() -> None:
 
 def test_traceparent_of_another_form_is_none() -> None:
     good = f"00-{'ab' * 16}-{'cd' * 8}-01"
-    assert checked_traceparent(good) == checked_traceparent(f" {good} ") == good
+
+    def taken(header: object) -> str | None:
+        continue_trace(header)
+        return traceparent.get()
+
+    assert taken(good) == taken(f" {good} ") == good
     zeros = (f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'ab' * 16}-{'0' * 16}-01")
     others = (None, "", "00", good.upper(), good.replace("00-", "ff-", 1), *zeros, f"{good}\r\nx: y", f"{good}-more")
-    assert {checked_traceparent(header) for header in others} == {None}
-    assert traceparent.get() is None
+    assert {taken(header) for header in (5, *others)} == {None}
