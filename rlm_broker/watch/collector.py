@@ -32,12 +32,11 @@ class _Exporter(OTLPSpanExporter):
 
 
 @contextmanager
-def exporting(tell: Callable[[str], object], end_s: float = END_S) -> Iterator[Emit]:
+def exporting(tell: Callable[[str], object]) -> Iterator[Emit]:
     """Yield a receiver of events, and send their spans to the collector of the `OTEL_EXPORTER_OTLP_*` variables.
 
     Args:
         tell: Called with one sentence if spans were lost.
-        end_s: Seconds to wait for the collector at the end.
     """
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # else each attempt is printed to stderr
     exporter = _Exporter()
@@ -53,9 +52,9 @@ def exporting(tell: Callable[[str], object], end_s: float = END_S) -> Iterator[E
         receiver.close()
         ending = threading.Thread(target=processor.shutdown, name="rlm-broker-spans", daemon=True)
         ending.start()
-        ending.join(end_s)
+        ending.join(END_S)
         if ending.is_alive():
-            tell(f"spans were not sent: no answer of the OpenTelemetry collector within {end_s:g} s")
+            tell(f"spans were not sent: no answer of the OpenTelemetry collector within {END_S:g} s")
         elif exporter.lost:
             tell(f"{exporter.lost:,} spans were not sent: the OpenTelemetry collector did not take them")
 
