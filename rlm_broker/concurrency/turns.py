@@ -1,7 +1,6 @@
 """Turns: places that sessions take in turn, batches waiting as one, rates, and the loop."""
 
 import asyncio
-import contextlib
 import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -149,9 +148,11 @@ async def bounded_map(
         BaseExceptionGroup: Pieces failed. The group holds their errors; all other pieces were cancelled.
     """
     batch = _MappedBatch(todo, work, at_once, places or FairSemaphore(None), session)
-    with contextlib.suppress(TimeoutError):  # the whole batch's alone: errors of pieces come in a group
+    try:
         async with asyncio.timeout(timeout_s):
             await batch.run()
+    except TimeoutError:  # the whole batch's alone: `suppress` would take those of pieces out of their group, too
+        pass
     return batch.results
 
 
