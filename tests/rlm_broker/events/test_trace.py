@@ -32,7 +32,7 @@ def test_event_is_one_numbered_line_at_once(tmp_path: Path) -> None:
     assert second["outcome"]["stdout"] == "out"  # type: ignore[index]
 
 
-def test_text_is_written_as_it_is_but_for_secrets_and_pieces_of_replies(tmp_path: Path) -> None:
+def test_trace_has_no_secret_and_no_piece_of_a_reply(tmp_path: Path) -> None:
     """Two pieces of a reply may hold a secret together, so none of them is written."""
     path = tmp_path / "trace.jsonl"
     with TraceWriter(path) as write:
