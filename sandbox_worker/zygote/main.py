@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from sandbox_worker.init import main as init
+from sandbox_worker.init.child import have_no_threads
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import LayerFailed, ZygoteLayers
@@ -89,6 +90,7 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
         memory_reserve.replace_sysconf()
     rehearse(shared.landlock_abi)
     init.handle_no_signals()
+    have_no_threads()
     if shared.level.has_own_root:
         init.live_in(SCRATCH)
     # Keep the collector of workers away from inherited objects: it writes to each object's header, and so would copy
