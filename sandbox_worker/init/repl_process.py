@@ -145,7 +145,9 @@ class ReplProcess:
         self._control.close()
         may_have_threads()
         reserve = Reserve(self._bounds.later_context_bytes)
-        channel = Channel(socket.socket(fileno=CONNECTION_FD), self._bounds.max_frame_bytes, interrupts, reserve)
+        # Family and type are given, since `socket` would else ask for them. It needs them for addresses alone.
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, CONNECTION_FD)
+        channel = Channel(connection, self._bounds.max_frame_bytes, interrupts, reserve)
         gc.enable()
         draw_apart(self._preloaded.seed)
         memory_reserve.report_memory(self._bounds.memory_bytes)
