@@ -45,7 +45,7 @@ from sandbox_worker.wire.control import (
 from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.level import level_named
 from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prepare
-from sandbox_worker.zygote.warm_up import rehearse
+from sandbox_worker.zygote.warm_up import inherit_page_tables, rehearse
 
 
 def main(control_fd: int, orchestrator: int) -> NoReturn:
@@ -89,6 +89,7 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
     if shared.level.is_security_boundary:  # the filters of these levels deny sysinfo
         memory_reserve.replace_sysconf()
     rehearse(shared.landlock_abi)
+    inherit_page_tables()
     init.handle_no_signals()
     have_no_threads()
     if shared.level.has_own_root:

@@ -49,6 +49,27 @@ warm_up.rehearse(0)
 print(json.dumps({"before": before, "after": state(), "unrehearsed": unrehearsed, "rehearsed": copied_kilobytes()}))
 """
 
+INHERITANCE = """
+import os, re, sys
+sys.path.insert(0, ".")
+from sandbox_worker.zygote import warm_up
+
+def inherited_kilobytes():
+    # The file pages that a forked process has mapped as soon as it can count them.
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        with open("/proc/self/status") as status:
+            os.write(write_end, re.search("RssFile:.* ([0-9]+) kB", status.read())[1].encode())
+        os._exit(0)
+    os.wait()
+    return int(os.read(read_end, 100))
+
+inherited_kilobytes()
+without = inherited_kilobytes()
+warm_up.inherit_page_tables()
+print(without, inherited_kilobytes())
+"""
+
 
 def test_warm_up_leaves_nothing_and_spares_pages() -> None:
     done = subprocess.run(
@@ -63,3 +84,9 @@ def test_warm_up_leaves_nothing_and_spares_pages() -> None:
     found = json.loads(done.stdout)
     assert found["after"] == found["before"]
     assert found["rehearsed"] < 0.9 * found["unrehearsed"]
+
+
+def test_forks_inherit_page_tables_of_code() -> None:
+    done = subprocess.run([sys.executable, "-c", INHERITANCE], capture_output=True, text=True, check=True, cwd=PROJECT)
+    without, inherited = map(int, done.stdout.split())
+    assert inherited > 1.1 * without
