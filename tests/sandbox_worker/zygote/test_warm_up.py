@@ -70,6 +70,16 @@ warm_up.inherit_page_tables()
 print(without, inherited_kilobytes())
 """
 
+FILLING = """
+import sys
+sys.path.insert(0, ".")
+from sandbox_worker.zygote import warm_up
+
+scattered = [bytes(1 + number % 400) for number in range(100_000)][::7]  # leaves free blocks on each page
+filling = warm_up.fill_free_blocks()
+print(len({id(bytes_) >> 12 for bytes_ in [bytes(100) for _ in range(150)]}))
+"""
+
 
 def test_warm_up_leaves_nothing_and_spares_pages() -> None:
     done = subprocess.run(
@@ -90,3 +100,8 @@ def test_forks_inherit_page_tables_of_code() -> None:
     done = subprocess.run([sys.executable, "-c", INHERITANCE], capture_output=True, text=True, check=True, cwd=PROJECT)
     without, inherited = map(int, done.stdout.split())
     assert inherited > 1.1 * without
+
+
+def test_new_objects_lie_together_between_no_others() -> None:
+    done = subprocess.run([sys.executable, "-c", FILLING], capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert int(done.stdout) <= 10  # 150 objects of 144 bytes take six pages
