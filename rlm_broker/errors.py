@@ -21,13 +21,6 @@ RlmBrokerError
     ├── OutputInvalid        the answer is not of the wanted type; carries the last answer
     ├── LimitReached         a limit ended the run
     └── RunCancelled         the run was stopped, for example by Ctrl+C
-
-Example, which keeps what a failed run had found:
-
-    try:
-        completion = rlm.completion(context, question)
-    except RunFailed as failed:
-        print(failed.partial_answer, failed.usage_summary.total_cost)
 """
 
 import contextlib
@@ -47,6 +40,22 @@ FailureCause = Literal["transient", "request", "provider"]
 - `request`: no model would accept the request, for example because it is too long, malformed or refused.
 - `provider`: any other cause, for example a wrong key, an unknown model or a malformed reply.
 """
+
+
+_TOO_LONG = (
+    "context_length_exceeded",
+    "contextwindowexceeded",
+    "context length",
+    "context window",
+    "context size",
+    "maximum number of tokens",
+    "too many tokens",
+    "too long",
+    "input length",
+    "input token",
+    "prompt tokens",
+)
+"""Phrases with which providers refuse a request that is too long, in lower case."""
 
 
 class RlmBrokerError(Exception):
@@ -93,79 +102,31 @@ class ConfigurationError(RlmBrokerError):
 
 
 class ReplBusy(ConfigurationError):
-    """A REPL already runs a block. It runs one block at a time.
-
-    Example:
-        ```python
-        with rlm.persistent_repl() as repl:
-            runs = [rlm.start("a", "How many?", repl=repl) for _ in range(2)]
-            try:
-                print([run.result().response for run in runs])
-            except ReplBusy as error:
-                print(error)
-        ```
-    """
+    """A REPL already runs a block. It runs one block at a time."""
 
     kind = "busy"
 
 
 class ContextRefused(ConfigurationError):
-    """A context cannot be read, or is not text, a dict or a list.
-
-    Example:
-        ```python
-        try:
-            store(Path("missing.txt"))
-        except ContextRefused as error:
-            print(error)
-        ```
-    """
+    """A context cannot be read, or is not text, a dict or a list."""
 
     kind = "context"
 
 
 class ValueTooLarge(ConfigurationError):
-    """A value is larger than one message to a REPL may be; see `Limits.max_frame_bytes`.
-
-    Example:
-        ```python
-        try:
-            sandbox.repl(values={"text": "x" * (65 << 20)})
-        except ValueTooLarge as error:
-            print(error)
-        ```
-    """
+    """A value is larger than one message to a REPL may be; see `Limits.max_frame_bytes`."""
 
     kind = "value"
 
 
 class UnknownModel(ConfigurationError):
-    """No client is registered under that name.
-
-    Example:
-        ```python
-        with LMHandler(ScriptedClient(["a"])) as handler:
-            try:
-                handler.completion("Say a word.", model="gpt-9")
-            except UnknownModel as error:
-                print(error)
-        ```
-    """
+    """No client is registered under that name."""
 
     kind = "unknown_model"
 
 
 class FileRefused(RlmBrokerError):
-    """A file of a REPL's scratch folder cannot be read, written or listed.
-
-    Example:
-        ```python
-        try:
-            repl.files.read("missing.csv")
-        except FileRefused as error:
-            print(error)
-        ```
-    """
+    """A file of a REPL's scratch folder cannot be read, written or listed."""
 
     kind = "file"
 
@@ -174,14 +135,6 @@ class ProgramNotStarted(RlmBrokerError):
     """A program cannot be started in a sandbox.
 
     It does not exist, cannot be executed, or the REPL has as many processes as `Limits.max_processes` allows.
-
-    Example:
-        ```python
-        try:
-            repl.run(["no-such-program"])
-        except ProgramNotStarted as error:
-            print(error)
-        ```
     """
 
     kind = "program"
@@ -218,16 +171,7 @@ class IsolationUnavailable(RlmBrokerError):
 
 
 class ValueUnavailable(RlmBrokerError):
-    """A variable of a REPL does not exist, or its value cannot be transferred; the message says which and why.
-
-    Example:
-        ```python
-        try:
-            repl.get("missing")
-        except ValueUnavailable as error:
-            print(error)
-        ```
-    """
+    """A variable of a REPL does not exist, or its value cannot be transferred; the message says which and why."""
 
     kind = "value"
 
@@ -295,16 +239,7 @@ class RunFailed(RlmBrokerError):
 
 
 class SandboxFailed(RunFailed):
-    """The sandbox itself broke. The state of the code that ran in it is unknown.
-
-    Example:
-        ```python
-        try:
-            rlm.completion("a", "How many?")
-        except SandboxFailed as error:
-            print(error, error.trajectory)
-        ```
-    """
+    """The sandbox itself broke. The state of the code that ran in it is unknown."""
 
     kind = "sandbox"
     exit_code = 4
@@ -315,18 +250,7 @@ class WorkerDied(SandboxFailed):
 
 
 class ReplClosed(SandboxFailed):
-    """The REPL was closed, or was restarted as often as `Limits.max_repl_restarts` allows.
-
-    Example:
-        ```python
-        with sandbox.repl() as repl:
-            repl.execute("n = 1")
-        try:
-            repl.get("n")
-        except ReplClosed as error:
-            print(error)
-        ```
-    """
+    """The REPL was closed, or was restarted as often as `Limits.max_repl_restarts` allows."""
 
 
 class ModelFailed(RunFailed):
@@ -361,6 +285,12 @@ class ModelFailed(RunFailed):
         self.cause: FailureCause = cause
         self.retry_after_s = retry_after_s
         self.is_lasting = is_lasting
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the provider's message says that the request was longer than its model reads."""
+        lower = str(self).lower()
+        return any(each in lower for each in _TOO_LONG)
 
 
 class ReplayDiverged(ModelFailed):

@@ -1,4 +1,4 @@
-"""The settings on which the results of a batch depend, as values that a journal keeps and compares."""
+"""The settings of a batch with an effect on its results, as values for the journal."""
 
 import hashlib
 import json
@@ -9,14 +9,13 @@ from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.models.model import Model
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.run.engine import Engine
-from rlm_broker.run.prompts.system import prompts_digest
 from rlm_broker.run.request import RunRequest
-from rlm_broker.values.text import clip, jsonable
+from rlm_broker.values.text import jsonable
 
 MOST_CHARS = 200
-"""Characters of a text that a journal keeps; of a longer one it has the beginning and the digest."""
+"""Characters of a text in a journal; of a longer one it has the beginning and the digest."""
 MOST_SHOWN, MOST_SHOWN_CHARS = 3, 60
-"""Differences that an error names, and characters of a value in it."""
+"""Differences in an error, and characters of a value in it."""
 
 
 def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
 
     system = instructions.system
     return {
-        "prompts": prompts_digest(instructions.profile),
+        "prompts": request.prompts_digest,
         "model": model(routing.root),
         "sub_model": None if routing.sub is None else model(routing.sub),
         "models": {name: model(client) for name, client in by_name.items() if name in routing.names},
@@ -57,33 +56,34 @@ def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
 
 def changed_settings(
     first: Mapping[str, Any],
-    changed: Mapping[str, Any],
+    taken: Mapping[str, Sequence[Any]],
     now: Mapping[str, Any],
     seeds: Sequence[int] = (),
     *,
     takes_others: bool = False,
 ) -> dict[str, Any]:
-    """Return the settings by name that are others now than in the beginning of a batch.
+    """Return the settings by name with another value than in the beginning of a batch.
 
     Args:
         first: Settings in the beginning.
-        changed: Settings by name that were others in the last process.
+        taken: Other values of earlier processes, by name. They need no flag again.
         now: Settings of this process.
         seeds: The seed before and now, if both are known.
         takes_others: Whether other limits and prompts are taken for the items left.
 
     Raises:
-        ConfigurationError: Settings differ from the last process's. The message shows the first differences.
+        ConfigurationError: A setting has a new value. The message shows the first ones.
     """
     beginning, present = dict(_flat(first)), dict(_flat(now))
-    before, after = beginning | dict(changed), dict(present)
+    before, after = {name: [value] for name, value in beginning.items()}, dict(present)
     if seeds:
-        before["seed"], after["seed"] = seeds
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        before["seed"], after["seed"] = [seeds[0]], seeds[1]
+    known = {name: [*before.get(name, [None]), *taken.get(name, [])] for name in {**before, **after}}
+    names = [name for name, values in known.items() if after.get(name) not in values]
     may_change = all(name.startswith("limits.") or name == "prompts" for name in names)
     if names and not (takes_others and may_change):
         shown = [
-            f"{name} was {_shown(before.get(name))} and is {_shown(after.get(name))}" for name in names[:MOST_SHOWN]
+            f"{name} was {_shown(known[name][-1])} and is {_shown(after.get(name))}" for name in names[:MOST_SHOWN]
         ]
         more = [f"and {len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else []
         others = "; or take them for the items that are left: --settings-changed" if may_change else ""
@@ -103,7 +103,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return clip(repr(value), MOST_SHOWN_CHARS)
+    return f"{value!r:.{MOST_SHOWN_CHARS}}"
 
 
 def _model(client: BaseClient, described: Model | None) -> str:
@@ -120,7 +120,7 @@ def _model(client: BaseClient, described: Model | None) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= MOST_CHARS else f"{clip(text, MOST_CHARS)} {_digest(text)}"
+    return text if text is None or len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}... {_digest(text)}"
 
 
 def _digest(text: str) -> str:
