@@ -207,8 +207,7 @@ class Zygote:
             try:
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
-                # To its whole group: what it has just forked may be stopped before it asked for a parent death signal.
-                # PermissionError: the process is another user's, and root lacks CAP_KILL.
+                # What it has just forked may be stopped, without a parent death signal. PermissionError: no CAP_KILL.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 await ended(self._pidfd)
@@ -291,8 +290,7 @@ def _exec_bounded() -> Iterator[None]:
 
     `Popen` waits for the exec in vfork(2). A process that a SIGSTOP meets before it would hold this thread for ever.
     """
-    thread = threading.get_native_id()
-    earlier = _children(thread)
+    earlier = _children(thread := threading.get_native_id())
 
     def kill_new() -> None:
         for pid in _children(thread) - earlier:

@@ -361,8 +361,8 @@ def test_xz_that_wants_much_memory_is_refused(tmp_path: Path) -> None:
 
 
 def test_many_small_streams_are_read_in_linear_time(tmp_path: Path) -> None:
-    with store(written(tmp_path / "file", gzip.compress(b"x") * 100_000)) as stored:
-        assert stored.info.total_chars == 100_000
+    with store(written(tmp_path / "file", gzip.compress(b"x") * 50_000)) as stored:
+        assert stored.info.total_chars == 50_000
 
 
 def test_compressed_twice_or_binary_inside_is_refused(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
 @table("level", LEVELS)
 async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
     async with opened(level) as fork_server:
-        workers = await asyncio.gather(*(prepared(fork_server) for _ in range(30)))
-        assert len({id(worker) for worker in workers}) == 30
+        workers = await asyncio.gather(*(prepared(fork_server) for _ in range(15)))
+        assert len({id(worker) for worker in workers}) == 15
         assert not any(worker.gone.is_set() for worker in workers)
 
 
