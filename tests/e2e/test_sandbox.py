@@ -194,6 +194,21 @@ def test_answers_and_prompts_keep_their_limits(sandbox: Sandbox) -> None:
         assert seen == [4_000_000]
 
 
+def test_fork_of_code_forgets_its_threads(repl: SandboxedRepl) -> None:
+    """The fork server and init do without this at their own forks, since they have no threads."""
+    if repl.isolation.level != "strict":
+        pytest.skip("no processes at this level")
+    block = repl.execute(
+        "import os, threading\n"
+        "stop, (read_end, write_end) = threading.Event(), os.pipe()\n"
+        "threading.Thread(target=stop.wait).start()\n"
+        "if os.fork() == 0:\n    os.write(write_end, b'%d' % threading.active_count())\n    os._exit(0)\n"
+        "print(os.read(read_end, 9).decode(), threading.active_count())\n"
+        "stop.set()"
+    )
+    assert block.stdout == "1 2\n"
+
+
 GROUPS = {
     "popen": "p = subprocess.Popen(['sleep', '100'], start_new_session=True)",
     "preexec": "p = subprocess.Popen(['sleep', '100'], preexec_fn=os.setsid)",
