@@ -61,7 +61,7 @@ class Cache:
         try:
             is_new = _require_own(self.path)
             # 10 s for `_prepare` alone, while another process makes the table; calls wait for `BUSY_TIMEOUT_S`.
-            self._database = sqlite3.connect(self.path, 10.0, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(self.path, timeout=10.0, isolation_level=None, check_same_thread=False)
             self._prepare(is_new)
         except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a zero byte in the name
             raise ConfigurationError(f"cannot use {str(self.path)!r} as a cache: {error}") from None

@@ -1,4 +1,4 @@
-"""Capabilities of root: dropped from every set, with securebits that keep them from coming back."""
+"""Capabilities of root: dropped from every set, with securebits against their return."""
 
 import ctypes
 import errno
@@ -12,15 +12,15 @@ SECUREBITS_LOCKED = 0xEF
 _CAPABILITY_VERSION_3 = 0x20080522
 
 TO_BECOME_ANOTHER = {"KILL": 5, "SETGID": 6, "SETUID": 7}
-"""Name → number of the capabilities that root needs to start processes as another user, and to end them."""
+"""Name → number of root's capabilities to start processes as another user, and to end them."""
 TO_MAP_IDS = {"DAC_OVERRIDE": 1, **TO_BECOME_ANOTHER}
-"""The same, with ids for many workers: the other user owns the files in /proc to which the maps are written."""
+"""The same, with ids for many workers: the other user owns the files in /proc for the maps."""
 TO_OWN_WORKERS = {"CHOWN": 0, **TO_MAP_IDS}
-"""The same, with a scratch folder on the host's file system, which is given to the worker and removed later."""
+"""The same, with a scratch folder on the host's file system, given to the worker and removed later."""
 
 
 def last() -> int:
-    """Return the highest capability that this kernel knows."""
+    """Return this kernel's highest capability."""
     number = 0
     while _known(number + 1):
         number += 1

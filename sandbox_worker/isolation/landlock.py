@@ -36,7 +36,7 @@ CHANGE = (
 """All rights to change files, but for devices: no process of a worker may make or control one."""
 
 _OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
-"""Rights that a rule about a file may have. The kernel refuses others with EINVAL."""
+"""Possible rights of a rule about a file. The kernel refuses others with EINVAL."""
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _BIND_AND_CONNECT_TCP = 0b11
@@ -46,10 +46,10 @@ _RESTRICT_SELF_LOG_SAME_EXEC_OFF = 1
 
 @dataclass(frozen=True)
 class Grant:
-    """Rights to a file, or to a folder and all that lies below it.
+    """Rights to a file, or to a folder and all below it.
 
     Attributes:
-        path: Absolute path, which exists.
+        path: Absolute path. It exists.
         rights: Bits from EXECUTE to IOCTL_DEV. Bits that the kernel does not govern, or that a file cannot have, are
             dropped.
     """
@@ -68,7 +68,7 @@ def abi() -> int:
 
 
 def governed_rights(version: int) -> int:
-    """Return the file rights that a kernel with this ABI governs. It denies them all, except where granted."""
+    """Return the file rights governed by a kernel with this ABI. It denies them all, except where granted."""
     rights = (1 << 13) - 1
     for since, right in ((2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)):
         if version >= since:
@@ -101,7 +101,7 @@ def restrict(ruleset: int, version: int) -> None:
 
 
 def make_ruleset(grants: Sequence[Grant], version: int) -> int:
-    """Return a descriptor of a new ruleset, which is not in force yet. The caller closes it.
+    """Return a descriptor of a new ruleset, not in force yet. The caller closes it.
 
     Raises:
         OSError: Also ENOENT, if a granted path does not exist.

@@ -15,7 +15,7 @@ class LayerFailed(Exception):
 
     Attributes:
         layer: Its name, by which the orchestrator finds the remedy.
-        reason: The call that failed, and the kernel's reason.
+        reason: The failed call, and the kernel's reason.
         code: The kernel's error number; 0 if no call failed.
     """
 
@@ -27,10 +27,10 @@ class LayerFailed(Exception):
 
 
 class WorkerBounds(NamedTuple):
-    """Bounds of one worker that the kernel enforces. All numbers are positive: a tmpfs takes 0 as unbounded.
+    """Bounds of one worker, enforced by the kernel. All numbers are positive: a tmpfs takes 0 as unbounded.
 
     Attributes:
-        allow_exec: Whether model code may start programs, which are confined as it is. Only at "strict".
+        allow_exec: Whether model code may start programs, confined like itself. Only at "strict".
         repl: The REPL's bounds. `max_processes` includes init, and holds where the kernel can count by worker.
             `max_open_files` holds for each process. `scratch_bytes` holds for a single file; if the scratch folder is
             a file system of its own, `scratch_bytes` and `max_scratch_files` also hold for the whole folder.
@@ -47,10 +47,10 @@ class WorkerBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class ZygoteLayers:
-    """Layers that `enter_zygote` applied, and facts that it found out, for the workers to be forked.
+    """Layers applied by `enter_zygote`, and facts found by it, for the workers to be forked.
 
     Attributes:
-        level: The level asked for, which holds.
+        level: The level asked for. It holds.
         layers: Names of the applied layers, in order. Without "other uid" the fork server kept its user.
         worker_ids: Users for the workers; None if they have the fork server's.
         readable: Files and folders of the host that a worker may read, at levels without a root of its own.
@@ -76,7 +76,7 @@ class ZygoteLayers:
 
 
 class layer:
-    """Context manager that applies the layer `name`.
+    """Context manager around the application of the layer `name`.
 
     An OSError in its block becomes `LayerFailed`. Success adds the name to `applied`.
     """

@@ -17,10 +17,10 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
 }
 RESERVED = ("/dev", "/proc", "/sys", "/w")
-"""Folders that each worker has anew: no file of the host can be shown there."""
+"""Folders made anew for each worker: no file of the host can be shown there."""
 SCRATCH, SHARED_MEMORY, TEMPORARY = "/w", "/dev/shm", "/tmp"
 LENT_BYTES = 64 << 20
-"""Bytes of the scratch folder that a fork server has while it imports modules and runs set-up code."""
+"""Bytes of a fork server's scratch folder during imports of modules and set-up code."""
 OWN_INODES = 3
 """Inodes of a scratch folder's own structure, in addition to the files in it."""
 INODES_OF_ONE = 16
@@ -73,7 +73,7 @@ def enter_private_root(
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """Return `paths` in order, without repetitions and without those that lie below another one."""
+    """Return `paths` in order, without repetitions and without paths below another one."""
     unique = list(dict.fromkeys(os.path.normpath(path) for path in paths))
     return [path for path in unique if not any(_is_below(path, other) for other in unique if other != path)]
 
@@ -103,7 +103,7 @@ def _show_system(new_root: str) -> tuple[list[str], list[str]]:
 def _show_readable(
     new_root: str, readable: Sequence[str], folders: Sequence[str], links: Sequence[str]
 ) -> Sequence[str]:
-    """Show the readable paths, also under the names that their links lead to. Return all shown paths."""
+    """Show the readable paths, also under the targets of their links. Return all shown paths."""
     for path in readable:
         if not Path(path).is_absolute() or not Path(path).exists():
             raise OSError(errno.EINVAL, f"readable path {path!r} is not absolute or does not exist")
@@ -191,7 +191,7 @@ def mount_own_proc(target: str, only_processes: bool) -> None:
 
 
 def cover_proc() -> None:
-    """Mount an empty folder over an inherited /proc, which a user namespace may not unmount."""
+    """Mount an empty folder over an inherited /proc: a user namespace may not unmount it."""
     syscalls.mount("tmpfs", "/proc", "tmpfs", _PROC_FLAGS | syscalls.MS_RDONLY, "size=4k,nr_inodes=1,mode=555")
 
 

@@ -40,7 +40,7 @@ ZYGOTE_NAMESPACES = (
 
 
 NOBODY = 65534
-"""User and group `nobody`: for workers of a root whose user namespace has no unused ids."""
+"""User and group `nobody`: for workers of a root without unused ids in its user namespace."""
 _FREE_IDS = range(0x7000_0000, 0x8000_0000)
 """Ids that no system uses: above those that systemd-nspawn assigns (UIDS-GIDS.md of systemd), positive as a C int."""
 _IDS_EACH = 1 << 16
@@ -118,7 +118,7 @@ def become(uid: int) -> bool:
     Raises:
         OSError: Real root lacks the capability to change its user. It must not go on as root.
     """
-    with contextlib.suppress(PermissionError):  # always denied in such a namespace, which has no groups to drop
+    with contextlib.suppress(PermissionError):  # always denied in such a namespace: it has no groups to drop
         os.setgroups([])
     try:
         os.setresgid(uid, uid, uid)
@@ -132,7 +132,7 @@ def become(uid: int) -> bool:
 
 
 class IdMapper:
-    """A child that stays root, and maps `ids` in the user namespace that its parent enters later.
+    """A child that stays root, and maps `ids` in the later user namespace of its parent.
 
     Only a process outside of the namespace that has CAP_SETUID may map ids of other users (user_namespaces(7)). /proc
     must belong to the present pid namespace.
@@ -210,7 +210,7 @@ def continue_as_pid_1(orchestrator: int) -> None:
     """Fork into the new pid namespace. Only the child returns; the parent waits for it and ends as it ends.
 
     Args:
-        orchestrator: Pidfd of a process with which both end. The child, which is to be isolated, does not keep it.
+        orchestrator: Pidfd of a process with which both end. The child is to be isolated, and does not keep it.
     """
     pid = os.fork()
     if pid:
@@ -240,7 +240,7 @@ def _monitor(pid: int, orchestrator: int) -> NoReturn:
 
 
 def fork_into_new_pid_namespace(own_pidfd: int) -> int:
-    """Fork a child that is pid 1 of a pid namespace of its own.
+    """Fork a child as pid 1 of a pid namespace of its own.
 
     Args:
         own_pidfd: A pidfd of the calling process. It must be pid 1 of a pid namespace that its user namespace owns:

@@ -128,7 +128,7 @@ def _ranges(verdicts: dict[int, Verdict]) -> list[tuple[int, Verdict]]:
 
 
 def _assemble(ranges: Sequence[tuple[int, Verdict]], audit_arch: int) -> list[Instruction]:
-    """Return a program that checks the architecture, searches the number, and checks arguments where needed."""
+    """Return a program: it checks the architecture, searches the number, and checks arguments where needed."""
     start: list[Instruction] = [
         (_LOAD, 0, 0, _OFFSET_ARCH),
         (_IF_EQUAL, 1, 0, audit_arch),
@@ -155,7 +155,7 @@ def _search(
 
     Args:
         ranges: First number and verdict of each range.
-        to_blocks: Distance from the first instruction here to the blocks that check arguments.
+        to_blocks: Distance from the first instruction here to the checks of arguments.
         block_starts: Checks → where their block begins, counted from the first block.
     """
     if len(ranges) == 1:

@@ -1,4 +1,4 @@
-"""The system calls that a REPL, its init and a template may make, by name. `seccomp` turns them into BPF programs."""
+"""The system calls of a REPL, its init and a template, by name. `seccomp` turns them into BPF programs."""
 
 import errno
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ ALLOWED = _names(
     recvfrom getsockname getpeername
     """
 )
-"""Calls that REPL and init may make with any arguments. Ordinary Python needs all of them: `shutil.copy2` calls
+"""Calls of REPL and init with any arguments. Ordinary Python needs all of them: `shutil.copy2` calls
 `listxattr` and `statfs`, and making a `socket` object of a descriptor calls `getsockname`.
 
 Left out on purpose, though they seem harmless: mincore and cachestat (they tell which pages others read), inotify (it
@@ -57,7 +57,7 @@ ALLOWED_TO_TEMPLATE = ALLOWED_TO_INIT | _names(
     "unshare setns mount umount2 pivot_root sethostname capset capget setresuid setresgid setgroups setpriority "
     "fcntl mmap madvise prctl prlimit64 socketpair sysinfo"
 )
-"""Further calls with any arguments, for a fork server that applies the layers of workers."""
+"""Further calls with any arguments, for a fork server with the layers of workers to apply."""
 NOT_WITHOUT_NAMESPACES = _names("fork vfork tkill pidfd_open pidfd_send_signal setpgid truncate execve execveat")
 """Calls denied to `threads`: they start processes that would outlive a kill, signal foreign processes, or are governed
 by Landlock only in part (truncate by path, before its ABI 3)."""
@@ -86,7 +86,7 @@ read attributes of the user's files. `shutil.copy2` takes ENOTSUP for a file sys
 
 @dataclass(frozen=True)
 class OneOf:
-    """The low half of an argument is one of `values`. For arguments that the kernel takes as `int`."""
+    """The low half of an argument is one of `values`. For arguments of the kernel's type `int`."""
 
     argument: int
     values: tuple[int, ...]

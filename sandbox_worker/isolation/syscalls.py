@@ -1,4 +1,4 @@
-"""System calls that the standard library lacks. Each raises an OSError naming the call, where C returns -1."""
+"""System calls beyond the standard library. Each raises an OSError naming the call, where C returns -1."""
 
 import ctypes
 import errno
@@ -144,7 +144,7 @@ def prctl(option: int, argument: int = 0) -> int:
 
 
 def collapse_own_memory() -> None:
-    """Collapse this process's private memory into huge pages, for mappings that are mostly written.
+    """Collapse this process's private memory into huge pages, for mostly written mappings.
 
     A fork copies page tables, and huge pages have fewer: 1 ms for a heap of 700 MB instead of 12. No effect before
     Linux 6.1.
@@ -167,7 +167,7 @@ def collapse_own_memory() -> None:
 
 
 def ended_children() -> int:
-    """Return a signalfd that is readable when a child of the reading process has ended. SIGCHLD must be blocked."""
+    """Return a signalfd: readable when a child of the reading process has ended. SIGCHLD must be blocked."""
     fd = int(_libc.signalfd(-1, _CHILD_SIGNALS, os.O_NONBLOCK | os.O_CLOEXEC))
     if fd < 0:
         raise _error("signalfd")

@@ -73,9 +73,9 @@ def lock_down_repl(
     """Apply the REPL's layers in init's child, before it runs any model code.
 
     Args:
-        shared: Layers that the fork server has set up.
+        shared: Layers set up by the fork server.
         bounds: Limits of the worker.
-        ruleset: Ruleset that `lock_down_init` returned. It is closed.
+        ruleset: Result of `lock_down_init`. It is closed.
         mapped_bytes: Address space that this process has already, such as a context inherited from init. It does not
             count against the limit.
 
@@ -258,7 +258,7 @@ def _strict_grants(allow_exec: bool) -> list[Grant]:
 
 
 def _standard_grants(shared: ZygoteLayers) -> list[Grant]:
-    """Return grants to read the files that a private root would show. None lets a program be started."""
+    """Return grants to read the files of a private root. None lets a program be started."""
     devices = [f"/dev/{name}" for name in mounts.DEVICES]
     system = [*mounts.SYSTEM, *map(str, Path("/").glob("lib*")), *shared.readable, *devices]
     readable = [Grant(path, landlock.READ) for path in _existing(system)]

@@ -1,4 +1,4 @@
-"""The layers that all workers of a fork server share, applied once, and the fork of a worker.
+"""The common layers of all workers of a fork server, applied once, and the fork of a worker.
 
 strict    (real root: private root, another uid) → user, mount, pid, net, ipc, uts and cgroup namespaces → pid 1 →
           /proc (and, for an ordinary user, the private root around it) → host name, where it may be set
@@ -22,14 +22,14 @@ HOSTNAME = "rlm"
 def enter_zygote(
     level: Level, new_root: str, readable: Sequence[str], hidden: Sequence[str], orchestrator: int
 ) -> ZygoteLayers:
-    """Apply the layers that all workers share. At "strict" it returns in a forked child, pid 1 of a namespace.
+    """Apply the common layers of all workers. At "strict" it returns in a forked child, pid 1 of a namespace.
 
     Call it in a newly exec'd process with one thread, as real root or as an ordinary user. Modules that are imported
     later must lie in /usr or in `readable`.
 
     Args:
         level: The level. "process" applies no layer, also for root.
-        new_root: At "strict", an existing empty private folder, on which the root is built. It stays empty on the host.
+        new_root: At "strict", an existing empty private folder. The root is built on it; it stays empty on the host.
         readable: Absolute folders and files that workers may read, such as the Python installation. At "strict" they
             are shown read-only under their own names, and may lie below folders that the host keeps private.
         hidden: Absolute folders that "strict" shows as empty if they lie in a shown folder.
@@ -133,7 +133,7 @@ def _strict(new_root: str, readable: Sequence[str], hidden: Sequence[str], orche
 
 
 def _those_of_each(ids: WorkerIds | None) -> WorkerIds | None:
-    """Return ids that workers can become. A single id is the fork server's own already: then None."""
+    """Return ids for workers to become. A single id is the fork server's own already: then None."""
     return ids if ids is not None and ids.count > 1 else None
 
 

@@ -1,8 +1,8 @@
-"""Loading of a context: from the sealed memfd that the orchestrator wrote to the Python value that model code sees.
+"""Loading of a context: from the orchestrator's sealed memfd to a Python value for model code.
 
-The characters of a text stay in the memfd; only a header that points to them is made (`strings`). So a gigabyte of text
-costs a worker neither time nor memory, and ten thousand texts cost their headers alone. If this interpreter does not
-work with mapped strings (`self_test`), then texts are copied into ordinary strings. JSON becomes ordinary objects.
+The characters of a text stay in the memfd; only a header with a pointer to them is made (`strings`). So a gigabyte of
+text costs a worker neither time nor memory, and ten thousand texts cost their headers alone. If this interpreter does
+not work with mapped strings (`self_test`), then texts are copied into ordinary strings. JSON becomes ordinary objects.
 
 This code expects a little-endian machine, like the rest of the sandbox.
 """
@@ -30,7 +30,7 @@ _from_characters.restype = ctypes.py_object
 _from_characters.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ssize_t]
 
 SMALL_BYTES = 1 << 14
-"""Maximum bytes of a text that is copied: up to here a copy takes less time than a mapping, and little memory."""
+"""Maximum bytes of a copied text: up to here a copy takes less time than a mapping, and little memory."""
 
 
 NO_MEMORY = "there is no memory left for it"
@@ -120,7 +120,7 @@ def load(fd: int, form: ContextForm, mapping_works: bool) -> Any:
 def load_into(
     contexts: dict[str, Any], name: str, fd: int, piece: ContextPiece, mapping_works: bool, decode: Decode | None = None
 ) -> Undecoded | None:
-    """Load one piece of the context called `name`: the whole context, or one value of a context that is a dict.
+    """Load one piece of the context called `name`: the whole context, or one value of a dict.
 
     Args:
         contexts: Name of a context → its value. The piece is added here.
@@ -210,7 +210,7 @@ def _copied_strings(fd: int, size_bytes: int, kinds: bytes, lengths: Sequence[in
 
 
 def _decoded(fd: int, start: int, wanted: Any) -> Any:
-    """Decode the JSON that follows the first `start` bytes."""
+    """Decode the JSON after the first `start` bytes."""
     if os.fstat(fd).st_size == start:  # mmap refuses to map 0 bytes, so this case has an error of its own
         raise ContextBroken("the context is not JSON: it is empty")
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE) as view, memoryview(view)[start:] as data:
@@ -236,7 +236,7 @@ def _refuse_constant(name: str) -> object:
 def _no_collection() -> Iterator[None]:
     """Switch the garbage collector off meanwhile.
 
-    Decoding makes millions of objects and drops none. The collector, which each allocation may start, would take three
+    Decoding makes millions of objects and drops none. Each allocation may start the collector. It would take three
     times as long as the decoding itself.
     """
     enabled = gc.isenabled()
@@ -250,7 +250,7 @@ def _no_collection() -> Iterator[None]:
 
 @dataclass
 class Preloaded:
-    """Objects that a worker has in memory when it is forked.
+    """Objects in a worker's memory at its fork.
 
     Attributes:
         seed: Seed of `random` and of numpy's global generator in each REPL; None for a different one in each.

@@ -1,11 +1,11 @@
-"""Layout of a context in its memfd, which the orchestrator writes and a worker loads.
+"""Layout of a context in its memfd: the orchestrator writes it, and a worker loads it.
 
     text     characters │ zeros
     texts    characters │ zeros │ characters │ zeros │ ... │ lengths │ kinds │ names
     json     UTF-8 JSON
     value    UTF-8 JSON with tags
 
-The characters of a text have the form that CPython has in memory: 1, 2 or 4 bytes each, as the widest character needs
+The characters of a text have CPython's form in memory: 1, 2 or 4 bytes each, as the widest character needs
 (PEP 393). A zero character of the same width ends them, because C code reads ASCII as C strings. Further zeros fill up
 to the next multiple of `ALIGNMENT`, where the next text begins.
 
@@ -20,7 +20,7 @@ import msgspec
 
 Width = Literal[1, 2, 4]
 Kind = Literal[0, 1, 2, 4]
-"""Kind of a text: bytes of each character, or 0 for ASCII, whose characters take one byte as well."""
+"""Kind of a text: bytes of each character, or 0 for ASCII, with one byte each as well."""
 KINDS: tuple[Kind, ...] = (0, 1, 2, 4)
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -28,7 +28,7 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 (F_ADD_SEALS in fcntl(2))."""
 
 ALIGNMENT = 8
-"""Alignment of the start of each text, in bytes: as of the lengths, which follow the last text."""
+"""Alignment of the start of each text, in bytes: as of the lengths after the last text."""
 ENTRY_BYTES = 9
 """Bytes of one text's entries in the columns of lengths and kinds."""
 
@@ -44,7 +44,7 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         length: For `text` the number of its characters. For `texts` the bytes of all texts with their zeros. For
             `json` and `value` the bytes of the JSON.
         width: Bytes of each character of a text. It must be the narrowest width holding the widest character, as in
-            CPython: otherwise `==` and `hash` are wrong. The orchestrator, which writes the memfd, guarantees this.
+            CPython: otherwise `==` and `hash` are wrong. The orchestrator writes the memfd, and guarantees this.
         ascii: Whether the text is ASCII. A text of width 1 that is not ASCII has a character from U+0080 to U+00FF.
         texts: Number of texts, for `texts`.
         names_bytes: Bytes of the names of the texts as JSON, for `texts`.
@@ -59,14 +59,14 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the memfd must have."""
+        """Required size of the memfd in bytes."""
         if self.kind == "text":
             return span_bytes(self.length, self.width)
         return self.length + self.texts * ENTRY_BYTES + self.names_bytes
 
     @property
     def mapped_bytes(self) -> int:
-        """Address space of the loaded context in bytes, without the objects that are made of JSON."""
+        """Address space of the loaded context in bytes, without objects made of JSON."""
         return self.size_bytes + self.texts * HEADER_BYTES + MARGIN_BYTES
 
 

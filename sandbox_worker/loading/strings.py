@@ -67,7 +67,7 @@ from typing import Any
 from sandbox_worker.loading.form import KINDS
 
 SAMPLES: dict[int, str] = {0: "a", 1: "\xe9", 2: "\u20ac", 4: "\U0001f600"}
-"""Kind → a character that needs this kind."""
+"""Kind → a character of this kind."""
 CODECS: dict[int, str] = {0: "ascii", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 """Kind → codec whose bytes are CPython's characters, but for lone surrogates."""
 
@@ -105,12 +105,12 @@ class _Apart(str):
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """Header that all texts of one kind have in common.
+    """Common header of all texts of one kind.
 
     Attributes:
         words: Words of 8 bytes, with zeros where texts differ.
-        lengths_at: Indexes of the words that hold the number of characters. ASCII has two: its UTF-8 form is as long.
-        pointers_at: Indexes of the words that point to the characters. ASCII has two: they are its UTF-8 form as well.
+        lengths_at: Indexes of the words with the number of characters. ASCII has two: its UTF-8 form is as long.
+        pointers_at: Indexes of the words with their address. ASCII has two: they are its UTF-8 form as well.
     """
 
     words: "array[int]"
@@ -221,7 +221,7 @@ def _map_pages(size_bytes: int, rights: int, flags: int, fd: int) -> int:
 
 @cache
 def _model(kind: int) -> _Model:
-    """Return the header that all texts of a kind have in common.
+    """Return the common header of all texts of a kind.
 
     Raises:
         LayoutUnknown: The headers of two texts differ in more than length and address.
@@ -233,7 +233,7 @@ def _model(kind: int) -> _Model:
 
 
 def _read(kind: int, length: int) -> _Model:
-    """Read the header of a string of a subclass, after a check of each field that is known."""
+    """Read the header of a string of a subclass, after a check of each known field."""
     text = _Apart("".join([SAMPLES[kind]] * length))
     words = _words_of(text)
     pointer = words[-1]

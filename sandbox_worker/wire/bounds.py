@@ -13,11 +13,11 @@ PIECE = 1 << 13
 """Characters or bytes up to which small pieces are joined to one. Without this, a million short lines would be kept as
 a million objects."""
 NOTE_LINES = 2
-"""Maximum lines that the note of a cut adds: an empty line, and its own."""
+"""Maximum lines of the note of a cut: an empty line, and its own."""
 
 
 class OutputBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of the output that one block writes to one stream. Each field is a field of `Limits`, which describes it.
+    """Bounds of one block's output on one stream. `Limits` has fields of the same names, and describes them.
 
     Attributes:
         max_output_bytes: Maximum characters or bytes kept, head and tail together. A note of the cut comes on top.
@@ -38,16 +38,16 @@ class OutputBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HeadTail(Generic[Text]):
-    """Filter that passes on the head of a stream at once, keeps its tail, and counts the part between.
+    """Filter of a stream: passes on the head at once, keeps the tail, and counts the part between.
 
-    Head and tail have half of the bounds each. The cost of adding a piece does not depend on how much is kept.
+    Head and tail have half of the bounds each. The cost of adding a piece is independent of the kept amount.
 
     Args:
         bounds: Bounds of head and tail together.
         empty: `""` for a stream of text, `b""` for a stream of bytes.
 
     Attributes:
-        head_left: Characters or bytes that will still be passed on.
+        head_left: Characters or bytes of the head still to come.
     """
 
     def __init__(self, bounds: OutputBounds, empty: Text) -> None:
@@ -65,7 +65,7 @@ class HeadTail(Generic[Text]):
         self._cut = self._cut_lines = 0
 
     def add(self, piece: Text) -> Text:
-        """Add `piece`, and return the part of it that belongs to the head, for the caller to pass on at once."""
+        """Add `piece`, and return its part of the head, for the caller to pass on at once."""
         head = self._head_of(piece)
         if len(head) == len(piece):
             return piece
@@ -101,7 +101,7 @@ class HeadTail(Generic[Text]):
         return (note if isinstance(tail, str) else note.encode()) + tail
 
     def _head_of(self, piece: Text) -> Text:
-        """Return the part of `piece` that belongs to the head, within both bounds, and count it."""
+        """Return the head's part of `piece`, within both bounds, and count it."""
         head = piece[: self.head_left]
         if self._max_lines is None or not head:
             self.head_left -= len(head)
@@ -117,7 +117,7 @@ class HeadTail(Generic[Text]):
         return head
 
     def _count_cut(self, text: Text, length: int) -> None:
-        """Count the first `length` characters of `text` as cut, and the lines that end there if lines are bounded."""
+        """Count the first `length` characters of `text` as cut, and their line ends if lines are bounded."""
         self._cut += length
         if self._max_lines is not None:
             self._cut_lines += text.count(self._newline, 0, length)
@@ -126,7 +126,7 @@ class HeadTail(Generic[Text]):
         """Return the number of characters before the last `left` lines of `tail`."""
         lines = tail.count(self._newline) + (not tail.endswith(self._newline))
         if self._head_ends_in_line and (is_cut or self._cut or lines > left):
-            left -= 1  # the head ends inside a line that is cut: this part counts as one more line
+            left -= 1  # the head ends inside a cut line: this part counts as one more line
         return _end_of_line(tail, max(0, lines - left), self._newline)
 
     def _put_together(self) -> None:
@@ -155,17 +155,16 @@ def _end_of_line(text: Text, number: int, newline: Text) -> int:
 
 
 class ReplBounds(OutputBounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of one REPL together with all that it starts. Each field is a field of `Limits`, which describes it.
+    """Bounds of one REPL together with its child processes. `Limits` has fields of the same names, and describes them.
 
-    A new bound is declared here and in `Limits`; `Limits.repl_bounds` copies it by its name. The bounds of output
-    are inherited from `OutputBounds`, which stands beside the code that enforces them. The bounds of the scratch
-    folder are at least 1, because tmpfs takes 0 for "no bound".
+    A new bound is declared here and in `Limits`; `Limits.repl_bounds` copies it by its name. The bounds of output are
+    inherited from `OutputBounds`. Those of the scratch folder are at least 1, because tmpfs takes 0 for "no bound".
 
     Attributes:
         cpu_s: CPU time of one block in seconds, or None for no bound. Beyond it, init kills the REPL.
-        max_frame_bytes: Largest payload of one message in bytes. The orchestrator ends a REPL that sends a larger one;
-            with this field the REPL's own code refuses first, so that an honest REPL survives.
-        later_context_bytes: Address space in bytes for contexts that the REPL is given while it lives. 0 permits none.
+        max_frame_bytes: Largest payload of one message in bytes. After a larger one the orchestrator ends the REPL. The
+            REPL's own code refuses before that, so that an honest REPL survives.
+        later_context_bytes: Address space in bytes for contexts that come while the REPL lives. 0 permits none.
     """
 
     memory_bytes: PositiveInt
@@ -183,8 +182,8 @@ class Watched(NamedTuple):
 
     Attributes:
         usage: Field of init's measured usage compared with the bound.
-        divisor: Number by which bound and usage are divided in messages to users.
-        unit: Unit that follows the divided numbers.
+        divisor: Divisor of bound and usage in messages to users.
+        unit: Unit of the divided numbers.
     """
 
     usage: str
@@ -195,7 +194,7 @@ class Watched(NamedTuple):
 WatchedLimit = Literal[
     "memory_bytes", "max_processes", "cpu_s", "block_timeout_s", "scratch_bytes", "max_scratch_files"
 ]
-"""Fields of `Limits` for which init kills a REPL."""
+"""Fields of `Limits` with init as their guard: beyond one of them, init kills the REPL."""
 SCRATCH_LIMITS: frozenset[WatchedLimit] = frozenset({"scratch_bytes", "max_scratch_files"})
 """Limits of the scratch folder. Its content outlives a REPL, so a new REPL of the same worker would exceed them again;
 the worker is replaced."""

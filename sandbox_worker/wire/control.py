@@ -5,7 +5,8 @@ code never holds one of these sockets. The messages carry raw output, so their e
 form for bytes.
 """
 
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,17 +20,14 @@ MAX_PACKET_BYTES = 1 << 16
 """Maximum bytes of a packet. Init cuts output into pieces well below this."""
 
 OUT_OF_MEMORY, BROKEN = 250, 251
-"""Exit codes of a REPL whose own code could not continue, without memory or because model code has broken it."""
+"""Exit codes of a REPL after its own code could not continue: without memory, or broken by model code."""
 
 EntryKind = Literal["file", "folder", "link", "other"]
 InitStep = Literal["lock down", "load", "start", "go on", "speak"]
-"""Step of init that can fail. The orchestrator itself uses "speak", for an init that sends a packet without a valid
-message."""
+"""Step of init at its failure. The orchestrator itself uses "speak", after a packet without a valid message."""
 
 Path = Annotated[list[bytes], msgspec.Meta(min_length=1)]
 """Path below the scratch folder: the names of the folders, then the file's."""
-
-T = TypeVar("T")
 
 
 class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
@@ -49,18 +47,18 @@ class Load(Control, frozen=True):
 
 
 class Start(Control, frozen=True):
-    """Command to fork a fresh REPL. Its connection travels beside it: a socket that has received `Welcome`."""
+    """Command to fork a fresh REPL. Its connection travels beside it: a socket after `Welcome`."""
 
 
 class Hand(Control, frozen=True):
-    """Command to pass the memfd that travels beside it on to the REPL: a piece of a later context."""
+    """Command to pass a memfd on to the REPL: a piece of a later context. It travels beside the command."""
 
 
 class Begin(Control, frozen=True):
     """Note that a block starts. Init measures usage often from now on.
 
     Attributes:
-        cpu_s: CPU time in seconds that the REPL's processes may use until the next block starts.
+        cpu_s: Maximum CPU time of the REPL's processes, in seconds, until the next block starts.
     """
 
     cpu_s: float
@@ -77,7 +75,7 @@ class Drain(Control, frozen=True):
 
 
 class Stop(Control, frozen=True):
-    """Command to send SIGKILL to the REPL and all that it started.
+    """Command to send SIGKILL to the REPL and all its processes.
 
     Attributes:
         explain: Whether init first finds out what the REPL is doing, within a short time limit.
@@ -127,7 +125,7 @@ class RunProgram(Control, frozen=True):
 
 
 class EndProgram(Control, frozen=True):
-    """Command to send SIGKILL to a program and all that it started. The program may have ended already."""
+    """Command to send SIGKILL to a program and all its processes. The program may have ended already."""
 
     number: int
 
@@ -154,31 +152,31 @@ class LastSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Loaded(Control, frozen=True):
-    """Report that the context is in memory and its descriptor is closed. Init applied `layers` before."""
+    """Report: the context is in memory and its descriptor is closed. Init applied `layers` before."""
 
     layers: list[Layer]
 
 
 class Forked(Control, frozen=True):
-    """Report that a REPL was forked.
+    """Report: a REPL was forked.
 
     If the end of init does not end the REPL (`Level.has_pid_namespace`), then the REPL's pidfd travels beside it.
     """
 
 
 class Started(Control, frozen=True):
-    """Report that the REPL has applied its own layers. The REPL itself sends it, just before it closes this socket."""
+    """Report: the REPL has applied its own layers. The REPL itself sends it, just before it closes this socket."""
 
     layers: list[Layer]
 
 
 class Failed(Control, frozen=True):
-    """Report that `step` failed. Init ends.
+    """Report: `step` failed. Init ends.
 
     Attributes:
-        step: Step that failed.
+        step: Failed step.
         reason: Description of the failure.
-        layer: Isolation layer that failed, or None.
+        layer: Failed isolation layer, or None.
         code: Error number of the kernel, or 0.
     """
 
@@ -189,7 +187,7 @@ class Failed(Control, frozen=True):
 
 
 class Written(Control, frozen=True):
-    """Bytes that were written to descriptor 1 or 2 of the REPL."""
+    """Bytes written to descriptor 1 or 2 of the REPL."""
 
     stream: Stream
     data: bytes
@@ -202,21 +200,21 @@ class Handed(Control, frozen=True):
 
 
 class Interrupted(Control, frozen=True):
-    """Report that the signal is queued: the REPL gets it before any message that is sent from now on."""
+    """Report: the signal is queued. The REPL gets it before any message sent from now on."""
 
 
 class Drained(Control, frozen=True):
-    """Report that all output in the pipes when `Drain` came has been sent."""
+    """Report: all output in the pipes at the time of `Drain` has been sent."""
 
 
 class Stopped(Control, frozen=True):
-    """Report that all processes of the REPL have ended."""
+    """Report: all processes of the REPL have ended."""
 
     post_mortem: LastSeen | None = None
 
 
 class Opened(Control, frozen=True):
-    """Report that a file was opened. Its descriptor travels beside it.
+    """Report: a file was opened. Its descriptor travels beside it.
 
     Attributes:
         fd: Number of the received descriptor. Only the receiver sets it.
@@ -241,23 +239,23 @@ class Listed(Control, frozen=True):
 
 
 class Removed(Control, frozen=True):
-    """Report that a file was removed."""
+    """Report: a file was removed."""
 
 
 class Refused(Control, frozen=True):
-    """Refusal of a request for a file or folder. `reason` completes a sentence that begins with its path."""
+    """Refusal of a request for a file or folder. `reason` completes a sentence after its path."""
 
     reason: str
 
 
 class Burned(Control, frozen=True):
-    """Report of the CPU time that the REPL's processes used since the last such report."""
+    """Report of the CPU time of the REPL's processes since the last such report."""
 
     cpu_s: float
 
 
 class Exceeded(Control, frozen=True):
-    """Report that the REPL exceeded a limit, and that init has ended all its processes.
+    """Report: the REPL exceeded a limit, and init has ended all its processes.
 
     Attributes:
         limit: Field of `Limits`.
@@ -273,20 +271,20 @@ class Exceeded(Control, frozen=True):
 
 
 class Died(Control, frozen=True):
-    """Report that the REPL ended by itself: by `signal`, or with `exit_code`."""
+    """Report: the REPL ended by itself, by `signal` or with `exit_code`."""
 
     exit_code: int | None = None
     signal: int | None = None
 
 
 class ProgramEnded(Control, frozen=True):
-    """Report that all processes of a program have ended. Its first one ended by `signal`, or with `exit_code`.
+    """Report: all processes of a program have ended. Its first one ended by `signal`, or with `exit_code`.
 
     Attributes:
         number: Number of the program.
         exit_code: Exit code of its first process, or None.
-        signal: Signal that ended its first process, or None.
-        limit: Limit for which init ended it, or None.
+        signal: Signal at the end of its first process, or None.
+        limit: Exceeded limit, if init ended the program for it; or None.
         with_repl: Whether init ended it because it ended the REPL.
         not_started: Reason why it could not be started, as the rest of a sentence; or None.
         no_folder: Reason why its current folder could not be opened, as the rest of a sentence; or None.
@@ -302,80 +300,24 @@ class ProgramEnded(Control, frozen=True):
 
 
 FileRequest = OpenToRead | OpenToWrite | ListFolder | RemoveFile
+FileAnswer = Opened | Listed | Removed | Refused
 ToInit = Load | Start | Hand | Begin | Interrupt | Drain | Stop | RunProgram | EndProgram | FileRequest
-FromInit = (
-    Loaded
-    | Forked
-    | Started
-    | Failed
-    | Written
-    | Handed
-    | Interrupted
-    | Drained
-    | Stopped
-    | Opened
-    | Listed
-    | Removed
-    | Refused
-    | Burned
-    | Exceeded
-    | Died
-    | ProgramEnded
-)
-
-_encoder = msgspec.msgpack.Encoder()
-_to_init: msgspec.msgpack.Decoder[ToInit] = msgspec.msgpack.Decoder(ToInit)
-_from_init: msgspec.msgpack.Decoder[FromInit] = msgspec.msgpack.Decoder(FromInit)
-
-
-def pack(message: Control) -> bytes:
-    """Return the message as one packet."""
-    return _encoder.encode(message)
-
-
-def unpack_to_init(packet: bytes) -> ToInit:
-    """Return the message of a packet to init.
-
-    Raises:
-        MessageInvalid: The packet is not such a message.
-    """
-    return unpack(_to_init, packet)
-
-
-def unpack_from_init(packet: bytes) -> FromInit:
-    """Return the message of a packet from init.
-
-    Raises:
-        MessageInvalid: The packet is not such a message.
-    """
-    return unpack(_from_init, packet)
-
-
-def unpack(decoder: "msgspec.msgpack.Decoder[T]", packet: bytes) -> T:
-    """Return the message of a packet.
-
-    Raises:
-        MessageInvalid: The packet is not a message that `decoder` accepts.
-    """
-    try:
-        return decoder.decode(packet)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise MessageInvalid(str(error) or type(error).__name__) from None
+_ReplReport = Forked | Started | Written | Interrupted | Drained | Stopped | Burned | Exceeded | Died
+FromInit = Loaded | Failed | Handed | ProgramEnded | _ReplReport | FileAnswer
 
 
 PreparationStep = Literal["imports", "context", "setup"]
 """Step of a fork server's preparation for its workers."""
 
-
 # -- from the orchestrator to the fork server --------------------------------------------------------------------------
 
 
 class Packages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Installation from which workers import, if it differs from the one that the fork server was started with.
+    """Installation for the imports of workers, if it differs from the fork server's own.
 
     Attributes:
         search: Value of `sys.path`.
-        own: Module → its file or folder, for the modules that a worker's own code needs. They are found last, so the
+        own: Module → its file or folder, for the imports of a worker's own code. They are found last, so the
             installation's own modules come first.
         executable: Value of `sys.executable`.
     """
@@ -392,14 +334,14 @@ class Configure(Control, frozen=True):
 
     Attributes:
         level: Name of the isolation level.
-        new_root: Empty private folder of the host, in which the workers' root is built.
-        readable: Folders and files of the Python installation, which workers may read.
-        hidden: Folders below `readable` that workers must not see.
+        new_root: Empty private folder of the host; the workers' root is built in it.
+        readable: Folders and files of the Python installation, readable for workers.
+        hidden: Folders below `readable`, empty for workers.
         preload: Modules imported before the first fork, so that every REPL has them already.
         setup: Code that runs before the first fork. Every REPL finds its variables.
-        context: Pieces of the context that every REPL finds.
+        context: Pieces of the context of every REPL.
         seed: Seed of `random` and of numpy's global generator in every REPL; None for a different one in each.
-        packages: Installation from which workers import; None leaves `sys.path` as it is.
+        packages: Installation for the imports of workers; None leaves `sys.path` as it is.
     """
 
     level: LevelName
@@ -418,7 +360,7 @@ class Spawn(Control, frozen=True):
 
     Attributes:
         allow_exec: Whether code may start other programs.
-        scratch: Path of the scratch folder on the host, for a level whose workers have no root of their own.
+        scratch: Path of the scratch folder on the host, for a level without a root of the worker's own.
         bounds: Bounds of the REPL.
     """
 
@@ -431,10 +373,10 @@ class Spawn(Control, frozen=True):
 
 
 class ZygoteReady(Control, frozen=True):
-    """Report that the fork server is isolated and prepared, and can fork.
+    """Report: the fork server is isolated and prepared, and can fork.
 
     Attributes:
-        layers: Layers that all its workers share.
+        layers: Layers of all its workers.
         memory_bytes: Memory of the fork server in bytes.
     """
 
@@ -443,11 +385,11 @@ class ZygoteReady(Control, frozen=True):
 
 
 class ZygoteFailed(Control, frozen=True):
-    """Report that a layer failed. The fork server ends.
+    """Report: a layer failed. The fork server ends.
 
     Attributes:
         reason: Description of the failure.
-        layer: Layer that failed.
+        layer: Failed layer.
         code: Error number of the kernel, or 0.
     """
 
@@ -457,18 +399,18 @@ class ZygoteFailed(Control, frozen=True):
 
 
 class NotPrepared(Control, frozen=True):
-    """Report that the layers hold, but `step` of the preparation failed. The fork server ends."""
+    """Report: the layers hold, but `step` of the preparation failed. The fork server ends."""
 
     step: PreparationStep
     reason: str
 
 
 class Spawned(Control, frozen=True):
-    """Report that a worker was forked. The pidfd of its init travels beside it."""
+    """Report: a worker was forked. The pidfd of its init travels beside it."""
 
 
 class SpawnFailed(Control, frozen=True):
-    """Report that a worker could not be forked."""
+    """Report: a worker could not be forked."""
 
     reason: str
 
@@ -476,27 +418,8 @@ class SpawnFailed(Control, frozen=True):
 ToZygote = Configure | Spawn
 FromZygote = ZygoteReady | ZygoteFailed | NotPrepared | Spawned | SpawnFailed
 
-_to_zygote: msgspec.msgpack.Decoder[ToZygote] = msgspec.msgpack.Decoder(ToZygote)
-_from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
 
-
-def unpack_to_zygote(packet: bytes) -> ToZygote:
-    """Return the message of a packet to the fork server.
-
-    Raises:
-        MessageInvalid: The packet is not such a message.
-    """
-    return unpack(_to_zygote, packet)
-
-
-def unpack_from_zygote(packet: bytes) -> FromZygote:
-    """Return the message of a packet from the fork server.
-
-    Raises:
-        MessageInvalid: The packet is not such a message.
-    """
-    return unpack(_from_zygote, packet)
-
+# -- programs --------------------------------------------------------------------------------------------------------
 
 MAX_PROGRAM_BYTES = 1 << 20
 """Maximum bytes of one encoded `Program`; the orchestrator refuses more. The kernel's own bound for arguments and
@@ -518,18 +441,27 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[bytes, bytes]
 
 
-_to_program = msgspec.msgpack.Decoder(Program)
+def unpacker(accepted: Any) -> Callable[[bytes], Any]:
+    """Return a function that decodes a packet. It raises `MessageInvalid` if the packet is no `accepted` message."""
+    decoder = msgspec.msgpack.Decoder(accepted)
+
+    def unpack(packet: bytes) -> Any:
+        try:
+            return decoder.decode(packet)
+        except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+            raise MessageInvalid(str(error) or type(error).__name__) from None
+
+    return unpack
 
 
-def pack_program(program: Program) -> bytes:
-    """Return the program as MessagePack bytes, for a memfd."""
-    return _encoder.encode(program)
+_encoder = msgspec.msgpack.Encoder()
+unpack_to_init: Callable[[bytes], ToInit] = unpacker(ToInit)
+unpack_from_init: Callable[[bytes], FromInit] = unpacker(FromInit)
+unpack_to_zygote: Callable[[bytes], ToZygote] = unpacker(ToZygote)
+unpack_from_zygote: Callable[[bytes], FromZygote] = unpacker(FromZygote)
+unpack_program: Callable[[bytes], Program] = unpacker(Program)
 
 
-def unpack_program(data: bytes) -> Program:
-    """Return the program that `pack_program` encoded.
-
-    Raises:
-        MessageInvalid: The bytes are not an encoded `Program`.
-    """
-    return unpack(_to_program, data)
+def pack(message: Control | Program) -> bytes:
+    """Return the message as one packet, or a program as the content of a memfd."""
+    return _encoder.encode(message)

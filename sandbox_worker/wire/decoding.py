@@ -1,7 +1,7 @@
 """Decoding of one value from the wire: each tag is replaced by the object it stands for.
 
-Values from workers are decoded here as well, so the input is hostile. Each tag is looked up in a fixed table, and its
-content must have the type that the table's function expects; otherwise the value is invalid. Every step takes linear
+Values from workers are decoded here as well, so the input is hostile. Each tag is looked up in a fixed table. If its
+content has another type than the table's function expects, then the value is invalid. Every step takes linear
 time at most.
 """
 

@@ -4,10 +4,10 @@ Descriptor numbers are fixed, beside 0, 1 and 2. In shared memory init writes tw
 
 - A counter, the bell. Init increments it before it reads from the pipes of descriptors 1 and 2. The REPL compares it
   before and after a block to learn whether the block wrote to these descriptors. The pipes alone do not say: once init
-  has read one, it is as empty as a pipe that was never written to. The modification time of a pipe is not updated on
-  newer kernels, and a question to init would cost a round trip.
-- The number of the block that init interrupted last. A SIGINT carries no number: a signal that arrives before the
-  block's code runs looks like one that arrived too late for the block before.
+  has read one, it is as empty as an unused pipe. The modification time of a pipe is not updated on newer kernels, and a
+  question to init would cost a round trip.
+- The number of the last interrupted block. A SIGINT carries no number: a signal before the block's code runs looks
+  like one too late for the block before.
 """
 
 import array
@@ -21,12 +21,12 @@ import termios
 CONTROL_FD = 3
 """Control socket between init and the orchestrator."""
 GROUP_FD = 4
-"""File `cgroup.procs` of the REPL's control group: a process that writes 0 to it joins the group. Only init keeps it;
-in the REPL, `CONNECTION_FD` replaces it."""
+"""File `cgroup.procs` of the REPL's control group: to join the group, a process writes 0 to it. Only init keeps it; in
+the REPL, `CONNECTION_FD` replaces it."""
 CONNECTION_FD = 4
 """Connection of the REPL to the handler."""
 STACK_FD = 5
-"""Pipe to init, to which the REPL prints the stacks of its threads when init asks for them."""
+"""Pipe to init: the REPL prints the stacks of its threads to it when init asks for them."""
 RULESET_FD = 6
 """Landlock ruleset of the REPL. The REPL closes it once the ruleset is in force."""
 HANDED_FD = 7
@@ -46,18 +46,18 @@ class DescriptorsCut(OSError):
 
 
 def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return the next packet of a Unix socket and the descriptors beside it, which are close-on-exec.
+    """Return the next packet of a Unix socket and the descriptors beside it, set to close-on-exec.
 
     `socket.recv_fds` cannot do this: it does not pass its flags on to `recvmsg`, so MSG_CMSG_CLOEXEC would be lost.
 
     Args:
         connected: A connected SOCK_SEQPACKET socket.
-        most_bytes: Size of the buffer for the packet; the kernel discards what lies beyond it.
-        most_fds: Number of descriptors that fit.
+        most_bytes: Size of the buffer for the packet; the kernel discards the rest.
+        most_fds: Maximum number of descriptors.
         flags: Further flags of `recvmsg`.
 
     Raises:
-        DescriptorsCut: Not all of the descriptors could be received. Those that could are closed.
+        DescriptorsCut: Not all of the descriptors could be received. The received ones are closed.
         OSError: `recvmsg` failed.
     """
     fds = array.array("i")
@@ -74,9 +74,9 @@ def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int
 
 
 BELL = struct.Struct("=Q")
-"""Layout of the counter, which lies in the first 8 bytes of the shared memory."""
+"""Layout of the counter, in the first 8 bytes of the shared memory."""
 INTERRUPTED_AT = BELL.size
-"""Offset of the number of the block that init interrupted last. It has the layout of the counter."""
+"""Offset of the number of the last interrupted block. It has the layout of the counter."""
 BELL_BYTES = 2 * BELL.size
 """Size of the shared memory in bytes."""
 _INT = struct.Struct("=i")

@@ -1,6 +1,6 @@
 """Encoding of one value for the wire: plain values stay as they are, all others become tags. (`values` lists the tags.)
 
-Plain is what msgspec encodes as JSON by itself. Methods of built-in classes are called on the class
+A value is plain if msgspec encodes it as JSON by itself. Methods of built-in classes are called on the class
 (`list.__iter__(value)`), so that no method of a subclass of model code runs.
 """
 
@@ -20,10 +20,10 @@ MAX_NESTING: Final = 200
 """Maximum depth of containers inside containers; deeper values are refused. Recursive code can read this depth under
 Python's default recursion limit of 1,000."""
 MAX_LONG_BITS: Final = 33_220
-"""Maximum bits of an integer, which are 10,000 decimal digits; longer ones are refused. The conversion to digits takes
+"""Maximum bits of an integer: 10,000 decimal digits; longer ones are refused. The conversion to digits takes
 quadratic time, under the interpreter's lock."""
 MAX_INT_BITS: Final = 14_000
-"""Maximum bits of an integer that crosses as decimal digits; a longer one crosses as hexadecimal digits. Python refuses
+"""Maximum bits of an integer in decimal digits; a longer one crosses as hexadecimal digits. Python refuses
 to read more than 4,300 decimal digits, since that takes quadratic time (`sys.set_int_max_str_digits`)."""
 MAX_DECIMAL_DIGITS: Final = 10_000
 """Maximum digits of a Decimal, written out without an exponent; longer ones are refused. `1E+999999999` is a short
@@ -33,11 +33,11 @@ SHOWN_CHARS: Final = 200
 shown."""
 
 Others = Callable[[Any], Any]
-"""Function that returns a substitute for an object that cannot cross; see `values.encode`."""
+"""Function from an object that cannot cross to its substitute; see `values.encode`."""
 
 
 class _Step:
-    """Step of a place that is not an index or a key: to a key of a dict, or to an element of a set."""
+    """Step of a place other than an index or a key: to a key of a dict, or to an element of a set."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -47,14 +47,14 @@ _A_KEY: Final = _Step("a key of ")
 _AN_ELEMENT: Final = _Step("an element of ")
 _LONE: Final = re.compile("[\ud800-\udfff]")
 _name_of = type.__dict__["__name__"].__get__
-"""Getter of a class's name. A plain `kind.__name__` would run code of a metaclass that defines `__name__`."""
+"""Getter of a class's name. A plain `kind.__name__` would run a metaclass's own `__name__`."""
 _LEAVES: Final = frozenset({str, int, bool, type(None)})
 _WITH_FLOATS: Final = _LEAVES | {float}
 _STR: Final = frozenset({str})
 
 
 class Encoding:
-    """Conversion of one value to a tree that msgspec encodes as JSON.
+    """Conversion of one value to a tree for msgspec to encode as JSON.
 
     Plain parts are passed on as they are. A container of plain leaves is recognised by the set of their types, without
     a look at each leaf in Python.
@@ -65,7 +65,7 @@ class Encoding:
         most_values: See `values.encode`.
         most_bytes: See `values.encode`.
         is_plain_checked: Whether each text and integer is examined as well. If not, msgspec raises for a text with lone
-            surrogates or for an integer that is too long, and the caller encodes again with True.
+            surrogates or for a long integer, and the caller encodes again with True.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Encoding:
         self._keys: list[object] = []
 
     def wire(self, value: Any) -> Any:
-        """Return `value` as a tree that msgspec encodes."""
+        """Return `value` as a tree for msgspec to encode."""
         kind = type(value)
         if kind in self._leaves:
             return value
@@ -89,7 +89,7 @@ class Encoding:
         return self._foreign(value, kind) if encode_kind is None else encode_kind(self, value)
 
     def inside(self, key: object, value: Any) -> Any:
-        """Return the tree of an element of a container, which stands there at `key`."""
+        """Return the tree of an element of a container, at `key` there."""
         self._keys.append(key)
         encoded = self.wire(value)
         self._keys.pop()
@@ -114,7 +114,7 @@ class Encoding:
         """Refuse the current part of the value.
 
         Args:
-            why: End of a sentence that begins with the place of the part, for example "contains itself".
+            why: End of a sentence after the place of the part, for example "contains itself".
 
         Raises:
             ValueRefused: Always.
@@ -132,7 +132,7 @@ class Encoding:
     # -- containers --------------------------------------------------------------------------------------------------
 
     def _take_container(self, container: object, values: int) -> None:
-        """Count `values` values of a container, and refuse a container that is nested too deeply."""
+        """Count `values` values of a container, and refuse it if it is nested too deeply."""
         self._values_left -= values
         if self._values_left < 0:
             del self._keys[:]
@@ -171,10 +171,6 @@ class Encoding:
             return all(map(math.isfinite, values))
         return all(math.isfinite(value) for value in values if type(value) is float)
 
-    def _list(self, value: list[Any]) -> Any:
-        """Encode a list of a subclass."""
-        return self._items(list(list.__iter__(value)))
-
     def _tuple(self, value: tuple[Any, ...]) -> Any:
         return {"$tuple": self._items(tuple(tuple.__iter__(value)))}
 
@@ -184,12 +180,6 @@ class Encoding:
         encoded = [self.inside(_AN_ELEMENT, element) for element in elements]
         self._around.pop()
         return {tag: encoded}
-
-    def _set(self, value: set[Any]) -> Any:
-        return self._elements("$set", value, list(set.__iter__(value)))
-
-    def _frozenset(self, value: frozenset[Any]) -> Any:
-        return self._elements("$frozenset", value, list(frozenset.__iter__(value)))
 
     def _dict(self, value: dict[Any, Any]) -> Any:
         if type(value) is not dict:
@@ -265,7 +255,7 @@ class Encoding:
         return {"$decimal": str(value)}
 
     def _foreign(self, value: Any, kind: type) -> Any:
-        """Encode an object of numpy, a table, an object of a subclass, or the substitute that `others` returns."""
+        """Encode an object of numpy, a table, an object of a subclass, or the substitute from `others`."""
         try:
             encoded = tables.encoded_array(value, self) or tables.encoded_table(value, self)
         except ValueProblem as problem:
@@ -278,7 +268,7 @@ class Encoding:
             return encoded
         for base in _BASES:
             if issubclass(kind, base):
-                return self._list(value) if base is list else _ENCODE[base](self, value)
+                return self._items(list(list.__iter__(value))) if base is list else _ENCODE[base](self, value)
         if self._others is None:
             self.refuse(f"is {with_article(kind)}, which does not cross")
         try:
@@ -297,8 +287,8 @@ _ENCODE: Final[dict[type, Callable[[Encoding, Any], Any]]] = {
     dict: Encoding._dict,
     list: Encoding._items,
     tuple: Encoding._tuple,
-    set: Encoding._set,
-    frozenset: Encoding._frozenset,
+    set: lambda encoding, value: encoding._elements("$set", value, list(set.__iter__(value))),
+    frozenset: lambda encoding, value: encoding._elements("$frozenset", value, list(frozenset.__iter__(value))),
     bytes: lambda encoding, value: {"$bytes": encoding.base64(value)},
     bytearray: lambda encoding, value: {"$bytearray": encoding.base64(value)},
     complex: Encoding._complex,

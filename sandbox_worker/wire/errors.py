@@ -1,13 +1,13 @@
-"""Errors of the wire: faults in bytes that arrived, and values that cannot be sent.
+"""Errors of the wire: faults in received bytes, and values that cannot be sent.
 
 WireError
 ├── FrameTooLarge     a length prefix announces more than the limit
 ├── FrameTruncated    the stream ended inside a frame
 └── MessageInvalid    a whole frame is not one of our messages
     ├── QueryTooLarge a query is longer than the limit
-    └── ValueInvalid  bytes that should encode a value do not
+    └── ValueInvalid  bytes do not encode a value
 
-ValueRefused is raised before any byte is sent, for a value that cannot cross the wire.
+ValueRefused is raised before any byte is sent: the value cannot cross the wire.
 """
 
 
@@ -19,8 +19,8 @@ class FrameTooLarge(WireError):
     """A frame is longer than the limit.
 
     Attributes:
-        frame_bytes: Length of the payload that was announced or offered.
-        limit_bytes: Limit it exceeds.
+        frame_bytes: Announced or offered length of the payload.
+        limit_bytes: Exceeded limit.
     """
 
     def __init__(self, frame_bytes: int, limit_bytes: int) -> None:
@@ -34,7 +34,7 @@ class FrameTruncated(WireError):
 
 
 class MessageInvalid(WireError):
-    """A frame is not JSON, or not one of the messages that the receiver accepts."""
+    """A frame is not JSON, or no message for its receiver."""
 
 
 class QueryTooLarge(MessageInvalid):
@@ -53,7 +53,7 @@ class QueryTooLarge(MessageInvalid):
 
 
 class ValueInvalid(MessageInvalid):
-    """Bytes that should encode a value do not, or this process cannot build the value."""
+    """Bytes do not encode a value, or this process cannot build the value."""
 
 
 class ValueRefused(Exception):
@@ -63,5 +63,5 @@ class ValueRefused(Exception):
 class ValueProblem(Exception):
     """A fault in one part of a value, without its place.
 
-    Functions that encode or decode whole values turn it into `ValueRefused` or `ValueInvalid`, which name the place.
+    Encoders and decoders of whole values turn it into `ValueRefused` or `ValueInvalid`, with the place.
     """

@@ -9,9 +9,9 @@ Payload = bytes | bytearray
 
 PREFIX = struct.Struct(">I")
 LARGE_BYTES = 1 << 16
-"""Bytes of a frame, beyond which the decoder returns the buffer that collected the frame instead of a copy."""
+"""Bytes of a frame, beyond which the decoder returns its own buffer instead of a copy."""
 BEGINNING_BYTES = 128
-"""Bytes of a payload that are kept when the payload is too long: its type, its id, and the next field's name."""
+"""Bytes kept of a payload that is too long: its type, its id, and the next field's name."""
 
 
 def encode_frame(payload: Payload, max_frame_bytes: int) -> bytes:
@@ -19,7 +19,7 @@ def encode_frame(payload: Payload, max_frame_bytes: int) -> bytes:
 
     Args:
         payload: Bytes to frame.
-        max_frame_bytes: Largest payload that the other side accepts.
+        max_frame_bytes: Largest payload for the other side.
 
     Raises:
         FrameTooLarge: `payload` is longer than `max_frame_bytes`.
@@ -30,29 +30,29 @@ def encode_frame(payload: Payload, max_frame_bytes: int) -> bytes:
 
 
 class Beginning(bytes):
-    """The first `BEGINNING_BYTES` of a payload that was too long to be kept.
+    """The first `BEGINNING_BYTES` of a payload that is too long.
 
     Attributes:
-        payload_bytes: Length of the whole payload, which its prefix announced.
+        payload_bytes: Length of the whole payload, from its prefix.
     """
 
     payload_bytes: int
 
 
 class FrameDecoder:
-    """Decoder that splits a byte stream into frames.
+    """Decoder of a byte stream into frames.
 
-    A frame of more than `LARGE_BYTES` that arrives in pieces is returned as the buffer that collected it, which saves a
-    second copy.
+    If a frame of more than `LARGE_BYTES` arrives in pieces, then the decoder returns the buffer of the pieces. This
+    saves a second copy.
 
     Args:
-        max_frame_bytes: Largest payload accepted. A prefix that announces more raises before any of that payload is
-            buffered.
-        most_kept: Function that returns how many bytes a payload may have that begins with these bytes. Of a longer one
-            that arrives in pieces, a `Beginning` is returned, and all other bytes are dropped as they arrive.
+        max_frame_bytes: Largest payload accepted. If a prefix announces more, then `feed` raises before it buffers any
+            of the payload.
+        most_kept: Function from the beginning of a payload to its maximum bytes. If a longer payload arrives in pieces,
+            then `feed` returns a `Beginning`, and drops all other bytes as they arrive.
 
     Attributes:
-        error: The error after which the stream cannot be split any further; None until a prefix announces too much.
+        error: FrameTooLarge once a prefix has announced too much, since nothing after it can be split; else None.
     """
 
     def __init__(self, max_frame_bytes: int, most_kept: Callable[[Payload], int] | None = None) -> None:
@@ -65,12 +65,12 @@ class FrameDecoder:
 
     @property
     def pending(self) -> bytes:
-        """Bytes of the incomplete frame. Another decoder that continues this stream must be fed with them first."""
+        """Bytes of the incomplete frame. If another decoder continues this stream, then feed it with them first."""
         return bytes(self._buffer)
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes that have arrived of the incomplete frame."""
+        """Number of arrived bytes of the incomplete frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[Payload]:
@@ -100,7 +100,7 @@ class FrameDecoder:
         return payloads
 
     def _completed(self) -> list[Payload]:
-        """Return the payloads in the buffer, whose first frame is complete."""
+        """Return the payloads in the buffer. Its first frame is complete."""
         whole, self._buffer = self._buffer, bytearray()
         if self._is_cut:
             self._is_cut = False
@@ -147,7 +147,7 @@ class FrameDecoder:
         return payloads
 
     def finish(self) -> None:
-        """Check that the stream, which has ended, ended between two frames.
+        """Check at the end of the stream: it lies between two frames.
 
         Raises:
             FrameTruncated: The stream ended inside a frame.

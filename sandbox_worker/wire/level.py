@@ -1,6 +1,6 @@
-"""Isolation levels and layers, as facts that both sides look up. Users and the wire give a level by its name.
+"""Isolation levels and layers, as facts for both sides. Users and the wire give a level by its name.
 
-This module imports the standard library alone, because the code that applies layers imports it.
+This module imports the standard library alone, because the code of the layers imports it.
 """
 
 from typing import Literal, NamedTuple
@@ -47,10 +47,10 @@ class Level(NamedTuple):
     """The facts about one isolation level. `LEVELS` holds all levels.
 
     Attributes:
-        name: Name that users give and see, and that the wire carries.
+        name: Name for users and on the wire.
         is_security_boundary: Whether layers are applied at all, so that malicious code is confined.
-        confines_zygote: Whether the fork server is isolated as well. If so, what it decodes or runs has no network
-            and none of the host's files.
+        confines_zygote: Whether the fork server is isolated as well. If so, its set-up code has no network and none of
+            the host's files.
         has_own_root: Whether workers have a private root. If so, the scratch folder is a file system in it.
             Otherwise workers see the host's paths, and the scratch folder is a folder of the host.
         has_pid_namespace: Whether the kernel ends all processes of a worker when its init ends. Otherwise parent
@@ -60,7 +60,7 @@ class Level(NamedTuple):
         may_exec: Whether code may start processes, and other programs if `allow_exec` is set. Otherwise code has
             threads alone, since no mechanism would end its processes.
         runs_programs: Whether the orchestrator may run programs beside code, if `allow_exec` is set. Each program has
-            a session that its processes cannot leave; by this session init finds and ends all of them.
+            a session, and its processes cannot leave it; by this session init finds and ends all of them.
     """
 
     name: LevelName
@@ -108,7 +108,7 @@ LEVELS = (STRICT, STANDARD, PROCESS)
 
 
 def level_named(name: object) -> Level:
-    """Return the level that is called `name`.
+    """Return the level called `name`.
 
     Raises:
         LookupError: No level has that name.

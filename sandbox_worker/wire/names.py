@@ -14,7 +14,7 @@ FUNCTIONS = frozenset(
     {LLM_QUERY, LLM_QUERY_BATCHED, LLM_BATCH, RLM_QUERY, RLM_QUERY_BATCHED, BUDGET}
     | {FINAL, FINAL_VAR, SUBMIT, SHOW_VARS}
 )
-"""Names of the functions that every REPL has. The REPL restores them before each block."""
+"""Names of the functions of every REPL. The REPL restores them before each block."""
 
 SEARCH = "search"
 CHUNKS = "chunks"
@@ -27,11 +27,11 @@ CONTEXT = "context"
 HISTORY = "history"
 """Name of the messages of earlier turns or runs. Messages of run number n in one REPL are also `history_n`."""
 ANSWER = "answer"
-"""Name of the dict that submits its `content` once its `ready` is true."""
+"""Name of the dict for an answer: its `content` is submitted once its `ready` is true."""
 LAST_VALUE = "_"
-"""Name of the value of the last expression that a block showed."""
+"""Name of the value of the last expression shown by a block."""
 RESERVED = FUNCTIONS | {CONTEXT, HISTORY, ANSWER, LAST_VALUE}
-"""Names that neither a tool nor a value of the user's may have. `context_n` and `history_n` are reserved as well."""
+"""Names refused for tools and for values of the user's. `context_n` and `history_n` are reserved as well."""
 
 
 def numbered(name: str, run: int) -> str:

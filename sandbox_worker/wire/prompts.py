@@ -1,7 +1,7 @@
 """Types of prompts, and the contexts of child runs. Of a long task, the prompt holds only the beginning and the end.
 
 Content parts have the shape of OpenAI's API; a chat message is one more kind of part. Each field is typed, so that the
-decoder refuses free JSON: a frame could hold empty lists or dicts that take gigabytes in memory.
+decoder refuses free JSON: the empty lists or dicts of one frame could take gigabytes in memory.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SHOWN_CHARS = 1_000
 
 
 class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """A content part that is text."""
+    """A content part of text."""
 
     text: str
 
@@ -39,7 +39,7 @@ class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url", forbid_unknown_fields=True):
-    """A content part that is a picture.
+    """A content part with a picture.
 
     Example:
         ```python
@@ -59,7 +59,7 @@ class Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AudioPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
-    """A content part that is sound.
+    """A content part with sound.
 
     Example:
         ```python
@@ -96,7 +96,7 @@ Prompt = str | Annotated[list[Part | MessagePart], msgspec.Meta(min_length=1, ma
 
 
 def are_messages(parts: Sequence[Part | MessagePart]) -> bool:
-    """Whether a prompt that is a list consists of chat messages.
+    """Whether a list of parts consists of chat messages.
 
     Raises:
         MessageInvalid: The prompt has both messages and content parts.
@@ -122,7 +122,7 @@ class ChildContext(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     Attributes:
         value: Text of the context's JSON, of at most `MAX_INLINE_BYTES`; or None.
         file: Name of a file in the scratch folder holding the context as UTF-8; or None.
-        own: Name of one of the REPL's own contexts, which the child shares; or None.
+        own: Name of one of the REPL's own contexts, for the child to share; or None.
         is_json: Whether the file holds JSON. Otherwise it holds plain text.
         is_task: Whether the context is the child's long task; the prompt is then its beginning and end.
     """

@@ -51,9 +51,7 @@ def decoded_zone(zone: Any) -> datetime.tzinfo | None:
     if zone is None:
         return None
     if type(zone) is int:
-        if not zone:
-            return datetime.UTC
-        return datetime.timezone(datetime.timedelta(microseconds=zone))
+        return datetime.timezone(datetime.timedelta(microseconds=zone)) if zone else datetime.UTC
     if type(zone) is not str or not _ZONE_NAME.fullmatch(zone):
         raise ValueProblem(f"there is no time zone {zone!r:.60}")
     return _zone_named(zone)
@@ -91,8 +89,8 @@ _DTYPE: Final = re.compile(
 _LAST_CHARACTER: Final = 0x10FFFF
 
 
-class Base64(Protocol):
-    """Encoder of bytes; `encoding.Encoding` is one."""
+class Encoder(Protocol):
+    """Encoder of the parts of an array or a table; `encoding.Encoding` is one."""
 
     def base64(self, data: memoryview | bytes) -> str:
         """Return bytes as base64 text."""
@@ -102,8 +100,20 @@ class Base64(Protocol):
         """Count bytes before they are copied."""
         ...
 
+    def inside(self, key: object, value: Any) -> Any:
+        """Encode the part at `key`."""
+        ...
 
-def encoded_array(value: Any, encoding: Base64) -> dict[str, Any] | None:
+
+class Decoder(Protocol):
+    """Decoder of the values in a table; `decoding.Decoding` is one."""
+
+    def value(self, node: Any, depth: int) -> Any:
+        """Return the object for a node of decoded JSON."""
+        ...
+
+
+def encoded_array(value: Any, encoding: Encoder) -> dict[str, Any] | None:
     """Return the tag for an array or a scalar of numpy; None for any other object.
 
     Raises:
@@ -124,7 +134,7 @@ def encoded_array(value: Any, encoding: Base64) -> dict[str, Any] | None:
     return None
 
 
-def _raw(array: Any, encoding: Base64) -> list[str]:
+def _raw(array: Any, encoding: Encoder) -> list[str]:
     """Return the dtype, and the bytes as base64."""
     if array.dtype.kind not in _ARRAY_KINDS:
         raise ValueProblem(f"is an array of dtype {array.dtype!s:.60}, which does not cross")
@@ -167,10 +177,8 @@ def scalar(content: Any, bytes_of: Any) -> Any:
 
 def _elements(numpy: Any, dtype: Any, data: bytes) -> Any:
     """Return a flat, writable array."""
-    if type(dtype) is not str or not _DTYPE.fullmatch(dtype):
-        raise ValueProblem(f"an array has the unsupported dtype {dtype!r:.60}")
-    made = numpy.dtype(dtype)
-    if made.kind not in _ARRAY_KINDS or not made.itemsize or made.hasobject:
+    made = numpy.dtype(dtype) if type(dtype) is str and _DTYPE.fullmatch(dtype) else None
+    if made is None or made.kind not in _ARRAY_KINDS or not made.itemsize or made.hasobject:
         raise ValueProblem(f"an array has the unsupported dtype {dtype!r:.60}")
     if len(data) % made.itemsize:
         raise ValueProblem(f"an array of dtype {dtype} has {len(data):,} bytes, no multiple of {made.itemsize:,}")
@@ -202,23 +210,7 @@ _LISTED: Final = re.compile(r"object|str|string|boolean|U?Int(8|16|32|64)|Float(
 _OF_A_ZONE: Final = re.compile(r"datetime64\[(s|ms|us|ns), .*\]")
 
 
-class Inside(Protocol):
-    """Encoder of the values in a table; `encoding.Encoding` is one."""
-
-    def inside(self, key: object, value: Any) -> Any:
-        """Encode the part of the table standing at `key`."""
-        ...
-
-
-class Values(Protocol):
-    """Decoder of the values in a table; `decoding.Decoding` is one."""
-
-    def value(self, node: Any, depth: int) -> Any:
-        """Return the object for a node of decoded JSON."""
-        ...
-
-
-def encoded_table(value: Any, encoding: Inside) -> dict[str, Any] | None:
+def encoded_table(value: Any, encoding: Encoder) -> dict[str, Any] | None:
     """Return the tag for a table; None for any other object.
 
     Raises:
@@ -228,7 +220,8 @@ def encoded_table(value: Any, encoding: Inside) -> dict[str, Any] | None:
     pandas: Any = sys.modules.get("pandas")
     if pandas is not None:
         if kind is getattr(pandas, "Series", None):
-            return {"$series": [_column(pandas, "values", value, encoding), *_labels(pandas, value, encoding)]}
+            column, axis = _column(pandas, "values", value, encoding), _axis(pandas, value.index, encoding)
+            return {"$series": [column, axis, encoding.inside("name", value.name)]}
         if kind is getattr(pandas, "DataFrame", None):
             columns = [_column(pandas, name, value.iloc[:, at], encoding) for at, name in enumerate(value.columns)]
             axes = [_axis(pandas, axis, encoding) for axis in (value.columns, value.index)]
@@ -240,11 +233,7 @@ def encoded_table(value: Any, encoding: Inside) -> dict[str, Any] | None:
     return _encoded_arrow(value, encoding)
 
 
-def _labels(pandas: Any, series: Any, encoding: Inside) -> list[Any]:
-    return [_axis(pandas, series.index, encoding), encoding.inside("name", series.name)]
-
-
-def _column(pandas: Any, name: object, series: Any, encoding: Inside) -> list[Any]:
+def _column(pandas: Any, name: object, series: Any, encoding: Encoder) -> list[Any]:
     dtype = series.dtype
     if getattr(dtype, "kind", "") in _COLUMN_KINDS and type(dtype).__module__.startswith("numpy"):
         return ["", encoding.inside(name, series.to_numpy())]
@@ -265,25 +254,21 @@ def _column(pandas: Any, name: object, series: Any, encoding: Inside) -> list[An
     return [text, encoding.inside(name, values)]
 
 
-def _axis(pandas: Any, index: Any, encoding: Inside) -> list[Any]:
+def _axis(pandas: Any, index: Any, encoding: Encoder) -> list[Any]:
     names = encoding.inside("names", list(index.names))
     if isinstance(index, pandas.RangeIndex):
         return ["range", [index.start, index.stop, index.step], names]
     if isinstance(index, pandas.MultiIndex):
         levels = [_column(pandas, "index", pandas.Series(level), encoding) for level in index.levels]
-        codes = [encoding.inside("index", code) for code in map(_plain_array, index.codes)]
+        codes = [encoding.inside("index", code) for code in map(module("numpy").array, index.codes)]
         return ["levels", [levels, codes], names]
     return ["labels", _column(pandas, "index", pandas.Series(index), encoding), names]
-
-
-def _plain_array(codes: Any) -> Any:
-    return module("numpy").array(codes)
 
 
 # -- decoding --------------------------------------------------------------------------------------------------------
 
 
-def decoded_table(tag: str, content: Any, decoding: Values, depth: int) -> Any:
+def decoded_table(tag: str, content: Any, decoding: Decoder, depth: int) -> Any:
     """Return the table for a tag's content.
 
     Args:
@@ -380,7 +365,7 @@ def _require_length(length: int, wanted: int) -> None:
 
 
 _UNITS: Final = ("s", "ms", "us", "ns")
-_ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,2}|[+-]\d\d:\d\d")
+_ZONE: Final = re.compile(rf"{_ZONE_NAME.pattern}|[+-]\d\d:\d\d")
 
 
 def _encoded_arrow(value: Any, encoding: Any) -> dict[str, Any] | None:

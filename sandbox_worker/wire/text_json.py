@@ -1,12 +1,12 @@
-"""JSON of text with lone surrogates: halves of a character, which a `str` may hold and UTF-8 may not.
+"""JSON of text with lone surrogates: halves of a character. A `str` may hold them, UTF-8 may not.
 
 msgspec refuses to encode them. There are four ways to handle them. The name of each function for them says its way:
 
 - refused: `msgspec.json.encode` or `encode_growing` alone, for values that must arrive unchanged.
 - escaped: as JSON escapes such as `\\ud800`, for files of our own, since `json` and `decode_escaped` read them back.
-- written out: as six visible characters, for text that a person or a model reads, and for other programs, whose JSON
-  parsers may refuse the escapes.
-- raw: as bytes that UTF-8 does not permit, for contexts, whose texts must arrive unchanged.
+- written out: as six visible characters, for people, for models, and for other programs, since their JSON parsers may
+  refuse the escapes.
+- raw: as bytes beyond UTF-8, for contexts, since their texts must arrive unchanged.
 """
 
 import json
@@ -22,7 +22,7 @@ Data = TypeVar("Data", bound=bytes | bytearray)
 DECODING_FACTOR: Final = 3
 """Peak memory of decoding, as a multiple of the encoded size: the text, its bytes, and the array made of them."""
 ALLOCATOR_BYTES: Final = 1 << 20
-"""Bytes that an allocator maps at a time for small objects."""
+"""Bytes of one mapping of an allocator for small objects."""
 _ENCODER = msgspec.json.Encoder()
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -42,7 +42,7 @@ def encode_growing(value: Any, encoder: msgspec.json.Encoder = _ENCODER) -> byte
 
 
 def decodable(data: Data) -> Data:
-    """Return JSON after a check that there is enough memory to decode it, which is mapped and released.
+    """Return JSON after a trial: the memory for its decoding is mapped and released.
 
     msgspec 0.22 dereferences NULL if the memory for a text is missing.
 
@@ -66,7 +66,7 @@ def encode_escaped(value: Any) -> bytes:
 
 
 def decode_escaped(data: bytes, wanted: type[T]) -> T:
-    """Decode JSON that `encode_escaped` returned.
+    """Decode JSON of `encode_escaped`.
 
     Raises:
         msgspec.ValidationError: The value is not of the type `wanted`.
@@ -95,7 +95,7 @@ def encode_written_out(value: Any, enc_hook: Callable[[Any], Any] | None = None)
 
 
 def encode_raw(value: Any) -> bytes:
-    """Encode as JSON, with lone surrogates as the three bytes that UTF-8 would give them (`surrogatepass`).
+    """Encode as JSON, with each lone surrogate as three bytes, by the rule of UTF-8 (`surrogatepass`).
 
     Escapes would not do: a reader joins two adjacent escapes of a high and a low surrogate into one character.
 
@@ -109,12 +109,12 @@ def encode_raw(value: Any) -> bytes:
 
 
 def written_out(json_text: str) -> str:
-    """Return JSON in which each lone surrogate is replaced by six visible characters, its escape in Python source."""
+    """Return JSON with each lone surrogate replaced by six visible characters, its escape in Python source."""
     return _LONE.sub(lambda half: f"\\\\u{ord(half[0]):04x}", json_text)
 
 
 def unfenced(text: str) -> str:
-    """Return the text without a Markdown fence around it, in which models often wrap JSON."""
+    """Return the text without a Markdown fence around it: models often wrap JSON in one."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and "\n" in text:
         return text.partition("\n")[2].removesuffix("```").strip()

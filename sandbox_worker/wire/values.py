@@ -1,13 +1,13 @@
-"""Values on the wire: JSON, with tags for the types that JSON lacks. Both sides import it; it imports neither side.
+"""Values on the wire: JSON, with tags for types beyond JSON's. Both sides import it; it imports neither side.
 
-A value that JSON can express stands for itself. Any other value is an object with one key, a tag beginning with `$`:
+A value of JSON stands for itself. Any other value is an object with one key, a tag beginning with `$`:
 
 | tag | content |
 | --- | --- |
 | `$tuple`, `$set`, `$frozenset` | list of the elements |
-| `$dict` | list of key, value, key, value; for a dict with a key that is not text, or one that looks like a tag |
+| `$dict` | list of key, value, key, value; for a dict with a key other than text, or with the look of a tag |
 | `$float` | `nan`, `inf` or `-inf` |
-| `$int` | hexadecimal digits of an integer that is too long for JSON |
+| `$int` | hexadecimal digits of an integer too long for JSON |
 | `$str` | text with lone surrogates: its UTF-8 with `surrogatepass`, as base64 |
 | `$bytes`, `$bytearray` | base64 |
 | `$complex` | list of two floats |
@@ -33,11 +33,11 @@ from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueProble
 from sandbox_worker.wire.text_json import decodable, encode_growing
 
 MAX_ENCODED_VALUES: Final = 1 << 25
-"""Maximum values inside one value that is encoded; more are refused. A frame of the default 64 MiB holds fewer: each
+"""Maximum values inside one encoded value; more are refused. A frame of the default 64 MiB holds fewer: each
 takes two bytes or more."""
 MAX_DECODED_VALUES: Final = 1 << 20
-"""Maximum values inside one value that a worker sends because the user asked for it; more are refused. Decoding as many
-empty lists takes 60 MB, and 0.1 s of the thread that reads the value."""
+"""Maximum values inside one value for the user, from a worker; more are refused. Decoding as many empty lists takes 60
+MB, and 0.1 s of the reading thread."""
 MAX_BINARY_BYTES: Final = 1 << 30
 """Maximum bytes of all arrays and bytes objects inside one value; more are refused before they are copied."""
 
@@ -55,8 +55,8 @@ def encode(
     Args:
         value: Value to encode.
         whole: Name of the value for error messages, for example "the final answer".
-        others: Function called with each object that cannot cross, such as `repr`. The object it returns
-            crosses instead. It raises `ValueProblem` to refuse the object.
+        others: Function called with each object that cannot cross, such as `repr`. Its result crosses instead. It
+            raises `ValueProblem` to refuse the object.
         most_values: Maximum values inside of `value`; more are refused.
         most_bytes: Maximum bytes of all arrays and bytes objects inside of `value`; more are refused.
 
@@ -77,7 +77,7 @@ def encode(
 
 
 def encode_json(value: object, whole: str) -> bytes:
-    """Encode a value decoded from JSON or is a context, without walking through it in Python.
+    """Encode a value from JSON, or a context, without walking through it in Python.
 
     Args:
         value: Value of JSON's types. A value with other types is encoded as `encode` does it.
@@ -96,7 +96,7 @@ def encode_json(value: object, whole: str) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview, most_values: int | None = None) -> Any:
-    """Decode a value that `encode` encoded.
+    """Decode a value of `encode`.
 
     Args:
         data: JSON with tags.
@@ -125,7 +125,7 @@ def decode(data: bytes | bytearray | memoryview, most_values: int | None = None)
 
 
 def decode_context(data: bytes) -> Any:
-    """Decode a value that the orchestrator wrote, in a REPL.
+    """Decode a value from the orchestrator, in a REPL.
 
     Raises:
         ContextBroken: A package is missing here, or there is not enough memory.

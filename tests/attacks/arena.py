@@ -69,7 +69,8 @@ class Arena:
         for each in (self.tcp, self.udp, self.unix, self.abstract):
             each.setblocking(False)
         self.neighbour = subprocess.Popen(["sleep", "10000"], env={"CANARY_API_KEY": self.secret})
-        stack.callback(self._end_neighbour)
+        stack.callback(self.neighbour.wait)
+        stack.callback(self.neighbour.kill)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.sandbox = stack.enter_context(Sandbox(LIMITS, level))
@@ -77,10 +78,6 @@ class Arena:
         self.sibling.execute("state = 'untouched'")
         self.sibling_pid = next(p.pid for p in living_below() if not p.children() and p.pid != self.neighbour.pid)
         self.repl = stack.enter_context(self.sandbox.repl("the context"))
-
-    def _end_neighbour(self) -> None:
-        self.neighbour.kill()
-        self.neighbour.wait()
 
     def restore(self) -> None:
         """The canary file as it was."""
@@ -95,19 +92,10 @@ class Arena:
 
     def fill_in(self, code: str) -> str:
         """`code` with what an attacker may well know."""
-        known = {
-            "FILE": str(self.file),
-            "FOLDER": str(self.folder),
-            "ORCHESTRATOR": str(os.getpid()),
-            "SIBLING": str(self.sibling_pid),
-            "NEIGHBOUR": str(self.neighbour.pid),
-            "TCP": str(self.tcp.getsockname()[1]),
-            "UDP": str(self.udp.getsockname()[1]),
-            "ABSTRACT": self.abstract_name,
-            "GOT": GOT_THROUGH,
-        }
-        for name, value in known.items():
-            code = code.replace(f"<{name}>", value)
+        pids = {"ORCHESTRATOR": os.getpid(), "SIBLING": self.sibling_pid, "NEIGHBOUR": self.neighbour.pid}
+        ports = {"TCP": self.tcp.getsockname()[1], "UDP": self.udp.getsockname()[1], "ABSTRACT": self.abstract_name}
+        for name, value in {"FILE": self.file, "FOLDER": self.folder, "GOT": GOT_THROUGH, **pids, **ports}.items():
+            code = code.replace(f"<{name}>", str(value))
         return code
 
     def attack(self, attack: "Attack") -> Block:
@@ -171,19 +159,14 @@ def changed_the_host(arena: Arena, _block: Block) -> bool:
 
 def reached_a_listener(arena: Arena, _block: Block) -> bool:
     """A connection or data arrived."""
-    reached = False
+    reached = 0
     for listener in (arena.tcp, arena.unix, arena.abstract):
-        try:
+        with suppress(BlockingIOError):
             listener.accept()[0].close()
-            reached = True
-        except BlockingIOError:
-            pass
-    try:
-        arena.udp.recv(100)
-        reached = True
-    except BlockingIOError:
-        pass
-    return reached
+            reached += 1
+    with suppress(BlockingIOError):
+        reached += len(arena.udp.recv(100))
+    return reached > 0
 
 
 @contextmanager

@@ -57,7 +57,6 @@ PARTS_OF_THE_SYSTEM = {
     "the_kernels_command_line": "/proc/cmdline",
     "the_kernels_log": "/dev/kmsg",
     "the_machines_memory": "/proc/meminfo",
-    "the_hosts_mounts": "/proc/1/mountinfo",
     "services_of_the_system": "/run",
     "logs": "/var/log",
     "devices": "/sys/class",
@@ -120,7 +119,6 @@ ATTACKS = [
     *(
         Attack(f"opens: {n}", OPENS.replace("<PATH>", path), said_it_got_through, shown=n == "users")
         for n, path in PARTS_OF_THE_SYSTEM.items()
-        if n != "the_hosts_mounts"
     ),
     *(Attack(f"metadata: {n}", code, said_it_got_through, levels=("strict",)) for n, code in METADATA.items()),
     *(

@@ -20,7 +20,8 @@ LIMITS = Limits(
     interrupt_grace_s=0.3,
     max_repl_restarts=1000,
 )
-HOARD_WITHOUT_A_FIRST_THREAD = """
+EXIT_THREAD = f"ctypes.CDLL(None).syscall({60 if os.uname().machine == 'x86_64' else 93}, 0)"
+HOARD_WITHOUT_A_FIRST_THREAD = f"""
 import ctypes, os, threading, time
 def hoard():
     held = bytearray(b"x") * (70 << 20)
@@ -29,7 +30,7 @@ def hoard():
 for _ in range(4):
     if os.fork() == 0:
         threading.Thread(target=hoard).start()
-        ctypes.CDLL(None).syscall(<exit>, 0)
+        {EXIT_THREAD}
 time.sleep(60)
 """
 FILL_SOCKETS_BELOW_THE_FREE_NUMBER = """
@@ -175,7 +176,7 @@ def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
 @pytest.mark.parametrize(
     ("program", "limit"),
     [
-        (HOARD_WITHOUT_A_FIRST_THREAD.replace("<exit>", "60" if os.uname().machine == "x86_64" else "93"), "memory_bytes"),
+        (HOARD_WITHOUT_A_FIRST_THREAD, "memory_bytes"),
         (FILL_SOCKETS_BELOW_THE_FREE_NUMBER, "memory_bytes"),
         (WAIT_FOR_CHILDREN_THAT_TAKE_TOO_MUCH, "memory_bytes"),
         (COPY_WHAT_WAS_SHARED, "memory_bytes"),
@@ -202,10 +203,9 @@ def test_cpu_time_of_orphans_is_bounded_between_blocks(repl: SandboxedRepl) -> N
 
 
 @pytest.mark.parametrize("sandbox", ["standard"], indirect=True)  # elsewhere the folder is a file system of its own
-@table("then", ["", "ctypes.CDLL(None).syscall(<exit>, 0)"])
+@table("then", ["time.sleep(60)", EXIT_THREAD])
 def test_unlinked_files_count_in_every_thread(repl: SandboxedRepl, then: str) -> None:
-    ends = then.replace("<exit>", "60" if os.uname().machine == "x86_64" else "93") or "time.sleep(60)"
-    block = repl.execute(f"{UNLINK_WHILE_OPEN}\n{ends}", timeout_s=50)
+    block = repl.execute(f"{UNLINK_WHILE_OPEN}\n{then}", timeout_s=50)
     assert block.status == "killed"
     assert "scratch_bytes = " in (block.error or "")
 
@@ -214,10 +214,8 @@ def test_unlinked_files_count_in_every_thread(repl: SandboxedRepl, then: str) ->
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (FORK_READERS, "[0, 0, 0]\n"),
-        (START_PROGRAMS_BESIDE_MUCH_DATA, "0\n"),
-        (WAIT_FOR_SHORT_CHILDREN, ""),
-        (SHARE_FEW_SOCKETS, "True\n"),
+        *((FORK_READERS, "[0, 0, 0]\n"), (START_PROGRAMS_BESIDE_MUCH_DATA, "0\n")),
+        *((WAIT_FOR_SHORT_CHILDREN, ""), (SHARE_FEW_SOCKETS, "True\n")),
     ],
 )
 def test_ordinary_processes_stay_below_the_limits(repl: SandboxedRepl, program: str, said: str) -> None:
@@ -225,14 +223,12 @@ def test_ordinary_processes_stay_below_the_limits(repl: SandboxedRepl, program: 
     assert (block.status, block.stdout) == ("ok", said), block
 
 
-def test_files_are_copied_and_sent_without_sendfile(repl: SandboxedRepl) -> None:
-    block = repl.execute(COPY_FILES)
-    assert block.status == "ok", block.stderr
-
-
-def test_memory_of_the_machine_is_refused(repl: SandboxedRepl) -> None:
-    """Code that asks for the machine's memory is told its limit."""
-    assert repl.execute(ASK_FOR_MEMORY).stdout == "192 True\nTrue\n"
+@table("program, said", [(COPY_FILES, ""), (ASK_FOR_MEMORY, "192 True\nTrue\n")])
+def test_files_are_copied_without_sendfile_and_memory_is_the_limit(
+    repl: SandboxedRepl, program: str, said: str
+) -> None:
+    block = repl.execute(program)
+    assert (block.status, block.stdout) == ("ok", said), block.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one id for all workers")

@@ -3,6 +3,9 @@
 from tests.attacks.arena import Arena, Attack, check, reached_a_listener, said_it_got_through
 
 CONNECTION = "import os, socket, struct\nconnection = socket.socket(fileno=os.dup(4))\n"
+DISCONNECTION = CONNECTION + (
+    "import ctypes; c = ctypes.CDLL(None)\nresult = c.connect(connection.fileno(), struct.pack('=H14x', 0), 16)"
+)
 
 REACHES = {
     "connects": "import socket; socket.create_connection(('127.0.0.1', <TCP>), timeout=2)",
@@ -36,26 +39,14 @@ BY_PROGRAMS = {
     ),
 }
 BY_THE_CONNECTION = {
-    "aims_it_elsewhere": CONNECTION
-    + (
-        "import ctypes; c = ctypes.CDLL(None)\n"
-        "c.connect(connection.fileno(), struct.pack('=H14x', 0), 16)\n"
-        "c.connect(connection.fileno(), struct.pack('=HHI8x', 2, socket.htons(<TCP>), 0x0100007F), 16)"
-    ),
-    "sends_with_an_address_and_opens_fast": CONNECTION
-    + (
-        "import ctypes; c = ctypes.CDLL(None)\n"
-        "c.connect(connection.fileno(), struct.pack('=H14x', 0), 16)\n"
-        "connection.sendto(b'x', 0x20000000, ('127.0.0.1', <TCP>))"
-    ),
+    "aims_it_elsewhere": DISCONNECTION
+    + "\nc.connect(connection.fileno(), struct.pack('=HHI8x', 2, socket.htons(<TCP>), 0x0100007F), 16)",
+    "sends_with_an_address_and_opens_fast": DISCONNECTION
+    + "\nconnection.sendto(b'x', 0x20000000, ('127.0.0.1', <TCP>))",
 }
 WANTS = {
     "listens_on_the_connection": CONNECTION + "connection.listen(); print('<GOT>')",
-    "disconnects_the_connection": CONNECTION
-    + (
-        "import ctypes; c = ctypes.CDLL(None)\n"
-        "assert c.connect(connection.fileno(), struct.pack('=H14x', 0), 16) == 0; print('<GOT>')"
-    ),
+    "disconnects_the_connection": DISCONNECTION + "; assert result == 0; print('<GOT>')",
     "shuts_the_connection_down": CONNECTION + "connection.shutdown(socket.SHUT_RD); print('<GOT>')",
     "sets_an_option_of_the_connection": CONNECTION
     + "connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16); print('<GOT>')",

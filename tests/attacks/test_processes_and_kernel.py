@@ -80,16 +80,10 @@ PRIVILEGES = {
     "calls_as_a_32_bit_program": C + "print('<GOT>') if c.syscall(0x40000000 + 39) > 0 else None",
 }
 FOR_ANYBODY = {
-    "takes_its_privileges_back",
-    "watches_a_folder",
-    "shares_memory_that_no_limit_sees",
-    "outlives_its_parent",
-    "has_a_table_of_descriptors_of_its_own",
-    "pins_pages_of_a_file_in_a_socket",
-    "pins_pages_of_a_file_in_a_pipe",
-    "sees_the_machines_load",
+    "watches_a_folder", "shares_memory_that_no_limit_sees", "has_a_table_of_descriptors_of_its_own",
+    "pins_pages_of_a_file_in_a_socket", "pins_pages_of_a_file_in_a_pipe", "sees_the_machines_load",
     "asks_a_socket_for_its_peers",
-}
+}  # fmt: skip
 
 ATTACKS = [
     *(
@@ -105,7 +99,7 @@ ATTACKS = [
         for name in CALLS
         if name in NUMBERS[MACHINE]
     ),
-    *(Attack(name, code, said_it_got_through, shown=name in FOR_ANYBODY - {"takes_its_privileges_back", "outlives_its_parent"})
+    *(Attack(name, code, said_it_got_through, shown=name in FOR_ANYBODY)
       for name, code in PRIVILEGES.items()),
     Attack("finds the neighbour by its name", "import glob\nfor p in glob.glob('/proc/[0-9]*/environ'):\n"
            "    try: print([e for e in open(p).read().split(chr(0)) if 'CANARY' in e])\n    except OSError: pass", said_secret),

@@ -2,11 +2,26 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 
 import msgspec
 
 from sandbox_worker.loading.form import SEALS, ContextForm, Kind
+from tests.support.places import PROJECT
 
+ALONE = """
+import fcntl, gc, json, os, resource, sys
+from sandbox_worker.loading.context import ContextBroken, load
+from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
+from sandbox_worker.loading.self_test import mapping_works
+
+def anonymous_kb():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+assert mapping_works()
+"""
 CODECS: dict[Kind, str] = {0: "ascii", 1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
@@ -42,3 +57,11 @@ def texts_with(names: bytes, texts: list[str], lengths: list[int], kinds: list[i
 
 def texts_in_memfd(names: list[str] | None, texts: list[str]) -> tuple[int, ContextForm]:
     return texts_with(msgspec.json.encode(names), texts, [*map(len, texts)], [*map(kind_of, texts)])
+
+
+def said_alone(code: str, *arguments: str) -> str:
+    """Run code that loads contexts in a process of its own, with what `ALONE` imports. Return what it prints."""
+    command = [sys.executable, "-c", ALONE + code, *arguments]
+    run = subprocess.run(command, env={"PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout

@@ -1,5 +1,6 @@
 """Memory that processes hold together, on real ones that this process started."""
 
+import itertools
 import os
 import signal
 import socket
@@ -32,15 +33,18 @@ class Family:
             theirs.close()
             self.pids.append(pid)
             self._pairs.append(ours)
-        for child in range(
-            children
-        ):  # after its first turn it has copied all pages that waiting for the next one takes
-            self.copy(child, 0)
+        for child in [*range(children)] * 2:  # after a turn it has copied all pages that waiting for the next one takes
             self.copy(child, 0)
 
     def copy(self, child: int, megabytes: int) -> None:
         self._pairs[child].send(bytes([megabytes]))
         assert self._pairs[child].recv(1) == b"."
+
+    def memory(self, limit_bytes: int, inherited_bytes: int = 0) -> Memory:
+        """A measurement of the children as a REPL that has started."""
+        made = Memory(self.proc, limit_bytes)
+        made.repl_started(inherited_bytes)
+        return made
 
     def seen(self) -> list[Seen]:
         found = [(pid, self.proc.status(pid), self.proc.times(pid)) for pid in self.pids]
@@ -62,11 +66,14 @@ def _obey(told: socket.socket, shared: bytearray) -> None:
 
 
 @contextmanager
-def family(children: int = 3) -> Iterator[Family]:
-    """Start children that share 60 MiB, which this process lets go of."""
+def family(children: int = 3, sockets: int = 0) -> Iterator[Family]:
+    """Start children that share 60 MiB and pairs of sockets. This process lets go of both."""
     shared = bytearray(b"x") * (60 * MIB)
+    pairs = [socket.socketpair() for _ in range(sockets)]
     made = Family(children, shared)
     del shared
+    for end in itertools.chain(*pairs):
+        end.close()
     try:
         yield made
     finally:
@@ -75,8 +82,7 @@ def family(children: int = 3) -> Iterator[Family]:
 
 def test_memory_below_limit_counts_each_process() -> None:
     with family() as readers:
-        memory = Memory(readers.proc, 1 << 40)
-        memory.repl_started(0)
+        memory = readers.memory(1 << 40)
         assert memory.used_bytes(readers.seen()) >= 3 * 60 * MIB
         assert memory.measuring_s == 0
 
@@ -84,8 +90,7 @@ def test_memory_below_limit_counts_each_process() -> None:
 def test_memory_past_limit_counts_shared_pages_once() -> None:
     with family() as readers:
         estimate = sum(each.status.memory_bytes for each in readers.seen())
-        memory = Memory(readers.proc, estimate * 2 // 3)
-        memory.repl_started(0)
+        memory = readers.memory(estimate * 2 // 3)
         first = memory.used_bytes(readers.seen())
         assert first < estimate / 2  # what they share with this process, too, is there once
         assert memory.measuring_s > 0
@@ -96,8 +101,7 @@ def test_memory_past_limit_counts_shared_pages_once() -> None:
 
 def test_memory_measurement_holds_until_pages_are_written(clock: Clock) -> None:
     with family() as readers:
-        memory = Memory(readers.proc, sum(each.status.memory_bytes for each in readers.seen()) * 2 // 3)
-        memory.repl_started(0)
+        memory = readers.memory(sum(each.status.memory_bytes for each in readers.seen()) * 2 // 3)
         measured: list[int] = []
         memory_of = readers.proc.shared_out_bytes
         readers.proc.shared_out_bytes = lambda speaker: measured.append(speaker) or memory_of(speaker)  # type: ignore[method-assign,func-returns-value]
@@ -121,20 +125,13 @@ def test_hidden_process_counts_its_possible_memory() -> None:
     with family(1) as one:
         (seen,) = one.seen()
         hidden = Seen(seen.pid, type(seen.status)(1, 2, 0, 0, seen.pid, is_hidden=True), seen.times)
-        memory = Memory(one.proc, 1 << 30)
-        memory.repl_started(0)
-        assert memory.used_bytes([hidden]) >= 1 << 30
+        assert one.memory(1 << 30).used_bytes([hidden]) >= 1 << 30
 
 
 def test_shared_sockets_count_once() -> None:
-    pairs = [socket.socketpair() for _ in range(40)]
-    with family() as holders:
-        for one, other in pairs:
-            one.close()
-            other.close()
+    with family(sockets=40) as holders:
         seen = holders.seen()
-        memory = Memory(holders.proc, 0)  # so that it looks closely
-        memory.repl_started(0)
+        memory = holders.memory(0)  # so that it looks closely
         each = memory._socket_bytes
         assert 2 * 100_000 < each < 16 * MIB
         held = memory._held_bytes(seen)
@@ -151,24 +148,17 @@ def test_pipe_holds_as_much_as_is_charged_for_it() -> None:
 
 def test_sockets_count_on_top_of_memory_near_the_limit() -> None:
     """Far below the limit, what sockets can hold is not charged; near it, it is."""
-    pairs = [socket.socketpair() for _ in range(40)]
-    with family(1) as holders:
-        for one, other in pairs:
-            one.close()
-            other.close()
+    with family(1, sockets=40) as holders:
         seen = holders.seen()
-        far = Memory(holders.proc, 1 << 40)
-        near = Memory(holders.proc, seen[0].status.memory_bytes + MIB)
-        past = Memory(holders.proc, seen[0].status.memory_bytes - MIB)
-        for memory in (far, near, past):
-            memory.repl_started(0)
-        assert far.used_bytes(seen) == seen[0].status.memory_bytes
+        own = seen[0].status.memory_bytes
+        far, near, past = map(holders.memory, (1 << 40, own + MIB, own - MIB))
+        assert far.used_bytes(seen) == own
         assert far.measuring_s == 0
         held = near._held_bytes(seen)
         assert held > 0
         assert near.used_bytes(seen) >= held
         assert near.measuring_s > 0
-        assert past.used_bytes(seen) == seen[0].status.memory_bytes + held
+        assert past.used_bytes(seen) == own + held
 
 
 def test_inherited_memory_is_no_processs_own() -> None:
@@ -176,8 +166,7 @@ def test_inherited_memory_is_no_processs_own() -> None:
     with family(2) as readers:
         seen = readers.seen()
         inherited = min(each.status.memory_bytes for each in seen) // 2
-        memory = Memory(readers.proc, 1 << 40)
-        memory.repl_started(inherited)
+        memory = readers.memory(1 << 40, inherited)
         assert memory.used_bytes(seen) == sum(each.status.memory_bytes for each in seen) - 2 * inherited
         memory.repl_started(1 << 39)
         assert memory.used_bytes(seen) == 0
@@ -188,8 +177,7 @@ def test_one_process_past_the_limit_is_not_measured() -> None:
     with family(1) as one:
         one.copy(0, 60)
         (seen,) = one.seen()
-        memory = Memory(one.proc, 50 * MIB)
-        memory.repl_started(5 * MIB)
+        memory = one.memory(50 * MIB, 5 * MIB)
         one.proc.shared_out_bytes = lambda _: 1 // 0  # type: ignore[assignment, method-assign]
         used = memory.used_bytes([seen]) - memory._held_bytes([seen])
     assert used == seen.status.memory_bytes - 5 * MIB
@@ -199,8 +187,7 @@ def test_process_that_cannot_be_measured_counts_as_estimated() -> None:
     with family(2) as readers:
         seen = readers.seen()
         estimate = sum(each.status.memory_bytes for each in seen)
-        memory = Memory(readers.proc, estimate * 2 // 3)
-        memory.repl_started(0)
+        memory = readers.memory(estimate * 2 // 3)
         readers.proc.shared_out_bytes = lambda _: None  # type: ignore[assignment, method-assign]
         assert memory.used_bytes(seen) >= estimate
 
@@ -221,8 +208,7 @@ def test_pages_that_init_shares_out_count_once() -> None:
     with family(2) as readers:
         seen = readers.seen()
         alone = max(each.status.memory_bytes for each in seen) - 60 * MIB
-        memory = Memory(readers.proc, max(0, alone) + MIB)
-        memory.repl_started(60 * MIB)
+        memory = readers.memory(max(0, alone) + MIB, 60 * MIB)
         readers.proc.shared_out_bytes = lambda _: 30 * MIB  # type: ignore[assignment, method-assign]
         used = memory.used_bytes(seen) - memory._held_bytes(seen)
     assert 30 * MIB <= used < max(alone, 0) + 60 * MIB

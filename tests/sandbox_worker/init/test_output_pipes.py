@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox_worker.init.output_pipes import FLOOD_PAUSE_S, PIPE_BYTES, STACK_BYTES, ReplOutput, WriteEnds
+from sandbox_worker.init.output_pipes import FLOOD_PAUSE_S, PIPE_BYTES, STACK_BYTES, ReplOutput
 from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.control import Written
 from sandbox_worker.wire.descriptors import BELL
@@ -35,16 +35,13 @@ class Pipes:
     def ready(self) -> list[int]:
         return [fd for fd, _ in self.poll.poll(0)]
 
-
-@pytest.fixture
-def wide(said: Said) -> Iterator[Pipes]:
-    made = Pipes(said, 1 << 20)
-    yield made
-    made.output.close()
-    for fd in made.ends:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    made.bell.close()
+    def close(self) -> None:
+        self.output.close()
+        self.output.close()
+        for fd in self.ends:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.bell.close()
 
 
 @pytest.fixture
@@ -53,19 +50,19 @@ def said() -> Said:
 
 
 @pytest.fixture
-def pipes(said: Said) -> Iterator[tuple[ReplOutput, WriteEnds]]:
-    """Return output of which 4 bytes of a block are kept."""
-    with mmap.mmap(-1, mmap.PAGESIZE) as bell:
-        output = ReplOutput(select.poll(), OutputBounds(max_output_bytes=4), said, bell)
-        ends = output.open()
-        yield output, ends
-        output.close()
-        for fd in ends:
-            os.close(fd)
+def wide(said: Said) -> Iterator[Pipes]:
+    with contextlib.closing(Pipes(said, 4 * PIPE_BYTES)) as made:
+        yield made
 
 
-def test_output_before_begin_belongs_to_its_block(pipes: tuple[ReplOutput, WriteEnds], said: Said) -> None:
-    output, ends = pipes
+@pytest.fixture
+def narrow(said: Said) -> Iterator[Pipes]:
+    with contextlib.closing(Pipes(said, 4)) as made:
+        yield made
+
+
+def test_output_before_begin_belongs_to_its_block(narrow: Pipes, said: Said) -> None:
+    output, ends = narrow.output, narrow.ends
     os.write(ends.stdout, b"abcdefgh")
     output.begin_block()
     os.write(ends.stdout, b"ijkl")
@@ -73,8 +70,8 @@ def test_output_before_begin_belongs_to_its_block(pipes: tuple[ReplOutput, Write
     assert b"".join(said) == b"ab\n... [8 more cut] ...\nkl"
 
 
-def test_output_read_before_block_uses_no_bounds(pipes: tuple[ReplOutput, WriteEnds], said: Said) -> None:
-    output, ends = pipes
+def test_output_read_before_block_uses_no_bounds(narrow: Pipes, said: Said) -> None:
+    output, ends = narrow.output, narrow.ends
     os.write(ends.stdout, b"abcdefgh")
     for fd in range(ends.stack):
         output.forward(fd)
@@ -117,46 +114,39 @@ def test_pipe_whose_writers_are_gone_is_not_waited_for(wide: Pipes) -> None:
     assert len(wide.ready) == 1
 
 
-def test_flood_is_read_after_a_pause(pipes: tuple[ReplOutput, WriteEnds], clock: Clock) -> None:
+def test_flood_is_read_after_a_pause(narrow: Pipes, clock: Clock) -> None:
     """A pipe beyond its head is left for a moment; a new block does not wait for that moment."""
-    output, ends = pipes
-    poll = output._poll
+    output, ends = narrow.output, narrow.ends
     os.write(ends.stdout, b"a")
     output.regulate(True)
-    ((stdout, _),) = poll.poll(0)
+    (stdout,) = narrow.ready
     assert output.forward(stdout)
     assert output.regulate(True) is None  # within the head
     os.write(ends.stdout, b"bcdef")
     assert output.forward(stdout)
     os.write(ends.stdout, b"more")
     assert output.regulate(True) == pytest.approx(FLOOD_PAUSE_S)
-    assert poll.poll(0) == []
+    assert narrow.ready == []
     clock.forward(FLOOD_PAUSE_S * 1.01)
     assert output.regulate(True) is None
-    assert [fd for fd, _ in poll.poll(0)] == [stdout]
+    assert narrow.ready == [stdout]
     output.forward(stdout)
     output.begin_block()
     os.write(ends.stdout, b"g")
     assert output.regulate(True) is None
-    assert [fd for fd, _ in poll.poll(0)] == [stdout]
+    assert narrow.ready == [stdout]
 
 
-def test_full_pipes_are_drained_and_each_message_is_small(said: Said) -> None:
+def test_full_pipes_are_drained_and_each_message_is_small(wide: Pipes, said: Said) -> None:
     """The tail of several pipes' size is sent in messages of one."""
-    made = Pipes(said, 4 * PIPE_BYTES)
-    made.output.regulate(True)
+    wide.output.regulate(True)
     for _ in range(3):
-        os.write(made.ends.stdout, b"x" * PIPE_BYTES)
-        made.output.forward(*made.ready)
-    os.write(made.ends.stdout, b"y" * PIPE_BYTES)
-    made.output.drain()
+        os.write(wide.ends.stdout, b"x" * PIPE_BYTES)
+        wide.output.forward(*wide.ready)
+    os.write(wide.ends.stdout, b"y" * PIPE_BYTES)
+    wide.output.drain()
     assert b"".join(said) == b"x" * 3 * PIPE_BYTES + b"y" * PIPE_BYTES
     assert max(map(len, said)) <= PIPE_BYTES
-    made.output.close()
-    made.output.close()
-    for fd in made.ends:
-        os.close(fd)
-    made.bell.close()
 
 
 def test_pipes_of_the_next_repl_are_listened_to(wide: Pipes, said: Said) -> None:

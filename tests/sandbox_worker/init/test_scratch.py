@@ -1,13 +1,10 @@
-import ctypes
 import os
-import threading
 from pathlib import Path
 
 from sandbox_worker.init.files import Contents, contents
-from tests.support.waiting import WAIT_S
+from tests.support.exchanges import exchanged
 
 KIB = 1 << 10
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 def test_scratch_tree_is_counted_whole(tmp_path: Path) -> None:
@@ -49,20 +46,8 @@ def test_scratch_folder_swapped_for_link_stays_inside(tmp_path: Path) -> None:
         (outside / str(number)).touch()
     outside.chmod(0o555)
     (scratch / "link").symlink_to(outside)
-    libc, done = ctypes.CDLL(None), threading.Event()
-
-    def swap() -> None:
-        one, other = bytes(scratch / "folder"), bytes(scratch / "link")
-        while not done.is_set():
-            assert libc.renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE) == 0
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
+    with exchanged((scratch / "folder", scratch / "link")):
         counts = {contents(str(scratch), 1000).files for _ in range(3000)}
-    finally:
-        done.set()
-        thread.join(WAIT_S)
     assert counts <= {1, 2, 3}
     assert outside.stat().st_mode & 0o777 == 0o555
 

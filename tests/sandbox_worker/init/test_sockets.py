@@ -19,9 +19,7 @@ def ends() -> Iterator[tuple[InitSocket, socket.socket]]:
         yield InitSocket(ours, select.poll()), theirs
 
 
-def test_packets_not_taken_are_queued(
-    ends: tuple[InitSocket, socket.socket],
-) -> None:
+def test_packets_not_taken_are_queued(ends: tuple[InitSocket, socket.socket]) -> None:
     """Packets that the orchestrator does not take are queued without blocking."""
     control, host = ends
     for _ in range(100):  # far more than the socket holds

@@ -46,12 +46,19 @@ def child(code: str) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
+@contextmanager
+def watched(code: str = "x = 1", memory_bytes: int = 1 << 40) -> Iterator[Watch]:
+    """The watch of a child as its REPL, at the beginning of a block."""
+    with child(code) as repl:
+        looking = Watch(Proc(), memory_bytes, MANY)
+        looking.repl_started(repl.pid, 0)
+        looking.block_started()
+        yield looking
+
+
 def test_watch_counts_written_memory_not_reserved() -> None:
-    with child("import mmap\nwritten = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as repl:
-        looking = Watch(Proc(), 1 << 40, MANY)
-        looking._repl_pid = repl.pid
-        used = looking.look().memory_bytes
-    assert 64 * MIB <= used <= 128 * MIB
+    with watched("import mmap\nx = bytearray(b'x') * (64 << 20)\nreserved = mmap.mmap(-1, 1 << 30, 0x22)") as looking:
+        assert 64 * MIB <= looking.look().memory_bytes <= 128 * MIB
 
 
 def test_watch_counts_excess_processes_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +114,7 @@ def test_watch_counts_cpu_time_from_block_start() -> None:
 
 def test_watch_counts_threads_and_processes() -> None:
     threads = "import threading\nstop = threading.Event()\nfor _ in range(7): threading.Thread(target=stop.wait, daemon=True).start()"
-    with child(threads) as repl:
-        looking = Watch(Proc(), 1 << 40, MANY)
-        looking._repl_pid = repl.pid
+    with watched(threads) as looking:
         usage = looking.look()
     assert (usage.processes, usage.threads) == (1, 8)
 
@@ -132,10 +137,7 @@ def test_watch_slows_while_all_processes_sleep() -> None:
         looking.look()
         return looking.wait_s() > 5 * FASTEST_S
 
-    with child("x = 1") as repl:
-        looking = Watch(Proc(), 1 << 40, MANY)
-        looking.repl_started(repl.pid, 0)
-        looking.block_started()
+    with watched() as looking:
         assert looking.wait_s() <= FASTEST_S
         until_now(looked_and_waits_longer)
         assert looking.wait_s() <= SLOWEST_S * (1 + LEAST_OF_INTERVAL)
@@ -144,9 +146,7 @@ def test_watch_slows_while_all_processes_sleep() -> None:
 
 
 def test_watch_draws_its_moments_anew() -> None:
-    with child("x = 1") as repl:
-        looking = Watch(Proc(), 1 << 40, MANY)
-        looking.repl_started(repl.pid, 0)
+    with watched() as looking:
         waits = set()
         for _ in range(50):
             looking.block_started()
@@ -162,10 +162,7 @@ def looked(watch: Watch) -> Watch:
 
 
 def test_sleeping_process_is_sampled_about_twice_a_second() -> None:
-    with child("x = 1") as repl:
-        looking = Watch(Proc(), 1 << 40, MANY)
-        looking.repl_started(repl.pid, 0)
-        looking.block_started()
+    with watched() as looking:
         until_now(lambda: looked(looking)._interval_s == 0.5)
         waits = [looked(looking).wait_s() for _ in range(20)]
     assert 0.3 < max(waits) <= 0.625
@@ -254,9 +251,7 @@ def test_time_before_a_block_is_none_of_its_samples(clock: Clock) -> None:
 
 
 def test_measuring_counts_as_time_of_the_block_that_made_it_necessary() -> None:
-    with child("x = 1") as repl:
-        looking = Watch(Proc(), 1, MANY)
-        looking.repl_started(repl.pid, 0)
+    with watched(memory_bytes=1) as looking:
         looking.look()
         before_s = looking._memory.measuring_s
         assert before_s > 0

@@ -67,6 +67,15 @@ def refusal(action: Callable[[], object]) -> str:
     return ""
 
 
+def made_in(folder: Path) -> str:
+    """Refusal of a new file."""
+    return refusal((folder / "new").touch)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder like an installation below a private home: file, secret/file, and its neighbour."""
@@ -81,19 +90,13 @@ def folder(tmp_path: Path) -> Path:
 def test_readable_path_is_mounted_without_neighbours(tmp_path: Path, folder: Path) -> None:
     """A readable path is there under its own name, and its neighbours are not."""
 
-    def report() -> list[Any]:
-        return [(folder / "file").read_text(), sorted(path.name for path in folder.parent.iterdir())]
-
-    assert in_private_root(tmp_path / "root", report, [folder]) == ["content", ["python"]]
+    found = in_private_root(tmp_path / "root", lambda: [(folder / "file").read_text(), names(folder.parent)], [folder])
+    assert found == ["content", ["python"]]
 
 
 def test_root_holds_only_the_system(tmp_path: Path) -> None:
     """The root holds the system and no other file of the host."""
-
-    def report() -> list[list[str]]:
-        return [sorted(path.name for path in Path(name).iterdir()) for name in ("/", "/etc", "/dev")]
-
-    root, etc, dev = in_private_root(tmp_path / "root", report)
+    root, etc, dev = in_private_root(tmp_path / "root", lambda: [names(Path(name)) for name in ("/", "/etc", "/dev")])
     system = {"bin", "dev", "etc", "proc", "sbin", "tmp", "usr", "w"}
     assert {name for name in root if not name.startswith("lib")} <= system
     assert set(etc) <= {"ld.so.cache", "localtime", "mime.types", "fonts"}
@@ -102,15 +105,14 @@ def test_root_holds_only_the_system(tmp_path: Path) -> None:
 
 def test_readable_mounts_cannot_be_written(tmp_path: Path, folder: Path) -> None:
     """All mounts are read-only, also those below a readable path."""
-
-    def report() -> list[str]:
-        places = [folder / "new", folder / "sub" / "new", Path("/new"), Path("/usr/new"), Path("/dev/new")]
-        return [refusal(lambda place=place: place.write_text("x")) for place in places]  # type: ignore[misc]
-
-    def mount_below() -> None:
-        syscalls.mount("tmpfs", str(folder / "sub"), "tmpfs")
-
-    assert in_private_root(tmp_path / "root", report, [folder], before=mount_below) == ["EROFS"] * 5
+    places = [folder, folder / "sub", Path("/"), Path("/usr"), Path("/dev")]
+    found = in_private_root(
+        tmp_path / "root",
+        lambda: [made_in(place) for place in places],
+        [folder],
+        before=lambda: syscalls.mount("tmpfs", str(folder / "sub"), "tmpfs"),
+    )
+    assert found == ["EROFS"] * 5
 
 
 def test_devices_work_and_cannot_be_changed(tmp_path: Path) -> None:
@@ -127,11 +129,8 @@ def test_link_is_shown_with_its_target(tmp_path: Path, folder: Path) -> None:
     """A link is shown under its name and where it leads."""
     link = tmp_path / "link"
     link.symlink_to(folder)
-
-    def report() -> list[str]:
-        return [(link / "file").read_text(), (folder / "file").read_text()]
-
-    assert in_private_root(tmp_path / "root", report, [link]) == ["content", "content"]
+    found = in_private_root(tmp_path / "root", lambda: [(at / "file").read_text() for at in (link, folder)], [link])
+    assert found == ["content", "content"]
 
 
 def test_hidden_folder_is_empty_by_every_name(tmp_path: Path, folder: Path) -> None:
@@ -139,19 +138,16 @@ def test_hidden_folder_is_empty_by_every_name(tmp_path: Path, folder: Path) -> N
     link.symlink_to(folder)
 
     def report() -> list[Any]:
-        places = [folder / "secret", link / "secret"]
-        listed = [[path.name for path in place.iterdir()] for place in places]
-        return [*listed, refusal(lambda: (folder / "secret" / "new").touch()), (folder / "file").read_text()]
+        listed = [names(folder / "secret"), names(link / "secret")]
+        return [*listed, made_in(folder / "secret"), (folder / "file").read_text()]
 
     hidden = [folder / "secret", folder.parent / "private", tmp_path / "missing"]
     assert in_private_root(tmp_path / "root", report, [link], hidden) == [[], [], "EROFS", "content"]
 
 
 def test_hidden_parent_does_not_hide_readable_folder(tmp_path: Path, folder: Path) -> None:
-    def report() -> str:
-        return (folder / "file").read_text()
-
-    assert in_private_root(tmp_path / "root", report, [folder], [folder.parent]) == "content"
+    found = in_private_root(tmp_path / "root", (folder / "file").read_text, [folder], [folder.parent])
+    assert found == "content"
 
 
 def test_readable_path_covers_its_hidden_folder(tmp_path: Path, folder: Path) -> None:
@@ -164,8 +160,7 @@ def test_readable_path_covers_its_hidden_folder(tmp_path: Path, folder: Path) ->
     def report() -> list[Any]:
         found = sorted(str(path.relative_to(secret)) for path in secret.rglob("*"))
         places = [secret, secret / "deep", secret / "deep" / "package", secret / "deep" / "package" / "inner"]
-        refusals = [refusal(lambda place=place: (place / "new").touch()) for place in places]  # type: ignore[misc]
-        return [found, refusals, (secret / "single").read_text()]
+        return [found, [made_in(place) for place in places], (secret / "single").read_text()]
 
     readable = [folder, secret / "deep" / "package", secret / "single"]
     found = ["deep", "deep/package", "deep/package/inner", "deep/package/module", "single"]
@@ -178,7 +173,7 @@ def test_link_to_a_file_stays_a_link(tmp_path: Path, folder: Path) -> None:
     link.symlink_to(folder / "file")
 
     def report() -> list[Any]:
-        return [str(link.readlink()), link.read_text(), [path.name for path in link.parent.iterdir()]]
+        return [str(link.readlink()), link.read_text(), names(link.parent)]
 
     assert in_private_root(tmp_path / "root", report, [link]) == [str(folder / "file"), "content", ["python"]]
 
@@ -219,8 +214,7 @@ def test_scratch_folder_is_bounded_with_shared_memory(tmp_path: Path, also_tempo
         Path("/dev/shm/b").write_bytes(mebibyte)
         results.append(refusal(lambda: Path("c").write_bytes(2 * mebibyte)))
         Path("c").unlink()
-        listed = [[path.name for path in Path(name).iterdir()] for name in ("/w", "/dev/shm", "/tmp")]
-        return [*results, *listed, refusal(lambda: Path("/tmp/d").touch())]
+        return [*results, *map(names, map(Path, ("/w", "/dev/shm", "/tmp"))), made_in(Path("/tmp"))]
 
     *results, shown, written = in_private_root(tmp_path / "root", report)
     assert results == ["/w", 0o700, "ENOSPC", ["a"], ["b"]]

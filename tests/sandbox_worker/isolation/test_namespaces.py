@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from sandbox_worker.isolation.namespaces import WorkerIds
 from tests.support.forked_child import in_child
 from tests.support.skips import NEEDS_ROOT
 from tests.support.tables import table
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, until_now
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason=NEEDS_ROOT)
 
@@ -46,27 +45,17 @@ def test_second_thread_is_refused_by_count() -> None:
 
 @needs_root
 def test_become_is_final_and_drops_groups() -> None:
-    """A process that becomes another uid cannot return, and has no groups left."""
+    """A process that becomes another uid cannot return, has no groups left, and owns its files in /proc."""
 
     def become() -> list[object]:
         os.setgroups([0, 1])
         became = namespaces.become(65534)
         with pytest.raises(PermissionError):
             os.setuid(0)
-        return [became, os.getresuid(), os.getresgid(), os.getgroups()]
+        owner = Path("/proc/self/oom_score_adj").stat().st_uid
+        return [became, os.getresuid(), os.getresgid(), os.getgroups(), owner]
 
-    assert in_child(become) == [True, [65534] * 3, [65534] * 3, []]
-
-
-@needs_root
-def test_become_keeps_own_proc_files() -> None:
-    """After becoming another uid, a process owns its files in /proc."""
-
-    def owner() -> int:
-        namespaces.become(65534)
-        return Path("/proc/self/oom_score_adj").stat().st_uid
-
-    assert in_child(owner) == 65534
+    assert in_child(become) == [True, [65534] * 3, [65534] * 3, [], 65534]
 
 
 def test_become_without_second_id_changes_nothing() -> None:
@@ -176,19 +165,8 @@ def start_monitored(pipe: int, orchestrator: int) -> int:
     return monitor
 
 
-def holds_pidfds_alone_soon(pid: int) -> bool:
-    """The monitor closes its descriptors after the fork, when its child may be running already."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        if [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()] == ["anon_inode:[pidfd]"] * 2:  # noqa: PTH115
-            return True
-        os.sched_yield()
-    return False
-
-
-def ended(pipe: int) -> bool:
-    """Whether no process holds the other end any more."""
-    return bool(select.select([pipe], [], [], WAIT_S)[0]) and os.read(pipe, 1) == b""
+def descriptors(pid: int) -> list[str]:
+    return [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
 
 
 @table("victim", ["the_child", "the_monitor", "the_orchestrator"])
@@ -201,9 +179,10 @@ def test_monitor_and_child_end_together(victim: str) -> None:
     try:
         assert os.read(read_end, 2) == b"up"
         child = int(Path(f"/proc/{monitor}/task/{monitor}/children").read_text())
-        assert holds_pidfds_alone_soon(monitor)
+        until_now(lambda: descriptors(monitor) == ["anon_inode:[pidfd]"] * 2)  # it closes the others after its fork
         os.kill({"the_child": child, "the_monitor": monitor}.get(victim, orchestrator.pid), signal.SIGKILL)
-        assert ended(read_end)
+        assert select.select([read_end], [], [], WAIT_S)[0]
+        assert os.read(read_end, 1) == b""  # no process holds the other end any more
     finally:
         with contextlib.suppress(ProcessLookupError):  # it may have ended with its child
             os.kill(monitor, signal.SIGKILL)

@@ -18,7 +18,7 @@ from sandbox_worker.isolation.seccomp import Kind
 from sandbox_worker.isolation.syscall_table import MACHINE, NUMBERS
 from tests.support.forked_child import in_child
 
-needs_table = pytest.mark.skipif(MACHINE not in NUMBERS, reason=f"no table of system calls for {MACHINE}")
+pytestmark = pytest.mark.skipif(MACHINE not in NUMBERS, reason=f"no table of system calls for {MACHINE}")
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -46,7 +46,6 @@ def raw(name: str, *arguments: int | bytes) -> Callable[[], object]:
     return lambda: syscalls.call(name, *arguments)
 
 
-@needs_table
 def test_connected_socket_cannot_be_reconnected() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as host,
@@ -85,7 +84,6 @@ def test_connected_socket_cannot_be_reconnected() -> None:
         assert peer.recv(5) == b"hello"
 
 
-@needs_table
 def test_kernel_internals_are_refused() -> None:
     attacks = {
         "unshares": raw("unshare", syscalls.CLONE_NEWUSER),
@@ -107,7 +105,6 @@ def test_kernel_internals_are_refused() -> None:
     assert refusals == dict.fromkeys(attacks, "EPERM")
 
 
-@needs_table
 def test_clone3_and_unknown_calls_do_not_exist() -> None:
     def results() -> list[str]:
         answers = [code_of(raw("clone3", bytes(88), 88))]
@@ -117,7 +114,6 @@ def test_clone3_and_unknown_calls_do_not_exist() -> None:
     assert behind_the_filter(results) == ["ENOSYS", "ENOSYS"]
 
 
-@needs_table
 def test_threads_forks_pairs_and_events_work() -> None:
     def ordinary() -> list[object]:
         heard: list[object] = []
@@ -138,13 +134,11 @@ def test_threads_forks_pairs_and_events_work() -> None:
     assert behind_the_filter(ordinary) == ["thread", 3, "pair", 42]
 
 
-@needs_table
 @pytest.mark.skipif(not Path("/bin/true").exists(), reason="there is no /bin/true to run")
 def test_programs_start_where_allowed() -> None:
     assert behind_the_filter(lambda: os.waitstatus_to_exitcode(os.system("/bin/true")), allow_exec=True) == 0
 
 
-@needs_table
 def test_thread_filter_allows_threads_and_no_processes(tmp_path: Path) -> None:
     file = tmp_path / "the user's file"
     file.write_text("text")

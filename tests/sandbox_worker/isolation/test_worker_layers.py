@@ -1,15 +1,40 @@
-"""The layers in their order, around a real worker: as root and as an ordinary user."""
+"""The layers in their order, around a real worker: at each level, as root and as an ordinary user."""
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandbox_worker.isolation import landlock
-from tests.support.launcher import BOUNDS, SCRATCH_BYTES, USERS, WHY_NOT_STRICT, Launcher, launcher_of, needs_strict
+from sandbox_worker.isolation.zygote_layers import _others_can_read
+from tests.support.launcher import (
+    BOUNDS,
+    ROOT_WITH_PUBLIC_PYTHON,
+    SCRATCH_BYTES,
+    USERS,
+    WHY_NOT_STRICT,
+    Launcher,
+    launcher_of,
+    needs_strict,
+)
 from tests.support.skips import NEEDS_ROOT, require_time_zones
 from tests.support.tables import table
+
+
+def _why_not_standard() -> str:
+    try:
+        landlock.abi()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+needs_standard = pytest.mark.skipif(
+    bool(_why_not_standard()), reason=f"standard cannot be had here: {_why_not_standard()}"
+)
 
 
 @pytest.fixture(scope="module", params=USERS)
@@ -18,53 +43,62 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
         yield made
 
 
+@pytest.fixture(scope="module", params=[*USERS, ROOT_WITH_PUBLIC_PYTHON])
+def at_standard(request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    with launcher_of(request.param) as made:
+        yield made
+
+
 SIGNALS_ARE_GOVERNED = not WHY_NOT_STRICT and landlock.abi() >= 6  # elsewhere the kernel drops what is sent to a pid 1
 
-# -- one worker at strict, and what it found -------------------------------------------------------------------------
+# -- one worker, and what its REPL found -----------------------------------------------------------------------------
 
 STATUS = "dict(line.split(':', 1) for line in open('/proc/self/status').read().splitlines())"
 FAILED_WITH = "__import__('ctypes').get_errno()"
 LIBC = "__import__('ctypes').CDLL(None, use_errno=True)"
+GONE, DENIED, NOT_PERMITTED, READ_ONLY = "FileNotFoundError 2", "PermissionError 13", "PermissionError 1", "OSError 30"
 
-ATTACKS = {
-    "reads_the_users_of_the_host": ("open('/etc/passwd')", "FileNotFoundError 2"),
-    "lists_what_services_keep": ("os.listdir('/var')", "FileNotFoundError 2"),
-    "lists_the_hosts_devices": ("os.listdir('/sys')", "FileNotFoundError 2"),
-    "reads_the_machines_memory": ("open('/proc/meminfo')", "FileNotFoundError 2"),
-    "writes_to_the_system": ("open('/usr/x', 'w')", "OSError 30"),
-    "writes_to_the_root": ("open('/x', 'w')", "OSError 30"),
-    "writes_to_python": ("open(os.__file__, 'a')", ("OSError 30", "PermissionError 13")),
-    "changes_the_modes_of_the_system": ("os.chmod('/usr', 0o777)", "OSError 30"),
-    "changes_a_device": ("os.chmod('/dev/null', 0)", "OSError 30"),
-    "maps_shared_zeros_that_no_limit_sees": ("open('/dev/zero', 'r+b', buffering=0)", "PermissionError 13"),
-    "reads_the_environment_of_init": ("open('/proc/1/environ').read()", "PermissionError 13"),
-    "reads_the_memory_of_init": ("open('/proc/1/mem', 'rb')", "PermissionError 13"),
-    "reads_the_maps_of_init": ("open('/proc/1/maps').read()", "PermissionError 13"),
-    "lists_the_descriptors_of_init": ("os.listdir('/proc/1/fd')", "PermissionError 13"),
-    "goes_to_the_root_of_init": ("os.listdir('/proc/1/root')", "PermissionError 13"),
-    "traces_init": (f"({LIBC}.ptrace(16, 1, 0, 0), {FAILED_WITH})", [-1, 1]),
-    "makes_a_socket": ("__import__('socket').socket()", "PermissionError 1"),
-    "unshares": (f"({LIBC}.unshare(0x10000000), {FAILED_WITH})", [-1, 1]),
+AT_BOTH = {
+    "reads_the_users_of_the_host": ("open('/etc/passwd')", GONE, DENIED),
+    "lists_what_services_keep": ("os.listdir('/var')", GONE, DENIED),
+    "reads_the_machines_memory": ("open('/proc/meminfo')", GONE, DENIED),
+    "writes_to_the_system": ("open('/usr/x', 'w')", READ_ONLY, (DENIED, READ_ONLY)),
+    "writes_to_python": ("open(os.__file__, 'a')", (READ_ONLY, DENIED), DENIED),
+    "reads_the_environment_of_init": ("open(f'/proc/{os.getppid()}/environ').read()", DENIED, DENIED),
+    "traces_init": (f"({LIBC}.ptrace(16, os.getppid(), 0, 0), {FAILED_WITH})", [-1, 1], [-1, 1]),
+    "makes_a_socket": ("__import__('socket').socket()", NOT_PERMITTED, NOT_PERMITTED),
+    "unshares": (f"({LIBC}.unshare(0x10000000), {FAILED_WITH})", [-1, 1], [-1, 1]),
+    "becomes_root": ("os.setuid(0)", NOT_PERMITTED, NOT_PERMITTED),
+    "starts_a_program": ("os.execv('/bin/true', ['true'])", NOT_PERMITTED, NOT_PERMITTED),
+    "opens_64_files": ("[open('/dev/null') for _ in range(64)]", "OSError 24", "OSError 24"),
+    "writes_too_large_a_file": (f"(open('big', 'wb').truncate({SCRATCH_BYTES + 1}))", "OSError 27", "OSError 27"),
+    "takes_2_gigabytes": ("len(bytearray(2 << 30))", "MemoryError ", "MemoryError "),
+    # Ordinary work. `tests/attacks/test_controls.py` has more of it.
+    "databases": ("__import__('sqlite3').connect('a.db').execute('create table t (x)').fetchall()", [], []),
+    "temporary_files": ("__import__('tempfile').TemporaryFile(dir='.').write(b'abc')", 3, 3),
+    "copies": ("__import__('shutil').copy2(os.__file__, 'copy.py')", "copy.py", "copy.py"),
+    "event_loops": ("__import__('asyncio').run(__import__('asyncio').to_thread(len, 'abc'))", 3, 3),
+    "devices": ("len(open('/dev/urandom', 'rb').read(8)) + len(open('/dev/zero', 'rb').read(8))", 16, 16),
+    "nothing_to_write_to": ("open('/dev/null', 'w').write('abc')", 3, 3),
+    "time_zones": ("str(__import__('zoneinfo').ZoneInfo('UTC'))", "UTC", "UTC"),
+}
+"""Name → expression, and what comes of it at `strict` and at `standard`: a value, or a tuple of possible ones."""
+CAPABILITY_SETS = "('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb')"
+AT_STRICT = {name: (code, found) for name, (code, found, _) in AT_BOTH.items()} | {
+    "lists_the_hosts_devices": ("os.listdir('/sys')", GONE),
+    "writes_to_the_root": ("open('/x', 'w')", READ_ONLY),
+    "changes_the_modes_of_the_system": ("os.chmod('/usr', 0o777)", READ_ONLY),
+    "changes_a_device": ("os.chmod('/dev/null', 0)", READ_ONLY),
+    "maps_shared_zeros_that_no_limit_sees": ("open('/dev/zero', 'r+b', buffering=0)", DENIED),
+    "reads_the_memory_of_init": ("open('/proc/1/mem', 'rb')", DENIED),
+    "reads_the_maps_of_init": ("open('/proc/1/maps').read()", DENIED),
+    "lists_the_descriptors_of_init": ("os.listdir('/proc/1/fd')", DENIED),
+    "goes_to_the_root_of_init": ("os.listdir('/proc/1/root')", DENIED),
     "mounts": (f"({LIBC}.mount(b'x', b'/w', b'tmpfs', 0, 0), {FAILED_WITH})", [-1, 1]),
-    "becomes_root": ("os.setuid(0)", "PermissionError 1"),
-    "starts_a_program": ("os.execv('/bin/true', ['true'])", "PermissionError 1"),
-    "opens_64_files": ("[open('/dev/null') for _ in range(64)]", "OSError 24"),
     "raises_its_limit": (
         "__import__('resource').setrlimit(7, (1000, 1000))",
         "ValueError not allowed to raise maximum limit",
     ),
-    "writes_a_file_larger_than_the_scratch_folder": (
-        f"(open('big', 'wb').truncate({SCRATCH_BYTES + 1}))",
-        "OSError 27",
-    ),
-    "fills_the_scratch_folder": (
-        f"[open(name, 'wb').write(bytes({SCRATCH_BYTES // 2})) for name in ('one', '/dev/shm/two', 'three')]",
-        "OSError 28",
-    ),
-    "takes_2_gigabytes": ("len(bytearray(2 << 30))", "MemoryError "),
-}
-CAPABILITY_SETS = "('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb')"
-FACTS = {
     "no_capability_is_left": (f"[{STATUS}[name].strip().strip('0') for name in {CAPABILITY_SETS}]", [""] * 5),
     "no_new_privileges": (f"{STATUS}['NoNewPrivs'].strip()", "1"),
     "two_filters": (f"{STATUS}['Seccomp_filters'].strip()", "2"),
@@ -80,20 +114,35 @@ FACTS = {
     "what_is_hidden_is_empty": ("os.path.exists('/usr/share/doc') and os.listdir('/usr/share/doc') or []", []),
     "init_cannot_be_killed": ("os.kill(1, 9)", "PermissionError 1" if SIGNALS_ARE_GOVERNED else None),
     "init_is_there_after_it": ("os.getppid()", 1),
-}
-ORDINARY = {
-    "numbers": ("str(__import__('decimal').Decimal('0.1') * 3)", "0.3"),
-    "databases": ("__import__('sqlite3').connect('a.db').execute('create table t (x)').fetchall()", []),
-    "temporary_files": ("__import__('tempfile').TemporaryFile(dir='/w').write(b'abc')", 3),
-    "copies": ("__import__('shutil').copy2(os.__file__, 'copy.py')", "copy.py"),
-    "threads": ("__import__('concurrent.futures').futures.ThreadPoolExecutor(4).submit(len, 'abc').result(10)", 3),
     "semaphores": ("__import__('multiprocessing').get_context('fork').Semaphore(2).acquire()", True),
-    "event_loops": ("__import__('asyncio').run(__import__('asyncio').to_thread(len, 'abc'))", 3),
     "forks": ("__import__('multiprocessing').get_context('fork').Pool(2).map(len, ['a', 'bb'])", [1, 2]),
-    "devices": ("len(open('/dev/urandom', 'rb').read(8)) + len(open('/dev/zero', 'rb').read(8))", 16),
-    "nothing_to_write_to": ("open('/dev/null', 'w').write('abc')", 3),
-    "time_zones": ("str(__import__('zoneinfo').ZoneInfo('UTC'))", "UTC"),
     "links_to_its_own_descriptors": ("os.readlink('/dev/stdin')", "/proc/self/fd/0"),
+    "fills_the_scratch_folder": (
+        f"[open(name, 'wb').write(bytes({SCRATCH_BYTES // 2})) for name in ('one', '/dev/shm/two', 'three')]",
+        "OSError 28",
+    ),
+}
+AT_STANDARD = {name: (code, found) for name, (code, _, found) in AT_BOTH.items()} | {
+    "lists_the_root": ("os.listdir('/')", DENIED),
+    "lists_temporary_files": ("os.listdir('/tmp')", DENIED),
+    "reads_its_own_environment_in_proc": ("open('/proc/self/environ')", DENIED),
+    "writes_to_temporary_files": ("open('/tmp/rlm-broker-canary', 'w')", DENIED),
+    "makes_a_link_to_the_users_files": ("os.link('/etc/hostname', 'stolen')", ("OSError 18", NOT_PERMITTED)),
+    "follows_its_own_link_out": ("(os.symlink('/etc/passwd', 'way out'), open('way out'))", DENIED),
+    "truncates_by_path": ("os.truncate(os.__file__, 0)", NOT_PERMITTED),
+    "forks": ("os.fork()", NOT_PERMITTED),
+    "spawns_a_program": ("__import__('subprocess').run(['true'])", NOT_PERMITTED),
+    "kills_init": ("os.kill(os.getppid(), 9)", NOT_PERMITTED),
+    "kills_everybody": ("os.kill(-1, 9)", NOT_PERMITTED),
+    "kills_a_thread": (f"({LIBC}.syscall(200, os.getppid(), 9), {FAILED_WITH})", [-1, 1]),
+    "opens_a_process": ("os.pidfd_open(os.getppid())", NOT_PERMITTED),
+    "limits_init": ("__import__('resource').prlimit(os.getppid(), 7)", NOT_PERMITTED),
+    "slows_init": ("os.setpriority(0, os.getppid(), 19)", NOT_PERMITTED),
+    "its_own_signals": ("os.kill(os.getpid(), 0)", None),
+    "files_of_its_own": (
+        "(open('a', 'w').write('x'), os.rename('a', 'b'), os.mkdir('d'), os.unlink('b'), os.listdir('d'))[4]",
+        [],
+    ),
 }
 OF_INIT = {
     "cannot_be_read": (f"{LIBC}.prctl(3)", 0),  # PR_GET_DUMPABLE
@@ -106,30 +155,49 @@ OF_INIT = {
 }
 
 
+def expressions(probes: dict[str, tuple[str, Any]]) -> dict[str, str]:
+    return {name: code for name, (code, _) in probes.items()}
+
+
 @pytest.fixture(scope="module")
 def strict(launcher: Launcher) -> dict[str, Any]:
-    probes = {name: expression for name, (expression, _) in {**ORDINARY, **FACTS, **ATTACKS}.items()}
-    return launcher.run(
-        probes=probes,
-        hidden=["/usr/share/doc"],
-        init_probes={name: expression for name, (expression, _) in OF_INIT.items()},
-    )
+    return launcher.run(probes=expressions(AT_STRICT), init_probes=expressions(OF_INIT), hidden=["/usr/share/doc"])
+
+
+@pytest.fixture(scope="module")
+def standard(at_standard: Launcher) -> dict[str, Any]:
+    init_probes = {
+        "parent": "os.getppid()",
+        "fork": "os.waitpid(os.fork() or os._exit(0), 0)[1]",
+        "sees": "'VmRSS' in open('/proc/self/status').read()",
+    }
+    return at_standard.run(level="standard", probes=expressions(AT_STANDARD), init_probes=init_probes)
+
+
+def check(found: dict[str, Any], name: str, expected: Any) -> None:
+    if name == "time_zones":
+        require_time_zones()
+    assert found[name] in expected if isinstance(expected, tuple) else found[name] == expected
 
 
 @needs_strict
-@table("name", [*ATTACKS, *FACTS, *ORDINARY])
-def test_repl_in_isolation_is_as_expected(strict: dict[str, Any], name: str) -> None:
+@table("name", AT_STRICT)
+def test_repl_at_strict_is_as_expected(strict: dict[str, Any], name: str) -> None:
     """Attacks are refused, and ordinary work works."""
-    if name == "time_zones":
-        require_time_zones()
-    found, expected = strict["of repl"][name], {**ATTACKS, **FACTS, **ORDINARY}[name][1]
-    assert found in expected if isinstance(expected, tuple) else found == expected
+    check(strict["of repl"], name, AT_STRICT[name][1])
+
+
+@needs_standard
+@table("name", AT_STANDARD)
+def test_repl_at_standard_is_as_expected(standard: dict[str, Any], name: str) -> None:
+    """Attacks are refused, and ordinary work works."""
+    check(standard["of repl"], name, AT_STANDARD[name][1])
 
 
 @needs_strict
 @table("name", OF_INIT)
 def test_init_can_do_its_work_and_not_much_more(strict: dict[str, Any], name: str) -> None:
-    assert strict["of init"][name] == OF_INIT[name][1]
+    check(strict["of init"], name, OF_INIT[name][1])
 
 
 @needs_strict
@@ -149,6 +217,42 @@ def test_init_outlives_attacks_and_monitor_ends(strict: dict[str, Any]) -> None:
     assert strict["init ended with"] == 5
     assert strict["exit code"] == 0
     assert strict["stderr"] == ""
+
+
+@needs_standard
+def test_standard_layers_are_reported(standard: dict[str, Any]) -> None:
+    assert standard["zygote"] == []
+    layers = ["capabilities", "parent death signal", "no_new_privs", "not dumpable", "landlock", "seccomp"]
+    assert [name for name in standard["init"] if name != "own uid"] == ["session", *layers]
+    assert standard["repl"] == ["parent death signal", "rlimits", "landlock", "seccomp"]
+    assert standard["stderr"] == ""
+    assert (standard["of init"]["fork"], standard["of init"]["sees"]) == (0, True)
+
+
+@needs_standard
+def test_user_file_is_unchanged(at_standard: Launcher) -> None:
+    victim = Path("/usr") if at_standard.uid is None and os.getuid() == 0 else Path(os.__file__)
+    before = victim.stat()
+    probes = {"chmod": f"os.chmod({str(victim)!r}, 0)", "touch": f"os.utime({str(victim)!r}, (0, 0))"}
+    found = at_standard.run(level="standard", probes=probes)["of repl"]
+    assert found == {"chmod": None, "touch": None}
+    assert (victim.stat().st_mode, victim.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
+@needs_standard
+def test_root_worker_has_own_uid_and_thread_bound(at_standard: Launcher, request: pytest.FixtureRequest) -> None:
+    start = "__import__('threading').Thread(target=__import__('time').sleep, args=(5,), daemon=True).start()"
+    code = f"[{start} for _ in range({2 * BOUNDS['max_processes']})]"
+    report = at_standard.run(level="standard", probes={"threads": code, "id": "os.getuid()"})
+    launched_as = request.node.callspec.params["at_standard"]
+    public = all(_others_can_read(path) for path in (sys.prefix, sys.base_prefix))
+    if launched_as == ROOT_WITH_PUBLIC_PYTHON or (launched_as == "root" and public):
+        assert "own uid" in report["init"]
+        assert report["of repl"]["id"] >= 0x70000000
+        assert report["of repl"]["threads"] == "RuntimeError can't start new thread"
+    else:
+        assert "own uid" not in report["init"]
+        assert report["of repl"]["id"] == (os.getuid() if at_standard.uid is None else at_standard.uid)
 
 
 # -- other layers ----------------------------------------------------------------------------------------------------

@@ -11,10 +11,8 @@ import pickle
 import random
 import re
 import string
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,11 +20,9 @@ import pytest
 
 from sandbox_worker.loading.context import ContextBroken, load
 from sandbox_worker.loading.form import HEADER_BYTES, ContextForm
-from tests.support.places import PROJECT
-from tests.support.sealed import CODECS, characters_of, kind_of, memfd, texts_in_memfd, texts_with
+from tests.support.sealed import CODECS, characters_of, kind_of, memfd, said_alone, texts_in_memfd, texts_with
 from tests.support.tables import table
 
-REPOSITORY = str(PROJECT)
 SAMPLES = ("a", "\xe9", "\u017c", "\U0001f600", "\ud83d", "\x00")
 BOTH = pytest.mark.parametrize("maps", [True, False], ids=["mapped", "copied"])
 
@@ -306,20 +302,9 @@ def test_texts_announced_elsewhere_are_refused(maps: bool) -> None:
 
 
 @table("line", ["0123456789abcde\n", "za\u017c\xf3\u0142\u0107 ge\u015bl\u0105\n"])
-def test_texts_take_only_headers_and_names(tmp_path: Path, line: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+def test_texts_take_only_headers_and_names(line: str) -> None:
+    taken = said_alone(
         """
-import fcntl, gc, json, os, sys
-from sandbox_worker.loading.context import load
-from sandbox_worker.loading.form import SEALS, ContextForm, span_bytes
-from sandbox_worker.loading.self_test import mapping_works
-
-def anonymous_kb():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
-
-assert mapping_works()
 text = sys.argv[1] * 2000
 kind = 0 if text.isascii() else 2
 data = text.encode("utf-16-le" if kind else "ascii").ljust(span_bytes(len(text), kind), b"\\0")
@@ -343,13 +328,10 @@ print(anonymous_kb() - before)
 context.clear()
 del context
 gc.collect()
-"""
+""",
+        line,
     )
-    run = subprocess.run(
-        [sys.executable, script, line], env={"PYTHONPATH": REPOSITORY}, capture_output=True, text=True, check=False
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    assert int(run.stdout) < 3_000
+    assert int(taken) < 3_000
 
 
 def test_header_size_is_that_of_this_python() -> None:

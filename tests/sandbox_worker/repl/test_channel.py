@@ -1,9 +1,8 @@
 """The REPL's end of the connection, with the test as its peer on a socketpair."""
 
-import os
 import socket
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -25,17 +24,23 @@ from sandbox_worker.wire.messages import (
     decode_from_worker,
     encode,
 )
+from tests.support.forked_child import in_child
+from tests.support.waiting import WAIT_S
 
 MAX_FRAME_BYTES = 1 << 16
-WAIT_S = 30
 
 
-class Orchestrator:
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        end.settimeout(WAIT_S)
+class Peer:
+    """A channel at its first block, and the orchestrator's end of its socket."""
+
+    def __init__(self, theirs: socket.socket, ours: socket.socket) -> None:
+        self.channel = Channel(theirs, MAX_FRAME_BYTES, Interrupts(), Reserve())
+        self.end = ours
+        ours.settimeout(WAIT_S)
         self._frames = FrameDecoder(MAX_FRAME_BYTES)
         self._heard: list[FromWorker] = []
+        self.say(Execute(block=1, code="code"))
+        assert self.channel.next_block() == (Execute(block=1, code="code"), [])
 
     def say(self, message: FromOrchestrator) -> None:
         self.end.sendall(encode_frame(encode(message), MAX_FRAME_BYTES))
@@ -45,111 +50,65 @@ class Orchestrator:
             self._heard += map(decode_from_worker, self._frames.feed(self.end.recv(65536)))
         return self._heard.pop(0)
 
+    def ask(self, prompt: str = "p") -> str:
+        return self.channel.ask(Query(id="", want="llm", prompts=[prompt])).slots[0].text
+
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Channel, Orchestrator]]:
+def peer() -> Iterator[Peer]:
     theirs, ours = socket.socketpair()
     with theirs, ours:
-        yield Channel(theirs, MAX_FRAME_BYTES, Interrupts(), Reserve()), Orchestrator(ours)
+        yield Peer(theirs, ours)
 
 
-def begin(pair: tuple[Channel, Orchestrator], block: int = 1) -> None:
-    pair[1].say(Execute(block=block, code="code"))
-    assert pair[0].next_block() == (Execute(block=block, code="code"), [])
+def test_query_is_numbered_and_waits_for_its_reply(peer: Peer) -> None:
+    peer.say(Reply(id="0:9", slots=[Slot(text="late")]))
+    peer.say(Reply(id="1:1", slots=[Slot(text="mine")]))
+    assert peer.ask() == "mine"
+    assert peer.hear() == Query(id="1:1", want="llm", prompts=["p"])
 
 
-def question(prompt: str = "p") -> Query:
-    return Query(id="", want="llm", prompts=[prompt])
-
-
-def test_query_is_numbered_and_waits_for_reply(pair: tuple[Channel, Orchestrator]) -> None:
-    begin(pair, block=3)
-    pair[1].say(Reply(id="3:1", slots=[Slot(text="answer")]))
-    assert pair[0].ask(question()).slots == [Slot(text="answer")]
-    assert pair[1].hear() == Query(id="3:1", want="llm", prompts=["p"])
-
-
-def test_threads_get_their_own_replies(pair: tuple[Channel, Orchestrator]) -> None:
+def test_threads_get_their_own_replies(peer: Peer) -> None:
     """Many threads each get their own reply, in any order of arrival."""
-    begin(pair)
-    got: dict[str, str] = {}
-
-    def ask(prompt: str) -> None:
-        got[prompt] = pair[0].ask(question(prompt)).slots[0].text
-
     prompts = [f"prompt {number}" for number in range(20)]
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
-    for thread in threads:
-        thread.start()
-    queries = [pair[1].hear() for _ in prompts]
-    for query in reversed(queries):
-        assert isinstance(query, Query)
-        pair[1].say(Reply(id=query.id, slots=[Slot(text=query.texts[0].upper())]))
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert got == {prompt: prompt.upper() for prompt in prompts}
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        got = threads.map(peer.ask, prompts)
+        for query in reversed([peer.hear() for _ in prompts]):
+            assert isinstance(query, Query)
+            peer.say(Reply(id=query.id, slots=[Slot(text=query.texts[0].upper())]))
+        assert list(got) == [prompt.upper() for prompt in prompts]
 
 
-def test_late_reply_is_dropped(pair: tuple[Channel, Orchestrator]) -> None:
-    begin(pair)
-    pair[1].say(Reply(id="0:9", slots=[Slot(text="late")]))
-    pair[1].say(Reply(id="1:1", slots=[Slot(text="mine")]))
-    assert pair[0].ask(question()).slots[0].text == "mine"
-
-
-def test_thread_of_ended_block_cannot_ask(pair: tuple[Channel, Orchestrator]) -> None:
-    begin(pair)
-    pair[0].send_result(pair[0].encode(Result(block=1, status="ok")))
+def test_thread_of_ended_block_cannot_ask(peer: Peer) -> None:
+    peer.channel.send_result(peer.channel.encode(Result(block=1, status="ok")))
     with pytest.raises(CannotAsk, match="the block that started this thread has ended"):
-        pair[0].ask(question())
+        peer.ask()
 
 
-def test_forked_process_cannot_ask_for_its_parent(pair: tuple[Channel, Orchestrator]) -> None:
-    begin(pair)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            pair[0].ask(question())
-        except CannotAsk:
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def test_query_too_large_is_not_sent(pair: tuple[Channel, Orchestrator]) -> None:
-    begin(pair)
-    with pytest.raises(FrameTooLarge):
-        pair[0].ask(question("x" * MAX_FRAME_BYTES))
-    pair[1].say(Reply(id="1:2", slots=[Slot(text="ok")]))
-    assert pair[0].ask(question()).slots[0].text == "ok"
-    assert pair[1].hear() == Query(id="1:2", want="llm", prompts=["p"])
-
-
-def test_hang_up_ends_all_waits(pair: tuple[Channel, Orchestrator]) -> None:
-    begin(pair)
-    ended: list[str] = []
-
+def test_forked_process_cannot_ask_for_its_parent(peer: Peer) -> None:
     def ask() -> None:
-        try:
-            pair[0].ask(question())
-        except ConnectionClosed:
-            ended.append("closed")
+        with pytest.raises(CannotAsk):
+            peer.ask()
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        pair[1].hear()
-    pair[1].end.shutdown(socket.SHUT_RDWR)
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert ended == ["closed"] * 3
+    in_child(ask)
 
 
-def test_connection_closed_is_no_exception_subclass() -> None:
-    assert not issubclass(ConnectionClosed, Exception)
+def test_query_too_large_is_not_sent(peer: Peer) -> None:
+    with pytest.raises(FrameTooLarge):
+        peer.ask("x" * MAX_FRAME_BYTES)
+    peer.say(Reply(id="1:2", slots=[Slot(text="ok")]))
+    assert peer.ask() == "ok"
+    assert peer.hear() == Query(id="1:2", want="llm", prompts=["p"])
+
+
+def test_hang_up_ends_all_waits(peer: Peer) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(peer.ask) for _ in range(3)]
+        for _ in asked:
+            peer.hear()
+        peer.end.shutdown(socket.SHUT_RDWR)
+        assert [type(each.exception(WAIT_S)) for each in asked] == [ConnectionClosed] * 3
+    assert not issubclass(ConnectionClosed, Exception)  # no `except Exception` of model code stops it
 
 
 def test_each_kind_of_message_has_its_own_limit() -> None:

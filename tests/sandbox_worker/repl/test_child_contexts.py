@@ -105,39 +105,29 @@ def test_small_value_goes_in_the_message(folder: Path, part: Any, arrives: Any) 
 
 @table(
     "part",
-    ["x" * LONG, "é中𝄞" * LONG, "lone \ud800", "lone \udfff and long " * LONG, "y" * 3_000_000, Text("z" * LONG)],
+    [
+        *("x" * LONG, "é中𝄞" * LONG, "lone \ud800", "lone \udfff and long " * LONG, "y" * 3_000_000),
+        *(Text("z" * LONG), {"rows": list(range(LONG))}),
+    ],
 )
-def test_long_text_is_a_file_during_its_query(folder: Path, part: str) -> None:
+def test_long_part_is_a_file_during_its_query(folder: Path, part: str | dict[str, Any]) -> None:
     ask, asked = repl(folder)
     ask.rlm_query("task", context=part)
     (context,) = asked.contexts
     assert context.file
-    assert not context.is_json
+    assert context.is_json == isinstance(part, dict)
     assert len(context.file) <= MAX_CONTEXT_NAME_CHARS
-    assert ascii(asked.value(context)) == ascii(str(part))  # pytest could not show lone surrogates
-    assert not list(folder.iterdir())
-
-
-def test_large_value_is_a_json_file(folder: Path) -> None:
-    part = {"rows": list(range(LONG))}
-    ask, asked = repl(folder)
-    ask.rlm_query("task", context=part)
-    (context,) = asked.contexts
-    assert context.is_json
-    assert asked.value(context) == part
+    arrived = part if isinstance(part, dict) else str(part)
+    assert ascii(asked.value(context)) == ascii(arrived)  # pytest could not show lone surrogates
     assert not list(folder.iterdir())
 
 
 def test_own_contexts_are_named_and_not_copied(folder: Path) -> None:
-    """Contexts of the REPL are sent by name and not copied."""
     own: dict[str, Any] = {"context": "x" * LONG, "context_1": "y" * LONG}
     ask, asked = repl(folder, **own)
-    ask.rlm_query_batched(["a", "b", "c"], contexts=[own["context"], own["context_1"], own["context"]])
-    assert asked.contexts == [
-        ChildContext(own="context"),
-        ChildContext(own="context_1"),
-        ChildContext(own="context"),
-    ]
+    names = ["context", "context_1", "context"]
+    ask.rlm_query_batched(["a", "b", "c"], contexts=[own[name] for name in names])
+    assert asked.contexts == [ChildContext(own=name) for name in names]
     ask.rlm_query(str(own["context"]))  # also as the task of a child
     assert asked.contexts == [ChildContext(own="context", is_task=True)]
     assert asked.queries[-1].prompts == [beginning_and_end(str(own["context"]))]
@@ -209,35 +199,34 @@ def test_unsendable_context_is_refused_in_words(folder: Path, part: Any, why: st
     assert not list(folder.iterdir())
 
 
-@table("contexts", [["one"], ["one"] * 3, []])
-def test_tasks_and_contexts_must_match_in_number(folder: Path, contexts: list[str]) -> None:
+@table(
+    "tasks, contexts, error, said",
+    [
+        *((["a", "b"], ["one"] * n, ValueError, f"2 tasks and {n} contexts: give one for each") for n in (0, 1, 3)),
+        *((["a"], wrong, TypeError, "takes a list of contexts") for wrong in ("text", b"bytes", {"a": "b"}, 5)),
+        (["a", "x" * 4_001], ["b", "c"], ValueError, r"tasks\[1\] has 4,001 characters"),
+    ],
+)
+def test_wrong_batch_of_contexts_is_refused(
+    folder: Path, tasks: list[str], contexts: Any, error: type[Exception], said: str
+) -> None:
     ask, asked = repl(folder)
-    with pytest.raises(ValueError, match=rf"2 tasks and {len(contexts)} contexts: give one for each"):
-        ask.rlm_query_batched(["a", "b"], contexts=contexts)
+    with pytest.raises(error, match=said):
+        ask.rlm_query_batched(tasks, contexts=contexts)
     assert asked.queries == []
-
-
-@table("contexts", ["text", b"bytes", {"a": "b"}, 5])
-def test_contexts_are_a_list(folder: Path, contexts: Any) -> None:
-    ask, _ = repl(folder)
-    with pytest.raises(TypeError, match="takes a list of contexts"):
-        ask.rlm_query_batched(["a"], contexts=contexts)
 
 
 def test_long_task_beside_context_is_refused(folder: Path) -> None:
     ask, _ = repl(folder)
     with pytest.raises(ValueError, match=r"rlm_query\(\) task has 4,001 characters, more than 4,000: put the data"):
         ask.rlm_query("x" * 4_001, context="part")
-    with pytest.raises(ValueError, match=r"tasks\[1\] has 4,001 characters"):
-        ask.rlm_query_batched(["a", "x" * 4_001], contexts=["b", "c"])
 
 
 def test_full_scratch_folder_makes_answers_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If there is no room, the answers are errors, and no file is left."""
-    full = OSError(28, "No space left on device")
 
     def write(_fd: int, _data: object) -> int:
-        raise full
+        raise OSError(28, "No space left on device")
 
     ask, asked = repl(folder)
     monkeypatch.setattr(os, "write", write)
@@ -270,7 +259,6 @@ def test_files_of_killed_repl_are_removed(folder: Path) -> None:
 
 
 def test_files_stay_where_the_repl_began(folder: Path) -> None:
-    """Files are where the REPL began, in every current folder of the code."""
     ask, asked = repl(folder)
     (folder / "elsewhere").mkdir()
     os.chdir("elsewhere")

@@ -3,11 +3,27 @@
 import os
 import signal
 import threading
-
-import pytest
+from collections.abc import Callable
 
 from sandbox_worker.repl.interrupts import Interrupts
 from tests.support.forked_child import in_child
+
+Say = Callable[[str], None]
+
+
+def story_of(scenario: Callable[[Interrupts, Say], None]) -> list[str]:
+    """Return what a scenario says in a child, and that it was interrupted if it was."""
+
+    def told() -> list[str]:
+        interrupts, story = Interrupts(), list[str]()
+        interrupts.install()
+        try:
+            scenario(interrupts, story.append)
+        except KeyboardInterrupt:
+            story.append("interrupted")
+        return story
+
+    return list(in_child(told))
 
 
 def sigint() -> None:
@@ -15,74 +31,51 @@ def sigint() -> None:
 
 
 def test_interrupt_hits_model_code_at_once() -> None:
-    def scenario() -> str:
-        interrupts = Interrupts()
-        interrupts.install()
-        with pytest.raises(KeyboardInterrupt), interrupts.armed():
+    def scenario(interrupts: Interrupts, say: Say) -> None:
+        with interrupts.armed():
             sigint()
-        return "raised"
+            say("never")
 
-    assert in_child(scenario) == "raised"
+    assert story_of(scenario) == ["interrupted"]
 
 
 def test_interrupt_waits_for_our_code() -> None:
     """Our own code is left alone, and the interrupt comes at its end."""
 
-    def scenario() -> list[str]:
-        interrupts = Interrupts()
-        interrupts.install()
-        story = []
-        try:
-            with interrupts.armed():
+    def scenario(interrupts: Interrupts, say: Say) -> None:
+        with interrupts.armed():
+            with interrupts.held():
                 with interrupts.held():
-                    with interrupts.held():
-                        sigint()
-                        story.append("inner goes on")
-                    story.append("outer goes on")
-                story.append("never")
-        except KeyboardInterrupt:
-            story.append("interrupted")
-        return story
+                    sigint()
+                    say("inner goes on")
+                say("outer goes on")
+            say("never")
 
-    assert in_child(scenario) == ["inner goes on", "outer goes on", "interrupted"]
+    assert story_of(scenario) == ["inner goes on", "outer goes on", "interrupted"]
 
 
 def test_interrupt_ends_a_wait_in_our_code() -> None:
-    """A wait inside of our code may be left at once."""
+    def scenario(interrupts: Interrupts, say: Say) -> None:
+        with interrupts.armed(), interrupts.held(), interrupts.let_through():
+            sigint()
+            say("never")
 
-    def scenario() -> list[str]:
-        interrupts = Interrupts()
-        interrupts.install()
-        story = []
-        try:
-            with interrupts.armed(), interrupts.held(), interrupts.let_through():
-                sigint()
-                story.append("never")
-        except KeyboardInterrupt:
-            story.append("interrupted")
-        return story
-
-    assert in_child(scenario) == ["interrupted"]
+    assert story_of(scenario) == ["interrupted"]
 
 
 def test_interrupt_between_blocks_hits_no_block() -> None:
-    def scenario() -> list[str]:
-        interrupts = Interrupts()
-        interrupts.install()
+    def scenario(interrupts: Interrupts, say: Say) -> None:
         sigint()
         with interrupts.armed():
-            pass
+            say("untouched")
         with interrupts.armed(), interrupts.held():
-            pass
-        return ["untouched"]
+            say("untouched")
 
-    assert in_child(scenario) == ["untouched"]
+    assert story_of(scenario) == ["untouched"] * 2
 
 
 def test_interrupt_is_not_held_by_other_threads() -> None:
-    def scenario() -> list[str]:
-        interrupts = Interrupts()
-        interrupts.install()
+    def scenario(interrupts: Interrupts, say: Say) -> None:
         inside, leave = threading.Event(), threading.Event()
 
         def other() -> None:
@@ -93,15 +86,12 @@ def test_interrupt_is_not_held_by_other_threads() -> None:
         thread = threading.Thread(target=other)
         thread.start()
         inside.wait()
-        story = []
         try:
             with interrupts.armed():
                 sigint()
-                story.append("never")
-        except KeyboardInterrupt:
-            story.append("interrupted")
-        leave.set()
-        thread.join()
-        return story
+                say("never")
+        finally:
+            leave.set()
+            thread.join()
 
-    assert in_child(scenario) == ["interrupted"]
+    assert story_of(scenario) == ["interrupted"]

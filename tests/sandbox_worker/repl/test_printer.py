@@ -1,13 +1,14 @@
 """Output of Python code: pieces, bounds, threads and forked processes."""
 
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from sandbox_worker.repl.printer import BURST, MAX_PIECE_CHARS, Printer
 from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.messages import Stream
+from tests.support.forked_child import in_child
 
 
 class Sent(list[str]):
@@ -55,8 +56,7 @@ def test_pieces_fit_into_a_message(sent: Sent) -> None:
     out = printer(sent, limit=1 << 22)
     out.write("x" * (3 * MAX_PIECE_CHARS + 7))
     out.end_block()
-    assert max(map(len, sent)) == MAX_PIECE_CHARS
-    assert sum(map(len, sent)) == 3 * MAX_PIECE_CHARS + 7
+    assert (max(map(len, sent)), sum(map(len, sent))) == (MAX_PIECE_CHARS, 3 * MAX_PIECE_CHARS + 7)
 
 
 def test_output_between_blocks_belongs_to_the_next(sent: Sent) -> None:
@@ -85,11 +85,8 @@ def test_threads_do_not_tear_lines(sent: Sent) -> None:
         for _ in range(500):
             out.write(letter * 50 + "\n")
 
-    threads = [threading.Thread(target=work, args=(letter,)) for letter in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, "abcd"))
     out.end_block()
     lines = "".join(sent).splitlines()
     assert len(lines) == 2000
@@ -98,18 +95,15 @@ def test_threads_do_not_tear_lines(sent: Sent) -> None:
 
 def test_forked_process_prints_to_the_descriptor(sent: Sent) -> None:
     read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def child() -> list[str]:
         os.dup2(write_end, 1)
-        code = 1
-        try:
-            out = printer(sent)
-            out._owner = os.getppid()
-            out.write("from the child\n")
-            code = len(sent)
-        finally:
-            os._exit(code)
+        out = printer(sent)
+        out._owner = os.getppid()
+        out.write("from the child\n")
+        return sent
+
+    assert in_child(child) == []
     os.close(write_end)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     with open(read_end, "rb") as pipe:
         assert pipe.read() == b"from the child\n"

@@ -29,31 +29,30 @@ ENDS = [
 ]
 
 
-def test_submit_ends_its_block(repl: BareRepl) -> None:
-    for code in ENDS:
-        ran = repl.run(code, submit=[])
-        assert (ran.result.status, ran.result.final_answer, ran.stdout, ran.stderr) == ("ok", "done", "", ""), code
-
-
-@table("code", ENDS[:3])
-def test_submission_lets_block_go_on_by_default(repl: BareRepl, code: str) -> None:
-    ran = repl.run(code)
-    assert (ran.result.status, ran.result.final_answer, ran.stdout) == ("ok", "done", "after\n")
-
-
-def test_submit_runs_finally_clauses(repl: BareRepl) -> None:
-    assert repl.run("try:\n    SUBMIT(1)\nfinally:\n    print('tidy')", submit=[]).stdout == "tidy\n"
-
-
-def test_submit_in_thread_ends_the_thread(repl: BareRepl) -> None:
-    code = "import threading\nt = threading.Thread(target=SUBMIT, args=(1,)); t.start(); t.join()\nprint('after')"
+@table("code", ENDS)
+def test_submit_ends_its_block_unless_it_is_to_go_on(repl: BareRepl, code: str) -> None:
     ran = repl.run(code, submit=[])
-    assert (ran.result.final_answer, ran.stdout, ran.stderr) == ("1", "after\n", "")
+    assert (ran.result.status, ran.result.final_answer, ran.stdout, ran.stderr) == ("ok", "done", "", "")
+    if code in ENDS[:3]:
+        ran = repl.run(code)
+        assert (ran.result.status, ran.result.final_answer, ran.stdout) == ("ok", "done", "after\n")
 
 
-def test_block_without_submit_runs_through(repl: BareRepl) -> None:
-    ran = repl.run("print('after')", submit=[])
-    assert (ran.result.status, ran.result.final_answer, ran.stdout) == ("ok", None, "after\n")
+@table(
+    "code, answer, stdout",
+    [
+        ("try:\n    SUBMIT(1)\nfinally:\n    print('tidy')", "1", "tidy\n"),
+        (  # it ends the thread, and not the block
+            "import threading\nt = threading.Thread(target=SUBMIT, args=(1,)); t.start(); t.join()\nprint('after')",
+            "1",
+            "after\n",
+        ),
+        ("print('after')", None, "after\n"),
+    ],
+)
+def test_submit_ends_only_its_own_thread(repl: BareRepl, code: str, answer: str | None, stdout: str) -> None:
+    ran = repl.run(code, submit=[])
+    assert (ran.result.status, ran.result.final_answer, ran.stdout, ran.stderr) == ("ok", answer, stdout, "")
 
 
 def takes_numbers(query: Query) -> list[Slot]:
@@ -96,15 +95,10 @@ def test_wrong_fields_are_an_error(repl: BareRepl, code: str, error: str) -> Non
     assert (ran.result.status, ran.result.error, ran.result.final_answer) == ("error", error, None)
 
 
-def test_single_dict_field_is_positional_or_named(repl: BareRepl) -> None:
-    """One field that is a dict is given by place or by name."""
-
-    def takes_all(query: Query) -> list[Slot]:
-        assert query.want == "submit"
-        return [Slot()]
-
-    for code in ("SUBMIT({'a': 1})", "SUBMIT(rows={'a': 1})", "SUBMIT({'rows': {'a': 1}})"):
-        assert repl.run(code, takes_all, submit=["rows"]).result.final_answer == '{"rows": {"a": 1}}'
+@table("code", ["SUBMIT({'a': 1})", "SUBMIT(rows={'a': 1})", "SUBMIT({'rows': {'a': 1}})"])
+def test_single_dict_field_is_positional_or_named(repl: BareRepl, code: str) -> None:
+    ran = repl.run(code, lambda _: [Slot()], submit=["rows"])
+    assert ran.result.final_answer == '{"rows": {"a": 1}}'
 
 
 def test_draft_is_the_content_of_answer(repl: BareRepl) -> None:
@@ -124,15 +118,15 @@ def test_unreadable_draft_is_a_block_error(repl: BareRepl) -> None:
 
 
 def test_tools_come_and_go_between_blocks(repl: BareRepl) -> None:
-    def called(query: Query) -> list[Slot]:
-        return [Slot(text=encode(query.tool, "it").decode())]
+    def printed(code: str, **tools: list[str]) -> str:
+        return repl.run(code, lambda query: [Slot(text=encode(query.tool, "it").decode())], **tools).stdout
 
-    assert repl.run("print(one(), two())", called, tools=["one", "two"]).stdout == "one two\n"
-    assert repl.run("print(one(), two())", called).stdout == "one two\n"
-    assert repl.run("two = 2\nprint('one' in globals(), two)", called, tools=["two"]).stdout == "False 2\n"
-    assert repl.run("print(two())", called).stdout == "two\n"
-    assert repl.run("two = 2", called).result.status == "ok"
-    assert repl.run("print(two)", called, tools=[]).stdout == "2\n"  # a variable of code by then
+    assert printed("print(one(), two())", tools=["one", "two"]) == "one two\n"
+    assert printed("print(one(), two())") == "one two\n"
+    assert printed("two = 2\nprint('one' in globals(), two)", tools=["two"]) == "False 2\n"
+    assert printed("print(two())") == "two\n"
+    assert printed("two = 2") == ""
+    assert printed("print(two)", tools=[]) == "2\n"  # a variable of code by then
 
 
 def test_value_is_given_once_or_restored(repl: BareRepl) -> None:
@@ -220,7 +214,6 @@ def test_final_var_without_source_takes_names(started: BareRepl, code: str, subm
 
 
 def test_final_var_reads_source_of_earlier_function(started: BareRepl) -> None:
-    """A function of an earlier block is read in its own source."""
     started.run("def end(value):\n    FINAL_VAR(value)")
     assert started.run("end('x')\n\n\n'another source'").result.final_answer == "x"
 

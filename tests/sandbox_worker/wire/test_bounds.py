@@ -3,25 +3,25 @@
 import random
 import re
 import time
+from collections.abc import Iterable
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sandbox_worker.init.usage_watch import NOTHING
-from sandbox_worker.wire.bounds import PIECE, WATCHED, HeadTail, OutputBounds, ReplBounds
+from sandbox_worker.wire.bounds import PIECE, WATCHED, HeadTail, OutputBounds, ReplBounds, Text
 from tests.support.tables import table
 
 PIECES = st.lists(st.text("ab\N{GREEK SMALL LETTER ALPHA}\n", max_size=30), max_size=30)
 LIMITS = st.integers(0, 40)
 
 
-def bytes_at_most(limit: int) -> OutputBounds:
-    return OutputBounds(max_output_bytes=limit)
+def text_of(limit: int, lines: int | None = None) -> HeadTail[str]:
+    return HeadTail(OutputBounds(max_output_bytes=limit, max_output_lines=lines), "")
 
 
-def through(pieces: list[str], limit: int) -> str:
-    kept = HeadTail[str](bytes_at_most(limit), "")
-    head = "".join(kept.add(piece) for piece in pieces)
+def through(kept: HeadTail[Text], pieces: Iterable[Text], empty: Text) -> Text:
+    head = empty.join(map(kept.add, pieces))
     return head + kept.finish()
 
 
@@ -35,29 +35,22 @@ def cut(text: str, limit: int) -> str:
 
 @given(PIECES, LIMITS)
 def test_kept_output_is_the_same_in_any_pieces(pieces: list[str], limit: int) -> None:
-    assert through(pieces, limit) == cut("".join(pieces), limit)
-
-
-@given(PIECES, LIMITS)
-def test_bytes_are_kept_like_text(pieces: list[str], limit: int) -> None:
-    whole = "".join(pieces).encode()
-    kept = HeadTail[bytes](bytes_at_most(limit), b"")
-    head = b"".join(kept.add(piece.encode()) for piece in pieces)
-    assert head + kept.finish() == cut(whole.decode("latin-1"), limit).encode("latin-1")
+    assert through(text_of(limit), pieces, "") == cut("".join(pieces), limit)
+    whole, kept = "".join(pieces).encode(), HeadTail[bytes](OutputBounds(max_output_bytes=limit), b"")
+    assert through(kept, map(str.encode, pieces), b"") == cut(whole.decode("latin-1"), limit).encode("latin-1")
 
 
 @given(PIECES, LIMITS)
 def test_head_is_passed_on_at_once(pieces: list[str], limit: int) -> None:
     """The head is passed on at once, and is never more than its half."""
-    kept = HeadTail[str](bytes_at_most(limit), "")
-    seen = ""
+    kept, seen = text_of(limit), ""
     for number, piece in enumerate(pieces, 1):
         seen += kept.add(piece)
         assert seen == "".join(pieces[:number])[: limit - limit // 2]
 
 
 def test_flood_is_not_collected() -> None:
-    kept = HeadTail[str](bytes_at_most(1000), "")
+    kept = text_of(1000)
     for _ in range(2000):
         kept.add("x" * 100)
         assert sum(map(len, kept._pieces)) + kept._small_length <= 1000 + 2 * PIECE
@@ -66,7 +59,7 @@ def test_flood_is_not_collected() -> None:
 
 def test_add_costs_the_same_at_any_size() -> None:
     def add(limit: int) -> tuple[float, HeadTail[str]]:
-        kept = HeadTail[str](bytes_at_most(limit), "")
+        kept = text_of(limit)
         started = time.process_time()
         for _ in range(60_000):
             kept.add("a line of forty characters or so it is\n")
@@ -85,29 +78,31 @@ def lines_of(text: str) -> int:
     return text.count("\n") + (text != "" and not text.endswith("\n"))
 
 
-def within_lines(pieces: list[str], limit: int, lines: int) -> str:
-    kept = HeadTail[str](OutputBounds(max_output_bytes=limit, max_output_lines=lines), "")
-    head = "".join(kept.add(piece) for piece in pieces)
-    return head + kept.finish()
+def within_lines(pieces: Iterable[str], limit: int, lines: int) -> str:
+    return through(text_of(limit, lines), pieces, "")
 
 
 @table(
-    "text, lines, kept",
+    "text, limit, lines, kept",
     [
-        (NUMBERS, 10, NUMBERS),
-        (NUMBERS + "end", 11, NUMBERS + "end"),
-        (NUMBERS, 4, "0\n1\n\n... [12 more cut, lines: 6] ...\n8\n9\n"),
-        (NUMBERS, 5, "0\n1\n2\n\n... [10 more cut, lines: 5] ...\n8\n9\n"),
-        (NUMBERS + "end", 4, "0\n1\n\n... [14 more cut, lines: 7] ...\n9\nend"),
-        (NUMBERS, 1, "0\n\n... [18 more cut, lines: 9] ...\n"),
-        ("no line at all" * 100, 1, "no line at all" * 100),
-        ("\n" * 10, 2, "\n\n... [8 more cut, lines: 8] ...\n\n"),
+        (NUMBERS, 10_000, 10, NUMBERS),
+        (NUMBERS + "end", 10_000, 11, NUMBERS + "end"),
+        (NUMBERS, 10_000, 4, "0\n1\n\n... [12 more cut, lines: 6] ...\n8\n9\n"),
+        (NUMBERS, 10_000, 5, "0\n1\n2\n\n... [10 more cut, lines: 5] ...\n8\n9\n"),
+        (NUMBERS + "end", 10_000, 4, "0\n1\n\n... [14 more cut, lines: 7] ...\n9\nend"),
+        (NUMBERS, 10_000, 1, "0\n\n... [18 more cut, lines: 9] ...\n"),
+        ("no line at all" * 100, 10_000, 1, "no line at all" * 100),
+        ("\n" * 10, 10_000, 2, "\n\n... [8 more cut, lines: 8] ...\n\n"),
+        ("a\n01234567", 10, 2, "a\n01234567"),
+        ("a\n012345678", 10, 2, "a\n\n... [1 more cut] ...\n12345678"),
+        ("abcdefg\nhi", 10, 2, "abcdefg\nhi"),
+        ("abcdef\nh\ni", 10, 2, "abcde\n... [4 more cut, lines: 2] ...\ni"),
     ],
 )
-def test_lines_past_the_bound_keep_both_ends(text: str, lines: int, kept: str) -> None:
+def test_lines_past_the_bound_keep_both_ends(text: str, limit: int, lines: int, kept: str) -> None:
     """Past the bound of lines, the first and the last are kept, and the cut is named."""
-    assert within_lines([text], 10_000, lines) == kept
-    assert within_lines(list(text), 10_000, lines) == kept
+    assert within_lines([text], limit, lines) == kept
+    assert within_lines(text, limit, lines) == kept
 
 
 @given(PIECES, st.integers(1, 40), st.integers(1, 12))
@@ -133,12 +128,12 @@ def test_byte_and_line_bounds_hold_in_any_pieces(pieces: list[str], limit: int, 
 
 def test_byte_output_is_bounded_in_lines() -> None:
     kept = HeadTail[bytes](OutputBounds(max_output_bytes=1000, max_output_lines=2), b"")
-    assert kept.add(NUMBERS.encode()) + kept.finish() == b"0\n\n... [16 more cut, lines: 8] ...\n9\n"
+    assert through(kept, [NUMBERS.encode()], b"") == b"0\n\n... [16 more cut, lines: 8] ...\n9\n"
 
 
 def test_head_ends_with_its_lines() -> None:
     """When the first lines are through, no more text goes through until the end."""
-    kept = HeadTail[str](OutputBounds(max_output_bytes=1000, max_output_lines=2), "")
+    kept = text_of(1000, 2)
     assert (kept.add("one\n"), kept.head_left) == ("one\n", 0)
     assert kept.add("two\n") == ""
     assert kept.finish() == "two\n"
@@ -159,15 +154,14 @@ def test_bounds_both_ways_hold_for_mixed_output(
             sent.remove(way)
         else:
             together.append(piece)
-    both = HeadTail[str](bounds.both_ways(), "")
-    assert "".join([*map(both.add, together), *map(HeadTail.finish, [both])]) == "".join(together)
+    assert through(HeadTail(bounds.both_ways(), ""), together, "") == "".join(together)
 
 
 def test_bounds_both_ways_double_and_add_notes() -> None:
     """Both ways together may have twice the bounds, and two lines for each note."""
     bounds = OutputBounds(max_output_bytes=10, max_output_lines=3)
     assert bounds.both_ways() == OutputBounds(max_output_bytes=20, max_output_lines=10)
-    assert bytes_at_most(10).both_ways() == bytes_at_most(20)
+    assert OutputBounds(max_output_bytes=10).both_ways() == OutputBounds(max_output_bytes=20)
 
 
 # -- pieces as long as those that are joined -------------------------------------------------------------------------
@@ -181,8 +175,7 @@ LONG_PIECES = st.lists(st.sampled_from([1, 8_190, 8_191, 8_192, 8_193, 20_000]),
 @example([16_384, 8_192, 20_000, 8_192], 65_536)
 def test_long_pieces_are_kept_without_excess(sizes: list[int], limit: int) -> None:
     whole = "".join(f"{number:06}" for number in range(sum(sizes) // 6 + 1))[: sum(sizes)]
-    kept = HeadTail[str](bytes_at_most(limit), "")
-    head, start = "", 0
+    kept, head, start = text_of(limit), "", 0
     for size in sizes:
         head += kept.add(whole[start : start + size])
         start += size
@@ -193,7 +186,7 @@ def test_long_pieces_are_kept_without_excess(sizes: list[int], limit: int) -> No
 
 
 def test_pieces_are_put_together_when_they_have_8192_characters() -> None:
-    kept = HeadTail[str](bytes_at_most(100_000), "")
+    kept = text_of(100_000)
     kept.add("x" * 50_000)
     for _ in range(2):
         pieces = len(kept._pieces)
@@ -203,25 +196,8 @@ def test_pieces_are_put_together_when_they_have_8192_characters() -> None:
         assert len(kept._pieces) == pieces + 1
 
 
-# -- lines -----------------------------------------------------------------------------------------------------------
-
-
-@table(
-    "text, kept",
-    [
-        ("a\n01234567", "a\n01234567"),
-        ("a\n012345678", "a\n\n... [1 more cut] ...\n12345678"),
-        ("abcdefg\nhi", "abcdefg\nhi"),
-        ("abcdef\nh\ni", "abcde\n... [4 more cut, lines: 2] ...\ni"),
-    ],
-)
-def test_two_lines_and_ten_characters_are_filled(text: str, kept: str) -> None:
-    assert within_lines([text], 10, 2) == kept
-    assert within_lines(list(text), 10, 2) == kept
-
-
 def test_output_after_finish_is_its_own_tail() -> None:
-    kept = HeadTail[str](OutputBounds(max_output_bytes=8, max_output_lines=8), "")
+    kept = text_of(8, 8)
     assert kept.add("abcd\n\nefgh") + kept.finish() == "abcd\n... [2 more cut, lines: 2] ...\nefgh"
     assert kept.add("uv\nwxyz") == ""
     assert kept.finish() == "\n... [3 more cut, lines: 1] ...\nwxyz"

@@ -78,15 +78,9 @@ def test_odd_data_frame_comes_out_unchanged(frame: Any) -> None:
 @table(
     "value, why",
     [
-        (
-            pandas.DataFrame({"a": [1], "b": [print]}),
-            "it['b'][0] is a builtin_function_or_method, which does not cross",
-        ),
+        (pandas.DataFrame({"b": [print]}), "it['b'][0] is a builtin_function_or_method, which does not cross"),
         (pandas.Series(pandas.period_range("2026", periods=1)), "it has the column 'values' of dtype period"),
-        (
-            pandas.DataFrame({"a": pandas.Categorical(range(10_001))}),
-            "it has the column 'a' of more than 10,000 categories",
-        ),
+        (pandas.DataFrame({"a": pandas.Categorical(range(10_001))}), "it has the column 'a' of more than 10,000 categ"),
         (pandas.Timestamp("2026-01-01"), "it is a Timestamp, which does not cross by itself"),
         (pandas.NaT, "it is a NaTType, which does not cross by itself"),
         (pandas.NA, "it is a NAType, which does not cross"),
@@ -155,21 +149,19 @@ def test_polars_table_comes_out_unchanged() -> None:
         polars.col("moments").dt.replace_time_zone("Europe/Berlin").alias("of_a_zone"),
         polars.col("integers").cast(polars.UInt8).alias("small"),
     )
-    arrived = crossed(table)
-    assert arrived.schema == table.schema
-    assert arrived.equals(table)
-    with pytest.raises(ValueRefused, match="it has the column 'a' of type List"):
-        encode(polars.DataFrame({"a": [[1]]}), "it")
+    crosses_but_for_lists(table, polars.DataFrame({"a": [[1]]}))
 
 
 def test_pyarrow_table_comes_out_unchanged() -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    table = pyarrow.table(MIXED)
-    small = pyarrow.array([1, 2], pyarrow.uint8())
-    zoned = pyarrow.array([1, None], pyarrow.timestamp("ns", "Europe/Berlin"))
-    table = table.append_column("small", small).append_column("zoned", zoned)
+    table = pyarrow.table(MIXED).append_column("small", pyarrow.array([1, 2], pyarrow.uint8()))
+    table = table.append_column("zoned", pyarrow.array([1, None], pyarrow.timestamp("ns", "Europe/Berlin")))
+    crosses_but_for_lists(table, pyarrow.table({"a": [[1]]}))
+
+
+def crosses_but_for_lists(table: Any, of_lists: Any) -> None:
     arrived = crossed(table)
     assert arrived.schema == table.schema
     assert arrived.equals(table)
-    with pytest.raises(ValueRefused, match="it has the column 'a' of type list"):
-        encode(pyarrow.table({"a": [[1]]}), "it")
+    with pytest.raises(ValueRefused, match=r"it has the column 'a' of type [Ll]ist"):
+        encode(of_lists, "it")
