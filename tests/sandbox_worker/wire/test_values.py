@@ -212,6 +212,7 @@ for _ in range(60):
         (numpy.array([object()]), "it is an array of dtype object, which does not cross"),
         (numpy.zeros(2, [("a", "f8")]), "it is an array of dtype [('a', '<f8')], which does not cross"),
         (numpy.ma.array([1]), "it is a MaskedArray, which does not cross"),
+        ([10**10_001], "it[0] is a number of more than 10,000 digits, which does not cross"),
         (decimal.Decimal("1E+10001"), "it is a Decimal of more than 10,000 digits"),
         (
             datetime.datetime(2026, 1, 1, tzinfo=type("Zone", (datetime.tzinfo,), {"__repr__": lambda _: "Z"})()),
