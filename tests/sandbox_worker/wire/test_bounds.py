@@ -101,8 +101,8 @@ def within_lines(pieces: Iterable[str], limit: int, lines: int) -> str:
 )
 def test_lines_past_the_bound_keep_both_ends(text: str, limit: int, lines: int, kept: str) -> None:
     """Past the bound of lines, the first and the last are kept, and the cut is named."""
-    assert within_lines([text], limit, lines) == kept
-    assert within_lines(text, limit, lines) == kept
+    for pieces in ([text], text, [text[:3], text[3:]]):
+        assert within_lines(pieces, limit, lines) == kept
 
 
 @given(PIECES, st.integers(1, 40), st.integers(1, 12))
