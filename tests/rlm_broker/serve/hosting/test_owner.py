@@ -86,7 +86,7 @@ def test_ended_things_go_by_age_number_and_weight() -> None:
 
 
 async def test_owners_take_turns_and_queue_is_bounded() -> None:
-    """Who does not wait in a full queue may still wait once. A queue of no length admits nobody."""
+    """Let an owner without a turn in a full queue wait once. A queue of no length admits no owner."""
     places, order, may_end = Places(1, 2), list[str](), asyncio.Event()
 
     async def work(owner: Owner) -> None:
