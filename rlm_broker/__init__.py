@@ -5,13 +5,14 @@ public name is imported when it is first used: pydantic alone takes 0.1 s, which
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from rlm_broker.version import __version__ as __version__
 
+TYPE_CHECKING = False
+"""As in `typing`, whose import would lengthen the moment in which Ctrl+C is a traceback."""
+
 if TYPE_CHECKING:
     from rlm_broker.batch.batch import Batch as Batch
-    from rlm_broker.batch.budget import BatchLimits as BatchLimits
     from rlm_broker.batch.feed import Items as Items
     from rlm_broker.batch.items import BatchItem as BatchItem
     from rlm_broker.batch.items import BatchResult as BatchResult
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from rlm_broker.events.event import ToolStarted as ToolStarted
     from rlm_broker.events.progress import RunProgress as RunProgress
     from rlm_broker.events.trace import TraceWriter as TraceWriter
+    from rlm_broker.limits import BatchLimits as BatchLimits
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
     from rlm_broker.limits import RunLimits as RunLimits
@@ -160,7 +162,6 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "batch.batch": "Batch",
-    "batch.budget": "BatchLimits",
     "batch.feed": "Items",
     "batch.items": "BatchItem BatchResult ItemStatus",
     "batch.progress": "BatchProgress",
@@ -188,7 +189,7 @@ _MODULES = {
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
     "events.progress": "RunProgress",
     "events.trace": "TraceWriter",
-    "limits": "Limits ReplLimits RunLimits",
+    "limits": "BatchLimits Limits ReplLimits RunLimits",
     "nodes.ray_cluster": "RayCluster",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
     "Role Variable",
@@ -250,8 +251,11 @@ _EXTRAS = {
 
 __all__ = sorted(_PUBLIC)
 
+if TYPE_CHECKING:
+    import typing
 
-def __getattr__(name: str) -> Any:
+
+def __getattr__(name: str) -> "typing.Any":
     if name in _PUBLIC:
         if name == "Sandbox":  # the board observes its REPLs, and a process may have to start its control socket
             importlib.import_module("rlm_broker.watch.server")

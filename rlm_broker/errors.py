@@ -21,13 +21,6 @@ RlmBrokerError
     ├── OutputInvalid        the answer is not of the wanted type; carries the last answer
     ├── LimitReached         a limit ended the run
     └── RunCancelled         the run was stopped, for example by Ctrl+C
-
-Example, which keeps what a failed run had found:
-
-    try:
-        completion = rlm.completion(context, question)
-    except RunFailed as failed:
-        print(failed.partial_answer, failed.usage_summary.total_cost)
 """
 
 import contextlib
@@ -93,79 +86,31 @@ class ConfigurationError(RlmBrokerError):
 
 
 class ReplBusy(ConfigurationError):
-    """A REPL already runs a block. It runs one block at a time.
-
-    Example:
-        ```python
-        with rlm.persistent_repl() as repl:
-            runs = [rlm.start("a", "How many?", repl=repl) for _ in range(2)]
-            try:
-                print([run.result().response for run in runs])
-            except ReplBusy as error:
-                print(error)
-        ```
-    """
+    """A REPL already runs a block. It runs one block at a time."""
 
     kind = "busy"
 
 
 class ContextRefused(ConfigurationError):
-    """A context cannot be read, or is not text, a dict or a list.
-
-    Example:
-        ```python
-        try:
-            store(Path("missing.txt"))
-        except ContextRefused as error:
-            print(error)
-        ```
-    """
+    """A context cannot be read, or is not text, a dict or a list."""
 
     kind = "context"
 
 
 class ValueTooLarge(ConfigurationError):
-    """A value is larger than one message to a REPL may be; see `Limits.max_frame_bytes`.
-
-    Example:
-        ```python
-        try:
-            sandbox.repl(values={"text": "x" * (65 << 20)})
-        except ValueTooLarge as error:
-            print(error)
-        ```
-    """
+    """A value is larger than one message to a REPL may be; see `Limits.max_frame_bytes`."""
 
     kind = "value"
 
 
 class UnknownModel(ConfigurationError):
-    """No client is registered under that name.
-
-    Example:
-        ```python
-        with LMHandler(ScriptedClient(["a"])) as handler:
-            try:
-                handler.completion("Say a word.", model="gpt-9")
-            except UnknownModel as error:
-                print(error)
-        ```
-    """
+    """No client is registered under that name."""
 
     kind = "unknown_model"
 
 
 class FileRefused(RlmBrokerError):
-    """A file of a REPL's scratch folder cannot be read, written or listed.
-
-    Example:
-        ```python
-        try:
-            repl.files.read("missing.csv")
-        except FileRefused as error:
-            print(error)
-        ```
-    """
+    """A file of a REPL's scratch folder cannot be read, written or listed."""
 
     kind = "file"
 
@@ -174,14 +119,6 @@ class ProgramNotStarted(RlmBrokerError):
     """A program cannot be started in a sandbox.
 
     It does not exist, cannot be executed, or the REPL has as many processes as `Limits.max_processes` allows.
-
-    Example:
-        ```python
-        try:
-            repl.run(["no-such-program"])
-        except ProgramNotStarted as error:
-            print(error)
-        ```
     """
 
     kind = "program"
@@ -218,16 +155,7 @@ class IsolationUnavailable(RlmBrokerError):
 
 
 class ValueUnavailable(RlmBrokerError):
-    """A variable of a REPL does not exist, or its value cannot be transferred; the message says which and why.
-
-    Example:
-        ```python
-        try:
-            repl.get("missing")
-        except ValueUnavailable as error:
-            print(error)
-        ```
-    """
+    """A variable of a REPL does not exist, or its value cannot be transferred; the message says which and why."""
 
     kind = "value"
 
@@ -295,16 +223,7 @@ class RunFailed(RlmBrokerError):
 
 
 class SandboxFailed(RunFailed):
-    """The sandbox itself broke. The state of the code that ran in it is unknown.
-
-    Example:
-        ```python
-        try:
-            rlm.completion("a", "How many?")
-        except SandboxFailed as error:
-            print(error, error.trajectory)
-        ```
-    """
+    """The sandbox itself broke. The state of the code that ran in it is unknown."""
 
     kind = "sandbox"
     exit_code = 4
@@ -315,18 +234,7 @@ class WorkerDied(SandboxFailed):
 
 
 class ReplClosed(SandboxFailed):
-    """The REPL was closed, or was restarted as often as `Limits.max_repl_restarts` allows.
-
-    Example:
-        ```python
-        with sandbox.repl() as repl:
-            repl.execute("n = 1")
-        try:
-            repl.get("n")
-        except ReplClosed as error:
-            print(error)
-        ```
-    """
+    """The REPL was closed, or was restarted as often as `Limits.max_repl_restarts` allows."""
 
 
 class ModelFailed(RunFailed):

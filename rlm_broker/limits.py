@@ -285,6 +285,30 @@ class ReplLimits(_Bounds):
         return ReplBounds(**{name: getattr(self, name) for name in ReplBounds.__struct_fields__})
 
 
+class BatchLimits(_Bounds):
+    """Limits of a whole batch, over all processes that have worked on it. None means no limit.
+
+    A limit that is reached ends the batch with `LimitReached`. Calls under way then have 20 seconds to end,
+    and their answers are kept in the journal. Under a higher limit the batch goes on with the items that are left.
+
+    Example:
+        ```python
+        limits = BatchLimits(max_budget_usd=20, timeout_s=3_600)
+        results = list(rlm.batch(items, limits=limits))
+        ```
+
+    Raises:
+        ConfigurationError: A name is not a limit's, or a value is not allowed for its limit.
+    """
+
+    max_budget_usd: PositiveFloat | None = None
+    """Maximum cost in US dollars. The price of each model must be known."""
+    max_tokens: PositiveInt | None = None
+    """Maximum tokens, input and output."""
+    timeout_s: PositiveFloat | None = None
+    """Seconds that processes have worked on it, all together."""
+
+
 class Limits(ReplLimits, RunLimits):
     """Limits of one run tree and of each REPL in it: `RunLimits` and `ReplLimits` in one. None means no limit.
 

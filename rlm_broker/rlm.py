@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal, Never
 
 from rlm_broker.batch.batch import Batch, BatchRequest
-from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.feed import Items
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.score import Score
@@ -20,7 +19,7 @@ from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit, Event
-from rlm_broker.limits import Limits, ReplLimits, RunLimits
+from rlm_broker.limits import BatchLimits, Limits, ReplLimits, RunLimits
 from rlm_broker.results import Completion
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.lm_handler import LMHandler

@@ -1,8 +1,11 @@
 """Usage of models: calls, tokens and cost, of one call and of many together."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,7 @@ class Usage:
     """Tokens among `total_input_tokens` that the provider had in its own cache; 0 if it does not say."""
 
     def __add__(self, other: "Usage") -> "Usage":
-        tally = Tally()
-        tally.add(self)
-        tally.add(other)
-        return tally.usage
+        return total_of((self, other))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the shape of other RLM runtimes: `total_cost` only if known, the last two only if above 0.
@@ -84,6 +84,22 @@ class Tally:
         return Usage(*counted, self._cost, self._stored_calls, self._cached)
 
 
+def total_of(usages: Iterable[Usage]) -> Usage:
+    """Return the sum of usages."""
+    tally = Tally()
+    for usage in usages:
+        tally.add(usage)
+    return tally.usage
+
+
+def totals_by(usages: Iterable[tuple[K, Tally]]) -> dict[K, Usage]:
+    """Return the sum of the tallies of each key."""
+    totals = defaultdict[K, Tally](Tally)
+    for key, tally in usages:
+        totals[key].add(tally.usage)
+    return {key: total.usage for key, total in totals.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
     """Usage by the name of the model that served the calls.
@@ -100,7 +116,7 @@ class UsageSummary:
     @property
     def total(self) -> Usage:
         """Usage of all models together."""
-        return sum(self.model_usage_summaries.values(), Usage())
+        return total_of(self.model_usage_summaries.values())
 
     @property
     def total_calls(self) -> int:

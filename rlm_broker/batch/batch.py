@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.batch.budget import BatchLimits, Metered, Spending
+from rlm_broker.batch.budget import Metered, Spending
 from rlm_broker.batch.feed import Fed, Feeding, Items, require_items, total_of
 from rlm_broker.batch.item_calls import ItemCalls, Turns
 from rlm_broker.batch.items import BatchItem, BatchResult, result_line, result_of
@@ -38,6 +38,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, require_kind
+from rlm_broker.limits import BatchLimits
 from rlm_broker.results import Completion
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.request import RunRequest

@@ -7,54 +7,18 @@ of a wrong key.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass, fields
 
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
-from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, require_kind
-from rlm_broker.limits import Limits
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
+from rlm_broker.limits import BatchLimits, Limits
 from rlm_broker.results import Call
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.usage import Usage
 
 MOST_LASTING = 10
 """Failures in a row, of the kind that every further call would meet, that end a batch which had answers before."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Limits of a whole batch, over all processes that have worked on it. None means no limit.
-
-    A limit that is reached ends the batch with `LimitReached`. Calls under way then have 20 seconds to end,
-    and their answers are kept in the journal. Items that are not finished can be gone on with, under a higher limit.
-
-    Example:
-        ```python
-        limits = BatchLimits(max_budget_usd=20, timeout_s=3_600)
-        results = list(rlm.batch(items, limits=limits))
-        ```
-
-    Attributes:
-        max_budget_usd: Maximum cost in US dollars. The price of each model must be known.
-        max_tokens: Maximum tokens, input and output.
-        timeout_s: Seconds that processes have worked on it, all together.
-
-    Raises:
-        ConfigurationError: A limit is not a number above 0.
-    """
-
-    max_budget_usd: float | None = None
-    max_tokens: int | None = None
-    timeout_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            kinds = (int,) if each.name == "max_tokens" else (int, float)
-            require_kind(f"the limit {each.name} of a batch", value, *kinds, type(None))
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigurationError(f"the limit {each.name} of a batch must be above 0, not {value!r}")
 
 
 class Spending:

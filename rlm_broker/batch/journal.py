@@ -283,15 +283,16 @@ class Journal:
     # -- the parts of `start` ------------------------------------------------------------------------------------------
 
     def _compare(self, settings: Mapping[str, Any], seed: int | None, *, takes_others: bool) -> None:
-        first, before = self._header("settings", {}), self._header("changed", {})
+        first, taken = self._header("settings", {}), self._header("taken", {})
         seeds = () if self.seed is None or seed is None else (self.seed, seed)
         try:
-            self.changed = changed_settings(first, before, settings, seeds, takes_others=takes_others)
+            self.changed = changed_settings(first, taken, settings, seeds, takes_others=takes_others)
         except ConfigurationError as refused:
             raise ConfigurationError(f"the journal {self._path} has results of other settings: {refused}") from None
-        if self.changed != before:
+        new = {name: value for name, value in self.changed.items() if value not in taken.get(name, [])}
+        if new:
             with self._transaction():
-                self._put("changed", self.changed)
+                self._put("taken", taken | {name: [*taken.get(name, []), value] for name, value in new.items()})
 
     def _repair(self) -> None:
         """Put the end of the file of results in place, which an earlier process may have left torn."""
@@ -432,6 +433,8 @@ def journal_of(out: Path) -> Path:
 def key_of(id: str, sample: int = 0) -> bytes:
     """Return the digest by which an item, or one of its samples, is known."""
     named = f"{id}\0{sample}" if sample or "\0" in id else id  # else the id "a\0001" would be sample 1 of "a"
+    if not named.isascii():  # two lone surrogates are one character in the line that has the id as JSON
+        named = named.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 

@@ -57,7 +57,7 @@ def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
 
 def changed_settings(
     first: Mapping[str, Any],
-    changed: Mapping[str, Any],
+    taken: Mapping[str, Sequence[Any]],
     now: Mapping[str, Any],
     seeds: Sequence[int] = (),
     *,
@@ -67,23 +67,24 @@ def changed_settings(
 
     Args:
         first: Settings in the beginning.
-        changed: Settings by name that were others in the last process.
+        taken: Other values that earlier processes have taken, by name. They need no flag again.
         now: Settings of this process.
         seeds: The seed before and now, if both are known.
         takes_others: Whether other limits and prompts are taken for the items left.
 
     Raises:
-        ConfigurationError: Settings differ from the last process's. The message shows the first differences.
+        ConfigurationError: A setting has a value that no process before has taken. The message shows the first ones.
     """
     beginning, present = dict(_flat(first)), dict(_flat(now))
-    before, after = beginning | dict(changed), dict(present)
+    before, after = {name: [value] for name, value in beginning.items()}, dict(present)
     if seeds:
-        before["seed"], after["seed"] = seeds
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+        before["seed"], after["seed"] = [seeds[0]], seeds[1]
+    known = {name: [*before.get(name, [None]), *taken.get(name, [])] for name in {**before, **after}}
+    names = [name for name, values in known.items() if after.get(name) not in values]
     may_change = all(name.startswith("limits.") or name == "prompts" for name in names)
     if names and not (takes_others and may_change):
         shown = [
-            f"{name} was {_shown(before.get(name))} and is {_shown(after.get(name))}" for name in names[:MOST_SHOWN]
+            f"{name} was {_shown(known[name][-1])} and is {_shown(after.get(name))}" for name in names[:MOST_SHOWN]
         ]
         more = [f"and {len(names) - MOST_SHOWN} more"] if len(names) > MOST_SHOWN else []
         others = "; or take them for the items that are left: --settings-changed" if may_change else ""

@@ -37,6 +37,7 @@ class BatchStatus:
         usage: Usage of all items by model, with the unfinished ones.
         replayed: The part of it that runs took from the journal.
         seconds: Seconds that all processes have worked, as far as they have written that down.
+        cut_bytes: Bytes of results that another program has removed from the end of the file.
     """
 
     out: Path
@@ -51,6 +52,7 @@ class BatchStatus:
     usage: UsageSummary = field(default_factory=UsageSummary)
     replayed: Usage = field(default_factory=Usage)
     seconds: float = 0.0
+    cut_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as JSON values."""
@@ -67,6 +69,7 @@ class BatchStatus:
             "usage": self.usage.to_dict(),
             "replayed": self.replayed.to_dict(),
             "seconds": self.seconds,
+            "cut_bytes": self.cut_bytes,
         }
 
 
@@ -93,9 +96,10 @@ def _add(status: BatchStatus, out: Path) -> None:
     try:
         if out.is_symlink():  # as a batch does: the journal is beside the file itself
             out = out.resolve()
-        identity = out.stat()
         with _opened(out, journal_of(out)) as database:
-            _count(status, database)
+            synced = _count(status, database)
+        identity = out.stat()  # after the journal: a process appends meanwhile, and never cuts below what it has synced
+        status.cut_bytes += max(0, synced - identity.st_size)
     except (OSError, sqlite3.Error, TypeError, ValueError) as error:
         require_whole(error, journal_of(out))
         name = journal_of(out) if isinstance(error, sqlite3.Error) else out
@@ -122,7 +126,8 @@ def _opened(out: Path, journal: Path) -> Iterator[sqlite3.Connection]:
         yield database
 
 
-def _count(status: BatchStatus, database: sqlite3.Connection) -> None:
+def _count(status: BatchStatus, database: sqlite3.Connection) -> int:
+    """Add what a journal has, and return the length in bytes that the file of results has at least."""
     for how, why, number in database.execute("SELECT status, why, count(*) FROM items GROUP BY status, why"):
         status.done += number
         if how == FAILED:
@@ -144,8 +149,9 @@ def _count(status: BatchStatus, database: sqlite3.Connection) -> None:
         else:
             usage[model] = usage.get(model, Usage()) + Usage(*used)
     status.usage = UsageSummary(dict(sorted(usage.items())))
-    for (seconds,) in database.execute("SELECT value FROM header WHERE name = 'seconds'"):
-        status.seconds += msgspec.json.decode(seconds, type=float)
+    header = dict(database.execute("SELECT name, value FROM header WHERE name IN ('seconds', 'synced')"))
+    status.seconds += msgspec.json.decode(header.get("seconds", b"0"), type=float)
+    return msgspec.json.decode(header.get("synced", b"0"), type=int)
 
 
 def locked_by(identity: os.stat_result) -> int | None:

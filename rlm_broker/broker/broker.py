@@ -21,21 +21,21 @@ from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.turns import bounded_map
 from rlm_broker.errors import ConfigurationError, ModelFailed, RlmBrokerError, UnknownModel, require_kind
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.usage import Tally, Usage, UsageSummary, totals_by
 from rlm_broker.values.stats import HandlerStats
 
 _log = logging.getLogger("rlm_broker")
 
 CALL_TIMEOUT_S = 120.0
-"""Seconds after which a call fails, unless it names another limit. Waiting for its turn does not count."""
+"""Default limit of a call in seconds. Waiting for its turn does not count."""
 CANCELLED_ITSELF = "the client cancelled its own call"
-"""Error of a call in a batch whose client cancelled the task that it was made in."""
+"""Error of a call in a batch whose client cancelled the call's task."""
 STRANGERS = "strangers"
 """Session of all one-shot requests. Together they have the share of one run of each client's places."""
 
 
 class Completing(Protocol):
-    """Completes calls of runs. `Broker` does so, and what answers a call from a journal."""
+    """Completes calls of runs: `Broker`, or a batch with its journal."""
 
     @property
     def routing(self) -> Routing:
@@ -56,30 +56,9 @@ class Completing(Protocol):
 
 
 class Broker(AsyncResource):
-    """Routes completions by model name and depth to clients, and holds the port that REPLs connect to.
+    """Routes completions to clients, and holds the port of the REPLs. `LMHandler` adds the answers to REPLs.
 
-    Use it as a context manager, or `start` and `stop` it. It closes no client: each belongs to the code that made it.
-
-    Example:
-        ```python
-        with LMHandler(OpenAICompatibleClient("http://localhost:8000/v1", "qwen3")) as handler:
-            print(handler.completion("Say a word."))
-        ```
-
-    Args:
-        client: Client for depth 0, and for all calls that no other client serves.
-        host: Address to bind; one beyond loopback is refused unless `insecure_bind`.
-        port: TCP port; 0 takes a free one.
-        other_backend_client: Client for depth 1 and deeper.
-        batch_max_concurrent: Calls of one one-shot batch at the same time.
-        one_shot: Also serve the field's one-shot protocol. It has no token: every process that reaches the port may
-            call.
-        model_policy: Which models model code may name; see `ModelPolicy`.
-        open_client: Makes the client of an unlisted name, for the policy `open`.
-        call_timeout_s: Seconds after which a call fails, unless it names another limit. Waiting for its turn does not
-            count.
-        cache: Stores replies; None stores none.
-        event_loop: Event loop on which it lives; None: the way of opening it decides.
+    Args: See `LMHandler`.
 
     Attributes:
         queues: Queue before each client, by the client's identity. Handlers on one loop may share them, so that bounds
@@ -114,7 +93,7 @@ class Broker(AsyncResource):
         self._usage = defaultdict[tuple[str, int], Tally](Tally)
         self._event_loop = event_loop
         self._replaced: set[int] = set()
-        """Identities of clients in whose place a fallback answers just now. Each was logged once."""
+        """Identities of clients with a fallback in their place just now. Each was logged once."""
 
     # -- the field's names -------------------------------------------------------------------------------------------
 
@@ -139,7 +118,7 @@ class Broker(AsyncResource):
         """Return the client for a call: a registered name decides first, then the depth.
 
         Raises:
-            UnknownModel: No client has the name `model`; the error lists those that there are.
+            UnknownModel: No client has the name `model`; the error lists the known ones.
         """
         require_kind("model", model, str, type(None))
         return original(self.routing.pick(model, depth))
@@ -165,12 +144,12 @@ class Broker(AsyncResource):
 
     @property
     def clients(self) -> dict[str, Client]:
-        """A new dict of the clients by name: the default client, the other one, and those that were registered."""
+        """A new dict of the clients by name: the default client, the other one, and the registered ones."""
         return {name: original(client) for name, client in self.routing.by_name.items()}
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port in use. While the port is closed, those that were asked for, with port 0 for a free one."""
+        """Host and port in use; the arguments `host` and `port` while the port is closed."""
         return self.listener.address or self._asked_address
 
     @property
@@ -184,7 +163,7 @@ class Broker(AsyncResource):
         return self.address[1]
 
     def completion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
-        """Ask a model, on behalf of the orchestrator's own code; return the text of the reply.
+        """Ask a model for the orchestrator's own code; return the text of the reply.
 
         Example:
             ```python
@@ -212,8 +191,7 @@ class Broker(AsyncResource):
         *,
         max_concurrent: int | None = None,
     ) -> list[Call]:
-        """Ask a model for many prompts at the same time, on behalf of the orchestrator's own code. Ctrl+C ends all
-        calls.
+        """Ask a model many prompts at the same time, for the orchestrator's own code. Ctrl+C ends all calls.
 
         Example:
             ```python
@@ -228,8 +206,7 @@ class Broker(AsyncResource):
                 too.
 
         Returns:
-            A call for each prompt, in their order. One that failed has an empty response, and says why in its
-            `problem`.
+            A call for each prompt, in their order. A failed one has an empty response, and its reason in `problem`.
 
         Raises:
             ConfigurationError: `prompts` is not a list of prompts. No call was made.
@@ -272,7 +249,7 @@ class Broker(AsyncResource):
         return [each or Call(client.model_name, "", Usage(), 0.0, problem=CANCELLED_ITSELF) for each in calls]
 
     def get_usage_summary(self) -> UsageSummary:
-        """Return the usage so far, by the model that served.
+        """Return the usage so far, by model.
 
         Example:
             ```python
@@ -280,25 +257,19 @@ class Broker(AsyncResource):
             handler.get_usage_summary().total_calls  # 1
             ```
         """
-        totals = defaultdict[str, Tally](Tally)
-        for (model, _), tally in self._usage.items():
-            totals[model].add(tally.usage)
-        return UsageSummary({model: tally.usage for model, tally in totals.items()})
+        return UsageSummary(totals_by((model, used) for (model, _), used in self._usage.items()))
 
     def usage_by_depth(self) -> dict[int, Usage]:
         """Return the usage so far, by the depth of the calls: 0 is a root's own loop, 1 the queries of its REPL."""
-        totals = defaultdict[int, Tally](Tally)
-        for (_, depth), tally in self._usage.items():
-            totals[depth].add(tally.usage)
-        return {depth: totals[depth].usage for depth in sorted(totals)}
+        return dict(sorted(totals_by((depth, used) for (_, depth), used in self._usage.items()).items()))
 
     def stats(self) -> HandlerStats:
-        """Return what the broker is doing now, and its usage so far."""
+        """Return counts of connections and calls now, and the usage so far."""
         clients = tuple(queue.stats() for queue in self.queues.values())
         return HandlerStats(self.listener.connections, clients, self.get_usage_summary())
 
     def attach(self, connected: socket.socket) -> None:
-        """Serve a connected stream socket like one that was accepted on the port."""
+        """Serve a connected stream socket like one from the port."""
         self.bind_loop().run(self.listener.attach(connected))
 
     async def aattach(self, connected: socket.socket) -> None:
@@ -321,7 +292,7 @@ class Broker(AsyncResource):
         A reply in the cache is taken first. Otherwise the clients are tried in order, see `handler.client_queue`.
 
         Args:
-            session: Run on whose behalf the call is made: the sessions that wait for one client take turns.
+            session: Run of the call: sessions take turns at a client.
 
         Raises:
             ModelFailed: The call failed or took too long, and so did those of its fallbacks.
@@ -343,7 +314,7 @@ class Broker(AsyncResource):
         return Call(model, reply.text, reply.usage, taken_s, requested, reply.problem, reply.extra)
 
     async def _through_queues(self, queue: ClientQueue, pending: PendingCall) -> LMReply:
-        """Ask the client, then its fallbacks, until one replies. Those that are cooling are asked last."""
+        """Ask the client, then its fallbacks, until one replies. Cooling ones are asked last."""
         queues = sorted([queue, *map(self._queue_of, queue.serving.fallbacks)], key=lambda each: each.is_cooling)
         failures: list[ModelFailed] = []
         for number, each in enumerate(queues, 1):
@@ -394,10 +365,7 @@ class Broker(AsyncResource):
             return one_shot.error_reply(str(error))
 
     def _client_for_stranger(self, model: str | None, depth: int) -> BaseClient:
-        """Return the client for a one-shot request. As in the field's server, an unknown name is served by depth.
-
-        The reply says which model that was.
-        """
+        """Return the client for a one-shot request. As in the field's server, an unknown name is served by depth."""
         try:
             return self.routing.pick(model, max(depth, 0))
         except UnknownModel:

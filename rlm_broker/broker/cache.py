@@ -1,5 +1,4 @@
-"""Replies of models on disk, so that an equal request is not paid twice. No handler has a cache unless it is given
-one."""
+"""Replies of models on disk, so that an equal request is not paid twice."""
 
 import asyncio
 import contextlib
@@ -17,15 +16,15 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.usage import Usage
 
 MAX_BYTES = 1 << 30
-"""Bytes of replies that a cache file keeps by default; beyond it, those that were used longest ago are removed."""
+"""Default maximum bytes of replies in a cache file; beyond it, the least recently used are removed."""
 BUSY_TIMEOUT_S = 0.2
-"""Seconds that sqlite waits for another process's write; beyond it the operation is skipped."""
+"""Seconds of waiting for another process's write; beyond it the operation is skipped."""
 AFTER_FAILURE_S = 10.0
-"""Seconds without further writes after one that failed: a cache that makes each call wait is slower than none."""
+"""Seconds without writes after a failed one: if each call waited for the cache, it would be slower than none."""
 APPLICATION_ID = 0x524C4D42
-"""Mark in the header of the sqlite file, by which the cache knows its own files: "RLMB" in ASCII."""
+"""Mark of a cache file in its sqlite header: "RLMB" in ASCII."""
 USED_AGAIN_S = 60.0
-"""Seconds after which a further use of a reply is written down. Each use would make every read a write."""
+"""Seconds between two updates of a reply's time of use. Without them every read would be a write."""
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS replies (key BLOB PRIMARY KEY, used REAL NOT NULL CHECK (typeof(used) = 'real'), "
     "text TEXT NOT NULL CHECK (typeof(text) = 'text')) WITHOUT ROWID"
@@ -34,9 +33,9 @@ _INDEX = "CREATE INDEX IF NOT EXISTS replies_used ON replies (used)"
 
 
 class Cache:
-    """Completions by client, messages and parameters, in one sqlite file that any number of processes may share.
+    """Completions by client, messages and parameters, in one sqlite file for any number of processes.
 
-    The file has no prompts, only their SHA-256; it has the replies. Those that were used longest ago are removed first.
+    The file has the replies, and the SHA-256 of the prompts. The least recently used replies are removed first.
 
     Example:
         ```python
@@ -46,11 +45,11 @@ class Cache:
 
     Args:
         path: The file; it is made if it does not exist, for this user alone.
-        max_bytes: Bytes of replies it keeps, about.
+        max_bytes: Approximate maximum bytes of replies.
 
     Raises:
-        ConfigurationError: The file cannot be made, is something else, or is writable by other users, who could then
-            forge replies.
+        ConfigurationError: The file cannot be made, is something else, or is writable by other users: they could forge
+            replies.
     """
 
     def __init__(self, path: str | Path, max_bytes: int = MAX_BYTES) -> None:
@@ -62,14 +61,13 @@ class Cache:
         try:
             is_new = _require_own(self.path)
             # 10 s for `_prepare` alone, while another process makes the table; calls wait for `BUSY_TIMEOUT_S`.
-            self._database = sqlite3.connect(self.path, 10.0, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(self.path, timeout=10.0, isolation_level=None, check_same_thread=False)
             self._prepare(is_new)
         except (OSError, ValueError, sqlite3.Error) as error:  # ValueError: a zero byte in the name
             raise ConfigurationError(f"cannot use {str(self.path)!r} as a cache: {error}") from None
 
     def key(self, client: BaseClient, request: LMRequest) -> bytes | None:
-        """Return the key of a request's reply; None if replies of this client are not kept, since it has no
-        fingerprint."""
+        """Return the key of a request's reply; None if the client has no fingerprint."""
         fingerprint = client.fingerprint
         if fingerprint is None:
             return None
@@ -80,7 +78,7 @@ class Cache:
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).digest()
 
     async def get(self, key: bytes) -> LMReply | None:
-        """Return the reply that was kept, at no cost; None if there is none."""
+        """Return the stored reply, at no cost; None if there is none."""
         return await asyncio.to_thread(self._get, key)
 
     async def put(self, key: bytes, reply: LMReply) -> None:

@@ -3,23 +3,22 @@
 Theory of operation. The broker has chosen the client. A call then passes these stations, in this order:
 
 1. A place (`_places`), of `max_concurrent`. Waiting sessions get places in turn, however many calls each of them has.
-   The place is kept from the first attempt to the last, so a retry does not queue again.
+   The call keeps its place from the first attempt to the last, so a retry does not queue again.
 2. The rates (`_admitted`), if there are any. One call at a time waits for them, behind a gate (`_gate`). If all slept
    and then looked again, small calls would overtake a large one each time.
-3. The time before which the provider wants no request (`_opens_at`, from `retry-after`). It holds for all calls of this
-   client, not for the refused one alone.
+3. The end of the provider's `retry-after` (`_opens_at`). It holds for all calls of this client, not for the refused
+   one alone.
 4. One attempt (`ask`), within `attempt_timeout_s` and the rest of the call's time.
-5. After a failure that may pass: a pause that doubles with each attempt, then stations 2 to 4 again.
+5. After a transient failure: a pause, doubled with each attempt, then stations 2 to 4 again.
 
-Only stations 3 to 5 take the call's time. The waits for places and rates do not: a limit in seconds that counted them
-would turn the end of a long batch into errors. An attempt is not a call: the ledger and `max_llm_calls` count a call
-once.
+Only stations 3 to 5 take the call's time. If the waits for places and rates did, the end of a long batch would turn
+into errors. An attempt is not a call: the ledger and `max_llm_calls` count a call once.
 
 After `FAILURES_TO_COOL` failed calls in a row a client is cooling for `cooldown_s`: the broker asks its fallbacks
-first. Unlike a circuit breaker, a cooling client still takes calls, since one without fallbacks is all that there is.
+first. Unlike behind a circuit breaker, a cooling client still takes calls, since it may have no fallback.
 
-A random part of each pause keeps calls that failed together from coming back together ("equal jitter": M. Brooker,
-"Exponential Backoff and Jitter", AWS Architecture Blog, 2015).
+A random part of each pause spreads calls after a common failure ("equal jitter": M. Brooker, "Exponential Backoff and
+Jitter", AWS Architecture Blog, 2015).
 
 Clients are code of the user's or of a library. They may raise anything, cancel their own task, or return another type.
 `ask` and `_checked` turn all of that into `ModelFailed`, within the time limit.
@@ -54,7 +53,7 @@ OnRetry = Callable[[int, float, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Bounds and retries with which a client is called.
+    """Bounds and retries of a client's calls.
 
     Example:
         ```python
@@ -66,10 +65,10 @@ class Serving:
     Attributes:
         max_concurrent: Calls at the same time; further ones wait. None takes the client's own bound.
         requests_per_minute, tokens_per_minute: Most within any 60 s; further calls wait. None sets no bound.
-        max_retries: Further attempts after a failure that may pass.
-        attempt_timeout_s: Seconds that one attempt may take; None leaves them to the limit of the call.
+        max_retries: Further attempts after a transient failure.
+        attempt_timeout_s: Seconds of one attempt; None leaves them to the limit of the call.
         fallbacks: Clients asked in its place, in this order, if it fails and the request is not at fault.
-        cooldown_s: Seconds for which the fallbacks are asked first, after `FAILURES_TO_COOL` failed calls in a row.
+        cooldown_s: Seconds of asking the fallbacks first, after `FAILURES_TO_COOL` failed calls in a row.
     """
 
     max_concurrent: int | None = None
@@ -86,8 +85,8 @@ class PendingCall(msgspec.Struct):
 
     Attributes:
         limit_s: Seconds it may take. Attempts and pauses count; waiting for places and rates does not.
-        session: Run on whose behalf it is made: sessions take turns.
-        spent_s: Seconds of `limit_s` that are used.
+        session: Its run: sessions take turns.
+        spent_s: Used seconds of `limit_s`.
     """
 
     request: LMRequest
@@ -98,7 +97,7 @@ class PendingCall(msgspec.Struct):
 
     @property
     def left_s(self) -> float:
-        """Seconds of `limit_s` that are left."""
+        """Remaining seconds of `limit_s`."""
         return max(0.0, self.limit_s - self.spent_s)
 
 
@@ -124,7 +123,7 @@ class ClientQueue:
         return time.monotonic() < max(self._cool_until, self._opens_at)
 
     def stats(self) -> ClientStats:
-        """Return what the client is doing now."""
+        """Return counts of the client's present calls."""
         places = self._places
         return ClientStats(self.client.model_name, places.taken, places.waiting, self.is_cooling)
 
@@ -132,7 +131,7 @@ class ClientQueue:
         """Make the call, with as many attempts as `max_retries` and its time allow.
 
         Args:
-            others: Number of fallbacks that may be asked afterwards: each keeps an equal share of the time.
+            others: Number of fallbacks to ask afterwards: each keeps an equal share of the time.
 
         Raises:
             ModelFailed: The last attempt failed.
@@ -158,13 +157,10 @@ class ClientQueue:
                     return reply
         finally:
             self._places.release()
-        raise AssertionError  # never reached, since `count` has no end; the type checker does not know that
+        raise AssertionError  # never reached, since `count` has no end; the type checker does not see it
 
     def _used(self, usage: Usage, entry: RateEntry) -> None:
-        """Replace the estimate of a call's tokens by what it used.
-
-        The mean output, from which further calls are estimated, moves by an eighth of the difference each time.
-        """
+        """Replace the estimate of a call's tokens by its usage, and move the mean output by an eighth."""
         self._tokens.correct(entry, usage.total_input_tokens + usage.total_output_tokens or entry.amount)
         self._output_tokens += (usage.total_output_tokens - self._output_tokens) / 8
 
@@ -172,7 +168,7 @@ class ClientQueue:
         """Wait until the provider takes requests again. This wait takes the call's own time.
 
         Raises:
-            ModelFailed: The wait is longer than the time that the call has left.
+            ModelFailed: The wait is longer than the rest of the call's time.
         """
         while (alone_s := self._opens_at - time.monotonic()) > 0:
             if alone_s > pending.left_s:
@@ -186,7 +182,7 @@ class ClientQueue:
         """Wait until the rates admit the call, one call at a time, in turn. This wait takes no time of the call.
 
         Returns:
-            The tokens that the call is expected to use.
+            Estimate of the call's tokens.
         """
         request = pending.request
         tokens = estimate_tokens(request.chars) + (request.max_completion_tokens or self._output_tokens)
@@ -203,8 +199,7 @@ class ClientQueue:
             self._gate.release()
 
     async def _wait_or_raise(self, pending: PendingCall, attempt: int, failed: ModelFailed) -> None:
-        """Wait before the next attempt, or raise `failed`. No attempt is made before the time that the provider
-        names."""
+        """Wait before the next attempt, at least until the provider's time for it; or raise `failed`."""
         backoff_s = min(MOST_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1)
         wait_s = max(backoff_s, failed.retry_after_s or 0.0)
         if failed.retry_after_s:
@@ -258,12 +253,10 @@ def _is_being_cancelled() -> bool:
 
 
 def _checked(reply: object, client: BaseClient) -> LMReply:
-    """Return a reply that can be added up and written down.
-
-    A number of tokens that cannot be one becomes 0, and the usage then has no cost.
+    """Check a reply for the ledger and the recording. An impossible number of tokens becomes 0, without a cost.
 
     Raises:
-        ModelFailed: The client returned another type. Found later, it would fail in the ledger or in the recording.
+        ModelFailed: The client returned another type.
     """
     if not isinstance(reply, LMReply):
         raise ModelFailed(f"{client.model_name}: the client returned {type(reply).__name__}, not LMReply")

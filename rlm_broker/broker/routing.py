@@ -1,7 +1,4 @@
-"""Choice of the client for a call: a registered name decides first, then a route, then the depth.
-
-There is no I/O here, and no code of clients is called, so the choice can be explained before a call is made.
-"""
+"""Choice of the client for a call: a registered name decides first, then a route, then the depth. It does no I/O."""
 
 import fnmatch
 import re
@@ -17,7 +14,7 @@ from rlm_broker.values.text import clip
 from rlm_broker.values.validation import did_you_mean
 
 ModelPolicy = Literal["allow", "pinned", "open"]
-"""Which models model code may name.
+"""Models that model code may name.
 
 - `allow`: the registered names, the routes and the sub-model. The root model only if it is the sub-model, too: a cheap
   fan-out must not silently become an expensive one.
@@ -36,7 +33,7 @@ DEEPEST = sys.maxsize
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A rule that sends calls to the client of a given name.
+    """A rule for sending calls to the client of a given name.
 
     Example:
         ```python
@@ -47,9 +44,8 @@ class Route:
 
     Args:
         to: A registered name, or the name of the root or the sub client.
-        match: Model that the call asks for: a name, or a pattern in which `*` is any text. None takes calls that name
-            no model.
-        depths: Depths at which the route holds: "0", "1-3", "2-". 0 is a root's own loop, 1 the queries of its REPL.
+        match: Requested model: a name, or a pattern with `*` for any text. None takes calls without a name.
+        depths: Depths of its calls: "0", "1-3", "2-". 0 is a root's own loop, 1 the queries of its REPL.
 
     Raises:
         ConfigurationError: `depths` has another form, or holds no depth.
@@ -95,7 +91,7 @@ class Route:
         return first <= depth <= last and _matches(self.match, model or None)
 
     def hides(self, later: "Route") -> bool:
-        """Whether this route takes every call that `later` would take.
+        """Whether this route takes all calls of `later`.
 
         Example:
             ```python
@@ -110,15 +106,16 @@ class Routing:
     """Chooses the client for a model's name and a depth.
 
     Args:
-        default: Root client: for depth 0, and for all calls that no other client serves.
+        default: Root client: for depth 0, and for all calls without another client.
         sub: Client for depth 1 and deeper.
         model_policy: See `ModelPolicy`.
-        open_client: For the policy `open`: makes the client of a name that is not registered, or raises `UnknownModel`.
-            It is called once for each name. Without it such a call goes to the client of its depth, which finds the
-            name in the request.
+        open_client: For the policy `open`: makes the client of an unregistered name, once for each, or raises
+            `UnknownModel`. Without it such a call goes to the client of its depth, with the name in the request.
 
     Attributes:
-        routes: Routes in the order in which they are tried, see `add`.
+        root: Client for depth 0.
+        sub: Client for depth 1 and deeper; None if the root client serves these, too.
+        routes: Routes in the order of trial, see `add`.
 
     Raises:
         ConfigurationError: `model_policy` is none of the policies.
@@ -134,8 +131,8 @@ class Routing:
     ) -> None:
         if model_policy not in _POLICIES:
             raise ConfigurationError(f"the model policy must be one of {', '.join(_POLICIES)}, not {model_policy!r}")
-        self._default = adapted(default)
-        self._sub = None if sub is None else adapted(sub)
+        self.root = adapted(default)
+        self.sub = None if sub is None else adapted(sub)
         self.policy: ModelPolicy = model_policy
         self.routes: list[Route] = []
         self._open_client = open_client
@@ -144,8 +141,8 @@ class Routing:
 
     @property
     def clients(self) -> tuple[BaseClient, ...]:
-        """Every client object once, the default first. These are the clients to close, and to sum the usage of."""
-        candidates = [self._default, self._sub, *self._registered.values(), *self._opened.values()]
+        """Every client object once, the root first."""
+        candidates = [self.root, self.sub, *self._registered.values(), *self._opened.values()]
         return tuple({id(client): client for client in candidates if client is not None}.values())
 
     @property
@@ -154,23 +151,8 @@ class Routing:
         return tuple(self._registered)
 
     @property
-    def opens(self) -> bool:
-        """Whether the policy `open` makes clients of names that are not registered."""
-        return self._open_client is not None
-
-    @property
-    def root(self) -> BaseClient:
-        """Client for depth 0."""
-        return self._default
-
-    @property
-    def sub(self) -> BaseClient | None:
-        """Client for depth 1 and deeper; None if the root client serves these, too."""
-        return self._sub
-
-    @property
     def by_name(self) -> dict[str, BaseClient]:
-        """The clients by name, without those that only routes or the policy `open` lead to."""
+        """The root, the sub client and the registered ones by name."""
         own = {client.model_name: client for client in reversed(self._own())}  # if both have one name, the root wins
         return own | self._registered
 
@@ -178,9 +160,9 @@ class Routing:
         """Return the same routing with another root or sub client. None keeps the present one.
 
         Raises:
-            ConfigurationError: A route leads to a client that would no longer be there.
+            ConfigurationError: A route leads to the replaced client.
         """
-        changed = Routing(default or self._default, sub or self._sub, model_policy=self.policy)
+        changed = Routing(default or self.root, sub or self.sub, model_policy=self.policy)
         changed._open_client, changed._opened = self._open_client, self._opened
         changed._registered = self._registered
         for route in self.routes:
@@ -190,8 +172,7 @@ class Routing:
     def register(self, name: str, client: Client | FieldLike) -> None:
         """Make `client` available under `name`, also to model code.
 
-        The root and the sub client are known by their own names already. Registering one under its own name has no
-        effect: the client stays bound to the policy.
+        Has no effect on the root and the sub client under their own names: they stay bound to the policy.
 
         Raises:
             ConfigurationError: The name is empty, or another client has it.
@@ -207,10 +188,10 @@ class Routing:
             )
 
     def add(self, route: Route) -> None:
-        """Add a route to a client that is there already. If two routes take a call, the first one decides.
+        """Add a route to a present client. If two routes take a call, the first one decides.
 
         Raises:
-            ConfigurationError: No client has the name that it leads to, or no call can ever take it.
+            ConfigurationError: It leads to no client, or no call can ever take it.
         """
         self._client_of(route)
         if route.match in self._registered:
@@ -224,15 +205,15 @@ class Routing:
         """Return the client of a call from the orchestrator's own code. An empty name is no name.
 
         Raises:
-            UnknownModel: No client has the name `model`; the error lists those that there are.
+            UnknownModel: No client has the name `model`; the error lists the known ones.
         """
         return self.explain(model, depth, is_code=False)[0]
 
     def pick_for_code(self, model: str | None, depth: int) -> BaseClient:
-        """Return the client of a call from model code. The policy judges the name that code gives.
+        """Return the client of a call from model code. The policy judges the name.
 
         Raises:
-            UnknownModel: Code may not use the name `model`; the error lists those that it may.
+            UnknownModel: Code may not use the name `model`; the error lists the allowed ones.
         """
         if not model and not self.routes:  # nearly every call: `explain` would format a reason that is not read
             return self._of_depth(depth)
@@ -256,7 +237,7 @@ class Routing:
                 return self._client_of(route), str(route)
         if not is_code or self.policy == "open":
             return self._of_any_name(model, depth, may_open=is_code)
-        sub = self._sub or self._default
+        sub = self.sub or self.root
         if model == sub.model_name:
             return sub, "it is the name of what code may ask anyway"
         allowed = dict.fromkeys([sub.model_name, *self._registered, *self._matches()])
@@ -282,11 +263,11 @@ class Routing:
         for route in self.routes:
             if route.takes(None, depth):
                 return self._client_of(route), str(route)
-        is_sub = depth >= 1 and self._sub is not None
+        is_sub = depth >= 1 and self.sub is not None
         return self._of_depth(depth), f"depth {depth} goes to the {'sub' if is_sub else 'root'} model"
 
     def _of_depth(self, depth: int) -> BaseClient:
-        return self._sub if depth >= 1 and self._sub is not None else self._default
+        return self.sub if depth >= 1 and self.sub is not None else self.root
 
     def _client_of(self, route: Route) -> BaseClient:
         if route.to in self._registered:
@@ -301,7 +282,7 @@ class Routing:
         return [route.match for route in self.routes if route.match is not None]
 
     def _own(self) -> tuple[BaseClient, ...]:
-        return (self._default,) if self._sub is None else (self._default, self._sub)
+        return (self.root,) if self.sub is None else (self.root, self.sub)
 
 
 def _matches(match: str | None, model: str | None) -> bool:

@@ -12,7 +12,6 @@ import click
 from click.core import ParameterSource
 
 from rlm_broker.batch.batch import Batch
-from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchResult
 from rlm_broker.batch.progress import BatchProgress
 from rlm_broker.batch.shards import merge as merge_shards
@@ -28,8 +27,8 @@ from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, RunCancelled
+from rlm_broker.limits import BatchLimits
 from rlm_broker.values.text import as_json as to_json
-from rlm_broker.values.units import accepted, amount
 from rlm_broker.values.words import counted
 from rlm_broker.watch.server import ControlSocket
 
@@ -105,7 +104,8 @@ def _answered(
     """
     _require_apart(input, out)
     arguments = {name: flags.pop(name) for name in ARGUMENTS}
-    limits = _limits(*(flags.pop(f"batch_{name}") for name in ("budget_usd", "tokens", "timeout")))
+    bounds = {name: flags.pop(option[2:].replace("-", "_")) for name, option in LIMITS.items()}
+    limits = BatchLimits.model_validate(bounds, context={name: f" ({option})" for name, option in LIMITS.items()})
     settings = Settings(assigned(assignments, **flags))
     schema = settings.path("output_type")
     part = None if shard is None else shard_of(shard)
@@ -154,20 +154,6 @@ def _require_apart(input: str, out: Path) -> None:
         raise ConfigurationError("--out - names no file: name one, since the journal of a batch lies beside it")
     if input != STDIN and exists(out) and exists(input) and out.samefile(input):
         raise ConfigurationError(f"--out {out} is the file that is read: name another one for the results")
-
-
-def _limits(budget_usd: float | None, tokens: int | None, timeout: str | None) -> BatchLimits:
-    """Return the limits of the batch. The time may have a unit.
-
-    Raises:
-        ConfigurationError: A limit cannot have its value.
-    """
-    if timeout is None:
-        return BatchLimits(budget_usd, tokens)
-    try:
-        return BatchLimits(budget_usd, tokens, float(str(amount("timeout_s", timeout))))
-    except ValueError:
-        raise ConfigurationError(f"--batch-timeout {timeout}: {accepted('timeout_s')}") from None
 
 
 # -- while it goes on ----------------------------------------------------------------------------------------------

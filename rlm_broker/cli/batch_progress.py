@@ -146,6 +146,8 @@ def _rows(status: BatchStatus) -> Iterator[tuple[str, str]]:
     yield "process", "none works on it now" if status.process is None else f"{status.process} works on it now"
     if status.shards is not None:
         yield "shards", f"{status.shards[0]:,} of {status.shards[1]:,}"
+    if status.cut_bytes:
+        yield "cut", f"{status.cut_bytes:,} bytes of results were removed by another program: put the file back"
     yield "done", counted(status.done, "item")
     yield "answered", f"{status.answered:,}"
     yield "limited", by_kind(status.limited)

@@ -137,8 +137,8 @@ BATCH = LazyCommand(
         RETRY_FAILED,
         Flag("--settings-changed", "Take other limits of runs for the items that are left; their lines say so."),
         Option("--samples", "N", "Ask each item N times (default 1).", type=click.IntRange(1), default=1),
-        Option("--batch-budget-usd", "USD", "Dollars of the whole batch.", type=click.FloatRange(min=0, min_open=True)),
-        Option("--batch-tokens", "N", "Tokens of the whole batch.", type=click.IntRange(1)),
+        Option("--batch-budget-usd", "USD", "Dollars of the whole batch."),
+        Option("--batch-tokens", "N", "Tokens of the whole batch."),
         Option("--batch-timeout", "TIME", "Time of the whole batch, such as 90s or 1h30m."),
         Flag("--trajectories", "Write the conversations of each item and its children, as chat messages."),
         Option(

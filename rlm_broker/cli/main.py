@@ -66,9 +66,9 @@ def main() -> None:
     if not sys.platform.startswith("linux"):
         click.echo("rlm-broker runs on Linux only: its sandbox is made of Linux kernel features", err=True)
         sys.exit(2)
-    _prepare_streams()
-    signals.listen()
     try:
+        _prepare_streams()
+        signals.listen()
         cli(prog_name="rlm-broker", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as help_wanted:

@@ -1,9 +1,11 @@
 """`rlm-broker mcp`: serves one client by stdin and stdout, or prints the settings that clients want."""
 
+import contextlib
 import gc
 import json
 import shutil
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,10 @@ def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> 
     from rlm_broker.serve.mcp.stdio import serve_stdio
 
     settings = Settings(assigned(assignments, **options))
+    if settings["cluster"] is not None:  # refuse it now where it cannot be had, and not at the first call of a tool
+        from rlm_broker.cli.composition import sandbox_of
+
+        sandbox_of(settings)
     gc.freeze()
     gc.enable()
 
@@ -68,9 +74,13 @@ def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> 
 
         return rlm_of(settings)
 
-    def spans() -> Any:
+    @contextlib.asynccontextmanager
+    async def around() -> AsyncIterator[Any]:
         from rlm_broker.cli.spans import sent_spans
+        from rlm_broker.watch.server import ControlSocket
 
-        return sent_spans()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(ControlSocket("mcp").start().aclose)
+            yield stack.enter_context(sent_spans())
 
-    serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s, spans=spans)
+    serve_stdio(rlm, root=root, block_timeout_s=settings.limits.block_timeout_s, around=around)

@@ -161,7 +161,8 @@ def _greet(service: Service, settings: ServeSettings, listener: socket.socket) -
     say(f"{scheme}://{shown}:{port}/v1")
     if service.made_key is not None:
         say(f"key: {service.made_key}")
-    say(f"viewer: {scheme}://{shown}:{port}/viewer/#key={service.made_key or 'KEY'}")
+    of_key = "" if service.made_key is None else f"#key={service.made_key}"  # without it, the page asks for a key
+    say(f"viewer: {scheme}://{shown}:{port}/viewer/{of_key}")
 
 
 def _listening(settings: ServeSettings) -> socket.socket:

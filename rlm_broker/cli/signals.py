@@ -16,7 +16,12 @@ class EndedBySignal(KeyboardInterrupt):
 
 
 def listen() -> None:
-    """Raise `EndedBySignal` in the main thread for each of `SIGNALS`. A signal that `nohup` ignores stays ignored."""
+    """Raise `EndedBySignal` in the main thread for each of `SIGNALS`, and KeyboardInterrupt for Ctrl+C.
+
+    A signal that `nohup` ignores stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop)

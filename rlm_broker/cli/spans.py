@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from rlm_broker.cli.terminal import say
 from rlm_broker.events.event import Emit
-from rlm_broker.watch.conventions import checked_traceparent, traceparent
+from rlm_broker.watch.conventions import continue_trace
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -30,7 +30,7 @@ def sent_spans() -> AbstractContextManager[Emit | None]:
     if protocol != "http/protobuf":
         _tell(f"no spans are sent: the protocol {protocol[:40]!r} is not supported, http/protobuf is")
         return nullcontext()
-    traceparent.set(checked_traceparent(os.environ.get("TRACEPARENT")))
+    continue_trace(os.environ.get("TRACEPARENT"))
     return exporting(_tell)
 
 

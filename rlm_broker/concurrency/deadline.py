@@ -7,33 +7,33 @@ to their end exactly once. `asyncio.timeout` alone does not guarantee that, for 
 
 1. It cancels the task it is used in. The caller may cancel the same task a moment before or after. The second
    CancelledError is then raised inside a `finally` block, at its next `await`, and processes stay alive.
-2. It waits for work that ignores its cancellation. Code of the user's (a tool, a model client) may catch
-   CancelledError and go on, and so hold its caller without limit.
-3. It turns CancelledError into TimeoutError, and no other exception. Client libraries that catch the cancellation raise
-   errors of their own, and the caller would see these and no time limit. A TimeoutError that the work itself raises
-   looks like the limit.
+2. It waits for work of any kind. Code of the user's (a tool, a model client) may catch CancelledError and go on, and so
+   hold its caller without limit.
+3. It turns CancelledError into TimeoutError, and no other exception. Client libraries catch the cancellation and raise
+   errors of their own, and the caller would see these and no time limit. A TimeoutError of the work's own looks like
+   the limit.
 
 The functions here, by what is awaited after a cancel:
 
 - `within` gives the work a task of its own, cancels that task at most once, and awaits its end without limit.
-  `asyncio.wait` does not cancel what it waits for, so a cancellation of the caller reaches the caller alone.
-  It is remembered, and raised once the task has ended. Used for work with processes below it.
-- `to_its_end` does the same for clean-up, which it never cancels.
-- The task that both make is `unlisted`. `asyncio.run` cancels all tasks of its loop when it ends, as it does after a
-  second Ctrl+C. It cannot cancel a task that asyncio does not list.
+  `asyncio.wait` cancels nothing, so a cancellation of the caller reaches the caller alone. It is remembered, and raised
+  once the task has ended. Used for work with processes below it.
+- `to_its_end` does the same for clean-up, and never cancels it.
+- Both make an `unlisted` task. `asyncio.run` cancels all listed tasks of its loop when it ends, as it does after a
+  second Ctrl+C.
 - `in_time` stays in the caller's task and sets one timer: a request takes 25 to 35 microseconds in all, too few to add
   a task of its own. It uses `asyncio.timeout`, and answers points 2 and 3.
-- `closed_if_deaf` answers point 2 alone, for code of the user's that runs inside `within`.
+- `closed_if_deaf` answers point 2 alone, for code of the user's inside `within`.
 
 Races:
 
-- Work that has ended in the loop iteration in which the limit fires was in time: its result or error counts (`within`).
-- Work that returns a result after its cancellation keeps it, since work paid for should not be lost. Only work
-  that ends cancelled is `Late` (`within`); an error after the limit is `Late` in `in_time`.
+- If work ends in the loop iteration in which the limit fires, it was in time: its result or error counts (`within`).
+- If work returns a result after its cancellation, the result counts, since it was paid for. Only work that ends
+  cancelled is `Late` (`within`); an error after the limit is `Late` in `in_time`.
 - A cancellation of the caller wins over the result of the work and over the limit (`within`).
 
-Rejected: `asyncio.wait_for`, which in Python 3.11 leaves the work running if its caller is cancelled twice, and since
-3.12 is `asyncio.timeout`; `asyncio.shield` alone, which lets the caller go on while the work still runs.
+Rejected: `asyncio.wait_for`, since in Python 3.11 it leaves the work running if its caller is cancelled twice, and
+since 3.12 is `asyncio.timeout`; `asyncio.shield` alone, since the caller goes on while the work still runs.
 
 Sources: CPython, Lib/asyncio/timeouts.py (`Timeout.__aexit__`), and the paragraphs on `Task.cancel` and `Task.uncancel`
 in the documentation of asyncio.
@@ -93,10 +93,10 @@ async def within(limit_s: float | None, work: Coroutine[Any, Any, T], stop: "asy
 
 
 async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Await the coroutine that `work` makes, to its end also if the caller is cancelled meanwhile.
+    """Await a clean-up to its end, also if the caller is cancelled meanwhile.
 
-    Meant for clean-up. Takes a function and no coroutine: a coroutine made by the caller and never awaited,
-    because the caller was cancelled first, would be reported by a RuntimeWarning.
+    Takes a function and no coroutine: if the caller is cancelled first, its coroutine would never be awaited, which
+    Python reports by a RuntimeWarning.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Raised after the end of the work.
@@ -134,12 +134,10 @@ async def ended(task: "asyncio.Task[Any]", cancelled: asyncio.CancelledError | N
         raise cancelled
 
 
-@types.coroutine
-def in_time(limit_s: float, work: Awaitable[T]) -> Generator[Any, Any, T]:
+async def in_time(limit_s: float, work: Awaitable[T]) -> T:
     """Await `work` in the caller's task; cancel it at the limit.
 
-    The timer is set when `work` first waits. Setting one would make work that never waits, for example a reply from the
-    cache, cost half as much again.
+    The timer is set when `work` first waits: a reply from the cache never does, and would cost half as much again.
 
     Args:
         limit_s: Seconds, counted from the call and not from the first wait.
@@ -155,12 +153,7 @@ def in_time(limit_s: float, work: Awaitable[T]) -> Generator[Any, Any, T]:
     except StopIteration as done:
         result: T = done.value
         return result
-    left_s = limit_s - (time.monotonic() - started)
-    return (yield from _in_time(left_s, steps, waits_for).__await__())
-
-
-async def _in_time(limit_s: float, steps: Generator[Any, Any, T], waits_for: object) -> T:
-    deadline = asyncio.timeout(limit_s)
+    deadline = asyncio.timeout(limit_s - (time.monotonic() - started))
     try:
         async with deadline:
             return await _rest(steps, waits_for)
@@ -171,28 +164,22 @@ async def _in_time(limit_s: float, steps: Generator[Any, Any, T], waits_for: obj
 
 
 async def closed_if_deaf(work: Awaitable[T]) -> T:
-    """Await `work`, which is the user's code. Once cancelled it has `GRACE_S` seconds to end; then it is closed."""
-    return await _all_of(work)
-
-
-@types.coroutine
-def _all_of(work: Awaitable[T]) -> Generator[Any, Any, T]:
+    """Await code of the user's. Once cancelled it has `GRACE_S` seconds to end; then it is closed."""
     steps = work.__await__()
     try:
         waits_for = next(steps)
     except StopIteration as done:
         result: T = done.value
         return result
-    return (yield from _rest(steps, waits_for))
+    return await _rest(steps, waits_for)
 
 
 @types.coroutine
 def _rest(steps: Generator[Any, Any, T], waits_for: object) -> Generator[Any, Any, T]:
-    """Drive `steps`, which waits for `waits_for` already. (`yield from` would begin with a step of its own.)
+    """Drive `steps` from its first wait on. (`yield from` would begin with a step of its own.)
 
-    After the first cancellation `steps` has `GRACE_S` to end. Then it is closed where it waits, and CancelledError is
-    raised: code that catches CancelledError would otherwise hold its caller without limit. Cancellations that arrive
-    within the grace are passed on to `steps`.
+    After the first cancellation `steps` has `GRACE_S` to end, and gets all further ones. Then it is closed where it
+    waits, and CancelledError is raised: code may catch CancelledError, and would hold its caller without limit.
     """
     closing: asyncio.TimerHandle | None = None
     try:

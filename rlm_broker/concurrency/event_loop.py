@@ -2,32 +2,31 @@
 
 Theory of operation
 -------------------
-The library is asyncio throughout. A future, lock or transport belongs to one loop and may be touched only from its
-thread. So each object with such parts lives on exactly one loop (`resource.AsyncResource`): the caller's, or the
-background loop of this process. The background loop runs in one daemon thread that is started when it is first used,
-and never stopped.
+A future, lock or transport belongs to one loop and may be touched only from its thread. So each object with such parts
+lives on exactly one loop (`resource.AsyncResource`): the caller's, or the background loop of this process. That one
+runs in a daemon thread, started when it is first used, and never stopped.
 
-All calls from elsewhere are carried over by a `Job`: `call_soon_threadsafe` starts the work on the object's loop, and
-a `concurrent.futures.Future` brings its outcome back. So the synchronous API is the same code as the asynchronous one.
-It works where a loop is already running, as in a notebook, and from several threads.
+A `Job` carries each call from elsewhere over: `call_soon_threadsafe` starts the work on the object's loop, and a
+`concurrent.futures.Future` brings its outcome back. So the synchronous API is the same code as the asynchronous one. It
+works where a loop is already running, as in a notebook, and from several threads.
 
 A `Job` is over only when its work has really ended. If its caller is cancelled or interrupted, the work is cancelled
 once and its end is awaited, since processes end in its `finally` blocks.
 
-Work that cleans up is never cancelled, only the wait for it is (`CleanUp`). A task cancelled before its first
-step runs none of its code, and what it was to end would stay.
+Work that cleans up is never cancelled, only the wait for it is (`CleanUp`). A task cancelled before its first step runs
+none of its code: nothing would be cleaned up.
 
 Three facts of the system bend the code:
 
-- CPython runs a signal handler between two bytecodes of the main thread. A signal that arrives after the last check and
-  before a lock's wait begins is handled only when the wait ends. So a thread waits in spans of `SPAN_S`.
-- A loop that is closed drops the work it was given. So a wait looks at the loop after each span.
+- CPython runs a signal handler between two bytecodes of the main thread. If a signal arrives after the last check and
+  before a lock's wait begins, it is handled only when the wait ends. So a thread waits in spans of `SPAN_S`.
+- A closed loop drops the work it was given. So a wait looks at the loop after each span.
 - `fork` copies the calling thread alone. A child has no background loop, and a loop of the parent is dead there. So
   each reference keeps the id of its process (`is_alive`).
 
-Rejected: `asyncio.run` for each synchronous call. It fails where a loop is running, and it would end tasks that go on
-between two calls, for example the refill of a pool. A second, synchronous implementation would have to be tested twice.
-Patching asyncio so that loops nest changes the user's process.
+Rejected: `asyncio.run` for each synchronous call. It fails where a loop is running, and it would end tasks between two
+calls, for example the refill of a pool. A second, synchronous implementation would have to be tested twice. Patching
+asyncio so that loops nest changes the user's process.
 """
 
 import asyncio
@@ -40,6 +39,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from rlm_broker.concurrency.deadline import ended, to_its_end, unlisted
+from rlm_broker.concurrency.forks import FORKING
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 
 T = TypeVar("T")
@@ -50,16 +50,6 @@ WAITS_FOR_ITSELF = "this would wait for itself: use the async form (`await`, `as
 LOOP_ENDED = "this was opened on an event loop that has ended: open it again, or use it within that loop"
 
 _background: "EventLoopRef | None" = None
-_starting = threading.Lock()
-
-
-def _renew() -> None:
-    """Renew the lock in a forked child, where a thread that was not forked may hold it."""
-    global _starting
-    _starting = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew)
 
 
 class EventLoopRef:
@@ -82,13 +72,10 @@ class EventLoopRef:
 
     @staticmethod
     def background() -> "EventLoopRef":
-        """Return the process's own loop. Its daemon thread is started when it is first used.
-
-        Raises:
-            SandboxFailed: No thread can be started.
-        """
+        """Return the process's own loop. Its daemon thread is started when it is first used. Raise SandboxFailed if it
+        cannot."""
         global _background
-        with _starting:
+        with FORKING:  # a forked process finds no half-started loop
             if _background is None or not _background.is_alive:
                 _background = EventLoopRef(asyncio.new_event_loop())
                 keep = (_background._loop,)
@@ -134,15 +121,11 @@ class EventLoopRef:
         return await job.ended()
 
     def clean_up(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run clean-up on this loop and wait for it, from another thread. Has no effect once the loop has ended.
+        """Run clean-up on this loop and wait for it, from another thread. Has no effect once the loop has ended. Raise
+        RuntimeError on this loop: the caller would wait for itself.
 
-        Ctrl+C is raised when the clean-up has ended. A second one gives up waiting, and the clean-up goes on.
-
-        Args:
-            work: Makes the clean-up. A second one has no effect.
-
-        Raises:
-            RuntimeError: The caller runs on this loop, and would wait for itself.
+        Ctrl+C is raised when the clean-up has ended. A second one gives up waiting, and the clean-up goes on. So `work`
+        may be called twice, and a second clean-up has no effect.
         """
         if self.is_here:
             raise RuntimeError(WAITS_FOR_ITSELF)
@@ -186,11 +169,8 @@ class EventLoopRef:
             raise
 
     def alive(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, on which work can still be run.
-
-        Raises:
-            ConfigurationError: The loop has ended, or belongs to the process that this one was forked from.
-        """
+        """Return the loop, on which work can still be run. Raise ConfigurationError if it has ended, or belongs to the
+        process that this one was forked from."""
         if self.is_alive:
             return self._loop
         if self._pid != os.getpid():  # fork copies the calling thread alone, and not the one of the loop
@@ -213,11 +193,10 @@ class Job(Generic[T]):
         self._is_cancelled = False
 
     def start(self) -> None:
-        """Have the loop begin the work, soon.
-
-        Raises:
-            ConfigurationError: The loop has ended.
-        """
+        """Have the loop begin the work, soon. Raise ConfigurationError if the loop has ended."""
+        if asyncio._get_running_loop() is self._loop:  # without a message to itself, which costs two system calls
+            self._start()
+            return
         try:
             self._loop.call_soon_threadsafe(self._start)
         except RuntimeError:  # closed since it was looked at
@@ -225,11 +204,8 @@ class Job(Generic[T]):
             raise
 
     def run(self) -> T:
-        """Start the work and wait for it, from another thread. An exception that ends the wait cancels the work.
-
-        Raises:
-            RuntimeError: The caller runs on the loop of the work, and would wait for itself.
-        """
+        """Start the work and wait for it, from another thread. An exception that ends the wait cancels the work. Raise
+        RuntimeError on the loop of the work: the caller would wait for itself."""
         if asyncio._get_running_loop() is self._loop:
             self.close()
             raise RuntimeError(WAITS_FOR_ITSELF)
@@ -245,10 +221,7 @@ class Job(Generic[T]):
             raise
 
     def result(self, timeout_s: float | None = None) -> T:
-        """Wait for the work, from another thread, and return its result.
-
-        Args:
-            timeout_s: Seconds to wait; None waits without limit.
+        """Wait for the work, from another thread, and return its result. None waits without limit.
 
         Raises:
             TimeoutError: The work takes longer than `timeout_s`. It goes on.
@@ -267,12 +240,13 @@ class Job(Generic[T]):
                 self._require_loop()
 
     async def ended(self) -> T:
-        """Await the work, on any loop. If the caller is cancelled, the work is cancelled and its end is awaited.
-
-        Raises:
-            ConfigurationError: The loop of the work has ended before the work did.
-        """
-        outcome = asyncio.wrap_future(self.outcome)
+        """Await the work, on any loop. If the caller is cancelled, the work is cancelled and its end is awaited. Raise
+        ConfigurationError if the loop of the work has ended before the work did."""
+        outcome: asyncio.Future[T] | asyncio.Task[T]
+        if self._task is not None and asyncio._get_running_loop() is self._loop:
+            outcome = self._task
+        else:
+            outcome = asyncio.wrap_future(self.outcome)
         outcome.add_done_callback(_retrieve)
         cancelled: asyncio.CancelledError | None = None
         while not outcome.done():
@@ -287,7 +261,7 @@ class Job(Generic[T]):
         return outcome.result()
 
     def close(self) -> None:
-        """Close work that was never started, so that Python does not report it as never awaited."""
+        """Close work that was not started, or Python would report it as never awaited."""
         self._work.close()
         self.outcome.cancel()
 
@@ -325,11 +299,7 @@ class Job(Generic[T]):
             self.outcome.set_result(task.result())
 
     def _require_loop(self) -> None:
-        """Raise if the work can never end, since its loop was closed.
-
-        Raises:
-            ConfigurationError: It was.
-        """
+        """Raise ConfigurationError if the work can never end, since its loop was closed."""
         if self._loop.is_closed() and not self.outcome.done():
             if self._task is None:
                 self._work.close()
@@ -354,8 +324,7 @@ class CleanUp(Job[None]):
 def _keep_running(loop: asyncio.AbstractEventLoop) -> None:
     """Run the loop, and run it again when a task has stopped it.
 
-    A task that raises SystemExit or KeyboardInterrupt ends `run_forever` (asyncio, `Task.__step`). All other tasks of
-    the loop would then stand still.
+    SystemExit or KeyboardInterrupt of a task ends `run_forever` (asyncio, `Task.__step`), and with it all other tasks.
     """
     while True:
         try:

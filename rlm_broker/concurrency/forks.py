@@ -1,4 +1,4 @@
-"""Forks of this process: a lock between them and the start of programs, and descriptors that no child may keep.
+"""Forks of this process: a lock against forks at a wrong moment, and descriptors that no child may keep.
 
 A forked process inherits every descriptor. The other end of a socket learns that this process has ended when the last
 copy is closed. So a data loader, or a pool of `multiprocessing`, would keep fork servers and REPLs alive after a
@@ -16,11 +16,11 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 FORKING: Final = threading.RLock()
-"""Held by each fork of this process, while a program is started, and from the opening of a descriptor that no child may
-keep until it is `left_to_parent`.
+"""Held by each fork of this process, so that no child finds it held by a thread that was not forked. Held also while a
+program is started, a loop is chosen, and from the opening of a descriptor until it is `left_to_parent`.
 
-`Popen` waits until the pipe on which its program reports a failed exec is closed. A process forked in between
-inherits the write end of that pipe, so `Popen` would wait for as long as that process lives."""
+`Popen` waits until its pipe for a failed exec is closed. A process forked in between inherits the write end of that
+pipe, and `Popen` would wait for as long as that process lives."""
 
 _left: "weakref.WeakKeyDictionary[Any, Callable[[Any], object]]" = weakref.WeakKeyDictionary()
 
@@ -30,8 +30,8 @@ def left_to_parent(held: T, leave: Callable[[T], object]) -> T:
 
     Args:
         held: Object with a descriptor. A weak reference to it is kept.
-        leave: Closes the descriptor, and does no more. The forked process shares all else with its parent: a socket
-            that it shut down, or a descriptor it removed from an event loop's epoll, would be lost to the parent.
+        leave: Closes the descriptor, and does no more. The forked process shares all else with its parent: if it shut
+            a socket down, or removed a descriptor from a loop's epoll, the parent would lose it.
     """
     with FORKING:
         _left[held] = leave

@@ -11,19 +11,17 @@ How an object is opened decides where it lives:
 An opened object is closed, also if its caller is cancelled at any `await`, or interrupted while it waits. Four rules
 make that hold:
 
-1. Openings and closings of an object take turns. A `close` that comes during an opening cancels the opening first.
-2. An opening has a task of its own, which is cancelled once (`deadline.within`). If it does not succeed, `_close` takes
-   back what it has done so far.
-3. An opening that succeeds although its caller was cancelled has no `with` block that would end it. Each caller brings
-   an object of its own, the opener, and closes the object if that is its opener.
+1. Openings and closings of an object take turns. A `close` during an opening cancels the opening first.
+2. An opening has a task of its own, and is cancelled once (`deadline.within`). If it does not succeed, `_close` takes
+   back its beginnings.
+3. If an opening succeeds although its caller was cancelled, no `with` block would end it. Each caller brings an object
+   of its own, the opener, and closes the object if that is its opener.
 4. A closing is never cancelled, only the wait for it is (`EventLoopRef.clean_up`). anyio cancels its tasks again at
    each `await`, and `asyncio.run` cancels all tasks of its loop after a second Ctrl+C.
 """
 
 import asyncio
 import contextlib
-import os
-import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from types import TracebackType
@@ -31,27 +29,16 @@ from typing import Self
 
 from rlm_broker.concurrency.deadline import StopRequested, to_its_end, within
 from rlm_broker.concurrency.event_loop import EventLoopRef
+from rlm_broker.concurrency.forks import FORKING
 from rlm_broker.errors import SandboxFailed
-
-_binding = threading.Lock()
-"""Held while an object is bound to a loop, or freed of one."""
-
-
-def _renew() -> None:
-    """Renew the lock in a forked child, where a thread that was not forked may hold it."""
-    global _binding
-    _binding = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew)
 
 
 class AsyncResource:
-    """An object that lives on one loop: a context manager of both kinds, opened once and closed once.
+    """An object on one loop: a context manager of both kinds, opened once and closed once.
 
-    A subclass defines `_open` and `_close`. It may set `_event_loop` before it is opened, to live beside another
-    object. At most one of the two runs at a time. An opening that fails, is cancelled or is overtaken by `close` calls
-    `_close`, which takes back what `_open` has done so far. The object may then be opened again.
+    A subclass defines `_open` and `_close`, of which one runs at a time. It may set `_event_loop` before it is opened,
+    to live beside another object. If an opening fails, is cancelled or is overtaken by `close`, then `_close` takes
+    back its beginnings, and the object may be opened again.
     """
 
     _event_loop: EventLoopRef | None = None
@@ -71,7 +58,7 @@ class AsyncResource:
 
     @property
     def event_loop(self) -> EventLoopRef | None:
-        """The loop that the object lives on; None where that is not decided yet."""
+        """The object's loop; None where that is not decided yet."""
         return self._event_loop
 
     @property
@@ -80,8 +67,8 @@ class AsyncResource:
         return self._is_open
 
     def bind_loop(self) -> EventLoopRef:
-        """Return the loop that the object lives on. If it has none, it is bound to the background loop for good."""
-        with _binding:
+        """Return the object's loop. If it has none, it is bound to the background loop for good."""
+        with FORKING:
             if self._event_loop is None:
                 self._event_loop = EventLoopRef.background()
             return self._event_loop
@@ -160,8 +147,8 @@ class AsyncResource:
             await loop.aclean_up(partial(self._give_back, borrower))
 
     def _bind_here(self) -> EventLoopRef:
-        """Return the loop that the object lives on. If it has none, it is bound to the running one until it closes."""
-        with _binding:
+        """Return the object's loop. If it has none, it is bound to the running one until it closes."""
+        with FORKING:
             if self._event_loop is None:
                 self._event_loop, self._loop_is_callers = EventLoopRef.here(), True
             return self._event_loop
@@ -178,7 +165,7 @@ class AsyncResource:
         finally:
             self._changes -= 1
             if self._loop_is_callers and not self._changes and not self._is_open:
-                with _binding:
+                with FORKING:
                     self._event_loop, self._loop_is_callers, self._turn = None, False, None
 
     async def _leave(self) -> None:
@@ -189,7 +176,7 @@ class AsyncResource:
             await self._close()
 
     async def _leave_if(self, opener: object) -> None:
-        """Close the object if it is open by this opener, who has no `with` block that would close it."""
+        """Close the object if it is open by this opener, for whom no `with` block would close it."""
         if self._opener is opener and not self._borrowers:
             await self._leave()
         elif self._opener is opener:

@@ -20,8 +20,8 @@ from rlm_broker.errors import SHORT_OF, SandboxFailed
 T = TypeVar("T")
 
 SLOW_S = 1.0
-"""Seconds after which a thread of the user's code or sources counts no more among those that may be busy at a time. So
-any number of them may stall. A cancelled call is awaited for as long."""
+"""Seconds until a busy thread of the user's code or sources counts no more, so that any number of them may stall. A
+cancelled call is awaited for as long."""
 _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
@@ -30,8 +30,8 @@ class DaemonThreads:
 
     While all of them are busy, calls wait in a queue without bound. A thread that was `let_go` does not count.
 
-    Not a `ThreadPoolExecutor`: the interpreter joins the threads of an executor at exit
-    (`concurrent.futures.thread._python_exit`). A single function that never returns would keep the program alive.
+    Not a `ThreadPoolExecutor`: the interpreter joins its threads at exit (`concurrent.futures.thread._python_exit`), so
+    that one endless function would keep the program alive.
 
     Args:
         max_threads: Upper bound of threads. None is started before the first call.
@@ -133,8 +133,8 @@ async def in_thread(
     cannot interrupt it, and it may wait for ever.
 
     Args:
-        work: Function to run. It gets an event, which is set when it should stop, as `stop_requested` tells it.
-        discard: Called with a result that comes too late.
+        work: Function to run. It gets an event that is set when it should stop; `stop_requested` returns the same.
+        discard: Called with a late result.
         at_end: Called once the work has ended, or will never begin, before this function returns.
 
     Raises:
@@ -193,14 +193,10 @@ _TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FairSemaphore]" = 
 
 
 async def aside(work: Callable[[], T], whose: Hashable) -> T:
-    """Do work that may take seconds in a thread, for example a check by a schema that is not trusted.
+    """Do work in a thread, with turns of all owners, for example a check by an untrusted schema, which may take
+    seconds.
 
-    Args:
-        work: The work.
-        whose: Owner of the work. Owners take turns.
-
-    Returns:
-        What `work` returns. It is not begun if the caller is cancelled while it waits for its turn.
+    The work is not begun if the caller is cancelled while it waits for its turn.
     """
     loop, turns = asyncio.get_running_loop(), _turns()
     await turns.acquire(whose)

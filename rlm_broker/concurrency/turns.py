@@ -1,7 +1,6 @@
 """Turns: places that sessions take in turn, batches waiting as one, rates, and the loop."""
 
 import asyncio
-import contextlib
 import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -14,10 +13,9 @@ Turn = asyncio.Future[None]
 class FairSemaphore:
     """At most `places` held at the same time. Among the sessions that wait, each gets one place in turn.
 
-    Every operation takes constant time, however many wait: a hostile session that queues and cancels thousands of turns
-    costs the event loop no more than those turns. The queues are `OrderedDict`s for that reason. A deque finds a
-    cancelled turn by looking at every one before it; a dict that loses its first key again and again looks at every key
-    that it has lost.
+    Every operation takes constant time, however many wait: a hostile session may queue and cancel thousands of turns,
+    and costs the event loop no more than those. So the queues are `OrderedDict`s. A deque finds a cancelled turn by
+    looking at every one before it; a dict without its first keys looks at every key that it has lost.
 
     Lives on one event loop.
 
@@ -120,9 +118,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 IN_A_ROW = 64
-"""Pieces of work that may be done, or tasks started, before the event loop gets its turn.
-
-Without the bound, pieces that never wait, such as replies from the cache, would hold up all other tasks of the loop."""
+"""Pieces of work done, or tasks started, before the event loop gets its turn. Without the bound, pieces without a wait,
+such as replies from the cache, would hold up all other tasks of the loop."""
 
 
 async def bounded_map(
@@ -140,9 +137,9 @@ async def bounded_map(
         todo: Pieces of work.
         work: Function awaited for each piece.
         at_once: Largest number of pieces that run at the same time.
-        timeout_s: Seconds for the whole batch. Work that is unfinished then is cancelled. None sets no limit.
-        places: Places that running pieces need, shared with other batches; None sets no bound beside `at_once`.
-        session: Session whose turn a place is taken for, see `FairSemaphore`.
+        timeout_s: Seconds for the whole batch. Unfinished work is cancelled then. None sets no limit.
+        places: Places of running pieces, shared with other batches; None sets no bound beside `at_once`.
+        session: Session of the batch, see `FairSemaphore`.
 
     Returns:
         The results in the order of `todo`; None for each piece that was not done within `timeout_s`.
@@ -151,18 +148,20 @@ async def bounded_map(
         BaseExceptionGroup: Pieces failed. The group holds their errors; all other pieces were cancelled.
     """
     batch = _MappedBatch(todo, work, at_once, places or FairSemaphore(None), session)
-    with contextlib.suppress(TimeoutError):  # the whole batch's alone: errors of pieces come in a group
+    try:
         async with asyncio.timeout(timeout_s):
             await batch.run()
+    except TimeoutError:  # the whole batch's alone: `suppress` would take those of pieces out of their group, too
+        pass
     return batch.results
 
 
 class _MappedBatch(Generic[T, R]):
     """One batch of work.
 
-    While it waits for places it takes one waiting turn and no task, however many pieces it has. A worker that has a
-    place keeps it for the next piece, unless another batch waits for a place. So an undisturbed batch makes one task
-    for each place, and not one for each piece.
+    While it waits for places it takes one waiting turn and no task, however many pieces it has. A worker keeps its
+    place for the next piece, unless another batch waits for one. So an undisturbed batch makes a task for each place,
+    and not for each piece.
     """
 
     def __init__(
@@ -238,13 +237,7 @@ SPAN_S = 60.0
 
 @dataclass(slots=True)
 class RateEntry:
-    """An amount that passed.
-
-    Attributes:
-        when: Time at which it passed, in seconds of the caller's clock.
-        amount: Requests or tokens, as the window counts.
-        has_left: Whether it is older than `SPAN_S`, so that it counts no more.
-    """
+    """An amount that passed at `when`, in seconds of the caller's clock. Once it `has_left`, it counts no more."""
 
     when: float
     amount: float
@@ -252,11 +245,7 @@ class RateEntry:
 
 
 class RateWindow:
-    """Keeps the sum of any `SPAN_S` seconds within a bound.
-
-    Args:
-        most: Largest sum; None sets no bound.
-    """
+    """Keeps the sum of any `SPAN_S` seconds within a bound, if there is one."""
 
     def __init__(self, most: float | None) -> None:
         self._most = math.inf if most is None else most
@@ -264,13 +253,9 @@ class RateWindow:
         self._sum = 0.0
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Return the seconds until `amount` fits; 0 if it fits now.
+        """Return the seconds until `amount` fits; 0 if it fits now. Times come in order.
 
-        An amount larger than the bound fits when the window is empty; it would otherwise wait without end.
-
-        Args:
-            amount: Amount that should pass.
-            now: Present time, not before any earlier call's.
+        An amount above the bound fits when the window is empty; it would otherwise wait without end.
         """
         while self._entries and self._entries[0].when <= now - SPAN_S:
             entry = self._entries.popleft()
@@ -285,7 +270,7 @@ class RateWindow:
         return fits_at - now
 
     def use(self, amount: float, now: float) -> RateEntry:
-        """Record that `amount` passes at time `now`, and return the entry, which `correct` takes."""
+        """Record that `amount` passes at time `now`, and return the entry for `correct`."""
         entry = RateEntry(now, amount)
         if self._most != math.inf:
             self._entries.append(entry)
@@ -293,17 +278,17 @@ class RateWindow:
         return entry
 
     def correct(self, entry: RateEntry, amount: float) -> None:
-        """Replace the estimate of `entry` by the actual amount. An entry that has left the window is not changed."""
+        """Replace the estimate of `entry` by the actual amount, unless it has left the window."""
         if not entry.has_left and self._most != math.inf:
             self._sum += amount - entry.amount
             entry.amount = amount
 
 
 class Apart:
-    """Does pieces of work that each take milliseconds, with turns of all other tasks between two of them.
+    """Does pieces of work of some milliseconds each, with turns of all other tasks between two of them.
 
-    Tasks that end in the same turn of the loop would otherwise hold it for the sum of their pieces. Lives on one event
-    loop.
+    Tasks with an end in the same turn of the loop would otherwise hold it for the sum of their pieces. Lives on one
+    event loop.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 Names in an archive are only shown, and no path is opened by them. Links and special files are left out.
 
-`tarfile` and `zipfile` trust the sizes that an archive states. `_Forward` and `_Bounded` stand between them and the
+`tarfile` and `zipfile` trust the sizes in an archive. `_Forward` and `_Bounded` stand between them and the
 file, so that each read is bounded, and a tar is never read backwards.
 """
 
@@ -24,18 +24,16 @@ from rlm_broker.context.found_files import PIECE_BYTES, FileUnfit, unsteering
 from rlm_broker.errors import ContextRefused
 
 MAX_UNPACKED_BYTES: Final = 1 << 32
-"""Bytes that all compressed files and documents of one context may unpack to; a context with more is refused.
-
-The same bound holds for what is stored of them, which takes up to 4 bytes for each character.
-"""
+"""Unpacked bytes of all compressed files and documents of one context; a context with more is refused. The same bound
+holds for their stored bytes, up to 4 for each character."""
 MAX_MEMBERS: Final = 100_000
 """Entries of all archives of one context together; a context with more is refused."""
 DAMAGED: Final = "damaged"
-"""Reason for files that cannot be unpacked."""
+"""Reason for damaged files."""
 _XZ_MEMORY_BYTES: Final = 1 << 27
-"""Memory that `lzma` may take for one stream; a stream that needs more is refused."""
+"""Memory of `lzma` for one stream; a stream that needs more is refused."""
 _ZSTD_WINDOW_BYTES: Final = 1 << 27
-"""Window of a zstd stream, in bytes; a stream that needs a larger one is refused."""
+"""Window of a zstd stream, in bytes; a stream with a larger one is refused."""
 _ZSTD_FEED_BYTES: Final = 1 << 8
 """Bytes given to the package `zstandard` at a time. It has no bound for its output: four bytes can become 128 KB."""
 
@@ -79,11 +77,7 @@ class Unpacking:
         self._members_left = MAX_MEMBERS
 
     def counted(self, pieces: Iterable[bytes], given: str) -> Iterator[bytes]:
-        """Yield the pieces, and count their bytes.
-
-        Raises:
-            ContextRefused: The bytes, with all that were counted before, are too many.
-        """
+        """Yield the pieces, and count their bytes. Raise ContextRefused if all counted bytes together are too many."""
         for piece in pieces:
             self._bytes_left -= len(piece)
             if self._bytes_left < 0:
@@ -91,30 +85,18 @@ class Unpacking:
             yield piece
 
     def count_stored(self, size_bytes: int, given: str) -> None:
-        """Count bytes that are stored of unpacked texts.
-
-        Raises:
-            ContextRefused: The bytes, with all that were counted before, are too many.
-        """
+        """Count stored bytes of unpacked texts. Raise ContextRefused if all of them together are too many."""
         self._stored_bytes_left -= size_bytes
         if self._stored_bytes_left < 0:
             raise _too_much(given, "stored, each character as wide as the widest of its text")
 
     def count_members(self, number: int, given: str) -> None:
-        """Count entries of an archive.
-
-        Raises:
-            ContextRefused: The entries of all archives are too many.
-        """
+        """Count entries of an archive. Raise ContextRefused if all of them together are too many."""
         self.require_members(number, given)
         self._members_left -= number
 
     def require_members(self, number: int, given: str) -> None:
-        """Check that an archive may have so many entries more.
-
-        Raises:
-            ContextRefused: The entries of all archives would be too many.
-        """
+        """Raise ContextRefused unless an archive may have so many entries more."""
         if number > self._members_left:
             raise ContextRefused(
                 f"{given}: the archives of a context may have {MAX_MEMBERS:,} entries together: unpack what is needed "
@@ -191,12 +173,7 @@ def _zstd() -> Decompressor:
 
 
 class Packing(NamedTuple):
-    """A way to compress.
-
-    Attributes:
-        begins: Matches the beginning of what is compressed so.
-        feed_bytes: Bytes that the decompressor is given at a time.
-    """
+    """A way to compress: what it `begins` with, and how many bytes its decompressor is given at a time."""
 
     name: str
     begins: re.Pattern[bytes]
@@ -211,7 +188,7 @@ _PACKINGS: Final = (
     Packing("zstd", re.compile(rb"\x28\xb5\x2f\xfd"), _zstd, _ZSTD_FEED_BYTES),
 )
 _PACKED_BEGIN_BYTES: Final = 10
-"""Bytes that are needed to recognise a packing."""
+"""Bytes needed to recognise a packing."""
 
 
 def packing_of(beginning: bytes) -> Packing | None:
@@ -220,11 +197,8 @@ def packing_of(beginning: bytes) -> Packing | None:
 
 
 def unpacked(reader: ByteReader, packing: Packing, given: str) -> Iterator[bytes]:
-    """Yield the unpacked bytes, in pieces. Several streams in a row are one, and zeros may follow them.
-
-    Raises:
-        FileUnfit: The bytes are cut or damaged, other bytes follow them, or a library is not installed.
-    """
+    """Yield the unpacked bytes, in pieces. Several streams in a row are one, and zeros may follow them. Raise FileUnfit
+    if they are cut or damaged, if other bytes follow, or without a library for them."""
     try:
         while packing_of(reader.peek(_PACKED_BEGIN_BYTES)) is packing:
             yield from _stream(reader, packing)
@@ -259,7 +233,7 @@ def _pass_zeros(reader: ByteReader) -> None:
 
 
 BEGIN_BYTES: Final = 512
-"""Bytes that are needed to recognise an archive."""
+"""Bytes needed to recognise an archive."""
 MAX_HEADER_BYTES: Final = 1 << 14
 """Bytes of the header of a tar's member. A longer one is damaged or hostile: Python would search it for minutes."""
 MAX_GLOBAL_HEADER_CHARS: Final = 1 << 13
@@ -269,13 +243,13 @@ MAX_DIRECTORY_BYTES: Final = 1 << 24
 MAX_NAME_CHARS: Final = 1 << 10
 """Characters of a member's path; a member with a longer one is left out. All names of a context are held in memory."""
 _ZIP_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
-"""Compression methods that are read. LZMA is not one: it takes as much memory as the member states."""
+"""Compression methods in use. LZMA is not one: it takes as much memory as the member states."""
 _ENCRYPTED: Final = 1
-"""Bit of a zip member's flags that marks it as encrypted."""
+"""Bit of an encrypted zip member's flags."""
 _END_BYTES: Final = 22 + (1 << 16) + 56 + 20
 """Bytes at the end of a zip with its end record: with the longest comment, the record of ZIP64 and its locator."""
 _IN_ZIP64: Final = 0xFFFF
-"""Number of entries of a zip whose record of ZIP64 has their number."""
+"""Number of entries of a zip with their true number in its record of ZIP64."""
 _LONG_NAME: Final = f"a name of more than {MAX_NAME_CHARS:,} characters in an archive"
 
 
@@ -285,9 +259,8 @@ class Member:
 
     Attributes:
         name: Its path in the archive, as it can be shown.
-        pieces: Its content.
-        unfit: Reason why it is left out; empty if it is not.
-        was_packed: Whether it was compressed, so that its stored bytes count against the bound of what is unpacked.
+        unfit: Reason why it is left out, or an empty text.
+        was_packed: Whether it was compressed, so that its stored bytes count against the bound of unpacked ones.
     """
 
     name: str
@@ -318,15 +291,8 @@ def is_tar(beginning: bytes, name: str) -> bool:
 
 
 def tar_members(reader: ByteReader, given: str, unpacking: Unpacking, was_packed: bool) -> Iterator[Member]:
-    """Yield the files of a tar in their order.
-
-    Args:
-        was_packed: Whether the tar was compressed.
-
-    Raises:
-        FileUnfit: The tar is damaged or cut. This may come after any number of members.
-        ContextRefused: The archives of the context have too many members.
-    """
+    """Yield the files of a tar in their order. Raise FileUnfit if it is damaged or cut, maybe after any number of
+    members, and ContextRefused if the archives of the context have too many."""
     forward: Any = _Forward(reader, given)
     global_chars = 0
     try:
@@ -394,16 +360,8 @@ class _Forward:
 
 
 def zip_members(fd: int, given: str, unpacking: Unpacking) -> Iterator[Member]:
-    """Yield the files of a zip in the order of its directory.
-
-    Args:
-        fd: Descriptor of a regular file.
-
-    Raises:
-        FileUnfit: The zip is damaged or cut. This may come after any number of members.
-        ContextRefused: The archives of the context have too many members.
-    """
-    # Before the directory is read, which takes a second for 100,000 entries. What an end record states may be untrue.
+    """Yield the files of a zip, which is a regular file, in the order of its directory. Raise as `tar_members` does."""
+    # Before the directory is read: 100,000 entries take a second. What an end record states may be untrue.
     unpacking.require_members(_stated_entries(fd), given)
     try:
         with zipfile.ZipFile(_Bounded(fd)) as archive:

@@ -1,4 +1,4 @@
-"""Program that reads the text of a document: the document from stdin, the text to stdout.
+"""Program for the text of a document: the document from stdin, the text to stdout.
 
 `documents` starts it as a process of its own. It imports no module of ours. Its exit code is 0, or one of `ENCRYPTED`,
 `UNREADABLE` and `WITHOUT_TEXT`.
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 ENCRYPTED: Final = 3
-"""Exit code for a document that opens with a password."""
+"""Exit code for a document with a password."""
 UNREADABLE: Final = 4
-"""Exit code for a document that the library cannot read within the bounds."""
+"""Exit code for a document beyond the library or the bounds."""
 WITHOUT_TEXT: Final = 5
 """Exit code for a document without text."""
 MEMORY_BYTES: Final = 1 << 31
@@ -93,10 +93,7 @@ _READ: Final[dict[str, Callable[[io.BytesIO], Iterator[str]]]] = {
 
 
 def main(kind: str) -> int:
-    """Write the text of the document on stdin; return the exit code.
-
-    Memory, CPU time and the files that the process may write are bounded first.
-    """
+    """Bound memory, CPU time and written files, write the text of the document on stdin, and return the exit code."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # bounds files and no pipes: the text goes to a pipe

@@ -45,11 +45,7 @@ Content = DecodedText | Iterator[Member]
 
 
 class Reading:
-    """Reads the files of one context, within the bounds of what it may unpack.
-
-    Attributes:
-        skipped: Number of files, entries of archives or folders left out, by reason.
-    """
+    """Reads the files of one context, within the bounds for all together, and counts those that are left out."""
 
     def __init__(self, how: TextDecoding, skipped: LeftOut | None = None) -> None:
         self.skipped = LeftOut() if skipped is None else skipped
@@ -58,12 +54,8 @@ class Reading:
 
     @contextmanager
     def opened(self, file: FoundFile) -> Iterator[Content]:
-        """Open a file for as long as its content is read.
-
-        Raises:
-            FileUnfit: The file cannot be read, or has no text. Reading the content raises it, too.
-            ContextRefused: Too much is unpacked. Reading the content raises it, too.
-        """
+        """Open a file for as long as its content is read. Raise FileUnfit if it cannot be read or has no text,
+        ContextRefused if too much is unpacked. Reading the content raises them, too."""
         fd, size_bytes = open_regular(file)
         try:
             yield self._content(ByteReader(bytes_of(file, fd, size_bytes)), file.name, file.given, fd)
@@ -71,20 +63,12 @@ class Reading:
             os.close(fd)
 
     def of_stream(self, pieces: Iterable[bytes], name: str) -> DecodedText:
-        """Return the text of a stream.
-
-        Raises:
-            FileUnfit: The stream is an archive, or as for `opened`. Reading the text raises it, too.
-            ContextRefused: Too much is unpacked. Reading the text raises it, too.
-        """
+        """Return the text of a stream. Raise as `opened` does, and FileUnfit for an archive."""
         return self._text(ByteReader(pieces), name, name)
 
     def texts_of(self, file: FoundFile) -> Iterator[tuple[str, DecodedText]]:
-        """Yield the names and texts in a file, each to be read before the next. Count those that are left out.
-
-        Raises:
-            ContextRefused: Too much is unpacked.
-        """
+        """Yield the names and texts in a file, each to be read before the next. Count those that are left out. Raise
+        ContextRefused if too much is unpacked."""
         try:
             with self.opened(file) as content:
                 if isinstance(content, DecodedText):
@@ -95,12 +79,8 @@ class Reading:
             self.skipped.add(unfit.reason, file.name)
 
     def texts_in(self, members: Iterator[Member], given: str) -> Iterator[tuple[str, DecodedText]]:
-        """Yield the names and texts in an archive, each to be read before the next. Count those that are left out.
-
-        Raises:
-            FileUnfit: The archive cannot be read. This may come after any number of texts.
-            ContextRefused: Too much is unpacked.
-        """
+        """Yield the names and texts in an archive, as `texts_of` does. Raise FileUnfit if the archive cannot be read,
+        maybe after any number of texts."""
         for member in members:
             whole = f"{given}/{member.name}"
             parts = member.name.replace("\\", "/").split("/")  # archives from Windows may have backslashes
@@ -124,12 +104,7 @@ class Reading:
         return content
 
     def _content(self, reader: ByteReader, name: str, given: str, fd: int | None, was_packed: bool = False) -> Content:
-        """Return the content of the bytes, by their beginning.
-
-        Args:
-            fd: Descriptor of the file they are read from; None if they are not a file.
-            was_packed: Whether they come out of something compressed.
-        """
+        """Return the content of the bytes, by their beginning. They are those of a file if there is a descriptor."""
         beginning = reader.peek(BEGIN_BYTES)
         grows = partial(self._unpacking.count_stored, given=given)
         if packing := packing_of(beginning):
@@ -158,7 +133,7 @@ MAX_DOCUMENT_BYTES: Final = 1 << 28
 MAX_TEXT_BYTES: Final = 1 << 28
 """Longest text of one document, in bytes of UTF-8. A small document may repeat one text in each of a million cells."""
 TIMEOUT_S: Final = 120.0
-"""Seconds that the text of one document may take. Beyond it the process is killed, and the document is refused."""
+"""Seconds for the text of one document. Beyond it the process is killed, and the document is refused."""
 EXTRA: Final = "PDF or office file, which needs rlm-broker[documents]"
 """Reason for documents left out since the libraries are not installed."""
 _UNREADABLE: Final = "a document that cannot be read"
@@ -211,7 +186,7 @@ def text_of_document(reader: ByteReader, kind: str, given: str) -> Iterator[byte
         except subprocess.TimeoutExpired:
             raise FileUnfit(_UNREADABLE, f"{given} cannot be read as {kind}: {_TOO_LONG}") from None
         finally:
-            process.kill()  # harmless for one that has ended
+            process.kill()  # harmless after its end
     if ended:
         raise FileUnfit(_UNREADABLE, f"{given} cannot be read as {kind}: {_WHY.get(ended, _TOO_LONG)}")
 

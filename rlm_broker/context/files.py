@@ -1,4 +1,4 @@
-"""The files that a path, a folder or a glob stands for: the rules of .gitignore, of globs and of likely secrets.
+"""The files of a path, a folder or a glob: the rules of .gitignore, of globs and of likely secrets.
 
 Theory of operation of globs. A stranger's .gitignore may have any number of wildcards in a line, so no pattern may go
 back and forth. A table over the parts finds what `**` stands for. Within a part, the first place behind a `*` at which
@@ -57,11 +57,11 @@ def shell_glob(parts: Iterable[str]) -> Glob:
 
 
 def git_glob(pattern: str) -> Glob | None:
-    """Return the glob of a line of a .gitignore, or None for a line that git matches with no path.
+    """Return the glob of a line of a .gitignore without `!` in front and `/` at the end; None if git matches no path
+    with it.
 
-    Args:
-        pattern: The line without `!` in front and `/` at the end. See "PATTERN FORMAT" of gitignore(5). Unlike git
-            2.39, `?` is one character and not one byte, and `ab**/c` does not match `ab/x/c`, as that page says.
+    See "PATTERN FORMAT" of gitignore(5). Unlike git 2.39, `?` is one character and not one byte, and `ab**/c` does not
+    match `ab/x/c`, as that page says.
     """
     parts: list[re.Pattern[str] | None] = [] if "/" in pattern else [None]
     try:
@@ -69,15 +69,13 @@ def git_glob(pattern: str) -> Glob | None:
             parts.append(None if stars_alone and "/" in pattern else _expression(pieces))
     except ValueError:
         return None
-    # `a/**` is about all that is below `a`, and not about `a` itself.
+    # `a/**` is about the entries below `a`, and not about `a` itself.
     return _without_repeats(parts if parts[-1] is not None else [*parts, _expression(["", ""])])
 
 
 def matches(parts: Sequence[str], glob: Glob) -> bool:
-    """Whether `glob` matches the path of `parts`, in at most `len(parts) * len(glob)` comparisons.
-
-    `ends` has the numbers of parts that the glob, as far as it was read, can match.
-    """
+    """Whether `glob` matches the path of `parts`, in at most `len(parts) * len(glob)` comparisons. `ends` has the
+    numbers of parts that the first parts of the glob can match."""
     if len(glob) > 2 * len(parts) + 1 or (glob[-1] is not None and not glob[-1].fullmatch(parts[-1])):
         return False
     ends = {0}
@@ -106,11 +104,7 @@ def _without_repeats(parts: Sequence["re.Pattern[str] | None"]) -> Glob:
 
 
 def _expression(pieces: Sequence[str]) -> "re.Pattern[str]":
-    """Return the expression of a part.
-
-    Args:
-        pieces: Expressions of fixed length. A `*` is between each two of them.
-    """
+    """Return the expression of a part, with a `*` between each two of its pieces, expressions of fixed length."""
     first, *middle = pieces
     if not middle:
         return re.compile(first, re.DOTALL)
@@ -119,11 +113,8 @@ def _expression(pieces: Sequence[str]) -> "re.Pattern[str]":
 
 
 def _git_parts(pattern: str) -> Iterator[tuple[bool, list[str]]]:
-    """Yield for each part whether it is of two or more `*` alone, and its pieces as for `_expression`.
-
-    Raises:
-        ValueError: A bracket or a backslash is without its end, or a class has no name that there is.
-    """
+    """Yield for each part whether it is of two or more `*` alone, and its pieces as for `_expression`. Raise ValueError
+    for a bracket or backslash without its end, or a class of an unknown name."""
     pieces, stars_alone, at = [""], False, 0
     while at < len(pattern):
         if (token := _GIT_TOKEN.match(pattern, at)) is None:
@@ -152,7 +143,7 @@ def _git_set(text: str, is_negated: bool) -> str:
             if name not in _CLASSES:
                 raise ValueError(f"[:{name}:]")
             ranges += _CLASSES[name]
-        else:  # git takes a range that ends before it begins for its first character
+        else:  # to git, a range with its end before its begin is its first character
             ranges += re.escape(first) + (f"-{re.escape(last)}" if last is not None and last >= first else "")
     return f"[{'^' if is_negated else ''}{ranges}]"
 
@@ -160,7 +151,7 @@ def _git_set(text: str, is_negated: bool) -> str:
 # -- the rules of git ------------------------------------------------------------------------------------------------
 
 _MAX_GITIGNORE_BYTES: Final = 1 << 20
-"""Bytes of a .gitignore that are read; the rest is ignored."""
+"""Bytes read of a .gitignore; the rest is ignored."""
 _WITHOUT_SPACES_AT_ITS_END: Final = re.compile(r"(?:[^ \\]|\\.?| +(?=[^ ]))*")
 """A line of a .gitignore as git takes it. A space behind a backslash stays."""
 
@@ -168,9 +159,8 @@ _WITHOUT_SPACES_AT_ITS_END: Final = re.compile(r"(?:[^ \\]|\\.?| +(?=[^ ]))*")
 class Ignored:
     """Rules of the .gitignore files of a folder, of all folders below it, and of the repository around it.
 
-    Args:
-        root: Real path of the folder. If the repository excludes this folder itself, the repository's rules do not
-            count, since the user has named the folder.
+    If the repository excludes this very folder, the repository's rules do not count, since the user has named the
+    folder. `root` is its real path.
     """
 
     def __init__(self, root: Path) -> None:
@@ -204,10 +194,8 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A line of a .gitignore. As in git, the last line that is about an entry decides, in the file nearest to it.
-
-    A line about a folder is not about the entries below it, so that `!*/` after `*` brings folders back.
-    """
+    """A line of a .gitignore. As in git, the last line about an entry decides, in the file nearest to it. A line about
+    a folder says nothing of the entries below it, so that `!*/` after `*` brings folders back."""
 
     excludes: bool
     only_folders: bool
@@ -258,21 +246,15 @@ def _fixed_part(path: Path) -> tuple[Path, tuple[str, ...]]:
 
 
 def find_files(paths: Sequence[Path]) -> tuple[list[FoundFile], LeftOut]:
-    """Return the files that `paths` stand for: files themselves, folders with all files below them, globs.
+    """Return the files of `paths` (files, folders with all below them, globs), sorted by name, and what was left out.
 
     A name is the path below the folder, or below the part of a glob without a wildcard, or the last part of a file's
-    path. Files whose names would be equal are named by their paths as given. Each file is taken once.
+    path. Files of equal names are named by their paths as given. Each file is taken once.
 
-    In folders and globs these are left out: files that .gitignore files exclude, likely secrets by their names, every
-    entry named .git, and files behind links to folders or to the outside. A link to a file inside counts as that file.
-
-    Args:
-        paths: In a glob, `*`, `?` and `[...]` stay within one part of the path, and a part `**` is any number of parts.
-            Only files match.
-
-    Returns:
-        The files, sorted by name; and the number of entries left out, by reason. An excluded folder counts
-        once.
+    In folders and globs these are left out: files excluded by .gitignore files, likely secrets by their names, every
+    entry named .git, and links to folders or to the outside. A link to a file inside counts as that file. An excluded
+    folder counts once. In a glob, `*`, `?` and `[...]` stay within one part of the path, and a part `**` is any number
+    of parts. Only files match.
 
     Raises:
         ContextRefused: One of them does not exist or cannot be read, or no file matches a glob.
@@ -309,11 +291,8 @@ def _files_of(path: Path, skipped: LeftOut) -> list[FoundFile]:
 
 
 def _distinct_names(by_real_path: dict[str, FoundFile]) -> dict[str, str]:
-    """Return names by real path, no two of them equal.
-
-    A name is the first of three that no other file has: relative, as given, real. If all are taken, a number follows
-    it.
-    """
+    """Return names by real path, no two of them equal: the first of relative, given and real name that no other file
+    has, or else one with a number."""
     names = {real: file.name for real, file in by_real_path.items()}
     for longer in (lambda real: by_real_path[real].given, printable):
         times = Counter(names.values())
@@ -366,10 +345,8 @@ def _walk(root: Path, glob: Glob, skipped: LeftOut) -> list[FoundFile]:
 
 
 def _linked(parts: tuple[str, ...], root: Path, real_root: Path, ignored: Ignored, skipped: LeftOut) -> list[FoundFile]:
-    """Return the file inside the folder that the link at `parts` leads to, if any.
-
-    A folder inside is left out here, since the walk finds it under its own name.
-    """
+    """Return the file inside the folder at the target of a link, if any. The walk finds a folder inside under its own
+    name."""
     name = "/".join(map(printable, parts))
     target = Path(os.path.realpath(real_root.joinpath(*parts)))
     if not target.is_relative_to(real_root):
@@ -414,27 +391,24 @@ FILES: Final = (
     *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".htpasswd", ".git-credentials", ".npmrc", ".pypirc", ".dockercfg"),
     *("credentials", "credentials.json", "client_secret*.json", "service-account*.json", "service_account*.json"),
     *(".docker/config.json", ".kube/config", ".s3cfg", ".boto", ".vault-token"),
-    # state of a tool that has been given any of these
+    # state of a tool, with any of these
     "*.tfstate",
 )
 """Patterns of the end of a path: the name, or the folder and the name."""
 
 FOLDERS: Final = (".ssh", ".aws", ".gnupg", ".azure", ".config/gcloud", ".config/gh", ".password-store")
-"""Folders whose files are all left out."""
+"""Folders left out as a whole."""
 
 HARMLESS: Final = (".env.example", ".env.sample", ".env.template", ".env.dist", "*.pub")
 """Exceptions to the patterns: examples without values, and public keys."""
 
 _COPIES: Final = ("~", ".bak", ".backup", ".old", ".orig", ".save", ".swp", ".gz", ".bz2", ".xz", ".zst")
-"""Endings of copies that tools leave, and of compressed files."""
+"""Endings of copies by tools, and of compressed files."""
 
 
 def is_secret(parts: Sequence[str], *, is_folder: bool = False) -> bool:
-    """Whether the entry at `parts` below a folder likely holds secrets, by its name alone. Upper and lower case are
-    equal.
-
-    A name is looked at with and without the endings of copies. The caller has asked about the entry's parents.
-    """
+    """Whether the entry at `parts` below a folder likely holds secrets, by its name alone, in upper or lower case, with
+    and without the endings of copies. The caller has asked about the entry's parents."""
     tail = "/".join(parts[-2:]).lower()
     if is_folder:
         return _FOLDERS.search(tail) is not None
@@ -463,10 +437,10 @@ _FOLDERS: Final = _any_of(FOLDERS)
 _HARMLESS: Final = _any_of(HARMLESS)
 
 
-# -- paths that others than the user name ----------------------------------------------------------------------------
+# -- paths named by others than the user -----------------------------------------------------------------------------
 
 MAX_PATH_CHARS: Final = 4_096
-"""Longest path that Linux has, in characters (PATH_MAX). A longer text is no path."""
+"""Longest path of Linux, in characters (PATH_MAX). A longer text is no path."""
 _ANY_FILE: Final = "a"
 """Name of any file: a folder of secrets is refused for what may lie in it."""
 
@@ -476,9 +450,6 @@ class Root:
 
     A path is looked up as the kernel does it, with all its links, before it is opened. The code in a sandbox cannot
     change a link on the way, since it cannot reach these files.
-
-    Args:
-        folder: The folder.
 
     Raises:
         ContextRefused: It is no folder.
@@ -490,14 +461,8 @@ class Root:
             raise ContextRefused(f"{printable(folder)} is not a folder: name one by --root")
 
     def resolved(self, paths: Sequence[str]) -> list[Path]:
-        """Return where the paths lead, for `Paths`.
-
-        Args:
-            paths: Files, folders or globs, relative to the folder or absolute.
-
-        Raises:
-            ContextRefused: One of them leads out of the folder, is likely a secret, or cannot be a path.
-        """
+        """Return the targets of files, folders or globs, relative to the folder or absolute, for `Paths`. Raise
+        ContextRefused for one that leads out of the folder, is likely a secret, or cannot be a path."""
         if not paths:
             raise ContextRefused("paths is empty: name files or folders")
         return [self._resolved(path) for path in paths]

@@ -1,4 +1,4 @@
-"""A file that was found, its name, and the reason why a file cannot be part of a context."""
+"""A found file, its name, and the reason why a file cannot be part of a context."""
 
 import errno
 import os
@@ -13,19 +13,15 @@ from rlm_broker.concurrency.threads import stop_requested
 from rlm_broker.errors import ContextRefused
 
 _STEERING: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that begin a line, or steer a terminal or the direction of text. Names come from archives, too."""
+"""Line breaks, and characters for a terminal or the direction of text. Names come from archives, too."""
 
 
 MOST_NAMES: Final = 20
-"""Names that are kept of what is left out for one reason. All of it is counted."""
+"""Names kept of what is left out for one reason. All of it is counted."""
 
 
 class LeftOut(Counter[str]):
-    """Counts what is left out of a context, by reason.
-
-    Attributes:
-        names: Reason -> the names of the first `MOST_NAMES`.
-    """
+    """Counts what is left out of a context, by reason. `names` maps a reason to the first `MOST_NAMES` names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,11 +36,7 @@ class LeftOut(Counter[str]):
 
 
 class FileUnfit(Exception):
-    """A file cannot be part of a context. The message is one sentence.
-
-    Attributes:
-        reason: Reason under which the file is counted, if it is one of many.
-    """
+    """A file cannot be part of a context. The message is one sentence; one of many files is counted under `reason`."""
 
     def __init__(self, reason: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -57,7 +49,7 @@ class FoundFile:
 
     Attributes:
         name: Its name in the context.
-        given: Its path for messages: as the user wrote it, or below the folder that the user wrote.
+        given: Its path for messages, from what the user wrote.
         path: Path to open.
         named: Whether the user named this very file. It may then be a symbolic link to anywhere.
     """
@@ -83,7 +75,7 @@ def unsteering(text: str) -> str:
 
 
 PIECE_BYTES: Final = 1 << 18
-"""Bytes that are read at once. A file of any size takes a few times as much of our own memory."""
+"""Bytes read at once. A file of any size takes a few times as much of our own memory."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -92,15 +84,12 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""Kinds of files that are not regular, as an error names them."""
+"""Kinds of other than regular files, as an error names them."""
 
 
 def open_regular(file: FoundFile) -> tuple[int, int]:
-    """Return a descriptor of the file, which the caller closes, and the file's size in bytes.
-
-    Raises:
-        FileUnfit: The file cannot be opened, or is not a regular file.
-    """
+    """Return a descriptor of a regular file for the caller to close, and its size in bytes. Raise FileUnfit for
+    anything else."""
     # O_NONBLOCK: if a pipe has taken the file's place since it was found, opening it must not wait for a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     try:
@@ -109,7 +98,7 @@ def open_regular(file: FoundFile) -> tuple[int, int]:
         _refuse_special(file, os.stat(file.path).st_mode)  # noqa: PTH116 - a path object takes longer than the call
         fd = os.open(file.path, flags if file.named else flags | os.O_NOFOLLOW)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # not the file's fault, which would be left out of a folder
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # not the file's fault: a folder would leave it out
             raise
         raise _unreadable(file, error) from error
     try:
@@ -130,11 +119,8 @@ def _refuse_special(file: FoundFile, mode: int) -> None:
 
 
 def bytes_of(file: FoundFile, fd: int, size_bytes: int) -> Iterator[bytes]:
-    """Yield the content of the file, in pieces. Bytes that are appended meanwhile are left out.
-
-    Raises:
-        FileUnfit: The file cannot be read. This may come after any number of pieces.
-    """
+    """Yield the content of the file, in pieces, without bytes appended meanwhile. Raise FileUnfit if it cannot be read,
+    maybe after any number of pieces."""
     left = size_bytes or (1 << 62)  # files of /proc have text, and a size of 0
     try:
         while left and (piece := os.read(fd, min(left, PIECE_BYTES))):

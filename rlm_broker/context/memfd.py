@@ -1,4 +1,4 @@
-"""Memfds that a context is written into, piece by piece, and sealed in.
+"""Memfds for contexts, written piece by piece, and sealed.
 
 Theory of operation. Any number of workers get the same context. They run code that is not trusted, and one of them must
 not change what another reads. So the orchestrator writes the context once into a memfd (memfd_create(2)), sets all four
@@ -6,7 +6,7 @@ seals (`F_ADD_SEALS` in fcntl(2)), and passes the descriptor on. `sandbox_worker
 there.
 
 - Seals. With them no holder of the descriptor can change the bytes or their number, the orchestrator included. A worker
-  checks them before it maps: if a mapped file shrinks, reading past its end is a SIGBUS, which ends the process.
+  checks them before it maps: if a mapped file shrinks, reading past its end is a SIGBUS, and the end of the process.
 - Memory. The pages exist once on the machine, and all workers map them. Texts are written in pieces of about a
   megabyte, so the orchestrator never has a second copy of the whole.
 - Width. CPython keeps the characters of a text at 1, 2 or 4 bytes each, by the widest (PEP 393), and a worker maps them
@@ -32,7 +32,7 @@ from sandbox_worker.wire.text_json import encode_raw
 _PIECE_BYTES: Final = 1 << 20
 """Bytes of small pieces gathered before they are written."""
 _LARGE_BYTES: Final = 1 << 12
-"""Bytes from which a piece is written at once and not gathered: a system call costs less than copying it."""
+"""Smallest piece written at once and not gathered: a system call costs less than copying it."""
 _PIECE_CHARS: Final = 1 << 20
 """Characters of a text encoded, or widened, at a time."""
 _MFD_NOEXEC_SEAL: Final = 0x0008  # include/uapi/linux/memfd.h, since Linux 6.3; `os` does not name it
@@ -43,18 +43,15 @@ def new_memfd(name: str) -> int:
     try:
         # With vm.memfd_noexec=2 the kernel refuses memfds without this flag (userspace-api/mfd_noexec.rst).
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL)
-    except OSError:  # EINVAL before Linux 6.3, which knows no such flag; any other error occurs again below
+    except OSError:  # EINVAL before Linux 6.3, without such a flag; any other error occurs again below
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 class Memfd:
     """A memfd written from start to end. Leaving the `with` closes it, unless it was sealed.
 
-    Args:
-        name: Name of the memfd, which /proc shows.
-
     Attributes:
-        size_bytes: Bytes written so far, including those that are gathered.
+        size_bytes: Bytes written so far, with those still gathered.
     """
 
     def __init__(self, name: str = "context") -> None:
@@ -123,9 +120,8 @@ class TextMemfd(Memfd):
         self._begin()
 
     def add_text(self, pieces: Iterable[str | bytes], grows: Callable[[int], None] | None = None) -> int:
-        """Append one text; return its number of characters.
-
-        If `pieces` raises an error, the memfd is as it was before, and the error goes on.
+        """Append one text; return its number of characters. An error of `pieces` leaves the memfd as it was before, and
+        goes on.
 
         Args:
             pieces: Pieces of the text. Bytes must be ASCII. Lone surrogates are characters like others.
@@ -236,9 +232,7 @@ class JsonMemfd(Memfd):
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """Return `text` in pieces of a size to encode at once.
-
-    The methods of `str` are called, not its class's own: a subclass may say anything of itself.
-    """
+    """Return `text` in pieces of a size to encode at once, by the methods of `str`: a subclass may say anything of
+    itself."""
     length = str.__len__(text)
     return (str.__getitem__(text, slice(start, start + _PIECE_CHARS)) for start in range(0, length, _PIECE_CHARS))

@@ -17,23 +17,17 @@ from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import encode, has_tags
 
 MAPPED_CHARS: Final = 1_000
-"""Mean length, in characters, from which the texts of a dict or list are mapped. Shorter ones are decoded from JSON in
-less time than their headers take."""
+"""Smallest mean length, in characters, of mapped texts of a dict or list. Shorter ones are decoded from JSON in less
+time than their headers take."""
 
 
 _Place = tuple["_Place", object] | None
-"""Keys that lead to a value, as a linked list from the last key to the first. None is the context itself.
-
-So each value costs one tuple, and the text is made only for an error.
-"""
+"""Keys on the way to a value, as a linked list from the last key to the first. None is the context itself. So each
+value costs one tuple, and the text is made only for an error."""
 
 
 def store_value(value: object) -> StoredContext:
-    """Store a value that is not a text, a path or a stream.
-
-    Raises:
-        ContextRefused: Some value in it does not cross.
-    """
+    """Store a value other than a text, a path or a stream. Raise ContextRefused if some value in it does not cross."""
     return _store_plain(value) if is_plain(value) else _store_encoded(value)
 
 
@@ -95,11 +89,8 @@ def _type_name(value: object) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, or of a pydantic model as the JSON it makes.
-
-    Raises:
-        ValueProblem: It is neither, or the model cannot be dumped as JSON.
-    """
+    """Return the fields of a dataclass, or of a pydantic model as the JSON it makes. Raise ValueProblem for anything
+    else."""
     if not _has_fields(value):
         raise ValueProblem(f"is {with_article(type(value))}, which does not cross")
     if dataclasses.is_dataclass(value):
@@ -155,12 +146,8 @@ def _store_texts(names: list[str] | None, texts: Iterable[str]) -> StoredContext
 
 
 def is_plain(context: object) -> bool:
-    """Whether JSON holds the context without a change. Tuples count as lists.
-
-    Raises:
-        ContextRefused: The context contains itself, is nested too deeply, or is or holds bytes or paths whose content
-            is most likely meant.
-    """
+    """Whether JSON holds the context without a change. Tuples count as lists. Raise ContextRefused if it contains
+    itself, is nested too deeply, or is or holds bytes or paths, where most likely their content is meant."""
     return _is_plain(context, None, ())
 
 

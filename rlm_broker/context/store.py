@@ -1,7 +1,7 @@
-"""Storing a context: from the user's text, files or values to a sealed memfd that any number of workers can load.
+"""Storing a context: from the user's text, files or values to a sealed memfd for any number of workers.
 
-Long texts are written once, in the form in which CPython keeps them, so a worker maps them and copies no character (see
-`context.memfd`). These are: one text, the texts of files, and the texts of a list or dict that has only long texts. Any
+Long texts are written once, in CPython's own form, so a worker maps them and copies no character (see
+`context.memfd`). These are: one text, the texts of files, and the texts of a list or dict of long texts alone. Any
 other value is written as JSON. Both are written in pieces: a context takes the machine's memory once, and never this
 process's own.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final, Self, cast
 from rlm_broker.concurrency.threads import stop_requested
 from rlm_broker.context.file_content import Reading
 from rlm_broker.context.files import MAX_PATH_CHARS, find_files
-from rlm_broker.context.found_files import FileUnfit, FoundFile, printable
+from rlm_broker.context.found_files import PIECE_BYTES, FileUnfit, FoundFile, printable
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.context.objects import store_value
 from rlm_broker.context.stored_context import MAX_NAME_CHARS, ContextInfo, StoredContext, StoredParts, close_all, sealed
@@ -32,7 +32,7 @@ STREAM_BYTES: Final = 1 << 20
 """Bytes or characters of a stream read at a time."""
 
 AS_TEXT: Final = "; if the text itself is meant, end it with a line break"
-"""End of the errors about a text that is also a name."""
+"""End of the errors about a text in place of what it names."""
 
 
 class Paths(tuple[Path, ...]):
@@ -55,18 +55,15 @@ class Paths(tuple[Path, ...]):
 
 
 def refuse_a_name(text: object, what: str = "the context", remedy: str = "give Path({0!r})") -> None:
-    """Refuse a text of one line that is the name of a file or an address, given in place of what it names.
+    """Raise ContextRefused for a text of one line that is an address, or the name of a file, in place of the content.
 
     A word that is also the name of a folder may be meant as a text: that is a warning. `store_as_it_is` does not call
-    this, since it stores prompts of model code, and that code must not learn which files exist.
+    this: it stores prompts of model code, which must not learn what files there are.
 
     Args:
-        text: Value that was given; one that is not a text passes.
+        text: The given value; one other than a text passes.
         what: Subject of the error, for example "the context".
         remedy: Expression that reads the file; `{0!r}` stands for the text.
-
-    Raises:
-        ContextRefused: It is a path that exists, or an address.
     """
     if not isinstance(text, str) or not 0 < len(text) <= MAX_PATH_CHARS or not text.isprintable():  # several lines
         return
@@ -96,9 +93,9 @@ class Encoded:
 
     Args:
         source: A path, `Paths`, or a stream of bytes.
-        encoding: Encoding of all bytes that do not begin with a byte order mark, by its name in Python, such as
+        encoding: Encoding of all bytes without a byte order mark at their beginning, by its name in Python, such as
             `"utf-16"`. None is UTF-8.
-        errors: `"replace"`: each byte that cannot be decoded becomes U+FFFD and is counted; text with more than 3 such
+        errors: `"replace"`: each undecodable byte becomes U+FFFD and is counted; text with more than 3 such
             bytes in 10 is refused. `"strict"`: text with any such byte is refused. If it is one of many files, a
             refused file is left out.
 
@@ -131,7 +128,7 @@ class OpenFile:
         ```
 
     Args:
-        fd: Descriptor, which stays the caller's to close, and is open until the context is stored.
+        fd: Descriptor. It stays the caller's to close, and open until the context is stored.
         name: Name of the file. Its ending distinguishes documents and archives from texts.
     """
 
@@ -142,7 +139,7 @@ class OpenFile:
 def store(value: object) -> StoredContext:
     """Put a context where workers can load it. It blocks while it reads and copies: a second for a gigabyte.
 
-    A text that is the name of a file or an address is refused, as by `RLM.completion`.
+    A text in place of a file's content or an address's is refused, as by `RLM.completion`.
 
     Example:
         ```python
@@ -157,15 +154,15 @@ def store(value: object) -> StoredContext:
             - A text.
             - A path object. A file is its text. A folder, an archive or a glob is a dict from relative path to text,
               see `find_files`. Compressed files, and PDF and office files with the extra `documents`, are their text.
-            - `Paths`, which are several of those.
+            - `Paths`: several of those.
             - An `OpenFile`, as a path object.
             - A stream, such as a response or a pipe, whose `read(size)` returns bytes or text. It is read to its end,
               piece by piece, and stays the caller's to close.
             - One of the last three as `Encoded`.
-            - A dict, list or other value that JSON can hold; a tuple becomes a list. A pydantic model or a dataclass
+            - A dict, list or other value of JSON; a tuple becomes a list. A pydantic model or a dataclass
               becomes a dict of its fields. A table or an array, and other values that cross, keep their type.
-            - A dict of up to 64 values with a `StoredContext` among them, which is shared and not copied, and stays the
-              caller's to close. That one must not be a dict of stored contexts itself.
+            - A dict of up to 64 values with a `StoredContext` among them. That one is shared and not copied, stays the
+              caller's to close, and must not be a dict of stored contexts itself.
 
     Returns:
         The stored context. The caller closes it.
@@ -181,7 +178,7 @@ def store(value: object) -> StoredContext:
 def store_as_it_is(value: object) -> StoredContext:
     """Store as `store` does, but take each text for itself, also one that is the name of a file.
 
-    A server stores what strangers send by it: no error then tells them which files exist.
+    A server stores the texts of strangers by it: no error then tells them which files exist.
 
     Example:
         ```python
@@ -287,7 +284,7 @@ def _store_file(file: FoundFile, reading: Reading) -> StoredContext:
 
 def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, sources: Iterable[str]) -> StoredContext:
     """Store the texts of files as a dict by their names. A name that is there already gets a number."""
-    taken: dict[str, int] = {}  # name → number that its next repetition gets
+    taken: dict[str, int] = {}  # name → number for its next repetition
     parts = StoredParts()
     with TextMemfd() as memfd:
         for name, text in texts:
@@ -340,8 +337,6 @@ def _store_several(values: Mapping[str, object]) -> StoredContext:
     return StoredContext(pieces, parts.info("dict", sum(piece.form.length for _, piece in pieces)))
 
 
-PIECE_BYTES: Final = 1 << 18
-"""Bytes that are read at once. Storing can be stopped between two pieces."""
 _KINDS_OF_JSON: Final = {b"{": "dict", b"[": "list", b'"': "str", b"t": "bool", b"f": "bool", b"n": "NoneType"}
 """Type of the value by the first byte of its JSON; other bytes begin a number."""
 
@@ -351,8 +346,7 @@ def store_part(fd: int, is_json: bool, max_bytes: int, stop: threading.Event) ->
 
     Args:
         is_json: Whether it is JSON; otherwise it is text. Both are UTF-8.
-        max_bytes: Most bytes it may take when it is stored. In a text with a wide character each character takes 2
-            or 4.
+        max_bytes: Largest size as it is stored. In a text with a wide character each character takes 2 or 4 bytes.
         stop: When it is set, the rest is left out: the caller has given the context up.
 
     Raises:
@@ -373,19 +367,14 @@ def _pieces_of(fd: int, max_bytes: int, stop: threading.Event) -> Iterator[bytes
 
 
 def _text_part(pieces: Iterator[bytes], max_bytes: int) -> StoredContext:
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogatepass")
+    def grows(size_bytes: int) -> None:
+        if memfd.size_bytes + size_bytes > max_bytes:
+            raise _too_large(max_bytes)
+
     try:
         with TextMemfd() as memfd:
-
-            def decoded() -> Iterator[str]:
-                for piece in chain(pieces, [b""]):
-                    yield decoder.decode(piece, not piece)
-                    if memfd.size_bytes > max_bytes:
-                        raise _too_large(max_bytes)
-
-            chars = memfd.add_text(decoded())
-            form = memfd.form
-            return StoredContext([(memfd.seal(), ContextPiece(form))], ContextInfo("str", chars))
+            chars = memfd.add_text(codecs.iterdecode(pieces, "utf-8", "surrogatepass"), grows)
+            return sealed(memfd, memfd.form, ContextInfo("str", chars))
     except UnicodeDecodeError as error:
         raise ContextRefused(f"a context is not UTF-8: {error.reason}") from None
 
@@ -400,5 +389,4 @@ def _json_part(pieces: Iterator[bytes]) -> StoredContext:
         for piece in pieces:
             kind = kind or _KINDS_OF_JSON.get(piece[:1], "number")
             memfd.write(piece)
-        form = memfd.form
-        return StoredContext([(memfd.seal(), ContextPiece(form))], ContextInfo(kind, form.length))
+        return sealed(memfd, memfd.form, ContextInfo(kind, memfd.form.length))

@@ -1,4 +1,4 @@
-"""A stored context, and the facts about it that need no reading."""
+"""A stored context, and the facts about it without reading it."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import decode_context
 
 MAX_PARTS_TOLD: Final = 100
-"""Most parts that a `ContextInfo` names."""
+"""Most parts named by a `ContextInfo`."""
 
 MAX_NAME_CHARS: Final = 200
 """Characters of a part's name in a `ContextInfo`. Of a longer key it has the start."""
@@ -30,7 +30,7 @@ MAX_NAME_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ContextInfo:
-    """Facts about a context that need no reading.
+    """Facts about a context without reading it.
 
     Example:
         ```python
@@ -39,7 +39,7 @@ class ContextInfo:
         ```
 
     Attributes:
-        type_name: Type of the Python value that the worker gets: `str`, `dict`, `list`, `DataFrame`, `ndarray`, ...
+        type_name: Type of the worker's Python value: `str`, `dict`, `list`, `DataFrame`, `ndarray`, ...
         total_chars: Characters of a text, or of all texts in a dict or list of texts alone; otherwise bytes of the
             context as it is stored.
         parts: Name and length of the first `MAX_PARTS_TOLD` files, keys of a dict, or items of a list (by index). A
@@ -47,9 +47,8 @@ class ContextInfo:
             for any other value.
         parts_total: Number of all parts.
         skipped: Number of files, folders or entries of archives left out, by reason.
-        replaced_bytes, replaced_parts: Number of bytes that could not be decoded and became U+FFFD, and number of the
-            texts that have any.
-        made_of: Class of an object that arrives as a dict, for example a dataclass; empty for any other value.
+        replaced_bytes, replaced_parts: Number of undecodable bytes that became U+FFFD, and of the texts with any.
+        made_of: Class of an object that becomes a dict, for example a dataclass; empty for any other value.
         shape: Shape of a table or an array; empty for any other value.
         skipped_names: Reason -> the names of the first 20 entries left out for it.
     """
@@ -105,7 +104,7 @@ class ContextInfo:
 class StoredContext:
     """A context in sealed memfds: one, or one for each value of a dict.
 
-    It owns the descriptors, which any number of workers may get. It closes them in `close`, or when it is collected.
+    It owns the descriptors, for any number of workers. It closes them in `close`, or when it is collected.
 
     Example:
         ```python
@@ -125,11 +124,8 @@ class StoredContext:
         self._close = weakref.finalize(self, close_all, fds)  # once, by `close` or by the collector
 
     def pieces(self) -> tuple[tuple[int, ContextPiece], ...]:
-        """Return the descriptors, each sealed and close-on-exec, and what they hold.
-
-        Raises:
-            ContextRefused: The context was closed. Its numbers may belong to other files by now.
-        """
+        """Return the descriptors, each sealed and close-on-exec, and what they hold. Raise ContextRefused after
+        `close`: their numbers may belong to other files by then."""
         if not self._close.alive:
             raise ContextRefused("this context was closed: store it again")
         return self._pieces
@@ -253,11 +249,8 @@ class ContextBeginning(NamedTuple):
 
 
 def whole_text(context: StoredContext, max_bytes: int) -> str:
-    """Return a context as a prompt has it: a text as it is, any other value as JSON.
-
-    Raises:
-        ContextRefused: It takes more than `max_bytes` as it is stored, or is a table or an array.
-    """
+    """Return a context as a prompt has it: a text as it is, any other value as JSON. Raise ContextRefused if it takes
+    more than `max_bytes` as it is stored, or is a table or an array."""
     if context.size_bytes > max_bytes:
         raise ContextRefused(f"a context of {context.size_bytes:,} bytes is too long for a prompt: give a smaller part")
     (fd, piece), *more = context.pieces()

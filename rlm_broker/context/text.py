@@ -1,6 +1,6 @@
 """Decoding of bytes to text, in pieces: by a byte order mark, by a named encoding, or as UTF-8.
 
-Bytes that cannot be decoded are replaced and counted. If they are too many, the bytes are no text, and are refused.
+Undecodable bytes are replaced and counted. If they are too many, the bytes are no text, and are refused.
 """
 
 import codecs
@@ -14,7 +14,7 @@ from rlm_broker.context.found_files import FileUnfit
 from rlm_broker.errors import ConfigurationError
 
 MAX_REPLACED_SHARE: Final = 0.3
-"""Share of the bytes of a text that may be replaced.
+"""Largest share of replaced bytes of a text.
 
 Read as UTF-8, about half of binary data cannot be decoded. Of text in Latin-1 it is a tenth at most, and of text in
 another alphabet nearly all.
@@ -23,21 +23,21 @@ JUDGED_BYTES: Final = 1 << 20
 """Bytes after which that share is checked with each piece, so that a binary file is not decoded to its end."""
 
 Errors = Literal["replace", "strict"]
-"""Treatment of bytes that cannot be decoded. `replace`: each becomes U+FFFD and is counted. `strict`: the text is
+"""Treatment of undecodable bytes. `replace`: each becomes U+FFFD and is counted. `strict`: the text is
 refused."""
 
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, with whose mark it begins
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: it begins with that mark
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _NO_ENCODINGS_OF_FILES: Final = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
-"""Python's codecs of text that are not encodings of files."""
+"""Python's codecs of text for other things than files."""
 _COUNTED: Final = "rlm_broker.counted"
-"""Name of the error handler for encodings other than UTF-8. It is called for each error, which makes errors slow; those
-of UTF-8 are counted afterwards, see `_replaced_in`."""
+"""Name of the error handler for encodings other than UTF-8. A call for each error is slow: those of UTF-8
+are counted afterwards, see `_replaced_in`."""
 _REPLACEMENT: Final = "\ufffd"
 _replaced = threading.local()
 
@@ -54,15 +54,8 @@ codecs.register_error(_COUNTED, _replace_and_count)
 
 @dataclass(frozen=True, slots=True)
 class TextDecoding:
-    """Encoding of some bytes, and the treatment of errors.
-
-    Args:
-        encoding: Encoding of bytes without a byte order mark, by its name in Python; None is UTF-8.
-        errors: See `Errors`.
-
-    Raises:
-        ConfigurationError: There is no such text encoding, or `errors` is another value.
-    """
+    """Encoding of bytes without a byte order mark, by its name in Python (None is UTF-8), and the treatment of errors.
+    Raise ConfigurationError for an unknown one."""
 
     encoding: str | None = None
     errors: Errors = "replace"
@@ -97,12 +90,12 @@ class DecodedText:
     not text.
 
     Iterating raises `FileUnfit` in three cases: the bytes are binary (they have a zero character); they cannot be
-    decoded and are not to be replaced; or more than `MAX_REPLACED_SHARE` of them cannot be decoded, which is checked
-    from `JUDGED_BYTES` on and at the end. That may come after any number of pieces.
+    decoded and are not to be replaced; or more than `MAX_REPLACED_SHARE` of them cannot be decoded, as is checked from
+    `JUDGED_BYTES` on and at the end. That may come after any number of pieces.
 
     Args:
         name: Name of the bytes' source, for the error.
-        grows: Counts the bytes that are stored of the text, if these have a bound, see `TextMemfd.add_text`.
+        grows: Counts the stored bytes of the text, if these have a bound, see `TextMemfd.add_text`.
 
     Attributes:
         replaced: Bytes replaced so far.
@@ -151,12 +144,8 @@ class DecodedText:
                 raise FileUnfit(f"not {_shown(encoding)}", sentence)
 
     def _decoded(self, decoder: codecs.IncrementalDecoder, piece: bytes, start: int, encoding: str) -> str:
-        """Decode a piece; an empty one is the end.
-
-        Args:
-            start: Offset of the first byte that is decoded now. If the last piece has cut a character, its bytes come
-                first.
-        """
+        """Decode a piece; an empty one is the end. `start` is the offset of the first byte decoded now, maybe of a
+        character cut by the last piece."""
         _replaced.bytes = 0
         cut = decoder.getstate()[0] if encoding == "utf-8" else b""
         try:
@@ -180,11 +169,9 @@ class DecodedText:
 
 
 def _replaced_in(text: str, data: bytes, left: int) -> int:
-    """Return how many bytes of UTF-8 were replaced when `data`, but for its last `left` bytes, became `text`.
-
-    The text's own U+FFFD are subtracted first. Of the rest, all bytes that the text does not encode to were replaced.
-    """
-    own = data.count(_REPLACEMENT.encode())  # U+FFFD that the bytes themselves encode: no byte was replaced there
+    """Return how many bytes of UTF-8 were replaced when `data`, but for its last `left` bytes, became `text`: all bytes
+    to which the text without its own U+FFFD does not encode."""
+    own = data.count(_REPLACEMENT.encode())  # U+FFFD encoded by the bytes themselves: not replaced
     kept = len(text.encode()) - len(_REPLACEMENT.encode()) * (text.count(_REPLACEMENT) - own)
     return len(data) - left - kept
 

@@ -1,4 +1,4 @@
-"""The events of one run, kept in memory for any number of followers that read at their own pace."""
+"""The events of one run, kept in memory for any number of followers, each at its own pace."""
 
 import asyncio
 import threading
@@ -11,17 +11,15 @@ import msgspec
 from rlm_broker.events.event import Event, EventsMissed
 
 MOST_CHARS = 1 << 24
-"""Maximum characters of the events that one log keeps; beyond it the oldest events are dropped.
-
-A follower that has not read them yet gets one `EventsMissed` in their place.
-"""
+"""Maximum characters of the events in one log; beyond it the oldest are dropped. A follower gets one `EventsMissed` in
+the place of dropped events."""
 _WITHOUT_TEXT = (int, float, bool, type(None))
 EVENT_CHARS = 200
-"""Characters that each event counts in addition to its texts, for its object, its number and its time."""
+"""Characters of each event in addition to its texts, for its object, its number and its time."""
 
 
 class EventLog:
-    """Keeps events in the order of their numbers, which begin at 1 and have no gap. It can be used from any thread.
+    """Keeps events in the order of their numbers, from 1 without a gap. It can be used from any thread.
 
     Args:
         most_chars: Maximum characters kept.
@@ -38,7 +36,7 @@ class EventLog:
 
     @property
     def chars(self) -> int:
-        """Characters of the events that are kept."""
+        """Characters of all kept events."""
         return self._chars
 
     def add(self, event: Event) -> None:
@@ -53,12 +51,12 @@ class EventLog:
         self._wake()
 
     def close(self) -> None:
-        """Declare that no further event follows. Followers read the last event, then end."""
+        """End the log. Followers read the last event, then end."""
         self._is_closed = True
         self._wake()
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yield each event with a number above `after`, with those that were added before, until the log is closed."""
+        """Yield each event with a number above `after`, earlier ones included, until the log is closed."""
         after = max(0, after)
         here = (asyncio.get_running_loop(), asyncio.Event())
         self._waiting.add(here)

@@ -1,4 +1,4 @@
-"""Observers of sandboxes and REPLs. A sandbox calls them; the board of the process, which `ps` lists, is one."""
+"""Observers of sandboxes and REPLs. A sandbox calls them; the board of the process is one."""
 
 from typing import Literal, Protocol
 
@@ -6,7 +6,7 @@ ReplState = Literal["starting", "idle", "busy"]
 
 
 class ObservedRepl(Protocol):
-    """The part of `SandboxedRepl` that an observer may use.
+    """The members of `SandboxedRepl` for observers.
 
     Attributes:
         tree: Id of the run tree with the REPL; None for a REPL of its own.
@@ -26,7 +26,7 @@ class ObservedRepl(Protocol):
 
 
 class SandboxObserver:
-    """A base of observers, whose methods do nothing. They are called from any thread, and must not block."""
+    """A base of observers with empty methods. They are called from any thread, and must not block."""
 
     def sandbox_opens(self) -> None:
         """Take the opening of a sandbox. What this raises ends the opening."""

@@ -20,7 +20,7 @@ from rlm_broker.events.event import (
 from rlm_broker.usage import Tally, Usage
 
 NAME_CHARS = 60
-"""Characters of the name of a model or a tool that are reported. Model code may choose names of any length."""
+"""Characters of the name of a model or a tool; the rest is cut. Model code may choose names of any length."""
 BEGINS: Final = ("reads the context", "")
 
 
@@ -43,11 +43,11 @@ class RunProgress:
         model: Name of the root model; empty before the run has begun.
         turn: Turn of the root run.
         most_turns: Limit of its turns; None is none.
-        started: Number of runs that have begun.
-        runs: Number of runs that go on.
-        blocks: Number of blocks that have begun.
-        ended: The event that ended the root run, or None.
-        since: Unix time in seconds at which it began to do what it does.
+        started: Number of runs, ended ones included.
+        runs: Number of live runs.
+        blocks: Number of blocks, ended ones included.
+        ended: The end of the root run, or None.
+        since: Unix time in seconds of the beginning of its present activity.
     """
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ class RunProgress:
 
     @property
     def open_calls(self) -> int:
-        """Number of calls that go on."""
+        """Number of open calls."""
         return len(self._calls)
 
     @property
     def batch(self) -> tuple[int, int] | None:
-        """Ended calls and all calls of the batches that go on; None if there is no batch."""
+        """Ended calls and all calls of the open batches; None without a batch."""
         batches = list(self._batches.values())
         return (sum(done for done, _ in batches), sum(of for _, of in batches)) if batches else None
 
@@ -107,12 +107,12 @@ class RunProgress:
 
     @property
     def usage(self) -> Usage:
-        """Usage of the tree, of the calls that have ended."""
+        """Usage of all ended calls of the tree."""
         return self._tally.usage
 
     @property
     def tokens(self) -> int:
-        """Tokens that the tree has used."""
+        """Tokens of all ended calls of the tree."""
         usage = self._tally.usage
         return usage.total_input_tokens + usage.total_output_tokens
 

@@ -1,4 +1,4 @@
-"""Removal of secrets from text that is shown or written down: known secrets, and text that looks like a secret.
+"""Removal of secrets from text for people and files: known secrets, and text that looks like a secret.
 
 Theory of operation. `RULES` is the one list of what looks like a secret. The search runs on the event loop, and model
 code may have written the text to make it slow. So its time must be proportional to the length of the text:
@@ -28,7 +28,7 @@ from rlm_broker.values.text import shorten
 
 REDACTED = "[redacted]"
 _REMEMBERED_CHARS = 16_384
-"""Characters of a text whose redaction is remembered: 256 of them take 8 MB at most."""
+"""Maximum characters of a text with a remembered redaction: 256 of them take 8 MB at most."""
 _WITHOUT_TEXT = (int, float, bool, type(None))
 """Classes of most values in an event. To ask for them first halves the cost of an event: a `Mapping` is abstract."""
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]{1,1024}@")
@@ -172,7 +172,7 @@ _WORDS = {
         r"|(?:digest|hawk|aws4-hmac-sha256)\s{1,4}([^\r\n]{6,}+))"
     ),
 }
-"""Maps lower-case words that stand before a secret to the pattern of the rest."""
+"""Maps lower-case words in front of a secret to the pattern of the rest."""
 
 RULES = (
     *(Rule(mark, re.escape(mark) + _begun(mark) + rest) for mark, rest in _TOKENS.items()),

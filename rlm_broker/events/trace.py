@@ -33,7 +33,7 @@ that their order stays.
 MOST_WAITING_CHARS = 1 << 25
 """Maximum characters waiting for the thread; beyond it, texts are cut to `CUT_CHARS` and marked."""
 CUT_CHARS = 10_000
-"""Characters of a text that are kept when the thread cannot keep up."""
+"""Characters kept of a text when the thread cannot keep up."""
 
 
 class TraceWriter:

@@ -1,1 +1,1 @@
-"""Nodes that give REPLs: an agent on each forks workers, and one link carries all that crosses between it and here."""
+"""Nodes that give REPLs: an agent on each forks workers, and one link connects it with the orchestrator."""

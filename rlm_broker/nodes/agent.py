@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from fcntl import F_ADD_SEALS, fcntl
 from typing import Any
 
@@ -47,20 +48,11 @@ MODULE = "rlm_broker.nodes.agent"
 REPLS_PER_CPU = 16
 """REPLs at the same time for each CPU: most REPLs wait for a model."""
 RESERVE_SHARE, LEAST_RESERVE_BYTES = 0.05, 256 << 20
-"""Share of the node's memory that stays free, and bytes of it at least. With less, the node gives no further REPL."""
+"""Share of the node's memory to stay free, and bytes of it at least. With less, the node gives no further REPL."""
 JOIN_S = 30.0
 """Seconds to reach the orchestrator."""
 END_S = 5.0
 """Seconds to end all workers. Beyond, the process exits, and they end with it."""
-KINDS: list[tuple[type[Exception], messages.RefusalKind]] = [
-    (errors.ConfigurationError, "configuration"),
-    (errors.IsolationUnavailable, "isolation"),
-    (errors.ContextRefused, "context"),
-    (errors.FileRefused, "file"),
-    (errors.RlmBrokerError, "sandbox"),
-    (OSError, "memory"),
-]
-"""Error → kind of the refusal."""
 
 
 class AgentOrder(msgspec.Struct, frozen=True):
@@ -70,7 +62,7 @@ class AgentOrder(msgspec.Struct, frozen=True):
         host, port: Address of the orchestrator's port for agents.
         fingerprint: Pinned certificate; None for plain text.
         token: One-time token.
-        places: REPLs at the same time; None: `REPLS_PER_CPU` for each CPU that the process may use.
+        places: REPLs at the same time; None: `REPLS_PER_CPU` for each CPU of the process.
     """
 
     host: str
@@ -92,15 +84,13 @@ class Agent:
         self._sandbox: Sandbox | None = None
         self._servers: dict[int, Forker] = {}
         self._relays: dict[int, Relay] = {}
-        self._forking: set[int] = set()
-        self._killed: set[int] = set()
-        """Those workers of `_forking` that are to be ended as soon as they are forked."""
+        self._forking: dict[int, asyncio.Task[None]] = {}
         self._preparing: dict[int, asyncio.Task[None]] = {}
         self._memory: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> str:
-        """Join, and serve until the link is lost. All that was started has ended then. Return why it was lost.
+        """Join, serve until the link is lost, end all workers, and return why it was lost.
 
         Raises:
             SandboxFailed: The orchestrator cannot be reached, or is another one.
@@ -147,12 +137,10 @@ class Agent:
             case messages.Say() if (relay := self._relays.get(message.worker)) is not None:
                 relay.say(message, self._memory)
             case messages.Fork():
-                self._forking.add(message.worker)
-                self._answer(message.request, self._fork(message))
-            case messages.Kill() if (relay := self._relays.pop(message.worker, None)) is not None:
-                self._begin(relay.end())
-            case messages.Kill() if message.worker in self._forking:
-                self._killed.add(message.worker)
+                forking = self._forking[message.worker] = self._answer(message.request, self._fork(message))
+                forking.add_done_callback(lambda _: self._forking.pop(message.worker, None))
+            case messages.Kill():
+                self._begin(self._kill(message.worker))
             case messages.HoldMemory():
                 self._begin_to_hold(message)
             case messages.DropMemory() if (fd := self._memory.pop(message.key, -1)) >= 0:
@@ -171,7 +159,7 @@ class Agent:
         elif (preparing := self._preparing.get(number)) is not None:
             preparing.cancel()
 
-    def _begin(self, work: Any) -> "asyncio.Task[None]":
+    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -222,21 +210,19 @@ class Agent:
         return messages.RequestDone(asked.request, server.memory_bytes)
 
     async def _fork(self, asked: messages.Fork) -> messages.RequestDone:
-        try:
-            server = self._servers.get(asked.server)
-            if server is None:
-                raise SandboxFailed("its fork server has ended")
-            worker = await server.spawn(ReplLimits(**asked.limits))
-        finally:
-            is_killed = asked.worker in self._killed
-            self._forking.discard(asked.worker)
-            self._killed.discard(asked.worker)
-        relay = Relay(self.link, asked.worker, worker, server)
-        if is_killed:
-            await relay.end()
-        else:
-            self._relays[asked.worker] = relay
+        server = self._servers.get(asked.server)
+        if server is None:
+            raise SandboxFailed("its fork server has ended")
+        worker = await server.spawn(ReplLimits(**asked.limits))
+        self._relays[asked.worker] = Relay(self.link, asked.worker, worker, server, self._begin)
         return messages.RequestDone(asked.request)
+
+    async def _kill(self, number: int) -> None:
+        """End a worker, as soon as it is forked."""
+        if (forking := self._forking.get(number)) is not None:
+            await asyncio.wait({forking})
+        if (relay := self._relays.pop(number, None)) is not None:
+            await relay.end()
 
     def _begin_to_hold(self, asked: messages.HoldMemory) -> None:
         try:
@@ -268,23 +254,31 @@ class Relay:
         link: Link to the orchestrator.
         number: Number of the worker.
         worker: The worker.
-        server: Fork server that has forked it.
+        server: Its fork server.
+        begin: Begins work of the agent.
     """
 
-    def __init__(self, link: Link, number: int, worker: Worker, server: Forker) -> None:
+    def __init__(
+        self,
+        link: Link,
+        number: int,
+        worker: Worker,
+        server: Forker,
+        begin: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
         self._link = link
         self._number = number
         self._worker = worker
         self._server = server
+        self._begin = begin
         self._opening: tuple[int, control.OpenToRead | control.OpenToWrite] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         worker.init.listener = self
 
     def say(self, said: messages.Say, memory: dict[str, int]) -> None:
         """Pass a packet on to init, with what travels beside it.
 
         Raises:
-            ProtocolViolation: Something that has to travel beside it does not.
+            ProtocolViolation: A descriptor is missing beside it.
         """
         message = control.unpack_to_init(said.packet)
         try:
@@ -357,12 +351,9 @@ class Relay:
         size_bytes = os.fstat(fds[0]).st_size
         self._link.post(messages.Heard(self._number, control.pack(control.Opened()), size_bytes))
         if isinstance(request, control.OpenToRead):
-            work = send_file(self._link, number, fds[0], size_bytes)
+            self._begin(send_file(self._link, number, fds[0], size_bytes))
         else:
-            work = self._stored(number, FileEnd(self._link, number, fds[0], request.size_bytes))
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._begin(self._stored(number, FileEnd(self._link, number, fds[0], request.size_bytes)))
 
     async def _stored(self, number: int, end: FileEnd) -> None:
         error = await end.filled
@@ -370,12 +361,12 @@ class Relay:
         self._link.post(refusal(number, errors.FileRefused(why)) if why else messages.RequestDone(number))
 
     def unheard(self, error: OSError | None) -> None:
-        """Say that a descriptor from init was cut off. Its end has a message of its own."""
+        """Report that a descriptor from init was cut off. Its end has a message of its own."""
         if error is not None:
             self._failed("speak", f"a descriptor cannot be taken: {error.strerror}")
 
     def ended(self, why: str | None) -> None:  # noqa: ARG002 - of `InitListener`
-        """Say that the worker has ended."""
+        """Report the end of the worker."""
         self._link.post(messages.Gone(self._number))
 
     def _failed(self, step: control.InitStep, reason: str) -> None:
@@ -383,8 +374,9 @@ class Relay:
 
 
 def refusal(request: int, error: Exception) -> messages.RequestRefused:
-    """Return the answer to a request that met an error."""
-    kind = next(kind for cls, kind in KINDS if isinstance(error, cls))
+    """Return the answer to a request after an error."""
+    fitting = (kind for kind, cls in messages.ERRORS.items() if kind != "memory" and isinstance(error, cls))
+    kind: messages.RefusalKind = "memory" if isinstance(error, OSError) else next(fitting, "sandbox")
     return messages.RequestRefused(request, kind, str(error)[: messages.MAX_REASON_CHARS])
 
 
@@ -396,7 +388,7 @@ async def serve_until_eof(order: AgentOrder, stdin: int) -> str:
     def read() -> None:
         if not os.read(stdin, 1 << 12):
             loop.remove_reader(stdin)
-            exiting = threading.Timer(END_S, os._exit, (1,))  # also beside an event loop that hangs
+            exiting = threading.Timer(END_S, os._exit, (1,))  # also beside a hanging event loop
             exiting.daemon = True
             exiting.start()
             serving.cancel()

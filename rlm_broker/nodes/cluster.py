@@ -1,4 +1,4 @@
-"""A sandbox whose REPLs are on nodes: what all kinds of clusters share."""
+"""A sandbox with its REPLs on nodes, as the base of all kinds of clusters."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _log = logging.getLogger("rlm_broker")
 
 
 class NodeSandbox(Sandbox):
-    """A sandbox whose REPLs are on nodes. A subclass starts an agent on each node, with an order of `_order`.
+    """A sandbox with its REPLs on nodes. A subclass starts an agent on each node, with an order of `_order`.
 
     Args:
         limits, isolation, allow_exec, seed, python, packages: As for `Sandbox`, for each node.
@@ -58,14 +58,14 @@ class NodeSandbox(Sandbox):
         self._is_closing = False
 
     def nodes(self) -> tuple[NodeStats, ...]:
-        """Return the nodes that are there now, with their REPLs."""
+        """Return the present nodes, with their REPLs."""
         found = [(node, node.opened) for node in list(self._placement.nodes)]
         return tuple(NodeStats(node.name, told.level, node.taken, told.places) for node, told in found if told)
 
     # -- agents ------------------------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Listen, and start an agent on each node, and on those that come later."""
+        """Listen, and start an agent on each present and later node."""
         raise NotImplementedError
 
     async def _end(self) -> None:
@@ -89,7 +89,7 @@ class NodeSandbox(Sandbox):
         return AgentOrder(*self._address, self._port.fingerprint, token, places)
 
     def _lose(self, name: str, why: str) -> None:
-        """Give a node up whose agent has ended, before its link notices."""
+        """Give a node up after the end of its agent, before its link notices."""
         for node in list(self._serving.values()):
             if node.name == name:
                 node.link.close(why)
@@ -147,7 +147,7 @@ class NodeSandbox(Sandbox):
         finally:
             if self._port is not None:
                 await self._port.close()
-            for node in list(self._serving.values()):  # also one that has not opened its sandbox
+            for node in list(self._serving.values()):  # also one without an open sandbox
                 node.link.close(CLOSED)
             with contextlib.suppress(RlmBrokerError):
                 await self._end()

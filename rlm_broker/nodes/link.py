@@ -26,12 +26,12 @@ from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import PREFIX, FrameDecoder, Payload
 
 HEAD = struct.Struct(">II")
-"""Head of a frame: the length of all that follows it, and the number of the stream."""
+"""Head of a frame: the length of the rest, and the number of the stream."""
 BEAT_S, SILENCE_S, PATIENCE_S = 0.5, 2.0, 30.0
-"""Seconds between two heartbeats; without a byte, after which the other side is lost; and for which an agent waits
-instead while the orchestrator's kernel acknowledges what it sends."""
+"""Seconds between two heartbeats; without a byte until the other side is lost; and the same for an agent with
+acknowledgements of the orchestrator's kernel."""
 HIGH_BYTES = 1 << 18
-"""Bytes that wait to be sent, beyond which all streams pause."""
+"""Unsent bytes; beyond it, all streams pause."""
 FRAMES_IN_A_ROW = 64
 """Frames taken at once; the rest waits for the next turn of the event loop."""
 LAST_ACK = struct.Struct("56xI")
@@ -39,24 +39,24 @@ LAST_ACK = struct.Struct("56xI")
 
 
 class StreamEnd:
-    """Our end of a stream: a base, of which an end that sends nothing needs no more."""
+    """Our end of a stream; a base. An end without sending needs neither `credit` nor `resume`."""
 
     def take(self, data: Payload) -> None:
-        """Take bytes. Raises `ProtocolViolation` if they are more than was permitted."""
+        """Take bytes. Raises `ProtocolViolation` for more bytes than permitted."""
         raise NotImplementedError
 
     def take_end(self) -> None:
-        """Learn that no more bytes come."""
+        """Take the end of the bytes."""
         raise NotImplementedError
 
     def credit(self, size_bytes: int) -> None:
-        """Learn that so many more bytes may be sent."""
+        """Take the permission to send so many more bytes."""
 
     def resume(self) -> None:
-        """Learn that the link takes bytes again."""
+        """Send again: the link takes bytes."""
 
-    def lost(self) -> None:
-        """Close what this end has, since the link is lost."""
+    def close(self) -> None:
+        """Close the descriptor of this end, since the link is lost. Has no effect when repeated."""
         raise NotImplementedError
 
 
@@ -65,16 +65,15 @@ class Link(asyncio.Protocol):
 
     Args:
         decoder: Decodes messages of the other side.
-        take: Takes each message. It may raise `ProtocolViolation`, which ends the link.
+        take: Takes each message. Its `ProtocolViolation` ends the link.
         on_lost: Called once, with the reason as one clause.
         beat: Returns the next heartbeat.
-        is_patient: Whether to wait for a side that is only busy.
-        silence_s: Seconds of silence after which the other side is lost.
+        is_patient: Whether to wait for a busy side.
+        silence_s: Seconds of silence until the other side is lost.
 
     Attributes:
         streams: Number → our end of the stream.
         why_lost: Reason why the link is lost; None while it is not.
-        is_writable: Whether streams may send.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class Link(asyncio.Protocol):
     ) -> None:
         self.streams: dict[int, StreamEnd] = {}
         self.why_lost: str | None = None
-        self.is_writable = True
         self._decoder = decoder
         self._take = take
         self._on_lost = on_lost
@@ -109,19 +107,21 @@ class Link(asyncio.Protocol):
 
     def post(self, message: msgspec.Struct) -> None:
         """Send a message, or drop it if the link is lost."""
-        self._write(0, encoded(message))
+        self.send(0, encoded(message))
 
     def send(self, stream: int, data: bytes | memoryview) -> None:
-        """Send bytes of a stream; none at all end it."""
-        self._write(stream, data)
+        """Send bytes of a stream, or drop them if the link is lost. No bytes at all end the stream."""
+        if self._transport is not None and self.why_lost is None:
+            self._transport.write(HEAD.pack(len(data) + PREFIX.size, stream) + data)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether streams may send."""
+        return self._writable.is_set()
 
     async def writable(self) -> None:
         """Wait until streams may send, or the link is lost."""
         await self._writable.wait()
-
-    def _write(self, stream: int, data: bytes | memoryview) -> None:
-        if self._transport is not None and self.why_lost is None:
-            self._transport.write(HEAD.pack(len(data) + PREFIX.size, stream) + data)
 
     # -- called by asyncio -------------------------------------------------------------------------------------------
 
@@ -144,11 +144,9 @@ class Link(asyncio.Protocol):
         self._take_some()
 
     def pause_writing(self) -> None:
-        self.is_writable = False
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        self.is_writable = True
         self._writable.set()
         for stream in list(self.streams.values()):
             stream.resume()
@@ -229,5 +227,5 @@ class Link(asyncio.Protocol):
         self._on_lost(why)
         for stream in list(self.streams.values()):
             with contextlib.suppress(OSError):
-                stream.lost()
+                stream.close()
         self.streams.clear()

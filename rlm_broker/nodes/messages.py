@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rlm_broker import errors
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, MAX_PROGRAM_BYTES
 from sandbox_worker.wire.level import Layer, LevelName
@@ -20,10 +21,10 @@ PROTOCOL = 1
 PIECE_BYTES = 1 << 18
 """Bytes of a file or a context in one frame."""
 MAX_FRAME_BYTES = MAX_PACKET_BYTES + MAX_PROGRAM_BYTES + (1 << 16)
-"""Bytes of a frame at most: a packet to init, the arguments of a program beside it, and the message around both. One
-that is longer ends the link."""
+"""Maximum bytes of a frame: a packet to init, the arguments of a program beside it, and the message around both. A
+longer one ends the link."""
 MAX_JOIN_BYTES = 512
-"""Bytes of the first frame, which comes from a stranger."""
+"""Maximum bytes of the first frame, from a stranger."""
 MAX_REASON_CHARS = 2_000
 """Characters of an agent's reason. A longer one ends the link."""
 
@@ -32,7 +33,15 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARS)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 RefusalKind = Literal["configuration", "isolation", "context", "memory", "file", "sandbox"]
-"""Kind of an agent's refusal, from which the orchestrator makes the error."""
+ERRORS: dict[RefusalKind, type[errors.RlmBrokerError]] = {
+    "context": errors.ContextRefused,  # before its base class
+    "configuration": errors.ConfigurationError,
+    "isolation": errors.IsolationUnavailable,
+    "memory": errors.WorkerDied,  # of an OSError there; another node may have the memory
+    "file": errors.FileRefused,
+    "sandbox": errors.SandboxFailed,
+}
+"""Kind of an agent's refusal → the error for the caller here."""
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,7 +118,7 @@ class Say(LinkMessage, frozen=True):
         packet: Message, see `sandbox_worker.wire.control`.
         key: Key of the memfd beside it; empty if there is none.
         data: Content of a memfd beside it, in place of a key.
-        streams: Streams whose ends on the node travel beside it, as descriptors.
+        streams: Streams; their ends on the node travel beside it, as descriptors.
     """
 
     worker: Number
@@ -134,7 +143,7 @@ class HoldMemory(LinkMessage, frozen=True):
 
 
 class DropMemory(LinkMessage, frozen=True):
-    """Command to hold a memfd no more. Who has mapped it keeps it."""
+    """Command to hold a memfd no more. Processes with a mapping keep it."""
 
     key: str
 
@@ -156,14 +165,14 @@ class NodeOpened(LinkMessage, frozen=True):
 
 
 class RequestDone(LinkMessage, frozen=True):
-    """Report that a request was done. `memory_bytes` is a fork server's."""
+    """Report of a request's success. `memory_bytes` is a fork server's."""
 
     request: Number
     memory_bytes: Bytes = 0
 
 
 class RequestRefused(LinkMessage, frozen=True):
-    """Report that a request was not done."""
+    """Report of a request's failure."""
 
     request: Number
     kind: RefusalKind
@@ -179,7 +188,7 @@ class Heard(LinkMessage, frozen=True):
 
 
 class Gone(LinkMessage, frozen=True):
-    """Report that a worker has ended."""
+    """Report of a worker's end."""
 
     worker: Number
 

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from rlm_broker import errors
 from rlm_broker.context.memfd import new_memfd
 from rlm_broker.errors import ProtocolViolation, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
@@ -26,10 +26,10 @@ from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.level import level_named
 
 SHARE_OF_MEMORY, MOST_HELD = 0.25, 128
-"""Share of a node's memory for contexts that it holds, and their number, since each takes a descriptor there. Beyond,
-the least recently used one goes."""
+"""Share of a node's memory for held contexts, and their number, since each takes a descriptor there. Beyond, the least
+recently used one goes."""
 INLINE_BYTES = 1 << 16
-"""Bytes of a context that goes in the message that it travels beside, and is not held."""
+"""Bytes of a context within its message; a larger one is held on the node."""
 OPEN_S = 1_800.0
 """Seconds to open a sandbox there, with the installation of its packages. Beyond, its node is given up."""
 END_S = 60.0
@@ -37,23 +37,14 @@ END_S = 60.0
 CROSS_S, LEAST_BYTES_A_S = 600.0, 1 << 20
 """Seconds for a file or a context on its way over the link, and its bytes for each second more. Beyond, its node is
 given up."""
-ERRORS: dict[messages.RefusalKind, type[errors.RlmBrokerError]] = {
-    "configuration": errors.ConfigurationError,
-    "isolation": errors.IsolationUnavailable,
-    "context": errors.ContextRefused,
-    "memory": WorkerDied,  # another node may have the memory
-    "file": errors.FileRefused,
-    "sandbox": SandboxFailed,
-}
-"""Kind of an agent's refusal → the error."""
 
 
 class Node:
-    """A node whose agent has joined.
+    """A node with an agent that has joined.
 
     Args:
         name: Name of the node.
-        numbers: Draws the next number, of all things that messages name.
+        numbers: Draws the next number, for everything in messages.
         on_change: Called when a place may have become free, or the node is lost.
 
     Attributes:
@@ -61,9 +52,9 @@ class Node:
         numbers: As given.
         link: Link to its agent.
         opened: Facts about its sandbox; None until it is open.
-        taken: Places that are taken.
+        taken: Taken places.
         has_room: Whether it has memory for another REPL.
-        held: Key of a memfd → its size, and the task that brings it. The one that was used last comes last.
+        held: Key of a memfd → its size, and the task of bringing it; the most recently used one last.
         asked: Number of a request → its answer.
     """
 
@@ -82,7 +73,7 @@ class Node:
 
     @property
     def free(self) -> int:
-        """Places that are free."""
+        """Free places."""
         if self.opened is None or self.link.why_lost is not None or not self.has_room:
             return 0
         return self.opened.places - self.taken
@@ -150,7 +141,7 @@ class Node:
         return done.memory_bytes if isinstance(done, messages.RequestDone) else 0
 
     def end_server(self, server: int) -> None:
-        """End a fork server that was prepared or is being prepared, if this node has it."""
+        """End a fork server of `prepared`, ready or not, if this node has it."""
         if (task := self._servers.pop(server, None)) is not None:
             task.cancel()
             self.link.post(messages.EndServer(server))
@@ -184,7 +175,7 @@ class Node:
 
         Args:
             context: The memfds.
-            holds_small: Whether to hold those as well that fit into the message that they travel beside.
+            holds_small: Whether to hold also memfds of at most `INLINE_BYTES`.
 
         Raises:
             WorkerDied: The node has no memory for it, or is lost.
@@ -242,7 +233,7 @@ class Node:
                     return  # its caller was cancelled
                 if isinstance(message, messages.RequestRefused):
                     reason = f"{printable(message.reason)} (on the node {self.name})"
-                    asked.set_exception(ERRORS[message.kind](reason))
+                    asked.set_exception(messages.ERRORS[message.kind](reason))
                 else:
                     asked.set_result(message)
             case messages.Heard() if (init := self._inits.get(message.worker)) is not None:
@@ -258,6 +249,14 @@ class Node:
             if not asked.done():
                 asked.set_exception(self.loss())
         self._on_change()
+
+
+@dataclass(slots=True)
+class _RemoteProgram:
+    """A program on a node: the number of its open outputs, and its end, which waits for theirs."""
+
+    outputs: int = 2
+    end: control.ProgramEnded | None = None
 
 
 class NodeInit:
@@ -279,14 +278,10 @@ class NodeInit:
         self._gone = asyncio.Event()
         self._opening: tuple[int, control.OpenToRead | control.OpenToWrite] | None = None
         self._files: dict[int, tuple[int, FileEnd | None]] = {}
-        """Inode of a file's copy here → its stream, and our end of one that is read."""
-        self._pipes: dict[int, int] = {}
-        """Number of a program → its outputs that have not ended."""
-        self._programs: set[int] = set()
-        """Programs whose end was not told."""
+        """Inode of a file's copy here → its stream, and our end of it for reading."""
+        self._programs: dict[int, _RemoteProgram] = {}
         self._owed = 1
-        """Answers that may come: one to each question, and one that says unasked why init ends."""
-        self._late: dict[int, control.ProgramEnded] = {}
+        """Outstanding answers: one to each question, and one unasked, the reason for the end of init."""
 
     def say(self, message: control.Control, *fds: int) -> None:
         """Send a message, or drop it if init has ended."""
@@ -303,9 +298,8 @@ class NodeInit:
                 streams = (self._stream(fds[0]),)
             case control.RunProgram():
                 data = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
-                self._pipes[message.number] = 2
-                self._programs.add(message.number)
-                ended = partial(self._pipe_ended, message.number)
+                self._programs[message.number] = _RemoteProgram()
+                ended = partial(self._output_ended, message.number)
                 streams = (self._stream(fds[1]), self._stream(fds[2], ended), self._stream(fds[3], ended))
             case control.OpenToRead() | control.OpenToWrite():
                 streams = (self._node.numbers(),)
@@ -335,7 +329,7 @@ class NodeInit:
                 async with self._node.in_time(crossing_s(end.size_bytes)):
                     error = await end.filled
             except BaseException:
-                end.lost()  # what comes late is dropped
+                end.close()  # what comes late is dropped
                 raise
             if error is not None:
                 raise WorkerDied(f"a file did not come from the node {self._node.name}: {error.strerror or error}")
@@ -364,7 +358,7 @@ class NodeInit:
         self._node.link.post(messages.Kill(self.number))
 
     async def kill(self) -> None:
-        """End the worker, and return when it is gone. A node that does not end it is given up."""
+        """End the worker, and return when it is gone. A node that fails to is given up."""
         self.send_kill()  # also if it is gone: the agent then removes what it has left
         try:
             async with asyncio.timeout(END_S):
@@ -378,7 +372,7 @@ class NodeInit:
         """Take a packet of the init.
 
         Raises:
-            ProtocolViolation: It answers what was not asked, or opens a file that is too large.
+            ProtocolViolation: It answers without a question, or opens too large a file.
         """
         try:
             message: control.FromInit = control.unpack_from_init(said.packet)
@@ -388,13 +382,14 @@ class NodeInit:
             case control.Written() | control.Burned() | control.Died() | control.Exceeded():
                 pass
             case control.ProgramEnded():
-                if message.number not in self._programs:
+                program = self._programs.get(message.number)
+                if program is None or program.end is not None:
                     raise ProtocolViolation("the end of a program that does not run")
-                self._programs.remove(message.number)
-                if self._pipes.get(message.number):
-                    self._late[message.number] = message  # its outputs are still on their way
+                if program.outputs:
+                    program.end = message
                     return
-            case _:  # answers wait for those who have asked, and must not pile up
+                del self._programs[message.number]
+            case _:  # answers wait for their callers, and must not pile up
                 self._owed -= 1
                 if self._owed < 0:
                     raise ProtocolViolation("an answer of an init that was not asked")
@@ -417,19 +412,20 @@ class NodeInit:
         self._files[os.fstat(fd).st_ino] = (number, end)
         return fd
 
-    def _pipe_ended(self, program: int) -> None:
-        self._pipes[program] -= 1
-        if not self._pipes[program]:
-            del self._pipes[program]
-            if (late := self._late.pop(program, None)) is not None and not self._gone.is_set():
-                self.listener.heard(late, [])
+    def _output_ended(self, number: int) -> None:
+        program = self._programs[number]
+        program.outputs -= 1
+        if not program.outputs and program.end is not None:
+            del self._programs[number]
+            if not self._gone.is_set():
+                self.listener.heard(program.end, [])
 
     def ended(self, why: str | None) -> None:
-        """Learn that the worker has ended; None: as it was asked to, or by itself."""
+        """Take the end of the worker, and why; None: as asked, or by itself."""
         self._gone.set()
         for _, end in list(self._files.values()):
             if end is not None:
-                end.lost()
+                end.close()
         self.listener.ended(why)
         self.listener.unheard(None)
 
@@ -441,12 +437,12 @@ def key_of(fd: int) -> str:
 
 
 def crossing_s(size_bytes: int) -> float:
-    """Return the seconds that so many bytes may be on their way over a link."""
+    """Return the seconds for so many bytes to cross a link."""
     return CROSS_S + size_bytes / LEAST_BYTES_A_S
 
 
 def _task(work: Any) -> "asyncio.Task[Any]":
-    """Return a task whose error is read, also if all of its callers were cancelled."""
+    """Return a task, and have its error read, also after the cancellation of all callers."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     return task

@@ -19,7 +19,7 @@ from rlm_broker.sandbox.workers.zygote_process import Preparation
 from sandbox_worker.wire.level import level_named
 
 FIRST_S, AGAIN_S = 3.0, 60.0
-"""Seconds until it is said that REPLs wait for a node, and until it is said again."""
+"""Seconds until waiting REPLs are logged, and until they are logged again."""
 
 _log = logging.getLogger("rlm_broker")
 
@@ -28,7 +28,7 @@ class Placement:
     """The nodes of a cluster, and the REPLs waiting for a place.
 
     Attributes:
-        nodes: Nodes that are there and open.
+        nodes: Open nodes.
         numbers: Draws the numbers of all things on all links.
     """
 
@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def waiting(self) -> int:
-        """REPLs that wait for a place."""
+        """REPLs without a place."""
         return sum(not each.done() for each in self._waiting)
 
     def add(self, node: Node) -> None:
@@ -82,7 +82,7 @@ class Placement:
         self.look()
 
     def look(self) -> None:
-        """Give the free places to those that wait, the first one first."""
+        """Give free places to the waiting REPLs, the first one first."""
         while self._waiting:
             if self._waiting[0].done():
                 self._waiting.popleft()
@@ -101,7 +101,7 @@ class Placement:
             self._said = None
 
     def _tell_full(self) -> None:
-        """Say which node has no place although no REPL of ours is there: it counts as none."""
+        """Log each node without a place and without a REPL of ours: it counts as none."""
         now = asyncio.get_running_loop().time()
         for node in self.nodes:
             is_full = node.free <= 0 and not node.taken and node.link.why_lost is None
@@ -111,7 +111,7 @@ class Placement:
                 _log.warning("the node %s gives no REPL: %s", node.name, why)
 
     def _tell_waiting(self, *, again: bool = False) -> None:
-        """Say that REPLs wait and that no node will have a place by itself, unless that changes soon."""
+        """Log that REPLs wait in vain, unless that changes soon."""
         if self._said is None and self._closed is None:
             self._said = asyncio.get_running_loop().call_later(AGAIN_S if again else FIRST_S, self._tell)
 
@@ -128,7 +128,7 @@ class NodeForks:
         placement: The nodes.
         first: An open node. All others have its level.
         server: Number of the fork server on each node; 0 is the server of the node's sandbox.
-        preparation: Imports, set-up code and context that the fork servers have ready.
+        preparation: Imports, set-up code and context of the fork servers.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class NodeForks:
         return alive, self._forked + sum(count for _, count in others)
 
     def importable(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return which of these modules code on every node can import, as the nodes said when they were opened."""
+        """Return the importable ones of these modules, by the reports of all nodes at their opening."""
         known = [set(node.opened.importable) for node in (self._first, *self._placement.nodes) if node.opened]
         return tuple(name for name in names if all(name in each for each in known))
 

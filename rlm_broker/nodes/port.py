@@ -1,4 +1,4 @@
-"""The port that agents connect to: TLS 1.3 with a pinned certificate, and a one-time token in the first frame.
+"""The port for agents: TLS 1.3 with a pinned certificate, and a one-time token in the first frame.
 
 No authority signs the certificate, and no name in it is looked at. It is made for the life of the port. An agent's
 order has its SHA-256, and the agent sends its token only to the side with the certificate's key.
@@ -34,7 +34,7 @@ JOIN_TIMEOUT_S = 10.0
 MOST_STRANGERS = 64
 """Connections without a token. With one more, the oldest is dropped: its agent is started again."""
 VALID_DAYS = 3_650
-"""Days for which the certificate is made. Agents compare its fingerprint, and not its dates."""
+"""Days of validity of the certificate. Agents compare its fingerprint, and not its dates."""
 
 
 class AgentPort:
@@ -121,7 +121,7 @@ class AgentPort:
 
 
 class Newcomer(asyncio.Protocol):
-    """A connection that has shown no token. It is one of `present` from its beginning, before its TLS handshake."""
+    """A connection without a token. It is one of `present` from its beginning, before its TLS handshake."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Newcomer(asyncio.Protocol):
             taker = self._claim(join_decoder.decode(payloads[0])) if payloads else None
         except (WireError, msgspec.MsgspecError, RecursionError, UnicodeError):
             taker, payloads = None, [b""]
-        if payloads and taker is None:  # no reply: a stranger must not learn that tokens exist
+        if payloads and taker is None:  # no reply: a stranger must not learn of tokens
             self.hang_up()
         elif taker is not None:
             assert self._transport is not None
@@ -177,7 +177,7 @@ class Newcomer(asyncio.Protocol):
 
 
 def made_certificate() -> tuple[ssl.SSLContext, str]:
-    """Make a certificate and its key, in memory alone; return a context that has both, and the fingerprint."""
+    """Make a certificate and its key, in memory alone; return a context with both, and the fingerprint."""
     with require_extra("ray", "TLS of a cluster"):
         x509: Any = importlib.import_module("cryptography.x509")
         forms: Any = importlib.import_module("cryptography.hazmat.primitives.serialization")
@@ -212,7 +212,7 @@ def client_context() -> ssl.SSLContext:
 
 
 def require_pinned(transport: asyncio.BaseTransport, fingerprint: str) -> None:
-    """Refuse an orchestrator whose certificate is not the pinned one.
+    """Refuse an orchestrator with another certificate than the pinned one.
 
     Raises:
         SandboxFailed: The certificate has another fingerprint.

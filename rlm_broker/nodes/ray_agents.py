@@ -27,16 +27,15 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.nodes.agent import END_S, MODULE, REPLS_PER_CPU, AgentOrder
 
 AGENT_CPUS = 0.01
-"""Share of a CPU that an agent reserves, so that Ray keeps its node. A node without CPUs gets no agent."""
+"""Share of a CPU reserved by an agent, so that Ray keeps its node. A node without CPUs gets no agent."""
 LOOK_S = 1.0
 """Seconds between two looks at the nodes of the Ray cluster."""
 MOST_PAUSE_S = 30.0
-"""Seconds after which an agent that keeps failing is started again. The first time it is `LOOK_S`, then twice as long,
-and so on."""
+"""Maximum pause before a failing agent is started again. The first one is `LOOK_S`, and each is twice the last."""
 START_S = 10.0
-"""Seconds until it is said that an actor does not start."""
+"""Seconds to start an actor; beyond them its node is logged."""
 MOST_WORDS = 400
-"""Characters of an agent's last words that are kept."""
+"""Characters kept of an agent's last words."""
 
 _log = logging.getLogger("rlm_broker")
 
@@ -56,7 +55,7 @@ class AgentActor:
         self._child: subprocess.Popen[bytes] | None = None
 
     def started(self) -> None:
-        """Return, which shows that Ray has started the actor."""
+        """Return: Ray has started the actor."""
 
     def run(self, order: bytes) -> str:
         """Start the agent, wait until it ends, and return its last words."""
@@ -89,11 +88,11 @@ class RayAgents:
     """One agent on each node of a Ray cluster, as long as it is open. Lives on one event loop.
 
     Args:
-        order: Returns what an agent of that name needs to join.
-        ended: Called with the name of an agent that has ended, and why.
-        waiting: Returns how many REPLs wait for a place.
-        resources: Resources that each agent reserves. A node without them gets none.
-        max_nodes: Nodes at most; None: all that there are.
+        order: Returns the order for an agent of that name.
+        ended: Called at the end of an agent, with its name and the reason.
+        waiting: Returns the number of waiting REPLs.
+        resources: Resources for each agent. A node without them gets none.
+        max_nodes: Maximum number of nodes; None has no bound.
         runtime_env: Ray's `runtime_env` of the actors.
     """
 
@@ -114,12 +113,12 @@ class RayAgents:
         self._runtime_env = runtime_env
         self._agents: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        """Agents of nodes that have left the Ray cluster, until they have ended."""
+        """Ending agents, of nodes that have left the Ray cluster."""
         self._looking: asyncio.Task[None] | None = None
         self._demand = 0
 
     async def open(self) -> None:
-        """Start an agent on each node that is there now, and look for further nodes from now on."""
+        """Start an agent on each node, and look for further nodes from now on."""
         await self._look()
         self._looking = asyncio.create_task(self._keep_looking())
 
@@ -198,7 +197,7 @@ class RayAgents:
 
 
 def nodes_of(resources: Mapping[str, float]) -> list[RayNode]:
-    """Return the living nodes of the Ray cluster that have CPUs and these resources."""
+    """Return the living nodes of the Ray cluster with CPUs and these resources."""
     found = []
     for node in ray.nodes():
         has, id = node["Resources"], node["NodeID"]
@@ -234,12 +233,12 @@ def disconnect() -> None:
 
 
 def own_address() -> str:
-    """Return the address by which Ray's nodes know this machine."""
+    """Return the address of this machine for Ray's nodes."""
     return str(ray.util.get_node_ip_address())
 
 
 def _shortened(error: RayError) -> str:
-    """Return what went wrong in one line: Ray's messages have many, and the last one that names an error says most."""
+    """Return an error in one line: of the many in Ray's messages, the last one with a name of an error says most."""
     lines = [line.strip() for line in str(error).splitlines() if "Error" in line]
     return f"{type(error).__name__}: {(lines or [str(error)])[-1][:MOST_WORDS]}"
 

@@ -1,4 +1,4 @@
-"""A sandbox whose REPLs are on the nodes of a Ray cluster: the public `RayCluster`."""
+"""The public `RayCluster`: a sandbox with its REPLs on the nodes of a Ray cluster."""
 
 import asyncio
 import importlib
@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes.cluster import NodeSandbox
@@ -16,7 +17,7 @@ _log = logging.getLogger("rlm_broker")
 
 
 class RayCluster(NodeSandbox):
-    """A `Sandbox` whose REPLs are on the nodes of a Ray cluster.
+    """A `Sandbox` with its REPLs on the nodes of a Ray cluster.
 
     Example:
         ```python
@@ -35,10 +36,10 @@ class RayCluster(NodeSandbox):
             starts one. If this process uses Ray already, it stays connected as it is.
         limits, isolation, allow_exec, seed, python, packages: As for `Sandbox`, for each node. With "auto" the first
             node decides the level of all.
-        resources: Resources of Ray that each agent reserves, such as `{"rlm": 1}`. A node without them gets no agent,
+        resources: Resources of Ray for each agent, such as `{"rlm": 1}`. A node without them gets no agent,
             and neither does one without CPUs.
         max_nodes: Nodes at most. While REPLs wait, Ray's autoscaler is asked for further nodes. None has no bound.
-        places: REPLs that each node gives at the same time; None: 16 for each of its CPUs.
+        places: REPLs of each node at the same time; None: 16 for each of its CPUs.
         runtime_env: Ray's `runtime_env` of the agents, for example `{"pip": ["rlm-broker[ray]"]}`.
 
     Raises:
@@ -80,12 +81,15 @@ class RayCluster(NodeSandbox):
         self._owns_ray = False
 
     async def _begin(self) -> None:
-        self._owns_ray = await asyncio.to_thread(self._ray.connect, self._ray_address)
+        await to_its_end(self._connect)  # a cancelled opening must not connect later, in its thread
         await self._listen(await asyncio.to_thread(self._ray.own_address))
         self._agents = self._ray.RayAgents(
             lambda name: self._order(name, self._places), self._ended, lambda: self._placement.waiting, *self._of_agents
         )
         await self._agents.open()
+
+    async def _connect(self) -> None:
+        self._owns_ray = await asyncio.to_thread(self._ray.connect, self._ray_address)
 
     async def _end(self) -> None:
         agents, self._agents = self._agents, None
@@ -98,7 +102,7 @@ class RayCluster(NodeSandbox):
                 await asyncio.to_thread(self._ray.disconnect)
 
     def _ended(self, name: str, why: str) -> None:
-        """Learn from Ray that an agent has ended. Its link may not have noticed yet."""
+        """Take the end of an agent from Ray. Its link may not have noticed yet."""
         if not self._is_closing:
             _log.warning("the agent of %s has ended: %s", name, why)
         self._lose(name, why)

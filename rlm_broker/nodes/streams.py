@@ -1,7 +1,7 @@
-"""Ends of streams: descriptors whose bytes cross a link, and memory filled from one.
+"""Ends of streams: descriptors with their bytes on a link, and memory filled from one.
 
-A descriptor that travels beside a control message on one machine is a stream between two machines. Its two
-ends are alike: what is read from the descriptor here is written to that one there, in both directions.
+A descriptor beside a control message is a stream between two machines. Its two ends are alike: bytes from the
+descriptor here are written to the descriptor there, in both directions.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ from rlm_broker.nodes.messages import PIECE_BYTES, Credit
 from sandbox_worker.wire.frames import Payload
 
 WINDOW_BYTES = 1 << 18
-"""Bytes of a stream that may be under way in one direction: sent, and not written to the descriptor there."""
+"""Maximum bytes of a stream under way in one direction: sent, and not yet written to the descriptor there."""
 READ_BYTES = 1 << 16
-"""Bytes that are read at once."""
+"""Bytes of one reading."""
 
 
 class DescriptorEnd(StreamEnd):
     """A socket or a pipe at our end of a stream.
 
-    The stream ends with its descriptor, and closes it when the other side ends it. Bytes for a descriptor that takes
-    none wait here, at most `WINDOW_BYTES` of them, and the other side reads no more meanwhile.
+    The stream ends with its descriptor, and closes it when the other side ends it. Bytes for a full descriptor wait
+    here, at most `WINDOW_BYTES` of them, and the other side reads no more meanwhile.
 
     Args:
         link: Link of the stream.
         number: Number of the stream.
-        fd: Socket or end of a pipe, which this object owns.
+        fd: Socket or end of a pipe; this object owns it.
         on_closed: Called once, when it is closed.
     """
 
@@ -85,10 +85,6 @@ class DescriptorEnd(StreamEnd):
                 self._loop.add_reader(self._fd, self._read)
             else:
                 self._loop.remove_reader(self._fd)
-
-    def lost(self) -> None:
-        """Close the descriptor, since the link is lost."""
-        self.close()
 
     def close(self, *, tells: bool = False) -> None:
         """Close the descriptor, and forget the stream.
@@ -156,8 +152,8 @@ class FileEnd(StreamEnd):
     Args:
         link: Link of the stream.
         number: Number of the stream.
-        fd: Descriptor, which this object owns.
-        size_bytes: Bytes that come, at most.
+        fd: Descriptor; this object owns it.
+        size_bytes: Maximum bytes to come.
 
     Attributes:
         size_bytes: As given.
@@ -192,8 +188,8 @@ class FileEnd(StreamEnd):
         """Resolve `filled`."""
         self._end(self._error)
 
-    def lost(self) -> None:
-        """Resolve `filled` with an error."""
+    def close(self) -> None:
+        """Resolve `filled` with an error, unless the end has come."""
         self._end(ConnectionResetError("the link was lost"))
 
     def _end(self, error: OSError | None) -> None:
@@ -212,7 +208,7 @@ async def send_file(link: Link, number: int, fd: int, size_bytes: int) -> None:
     """Send a file as a stream, with its end. Other streams and all messages pass it.
 
     Args:
-        fd: Descriptor of a file or memfd, which this function closes.
+        fd: Descriptor of a file or memfd; this function closes it.
         size_bytes: Bytes to send; fewer are sent if there are fewer.
     """
     try:

@@ -1,4 +1,4 @@
-"""Answers for a REPL whose loop is the user's own: the REPL has a budget, a depth and a usage of its own."""
+"""Answers for a REPL with a loop of the user's own: it has a budget, a depth and a usage of its own."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.messages import Query, Slot
 
 REPL_RUN = "1"
-"""Run name in the events of a REPL whose loop is the user's own: no run exists here, and the REPL stands for it."""
+"""Run name in the events of a REPL with a loop of the user's own."""
 
 
 class Budget:
-    """Means that several REPLs or runs share, beside the limits of each of them.
+    """Means shared by several REPLs or runs, beside the limits of each of them.
 
     Example:
         ```python
@@ -43,11 +43,11 @@ class Budget:
 
     @property
     def usage(self) -> UsageSummary:
-        """Usage so far of all REPLs and runs that share the budget, by model."""
+        """Usage so far of all its REPLs and runs, by model."""
         return self.ledger.summary()
 
     def left(self) -> dict[str, float | None]:
-        """Return what may still be used, by the name of its limit; None means that there is no bound.
+        """Return the remaining means by the name of their limit; None is without a bound.
 
         Example:
             ```python
@@ -71,8 +71,8 @@ class ReplAnswers:
 
     Attributes:
         id: Unique text of 16 characters. All events of the REPL have it in their field `tree`.
-        tools: Names of the functions that model code may call.
-        values: Values that model code finds in the REPL, by name: the tools that are no functions.
+        tools: Names of the functions for model code.
+        values: Name → value in the REPL, of the tools other than functions.
     """
 
     def __init__(
@@ -152,13 +152,7 @@ class ReplAnswers:
         return self._ledger.by_depth()
 
     def left(self) -> dict[str, float | None]:
-        """Return what the REPL may still use, by the name of its limit; None means that there is no bound.
-
-        Example:
-            ```python
-            handler.answers(Limits(max_llm_calls=5)).left()["max_llm_calls"]  # 5
-            ```
-        """
+        """Return the remaining means of the REPL, as `Budget.left` does."""
         return self._ledger.left()
 
     async def _answered(self, query: Query) -> list[Slot]:

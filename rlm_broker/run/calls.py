@@ -1,8 +1,8 @@
 """Language model calls of one run tree: counted before, bounded meanwhile, accounted for after.
 
 `docs/walkthrough.md` ("A block asks a model") lists the stations of a call in order. This module has those of the tree:
-a place among its runs, the means that are set aside, the count, the events and the recording. The stations of the
-client follow in `handler.client_queue`.
+a place among its runs, the hold of means, the count, the events and the recording. The stations of the client follow in
+`broker.client_queue`.
 """
 
 import asyncio
@@ -35,26 +35,24 @@ WINDOW_TOKENS = 128_000
 """Assumed context window in tokens, if a client does not state its own: most models of 2025 and 2026 have as many or
 more."""
 LARGE_CHARS = 1 << 17
-"""Characters of a reply beyond which its event has a turn of the event loop of its own. The search of its text for
-secrets takes 30 ms a megabyte."""
+"""Characters of a reply beyond which its event has a turn of the event loop of its own: the search for secrets takes 30
+ms a megabyte."""
 MOST_ANSWER_BYTES = 32 << 20
-"""Memory in bytes of the answers that unfinished batches of one run hold. Further answers are dropped, with an
-error."""
+"""Maximum memory in bytes of the answers to unfinished batches of one run. Further answers become errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The run on whose behalf a call is made.
+    """The run behind a call.
 
     Attributes:
-        run: Name of the run, see `trace.events`.
+        run: Name of the run, see `Event.run`.
         depth: Depth of the call: 0 for a root's own loop, 1 for the queries of its REPL.
-        question: Question of that run, which travels beside the prompt.
-        model: Model that code named for the run's own loop; None names none. The model policy judges it.
-        block: Number of the block that asks, from 1; 0 for the run's own loop.
-        has_task_as_context: Whether the run's context is its task. Of a long task, `question` then has only the
-            beginning and the end.
-        asked_in: Number of the parent's block that asked for this child run; 0 for a root.
+        question: Question of that run, beside the prompt.
+        model: Model named by code for the run's own loop, or None. The model policy judges it.
+        block: Number of the asking block, from 1; 0 for the run's own loop.
+        has_task_as_context: Whether the run's context is its task. `question` then has the two ends of a long one.
+        asked_in: Number of the parent's block behind this child run; 0 for a root.
     """
 
     run: str
@@ -65,6 +63,11 @@ class Caller:
     has_task_as_context: bool = False
     asked_in: int = 0
 
+    @property
+    def time_limit(self) -> str:
+        """Name of the limit of the run's time."""
+        return "child_timeout_s" if self.depth else "run_timeout_s"
+
 
 class _Batch:
     """The calls of one query of several prompts, and their progress.
@@ -73,8 +76,8 @@ class _Batch:
         todo: Prompt, number of the sample and id of each call. Equal prompts are sent once, unless the query wants
             samples.
         places: For each prompt of the query, the index of its call.
-        number: Number among the batches of the tree, from 1; 0 for a query of one prompt, which is no batch.
-        done: Calls that have ended.
+        number: Number among the batches of the tree, from 1; 0 for a query of one prompt.
+        done: Number of ended calls.
         answer_bytes: Memory of the answers so far.
     """
 
@@ -97,10 +100,10 @@ class _Batch:
 class TreeCalls:
     """Makes the calls of a tree. All runs of the tree share one, and take turns at its places.
 
-    Make it in the root run's task: `_is_stopped` asks that task whether it is being cancelled.
+    Make it in the root run's task: `_is_stopped` looks at a cancellation of that task.
 
     Args:
-        handler: Completes the calls: the broker, or a part standing before it.
+        handler: Completes the calls: the broker, or a part before it.
         recorder: Writes down each call; None writes none.
         routing: Picks the client of each call; None takes the routing of the handler.
         tells_text: Whether `CallText` events carry the pieces of a reply as they come.
@@ -131,35 +134,33 @@ class TreeCalls:
         self._batches = 0
 
     def model_name(self, depth: int, wanted: str | None = None) -> str:
-        """Return the name of the model that serves a loop at `depth`.
+        """Return the name of the model of a loop at `depth`.
 
         Raises:
-            UnknownModel: Model code may not use the model it named.
+            UnknownModel: Model code may not use the wanted one.
         """
         return self.routing.pick_for_code(wanted, depth).model_name
 
     def known_window(self, caller: Caller) -> int | None:
-        """Return how many tokens the model of a run's loop reads; None if its client does not say so."""
+        """Return the window in tokens of the model of a run's loop; None if its client does not say."""
         return self.routing.pick_for_code(caller.model, caller.depth).context_tokens
 
     def window_tokens(self, caller: Caller) -> int:
-        """Return how many tokens the model of a run's loop reads; `WINDOW_TOKENS` if its client does not say so."""
+        """Return the window in tokens of the model of a run's loop, if need be the assumed one."""
         return self.known_window(caller) or WINDOW_TOKENS
 
     async def count_tokens(self, caller: Caller, text: str) -> float:
-        """Return how many tokens a text has for the model of a run's loop."""
+        """Return the tokens of a text for the model of a run's loop."""
         client = self.routing.pick_for_code(caller.model, caller.depth)
         return await count_tokens(client, text, is_exact=not self.is_recorded)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether calls are recorded. If so, tokens are estimated and not counted, so that a replay cuts at the same
-        places."""
+        """Whether calls are recorded. Tokens are then estimated, so that a replay cuts at the same places."""
         return self._recorder is not None
 
     def limit_tokens(self, caller: Caller) -> float | None:
-        """Return how many tokens a request of a run's loop may have, so that its reply has room; None is without a
-        bound."""
+        """Return the maximum tokens of a request of a run's loop, with room for its reply; None is without a bound."""
         limits, window = self._ledger.limits, self.window_tokens(caller)
         if limits.compaction_threshold is None:
             return None
@@ -178,7 +179,7 @@ class TreeCalls:
 
         Raises:
             ModelFailed: The call failed.
-            LimitReached: `max_llm_calls` calls were made already, or the tokens or the budget are spent.
+            LimitReached: As for `Ledger.charge_call`.
         """
         request = LMRequest(
             tuple(messages),
@@ -200,8 +201,8 @@ class TreeCalls:
     async def slots(self, caller: Caller, query: Query) -> list[Slot]:
         """Make one plain completion for each prompt of a query from model code.
 
-        A failure fills its own slot and leaves the others alone. Equal prompts are sent once, unless the query wants
-        samples. A call unfinished at `timeout_s` is cancelled, and its slot says so.
+        A failure fills its own slot alone. Equal prompts are sent once, unless the query wants samples. A call
+        unfinished at `timeout_s` is cancelled, and its slot says so.
         """
         block = block_of(query)
         if len(query.prompts) == 1 and query.timeout_s is None:
@@ -260,7 +261,7 @@ class TreeCalls:
     async def _answered(
         self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId, batch: _Batch | None = None
     ) -> Slot:
-        """Answer one prompt. The caller has taken a place for it."""
+        """Answer one prompt. The caller has a place for it."""
         if not isinstance(prompt, str) and (problem := problem_with(prompt, query.system)) is not None:
             return Slot(error=problem)
         request = self._request(caller, query, prompt, sample, id)
@@ -377,8 +378,7 @@ def in_words(error: BaseException) -> str:
 
 
 def _counted(batch: _Batch | None) -> tuple[int, ...]:
-    """Count a call of a batch as ended; return the batch's number, its ended calls and all its calls. Empty without a
-    batch."""
+    """Count a call as ended; return its batch's number, ended calls and all calls. Empty without a batch."""
     if batch is None or not batch.number:
         return ()
     batch.done += 1
@@ -386,8 +386,7 @@ def _counted(batch: _Batch | None) -> tuple[int, ...]:
 
 
 def block_of(query: Query) -> int:
-    """Return the number before the colon of a query's id, which the REPL counts. It only labels: no decision depends on
-    it."""
+    """Return the block in a query's id. The REPL counts it, so it is a label, and no decision depends on it."""
     number = query.id.partition(":")[0]
     return int(number) if number.isdecimal() and len(number) < 10 else 0
 
@@ -396,11 +395,7 @@ def block_of(query: Query) -> int:
 
 
 def conversation(prompt: Prompt, system: str | None) -> tuple[ChatMessage, ...]:
-    """Return the messages that ask `prompt`.
-
-    Args:
-        system: System prompt that precedes them; None or empty adds none.
-    """
+    """Return the messages of a prompt, behind a system prompt if there is one."""
     asked: tuple[ChatMessage, ...]
     if isinstance(prompt, str):
         asked = (ChatMessage("user", prompt),)
@@ -412,10 +407,10 @@ def conversation(prompt: Prompt, system: str | None) -> tuple[ChatMessage, ...]:
 
 
 def problem_with(prompt: Sequence[Part | MessagePart], system: str | None) -> str | None:
-    """Return why a prompt of content parts or messages is refused, or None if it may be sent. Model code wrote it.
+    """Return why a prompt of content parts or messages is refused, or None if it may be sent.
 
-    Images must be `data:` addresses. Any other address would be fetched by the provider, or, with some clients, by this
-    machine: model code could make it request addresses of the local network.
+    Images must be `data:` addresses. Providers, and some clients on this machine, fetch any other: model code could
+    have addresses of the local network requested.
     """
     try:
         has_messages = are_messages(prompt)
@@ -432,12 +427,12 @@ def problem_with(prompt: Sequence[Part | MessagePart], system: str | None) -> st
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """Return a key that is equal for equal prompts."""
+    """Return a key for comparing prompts."""
     return prompt if isinstance(prompt, str) else repr(prompt)
 
 
 def shown(request: LMRequest, *, is_of_code: bool) -> str | list[Any]:
-    """Return what the event of a call shows: the last message, or all if model code asks with a conversation."""
+    """Return the prompt for the event of a call: the last message, or all if model code asks with a conversation."""
     messages = request.messages
     if not is_of_code or len(messages) == 1 or (len(messages) == 2 and messages[0].role == "system"):
         return messages[-1].content
@@ -445,8 +440,7 @@ def shown(request: LMRequest, *, is_of_code: bool) -> str | list[Any]:
 
 
 def new_system(request: LMRequest) -> str | None:
-    """Return the system prompt of a call if it is new in the trace: None for the later turns of a loop, which repeat
-    it."""
+    """Return the system prompt of a call if it is new in the trace; None for the later turns of a loop."""
     first = request.messages[0]
     is_new = first.role == "system" and len(request.messages) == 2
     return str(first.content) if is_new else None

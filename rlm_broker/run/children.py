@@ -92,20 +92,14 @@ class Children:
 
     Args:
         caller: The run.
-        ends_at: `time.monotonic()` at which the run's time is up; None is never.
-        begin: Makes the loop of a child, from its caller and the time at which it must end.
-
-    Attributes:
-        traces: Traces of the children, in the order of their ends.
+        traces: List for the traces of the children, in the order of their ends.
+        begin: Makes the loop of a child from its caller.
     """
 
-    def __init__(
-        self, tree: Tree, caller: Caller, ends_at: float | None, begin: Callable[[Caller, float | None], Runner]
-    ) -> None:
-        self.traces: list[ChildTrace] = []
+    def __init__(self, tree: Tree, caller: Caller, traces: list[ChildTrace], begin: Callable[[Caller], Runner]) -> None:
         self._tree = tree
         self._caller = caller
-        self._ends_at = ends_at
+        self._traces = traces
         self._begin = begin
         self._started = 0
 
@@ -261,7 +255,7 @@ class Children:
         except Exception as error:  # noqa: BLE001 - the user's functions may raise anything: the siblings go on
             slot = Slot(error=f"{type(error).__name__}: {error}")
         finally:
-            self.traces.append(
+            self._traces.append(
                 ChildTrace(
                     depth=caller.depth,
                     duration_s=time.monotonic() - started,
@@ -274,8 +268,7 @@ class Children:
 
     async def _answered(self, caller: Caller, context: StoredContext, served_by: str) -> Slot:
         started = time.monotonic()
-        ends = [self._ends_at, _after(started, self._tree.limits.child_timeout_s)]
-        runner = self._begin(caller, min((end for end in ends if end is not None), default=None))
+        runner = self._begin(caller)
         try:
             emit = self._tree.events.of(caller.run, caller.depth)
             emit(RunStarted, caller.question, served_by, {}, caller.asked_in)
@@ -295,10 +288,6 @@ def _one_text(prompt: str, context: StoredContext, is_task: bool) -> str:
     """
     text = whole_text(context, MAX_PROMPT_BYTES)
     return text if is_task else f"{text}\n\n{prompt}"
-
-
-def _after(started: float, seconds: float | None) -> float | None:
-    return None if seconds is None else started + seconds
 
 
 # -- judgement of a prompt by size and form, since a task may be in any language ---------------------------------------

@@ -1,4 +1,4 @@
-"""The messages of one run's loop, kept within what its model reads.
+"""The messages of one run's loop, kept within its model's window.
 
 Each request is counted before it is sent. If it is too long, three steps follow, until it fits: older outputs are cut,
 then a summary by the model replaces the conversation, then the newest output is cut. The summary comes second since it
@@ -15,11 +15,11 @@ from rlm_broker.run.tree import Progress
 from rlm_broker.values.text import shorten
 
 FEWEST_OLDER_CHARS: Final = 500
-"""Characters that an older message keeps at least when it is cut."""
+"""Minimum characters of an older message after a cut."""
 FEWEST_LAST_CHARS: Final = 2_000
-"""Characters that the newest message keeps at least when it is cut: its end says what to do."""
+"""Minimum characters of the newest message after a cut: its end is the instruction."""
 AFTER_REFUSAL: Final = 0.7
-"""Share of a request that its provider refused as too long: the next request, and all later ones, are cut to it."""
+"""Share of a refused request: the next request, and all later ones, are cut to it."""
 LEAST_FACTOR: Final = 0.5
 """Least ratio of the provider's count of input tokens to our own. A lower one is no count of the whole request: some
 providers leave out what they had cached."""
@@ -36,7 +36,7 @@ _TOO_LONG: Final = (
     "input token",
     "prompt tokens",
 )
-"""Phrases with which providers refuse a request that is too long, in lower case."""
+"""Phrases of providers for too long a request, in lower case."""
 Summarise = Callable[[], Awaitable[None]]
 """Replaces all messages of a conversation but the last by a summary."""
 
@@ -45,15 +45,12 @@ class Conversation:
     """Keeps `progress.messages` short enough. The first two, system prompt and opening, stay as they are.
 
     Args:
-        limit_tokens: Tokens that a request may have; None sets no limit.
+        limit_tokens: Maximum tokens of a request; None sets no limit.
         count: Returns the tokens of a text.
     """
 
     def __init__(
-        self,
-        progress: Progress,
-        limit_tokens: float | None,
-        count: Callable[[str], Awaitable[float]],
+        self, progress: Progress, limit_tokens: float | None, count: Callable[[str], Awaitable[float]]
     ) -> None:
         self._progress = progress
         self._limit_tokens = limit_tokens
@@ -98,8 +95,7 @@ class Conversation:
                     messages[each] = ChatMessage(messages[each].role, short)
 
     def _certainly_fits(self, limit: float) -> bool:
-        """Whether the next request has no more characters than it may have tokens. It is not counted then, which takes
-        longer."""
+        """Whether the next request has no more characters than tokens are allowed. Then counting is needless."""
         return sum(len(str(message.content)) for message in self._progress.messages) * max(1, self._factor) <= limit
 
     async def tokens(self) -> float:
@@ -107,8 +103,7 @@ class Conversation:
         return await self._counts(self._progress.messages) * self._factor
 
     async def learn(self, input_tokens: int) -> None:
-        """Correct later counts by the provider's count of the last request. The reply to that request is the last
-        message."""
+        """Correct later counts by the provider's count of the last request, whose reply is the last message."""
         if input_tokens and self._limit_tokens is not None:
             counted = await self._counts(self._progress.messages[:-1])
             self._factor = max(LEAST_FACTOR, input_tokens / max(counted, 1.0))
@@ -123,7 +118,7 @@ class Conversation:
         return total
 
     async def takes_refusal(self, failed: ModelFailed) -> bool:
-        """Whether a shorter request may replace one that failed. If so, the limit is lowered."""
+        """Whether a shorter request may replace a failed one. If so, lower the limit."""
         if self._limit_tokens is None or len(self._progress.messages) <= 2 or not says_too_long(str(failed)):
             return False
         self._limit_tokens = min(self._limit_tokens, AFTER_REFUSAL * await self.tokens())
@@ -131,6 +126,6 @@ class Conversation:
 
 
 def says_too_long(message: str) -> bool:
-    """Whether a provider's message says that a request was longer than its model reads."""
+    """Whether a provider's message refuses a request as too long."""
     lower = message.lower()
     return any(each in lower for each in _TOO_LONG)

@@ -1,8 +1,8 @@
-"""The engine of runs: what any number of them share, and the one way to start one.
+"""The engine of runs: their shared parts, and the one way to start one.
 
-Theory of operation. `Engine.begin` makes the job of a run, for all that starts one: `RLM`, batches, servers. The job
-stores the context, takes the parts of the open engine or opens parts for itself, and composes the root run: its ledger,
-its calls, its tree, its loop. Children are composed of the same parts (`queries.open_run`).
+Theory of operation. `Engine.begin` makes the job of a run for `RLM`, batches and servers. The job stores the context,
+takes the parts of the open engine or opens parts for itself, and composes the root run: its ledger, its calls, its
+tree, its loop. Children are composed of the same parts (`queries.open_run`).
 """
 
 import contextlib
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.cache import Cache
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.clients.recording import FORMAT, RecordedModels, Recorder
@@ -46,7 +45,7 @@ from rlm_broker.watch.board import BOARD
 from rlm_broker.watch.server import start_if_wanted
 
 TASK_CHARS = 2_000
-"""Characters of a context with the task in it that the first event of a run has in place of a question."""
+"""Characters of a context with the task in it, in place of a question in the first event of a run."""
 ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
 
@@ -61,21 +60,21 @@ class EngineParts:
 
 
 class Engine(AsyncResource):
-    """Starts runs, and has the parts they share while it is open: a handler, a sandbox, a recorder.
+    """Starts runs, and has their shared parts while it is open: a handler, a sandbox, a recorder.
 
-    A part that the caller lends is used as it is. The others are made when the engine is opened, and closed with it. A
-    run that is started while the engine is closed has parts of its own, for as long as it takes.
+    A lent part is used as it is. The others are made when the engine is opened, and closed with it. A run on a closed
+    engine has parts of its own.
 
     Args:
-        source: Makes the handler; or the handler itself, which the caller lends.
+        source: Makes the handler; or a lent handler.
         models: Settings of the cache and the recording.
-        sandbox: Level of a sandbox to make; or one that the caller lends, which is opened while it is used.
-        limits: Limits of calls and REPLs. A field that is not set is taken from a lent sandbox, else has its default.
+        sandbox: Level of a sandbox to make; or a lent one, opened while it is used.
+        limits: Limits of calls and REPLs. An unset field is taken from a lent sandbox, else has its default.
         keeps_repl: Whether one REPL serves all runs, one after the other.
 
     Attributes:
-        registry: The source of the handler; None if the caller lends one.
-        limits: Limits that hold.
+        registry: The source of the handler; None with a lent one.
+        limits: The effective limits.
 
     Raises:
         ConfigurationError: The recording's seed differs from the lent sandbox's.
@@ -110,12 +109,12 @@ class Engine(AsyncResource):
 
     @property
     def handler(self) -> LMHandler:
-        """The handler of the open engine. Of a closed one, `SandboxFailed` is raised."""
+        """The handler of the open engine. A closed one raises `SandboxFailed`."""
         return self._opened.handler
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox of the open engine. Of a closed one, `SandboxFailed` is raised."""
+        """The sandbox of the open engine. A closed one raises `SandboxFailed`."""
         return self._opened.sandbox
 
     @property
@@ -130,7 +129,7 @@ class Engine(AsyncResource):
 
     @contextlib.contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Give the sandbox this seed if it has none, and is opened before the context manager exits."""
+        """Give the sandbox this seed if it has none and is not open yet."""
         before = self._seed
         if before is None and (self._sandbox is None or not self._sandbox.is_open):
             self._seed = seed
@@ -141,7 +140,7 @@ class Engine(AsyncResource):
 
     @property
     def run_loop(self) -> EventLoopRef | None:
-        """Event loop of the open engine, or of lent parts; None if none of them is bound to a loop yet."""
+        """Event loop of the open engine, or of lent parts; None before one of them is bound to a loop."""
         parts = (self, self._sandbox, self._lent_handler)
         return next((part.event_loop for part in parts if part is not None and part.event_loop is not None), None)
 
@@ -160,7 +159,7 @@ class Engine(AsyncResource):
         return job.handle
 
     def begin(self, request: RunRequest, event_loop: EventLoopRef, *, is_followed: bool = False) -> RunJob:
-        """Return the job of a run, which is not started."""
+        """Return the job of a run, to be started."""
         job = RunJob(event_loop, lambda job: self._answer(request, job), is_followed=start_if_wanted() or is_followed)
         BOARD.add(job, request.question)
         return job
@@ -175,18 +174,16 @@ class Engine(AsyncResource):
             async with contextlib.AsyncExitStack() as own:
                 if request.place is not None:
                     await own.enter_async_context(request.place)
-                context, spent_s = request.context, 0.0
+                context, began = request.context, time.monotonic()
                 if not isinstance(context, StoredContext):
-                    began = time.monotonic()
                     context = own.enter_context(await _stored_in_time(request, job))
-                    spent_s = time.monotonic() - began
+                spent_s = time.monotonic() - began  # the opening of parts does not count
                 parts = self._open_parts
                 if parts is None:
                     parts = await own.enter_async_context(self._running())
                 routing = await self._routing(parts, request)
-                request = dataclasses.replace(request, spent_s=spent_s, repl=request.repl or self._repl)
-                completing = request.completed_by(parts.handler)
-                root = root_run(request, job, context, routing, completing, parts.sandbox, parts.recorder)
+                began = time.monotonic() - spent_s
+                root = root_run(request, job, context, routing, parts, request.repl or self._repl, began)
                 completion = await job.begin(root).run(context)
         finally:
             self._jobs.discard(job)
@@ -209,7 +206,7 @@ class Engine(AsyncResource):
             self._repl = await self._keeping.enter_async_context(PersistentRepl(self.sandbox, self.limits))
 
     async def _close(self) -> None:
-        jobs = list(self._jobs)  # they use the parts closed below
+        jobs = list(self._jobs)  # they use the parts
         for job in jobs:
             job.cancel()
         for job in jobs:
@@ -252,11 +249,12 @@ class Engine(AsyncResource):
         return await own.enter_async_context(self.registry.opened(self.limits, cache, event_loop))
 
     async def _routing(self, parts: EngineParts, request: RunRequest) -> Routing:
-        """Return the routes of one run: the handler's, or with other models if the run was given any.
+        """Return the routes of one run: the handler's, or with the run's own models.
 
         Raises:
-            ConfigurationError: The handler is lent, and a model is not the name of one of its own; or a limit in US
-                dollars is set, and the price of a model is not known.
+            ConfigurationError: The handler is lent, and a model is not the name of one of its own. Or a limit in US
+                dollars is set, and the price of a model is not known. Or the root model answers in text, and an answer
+                of a type is wanted.
         """
         routing, given = parts.handler.routing, (request.model, request.sub_model)
         if given != (None, None) and self.registry is not None:
@@ -270,11 +268,16 @@ class Engine(AsyncResource):
             routing = routing.instead(*clients)
         if request.limits.max_budget_usd is not None:
             await require_priced("max_budget_usd", filter(None, (routing.root, routing.sub)))
+        root = routing.pick(None, 0)
+        if request.output_type is not None and not root.answers_types:
+            raise ConfigurationError(
+                f"the model {root.model_name} answers in text: leave out output_type, or name another model"
+            )
         return routing
 
     @property
     def _diverged(self) -> ReplayDiverged | None:
-        """Error of the first call that the recording which is replayed has no reply to; None if there is none."""
+        """Error of the first unrecorded call in a replay; None if there is none."""
         replay = self.registry.replay if self.registry else None
         return ReplayDiverged(replay.diverged) if replay is not None and replay.diverged else None
 
@@ -299,41 +302,36 @@ def root_run(
     job: RunJob,
     context: StoredContext,
     routing: Routing,
-    completing: Completing,
-    sandbox: Sandbox,
-    recorder: Recorder | None = None,
+    parts: EngineParts,
+    repl: PersistentRepl | None,
+    began: float,
 ) -> Runner:
-    """Return the loop of a root run, which has not begun.
+    """Return the loop of a root run before its first turn.
 
     Args:
-        request: The run.
-        job: Job of the run.
-        context: Context of the run.
         routing: Picks the client of each call.
-        completing: Completes the calls.
-        sandbox: Has the REPLs of the run.
-        recorder: Writes down each call; None writes none.
-
-    Raises:
-        ConfigurationError: The root model answers in text, and an answer of a type is wanted.
+        repl: A REPL for several runs; None opens one for this run.
+        began: `time.monotonic()` at the beginning of its time.
     """
-    require_types(request, routing)
-    limits, events = request.limits, _events(request, job)
+    limits, sandbox = request.limits, parts.sandbox
+    followers = [] if job.log is None else [job.log.add]
+    events = TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
+    completing = parts.handler if request.completing is None else request.completing(parts.handler)
     ledger = Ledger(limits)
-    calls = TreeCalls(completing, ledger, events, recorder, routing=routing, tells_text=request.tells_text)
+    calls = TreeCalls(completing, ledger, events, parts.recorder, routing=routing, tells_text=request.tells_text)
     tree = Tree(calls, ledger, sandbox, events, request.instructions, request.query_handler, request.is_auto)
     if events.is_wanted:
         metadata = _metadata(routing, sandbox, limits, context)
-        events.of(ROOT_RUN, 0)(RunStarted, request.question or _task_in(context), metadata["model"], metadata)
-    ends_at = None if limits.run_timeout_s is None else time.monotonic() + limits.run_timeout_s - request.spent_s
+        has_task = request.question is None and context.info.type_name == "str"
+        question = beginning(context, TASK_CHARS).text if has_task else request.question
+        events.of(ROOT_RUN, 0)(RunStarted, question, metadata["model"], metadata)
     caller = Caller(ROOT_RUN, 0, request.question)
-    runner = open_run(tree, caller, ends_at, request.tools, request.output_type, request.repl)
-    runner.spent_s = request.spent_s
-    return runner
+    return open_run(tree, caller, began, None, request.tools, request.output_type, repl)
 
 
 async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
-    """Store the context within `run_timeout_s`. A stream or a file that stalls keeps a thread of its own alone.
+    """Store the context within `run_timeout_s`, in a thread: a stream or a file may stall. For a small text the thread
+    would cost five times as much as the storing.
 
     Returns:
         The context. If the run was stopped meanwhile, a text saying so: it ends as it begins.
@@ -342,6 +340,8 @@ async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
         LimitReached: It took longer.
         ConfigurationError: As for `RLM.completion`.
     """
+    if request.is_small:
+        return stored(request.context, request.question)
     limit_s = request.limits.run_timeout_s
     try:
         return await job.before(
@@ -354,31 +354,8 @@ async def _stored_in_time(request: RunRequest, job: RunJob) -> StoredContext:
         raise LimitReached("run_timeout_s", limit_s, limit_s) from None
 
 
-def require_types(request: RunRequest, routing: Routing) -> None:
-    """Refuse a type of the answer, if the root model answers in text.
-
-    Raises:
-        ConfigurationError: It does.
-    """
-    root = routing.pick(None, 0)
-    if request.output_type is not None and not root.answers_types:
-        raise ConfigurationError(
-            f"the model {root.model_name} answers in text: leave out output_type, or name another model"
-        )
-
-
-def _events(request: RunRequest, job: RunJob) -> TreeEvents:
-    followers = [] if job.log is None else [job.log.add]
-    return TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
-
-
-def _task_in(context: StoredContext) -> str | None:
-    """Return the beginning of a text with the task in it, for those who watch the run; None for another context."""
-    return beginning(context, TASK_CHARS).text if context.info.type_name == "str" else None
-
-
 def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: StoredContext) -> dict[str, Any]:
-    """Return the facts of a root run that its first event has, without secrets."""
+    """Return the facts of a root run for its first event, without secrets."""
     info = context.info
     return {
         "version": __version__,
@@ -391,7 +368,7 @@ def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: Store
 
 
 def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:
-    """Return the first line of a recording: names that a replay needs, the windows of its models, and the seed."""
+    """Return the first line of a recording: the models and their windows, the routes, and the seed."""
     root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
     routing = handler.routing
     routes = [(route.to, route.match, route.depths) for route in routing.routes]

@@ -3,14 +3,14 @@
 Theory of operation. All runs of a tree share one ledger on one event loop, so a check and a count between two `await`s
 are one step: no lock is needed. No other module counts these four, or raises `LimitReached` for them.
 
-Calls and children are counted before they start, so their limits are exact. What a call costs is known only
-afterwards. So if tokens or money are bounded, each call sets aside what it may cost (`hold`). It waits while the open
-calls may take all that is left. Its estimate of tokens is the prompt plus `max_completion_tokens`, or plus the largest
+Calls and children are counted before they start, so their limits are exact. The cost of a call is known only
+afterwards. So if tokens or money are bounded, each call sets aside its maximum cost (`hold`). It waits while the open
+calls may take the whole rest. Its estimate of tokens is the prompt plus `max_completion_tokens`, or plus the largest
 output so far if that is not set. Its estimate of money is the largest cost so far. Before the first reply the largest
 are infinite, so the first call runs alone. Calls at the same time then overshoot a limit together by no more than one
-would: the estimate was too low, or the last call took more than was left. Two other ways were rejected: to refuse at
-the limit alone, since a batch of hundreds of calls would pass it together; and to run calls one by one, since a batch
-would take as long as the sum of its calls.
+would: its estimate was too low, or the rest was smaller. Two other ways were rejected: to refuse at the limit alone,
+since a batch of hundreds of calls would pass it together; and to run calls one by one, since a batch would take as long
+as the sum of its calls.
 
 With a ledger above (a `Budget` of several trees), each count goes to both, and the smaller remainder holds.
 """
@@ -25,24 +25,24 @@ from typing import TypeVar
 from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError, LimitReached
 from rlm_broker.limits import Limits
-from rlm_broker.usage import Tally, Usage, UsageSummary
+from rlm_broker.usage import Tally, Usage, UsageSummary, totals_by
 
 N = TypeVar("N", int, float)
 
 CAUTIOUS_CHARS_PER_TOKEN = 3.0
-"""Characters that count as one token against `max_tokens`. Tokens have more characters on average: an estimate that is
-too high stops a run early, while one that is too low lets it spend more than the limit."""
+"""Characters per token in estimates for `max_tokens`. Tokens have more on average: too high an estimate stops a run
+early, while too low a one lets it spend more than the limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hold:
-    """Means that an open call may still spend. A value that cannot be known yet is infinite.
+    """Means set aside for an open call. A value without an estimate is infinite.
 
     Attributes:
         tokens: Tokens of the prompt and its reply together.
         cost_usd: Money in US dollars.
-        input_tokens: The part of `tokens` that is sent, estimated.
-        above: What is set aside for the same call in the ledger above.
+        input_tokens: Estimate of the prompt's part of `tokens`.
+        above: Hold of the same call in the ledger above.
     """
 
     tokens: float
@@ -56,13 +56,13 @@ NOTHING = Hold(0, 0)
 
 
 class Ledger:
-    """Counts what a tree has used; every run of the tree shares one. It lives on one event loop.
+    """Counts the means of a tree, for all of its runs. It lives on one event loop.
 
     Args:
-        above: Ledger that several trees share; every count here is made there, too.
+        above: Ledger of several trees; every count here is made there, too.
 
     Attributes:
-        calls: Language model calls so far, including those that are open.
+        calls: Language model calls so far, with the open ones.
         children: Child runs so far.
         has_bounded_means: Whether tokens or money have a limit, here or above. If so, each call must `hold`.
     """
@@ -106,7 +106,7 @@ class Ledger:
 
         Raises:
             LimitReached: They are.
-            ConfigurationError: `max_budget_usd` is set, and the price of a model that was called is not known.
+            ConfigurationError: `max_budget_usd` is set, and a called model has no known price.
         """
         if not self._is_bounded:
             return
@@ -135,15 +135,12 @@ class Ledger:
         self.children += 1
 
     async def hold(self, input_chars: int, max_completion_tokens: int | None) -> Hold:
-        """Set aside what a call may cost, before it is made. `settle` or `release` it afterwards.
+        """Set aside the maximum cost of a call, before it is made. `settle` or `release` it afterwards.
 
-        While open calls may take all that is left, this waits until one of them ends. A call whose cost cannot be
-        known, such as the very first, runs alone. So calls at the same time overshoot `max_tokens` and `max_budget_usd`
-        together by no more than one would.
+        While open calls may take the whole rest, this waits for the end of one of them.
 
         Raises:
-            LimitReached: The tokens or the budget are spent.
-            ConfigurationError: `max_budget_usd` is set, and the price of a model that was called is not known.
+            LimitReached, ConfigurationError: As for `require_means`.
         """
         if not self.has_bounded_means:
             return NOTHING
@@ -169,7 +166,7 @@ class Ledger:
     # -- after -------------------------------------------------------------------------------------------------------
 
     def settle(self, hold: Hold, run: str, model: str, depth: int, usage: Usage, output_chars: int) -> None:
-        """Add what a call used, under its run, its depth and the model that served it.
+        """Add the usage of a call, under its run, its depth and its model.
 
         If the client counted no tokens, `max_tokens` counts an estimate. The estimate is not part of any usage.
         """
@@ -193,8 +190,7 @@ class Ledger:
         self.release(hold)
 
     def release(self, hold: Hold) -> None:
-        """Give back what a call set aside. A call without a reply is not known to have used any. Harmless when
-        repeated."""
+        """Give back the hold of a call. Harmless when repeated."""
         if self._above is not None and hold.above is not None:
             self._above.release(hold.above)
         if hold in self._open:
@@ -203,7 +199,7 @@ class Ledger:
             self._changed = asyncio.Event()
 
     def add_earlier(self, model: str, usage: Usage) -> None:
-        """Count means that were used before this ledger was made. They say nothing of what a single call may cost."""
+        """Count means used before this ledger was made. They are no estimate of a single call."""
         self._tokens += usage.total_input_tokens + usage.total_output_tokens
         self._cost_usd += usage.total_cost or 0.0
         if usage.total_cost is None and usage.total_calls:
@@ -213,22 +209,17 @@ class Ledger:
 
     def summary(self, run: str | None = None) -> UsageSummary:
         """Return the usage by model, of `run` and all below it; None is the whole tree."""
-        totals: dict[str, Usage] = {}
-        for (of, model, _), tally in self._usage.items():
-            if _is_within(of, run):
-                totals[model] = totals.get(model, Usage()) + tally.usage
-        return UsageSummary(totals)
+        return UsageSummary(
+            totals_by((model, used) for (of, model, _), used in self._usage.items() if _is_within(of, run))
+        )
 
     def by_depth(self, run: str | None = None) -> Mapping[int, Usage]:
         """Return the usage by depth, of `run` and all below it; depth 0 is the root's own loop."""
-        totals: dict[int, Usage] = {}
-        for (of, _, depth), tally in sorted(self._usage.items(), key=lambda item: item[0][2]):
-            if _is_within(of, run):
-                totals[depth] = totals.get(depth, Usage()) + tally.usage
-        return totals
+        totals = totals_by((depth, used) for (of, _, depth), used in self._usage.items() if _is_within(of, run))
+        return dict(sorted(totals.items()))
 
     def left(self) -> dict[str, float | None]:
-        """Return what may still be used, by the name of its limit; None means that there is no bound."""
+        """Return the remaining means by the name of their limit; None is without a bound."""
         limits = self.limits
         own = {
             "max_llm_calls": _left(limits.max_llm_calls, self.calls),

@@ -1,4 +1,4 @@
-"""The public handler: a broker that can also answer the REPLs of a loop that is the user's own."""
+"""The public handler: a broker with answers for REPLs of the user's own loop."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,31 @@ from rlm_broker.sandbox.sandbox import Sandbox
 
 
 class LMHandler(Broker):
-    __doc__ = Broker.__doc__
+    """Routes completions by model name and depth to clients, and answers the queries of REPLs.
+
+    Use it as a context manager, or `start` and `stop` it. It closes no client: each belongs to the code that made it.
+
+    Example:
+        ```python
+        with LMHandler(OpenAICompatibleClient("http://localhost:8000/v1", "qwen3")) as handler:
+            print(handler.completion("Say a word."))
+        ```
+
+    Args:
+        client: Client for depth 0, and for all calls that no other client serves.
+        host: Address to bind; one beyond loopback is refused unless `insecure_bind`.
+        port: TCP port; 0 takes a free one.
+        other_backend_client: Client for depth 1 and deeper.
+        batch_max_concurrent: Calls of one one-shot batch at the same time.
+        one_shot: Also serve the field's one-shot protocol. It has no token: every process that reaches the port may
+            call.
+        model_policy: Which models model code may name; see `ModelPolicy`.
+        open_client: Makes the client of an unlisted name, for the policy `open`.
+        call_timeout_s: Seconds after which a call fails, unless it names another limit. Waiting for its turn does not
+            count.
+        cache: Stores replies; None stores none.
+        event_loop: Event loop on which it lives; None: the way of opening it decides.
+    """
 
     def answers(
         self,

@@ -1,4 +1,4 @@
-"""A REPL for several runs. Its variables live on; each run adds its context and, at its end, its messages."""
+"""A REPL for several runs. Its variables live on; each run adds its context and, at the end, its messages."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from sandbox_worker.wire.text_json import written_out
 
 
 def as_values(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages as model code finds them: dicts with `role` and `content`, lone surrogates written out."""
+    """Return messages for model code: dicts with `role` and `content`, lone surrogates written out."""
     said = [{"role": message.role, "content": message.content} for message in messages]
     values: list[dict[str, Any]] = json.loads(written_out(json.dumps(said, ensure_ascii=False)))
     return values
@@ -31,7 +31,7 @@ bound."""
 
 
 class PersistentRepl(AsyncResource):
-    """A REPL that several runs share, one after the other. Made by `RLM.persistent_repl`.
+    """A REPL for several runs, one after the other. Made by `RLM.persistent_repl`.
 
     Use it as a context manager (`with` or `async with`), and give it to `RLM.start`.
 
@@ -50,7 +50,7 @@ class PersistentRepl(AsyncResource):
         limits: Bounds of the REPL; None takes the sandbox's.
 
     Attributes:
-        runs: Number of runs that have had the REPL.
+        runs: Number of runs so far.
         context_name: Name of the variable holding the context of the last run.
     """
 
@@ -74,8 +74,8 @@ class PersistentRepl(AsyncResource):
         """Lend the REPL to one run at a time, with `context` in it under `context_name`.
 
         Args:
-            tools: Names of functions that code of the run may call.
-            values: Name → value that code of the run finds.
+            tools: Names of functions for code of the run.
+            values: Name → value for code of the run.
 
         Raises:
             ReplBusy: Another run has the REPL.
@@ -93,19 +93,11 @@ class PersistentRepl(AsyncResource):
 
     @property
     def sandboxed(self) -> SandboxedRepl | None:
-        """The REPL itself, which also runs blocks between two runs; None before the first run has opened it."""
+        """The REPL itself, also for blocks between two runs; None before the first run has opened it."""
         return self._repl
 
     def remember(self, messages: Sequence[ChatMessage]) -> None:
-        """Put the messages of the run that has just ended into the REPL, as `history_N`.
-
-        Example:
-            ```python
-            with rlm.persistent_repl() as repl:
-                completion = rlm.start("a", "How many?", repl=repl).result()
-                repl.remember(completion.messages)
-            ```
-        """
+        """Put the messages of the last run into the REPL, as `history_N`. `RLM` does so at the end of each run."""
         if self._repl is not None:
             said = as_values(messages)
             number = self.runs - 1
@@ -121,8 +113,7 @@ class PersistentRepl(AsyncResource):
 
     async def _add(self, context: StoredContext, tools: Sequence[str], values: Mapping[str, Any]) -> str:
         if self._repl is None:
-            # A copy with descriptors of its own: after a kill the REPL is forked anew with this context, perhaps long
-            # after the run that brought it has closed its own.
+            # A copy with descriptors of its own: a REPL needs it after a kill, perhaps long after the run.
             kept = self._opened.enter_context(context.another())
             made = self._sandbox.repl(kept, self._forward, tools=tools, values=values, limits=self._limits)
             self._repl = await self._opened.enter_async_context(made)

@@ -1,4 +1,4 @@
-"""Answers to a REPL's queries: a completion, child runs (see `children`), a call of a tool, or what is left."""
+"""Answers to a REPL's queries: a completion, child runs (see `children`), a call of a tool, or the budget."""
 
 import json
 import time
@@ -9,6 +9,7 @@ from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.events.event import ToolEnded, ToolStarted
 from rlm_broker.run.calls import Caller
 from rlm_broker.run.children import Children
+from rlm_broker.run.ledger import smaller
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner
@@ -22,21 +23,19 @@ class QueryAnswers:
     """Answers the REPL of one run. It knows the depth from its run: no message of a REPL can claim another.
 
     Args:
-        ends_at: `time.monotonic()` at which the run's time is up; None is never.
-        tools: Functions and values that code of this run may use.
-        progress: Progress of the run; it has the number of the block that asks.
+        ends_at: `time.monotonic()` at the end of the run's time; None is never.
+        tools: Functions and values for code of this run.
+        progress: Progress of the run, with the number of the asking block.
 
     Attributes:
-        child_traces: Traces of the children, in the order of their ends.
-        tools: Functions that code may call from now on.
+        tools: Functions and values for code from now on.
     """
 
     def __init__(self, tree: Tree, caller: Caller, ends_at: float | None, tools: Tools, progress: Progress) -> None:
         self._tree = tree
         self._caller = caller
         self._ends_at = ends_at
-        self._children = Children(tree, caller, ends_at, self._begin)
-        self.child_traces = self._children.traces
+        self._children = Children(tree, caller, progress.child_traces, self._begin)
         self.tools = tools
         self._progress = progress
         self._emit = tree.events.of(caller.run, caller.depth)
@@ -44,14 +43,14 @@ class QueryAnswers:
 
     @property
     def _below(self) -> Caller:
-        """Caller of the queries of this REPL: one depth below the run, with the block that runs now."""
+        """Caller of the queries of this REPL: one depth below the run, with the present block."""
         return Caller(self._caller.run, self._caller.depth + 1, self._caller.question, block=self._progress.blocks)
 
-    def _begin(self, caller: Caller, ends_at: float | None) -> Runner:
-        return open_run(self._tree, caller, ends_at, self.tools.for_children)
+    def _begin(self, caller: Caller) -> Runner:
+        return open_run(self._tree, caller, time.monotonic(), self._ends_at, self.tools.for_children)
 
     def handler(self) -> QueryHandler:
-        """Return the handler of the REPL's queries: this object, or the handler that the user puts in its place."""
+        """Return the handler of the REPL's queries: this object, or the user's handler in its place."""
         replaced = self._tree.query_handler
         return self if replaced is None else replaced(self._caller.run, self._caller.depth, self)
 
@@ -105,24 +104,24 @@ class QueryAnswers:
 def open_run(
     tree: Tree,
     caller: Caller,
-    ends_at: float | None,
+    began: float,
+    parent_ends_at: float | None,
     tools: Tools,
     output_type: OutputType | None = None,
     persistent_repl: PersistentRepl | None = None,
 ) -> Runner:
-    """Compose one run: its loop, and what answers its REPL. The root is made of the same parts as each child.
+    """Compose one run: its loop, and the answers to its REPL. The root is made of the same parts as each child.
 
     Args:
-        tree: What all runs of its tree share.
-        caller: The run: its name, depth and question.
-        ends_at: `time.monotonic()` at which its time is up; None is never.
-        tools: Functions and values that its code may use.
-        output_type: Type that its answer must have; None takes any text.
-        persistent_repl: REPL that several runs share; None opens one for this run.
+        began: `time.monotonic()` at the beginning of its time.
+        parent_ends_at: `time.monotonic()` at the end of its parent's time; None is never.
+        persistent_repl: A REPL for several runs; None opens one for this run.
     """
     progress = Progress()
-    queries = QueryAnswers(tree, caller, ends_at, tools, progress)
-    return Runner(tree, caller, queries.handler(), queries.child_traces, progress, tools, output_type, persistent_repl)
+    limit_s: float | None = getattr(tree.limits, caller.time_limit)
+    ends_at = smaller(parent_ends_at, None if limit_s is None else began + limit_s)
+    answer = QueryAnswers(tree, caller, ends_at, tools, progress).handler()
+    return Runner(tree, caller, began, answer, progress, tools, output_type, persistent_repl)
 
 
 def _cut(slot: Slot, limit: int) -> Slot:

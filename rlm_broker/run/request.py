@@ -1,4 +1,4 @@
-"""The request for one run: its context, its question, and the settings that hold for it."""
+"""The request for one run: its context, its question and its settings."""
 
 import warnings
 from collections.abc import Callable
@@ -24,26 +24,24 @@ ORDER = "the context comes first, then the question"
 NOT_GIVEN: Final = object()
 """Default of a context argument, since None may be a context."""
 LONG_QUESTION_CHARS = 10_000
-"""Characters above which a question warns that it may be the context.
-
-It warns only if the context is shorter than this and ends with "?": the caller has most likely swapped the two.
-"""
+"""Characters of a question from which a shorter context with "?" at its end is a warning: the caller has most likely
+swapped the two."""
 PROMPT_CHARS = 1 << 16
-"""Maximum characters of a context that `Completion.prompt` keeps; for a longer one it is None."""
+"""Maximum characters of a context in `Completion.prompt`; for a longer one it is None."""
 
 MakesCompleting = Callable[[Completing], Completing]
-"""From the handler, makes what completes the calls of one attempt of a run in its place."""
+"""From the handler, makes the `Completing` in its place for one attempt of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """One run: its context and question, and the settings that hold for it. An `Engine` starts it.
+    """One run: its context, question and settings. An `Engine` starts it.
 
     Attributes:
-        context: Context in any form that `store` takes; a `StoredContext` stays its owner's.
+        context: Context in any form for `store`; a `StoredContext` stays its owner's.
         question: Question; None: the task is in the context.
-        output_type: Type that the answer must have; None takes any text.
-        tools: Functions and values that code may use.
+        output_type: Type of the answer; None takes any text.
+        tools: Functions and values for code.
         instructions: Instructions to the models.
         limits: Limits of the run and of everything below it.
         model, sub_model: Models of this run alone; None takes the engine's.
@@ -52,9 +50,8 @@ class RunRequest:
         receivers: Called with each event.
         tells_text: Whether pieces of replies become `CallText` events.
         place: Entered before the run begins, and left at its end; None begins at once.
-        repl: REPL that outlives the run; None opens one for the run, or takes the one that the engine keeps.
-        completing: From the handler, makes what completes the calls of one attempt in its place; None is the handler.
-        spent_s: Seconds of `run_timeout_s` that were spent before the run began: its context was read.
+        repl: A REPL for several runs; None opens one for the run, or takes the engine's.
+        completing: Replaces the handler for the calls of one attempt; None keeps it.
     """
 
     context: object = NOT_GIVEN
@@ -72,19 +69,22 @@ class RunRequest:
     place: AbstractAsyncContextManager[Any] | None = None
     repl: PersistentRepl | None = None
     completing: MakesCompleting | None = None
-    spent_s: float = 0.0
 
     def __post_init__(self) -> None:
         require_question(self.question)
-
-    def completed_by(self, handler: Completing) -> Completing:
-        """Return what completes the calls of a new attempt of the run."""
-        return handler if self.completing is None else self.completing(handler)
 
     @property
     def prompt(self) -> str | None:
         """Context for `Completion.prompt`: a short text, else None, so that no large one stays in memory."""
         return self.context if isinstance(self.context, str) and len(self.context) <= PROMPT_CHARS else None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether storing the context takes microseconds: a short text. An absolute path may be on a file system that
+        stalls."""
+        return self.prompt is not None and not any(
+            (text or "").startswith(("/", "~")) for text in (self.prompt, self.question)
+        )
 
 
 def given_once(
@@ -106,11 +106,7 @@ def given_once(
 
 
 def require_question(question: object) -> None:
-    """Refuse a question that is not text, or is empty.
-
-    Raises:
-        ConfigurationError: It is neither text nor None, or has only white space.
-    """
+    """Raise `ConfigurationError` for a question that is neither text nor None, or has only white space."""
     if question is not None and not isinstance(question, str):
         order = f": {ORDER}" if isinstance(question, PathLike | dict | list) else ""
         raise ConfigurationError(f"the question must be text or None, not {type(question).__name__}{order}")
@@ -119,12 +115,7 @@ def require_question(question: object) -> None:
 
 
 def stored(prompt: object, question: str | None) -> StoredContext:
-    """Store the context that the user gave. Call it in a thread: it reads files.
-
-    Args:
-        prompt: Context, in any form that `store` takes.
-        question: Checked as well: the name of an existing file is refused, since its content is most likely meant.
-    """
+    """Store the user's context, and refuse the name of a file as the question: most likely its content is meant."""
     is_long = question is not None and len(question) > LONG_QUESTION_CHARS
     if is_long and isinstance(prompt, str) and len(prompt) < LONG_QUESTION_CHARS and prompt.rstrip().endswith("?"):
         warnings.warn(
@@ -142,9 +133,9 @@ def limits_of_a_run(
 
     Args:
         base: Limits of the `RLM`.
-        limits: Fields that were set replace `base`'s.
+        limits: Set fields replace `base`'s.
         timeout_s: Seconds of the run; None takes `run_timeout_s` of `limits` or `base`.
-        keeps_repl: Whether the REPL serves several runs, so that a single run cannot change the REPL's limits.
+        keeps_repl: Whether the REPL serves several runs, so that a single run cannot change its limits.
 
     Raises:
         ConfigurationError: The time is given twice, or a limit cannot be used.

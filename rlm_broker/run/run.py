@@ -1,4 +1,4 @@
-"""One question being answered: the handle that its caller has, and the job behind it."""
+"""One question being answered: the caller's handle, and the job behind it."""
 
 import asyncio
 import concurrent.futures
@@ -18,16 +18,15 @@ from rlm_broker.run.runner import Runner
 ID_BYTES = 8
 """Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""
 
-
 T = TypeVar("T")
 
 
 class RunJob(Job[Completion]):
-    """The work behind a `Run`: what answers the question takes a `stop` from here, and leaves its partial results.
+    """The work behind a `Run`. It stops the run's loop, and has its partial results.
 
     Args:
-        event_loop: Event loop on which it runs.
-        work: Makes the work that answers the question, from this job; the work calls `begin`.
+        event_loop: Event loop of the work.
+        work: Makes the coroutine of the answer from this job. It calls `begin`.
         is_followed: Whether events are kept for `Run.events`.
 
     Attributes:
@@ -54,14 +53,14 @@ class RunJob(Job[Completion]):
 
     @property
     def handle(self) -> "Run":
-        """The handle that the caller gets."""
+        """The caller's handle."""
         return Run._of(self)
 
     async def before(self, work: Coroutine[Any, Any, T], limit_s: float | None) -> T:
-        """Await what the run needs before it begins.
+        """Await preparations of the run.
 
         Raises:
-            Late: It took longer than `limit_s`.
+            Late: They took longer than `limit_s`.
             StopRequested: `stop` was called.
         """
         self._stop_asked = asyncio.get_running_loop().create_future()
@@ -70,19 +69,19 @@ class RunJob(Job[Completion]):
         return await within(limit_s, work, self._stop_asked)
 
     def begin(self, answering: Runner) -> Runner:
-        """Take what answers the question, which is about to begin. A `stop` that came before reaches it now."""
+        """Take the loop of the run before it begins, and stop it at once if `stop` was called earlier."""
         self._answering = answering
         if self._wants_stop:
             answering.stop()
         return answering
 
     def hand_to(self, failure: RunFailed) -> None:
-        """Put the partial results of the run into the error that ends it."""
+        """Put the partial results of the run into its error."""
         if self._answering is not None:
             self._answering.hand_to(failure)
 
     def cancelled(self) -> RunCancelled:
-        """Return the error of the run, which was cancelled, with its partial results."""
+        """Return the error of the cancelled run, with its partial results."""
         cancelled = RunCancelled()
         self.hand_to(cancelled)
         return cancelled
@@ -99,7 +98,7 @@ class RunJob(Job[Completion]):
             outcome.exception()  # read, so that asyncio does not report it as never retrieved
 
     def on_end(self, call: Callable[[BaseException | None], object]) -> None:
-        """Call a function, on any thread, when the run has ended, with the error that ended it or None."""
+        """Call a function at the end of the run, on any thread, with its error or None."""
         self.outcome.add_done_callback(lambda outcome: call(None if outcome.cancelled() else outcome.exception()))
 
     def _ended_by(self, error: BaseException) -> BaseException:
@@ -146,7 +145,7 @@ class Run:
         """Iterate over the events of the run and of all runs below it, from the first to the last.
 
         Any number of followers may do so, on any event loop, also after the end. Unread events are dropped beyond 16
-        million characters; a follower that is so slow gets an `EventsMissed` in their place.
+        million characters; such a slow follower gets an `EventsMissed` in their place.
 
         Example:
             ```python
@@ -156,7 +155,7 @@ class Run:
             ```
 
         Args:
-            after: Number of the last event that is known already; 0 begins with the first.
+            after: Number of the last known event; 0 begins with the first.
         """
         assert self._job.log is not None
         require_kind("after", after, int)
@@ -164,11 +163,11 @@ class Run:
 
     @property
     def kept_chars(self) -> int:
-        """Characters of the events that the run keeps in memory for `events`."""
+        """Characters of the events in memory for `events`."""
         return 0 if self._job.log is None else self._job.log.chars
 
     def stop(self) -> None:
-        """End the run with the best answer that it has so far: its completion has `is_stopped`.
+        """End the run with its best answer so far: its completion has `is_stopped`.
 
         Harmless after its end. The reading of its context ends, too; the run then has no answer.
 
@@ -182,20 +181,12 @@ class Run:
         self._job.stop()
 
     def cancel(self) -> None:
-        """End the run without an answer: awaiting it raises `RunCancelled`. Harmless after its end.
-
-        Example:
-            ```python
-            run = rlm.start("a", "How many?")
-            run.cancel()
-            await run.ended()
-            ```
-        """
+        """End the run without an answer: awaiting it raises `RunCancelled`. Harmless after its end."""
         self._job.cancel()
 
     @property
     def is_done(self) -> bool:
-        """Whether the run, and all that it started, has ended."""
+        """Whether the run has ended, with everything below it."""
         return self._job.outcome.done()
 
     @property

@@ -1,29 +1,29 @@
 """The loop of one run at one depth: prompt, code, REPL, observation, until there is an answer.
 
-Theory of operation. A turn (`_turn`) is one reply of the model and what is done with it:
+Theory of operation. A turn (`_turn`) is one reply of the model and the work on it:
 
 1. `Conversation.fit` shortens the messages to what the model reads.
 2. `TreeCalls.turn` makes the call.
 3. `ReplyActions.act` runs the blocks of the reply, one after the other, and looks for an answer.
 4. `_doubt` judges the answer. If it is taken, the run ends. Otherwise the next user message is the observation:
-   outputs, what was not run, and what is wrong with the answer.
+   outputs, skipped code, and faults of the answer.
 
-A run ends in one of these ways, which its event `RunEnded` distinguishes by `kind` and `limit`:
+A run ends in one of these ways, distinguished by `kind` and `limit` of its event `RunEnded`:
 
 - An answer was taken. A guess is doubted once: the model wrote it before it saw the output beside it, or before it
   looked at the context. The same text again is taken, since a second doubt would only cost a turn.
 - `max_iterations` or `max_blocks` is used up. One more call asks for the best answer (`_last_answer`); its code is not
   run, and `Completion.limit` names the limit. To raise an error instead would throw away all work of the run.
 - `stop` was called. The best answer so far is returned, and no further call is made.
-- A time limit, another limit, a failure or a cancellation. The error carries what the run has (`hand_to`).
+- A time limit, another limit, a failure or a cancellation. The error carries the partial results (`hand_to`).
 
 All ends pass through one `within`: it cancels the task of the loop once and awaits its end. So a REPL of the run's own
-is closed, and its processes are dead, when `run` returns. `stop` resolves a future that `within` watches. It does not
-cancel: a cancellation means that the caller wants no answer, and the two could not be distinguished.
+is closed, and its processes are dead, when `run` returns. `stop` resolves a future watched by `within`. A cancellation
+could not be distinguished from the caller's.
 
 The loop is one class on purpose. A state machine or a class for each phase was rejected: the phases share nearly all of
-their state (`Progress`, `Messages`, `Conversation`), and a reader would have to put the story together again. What can
-be judged without that state has its own module: `reply`, `conversation`, `output_type`.
+their state (`Progress`, `Messages`, `Conversation`), and a reader would have to put the story together again. Judgement
+without that state is in other modules: `reply`, `conversation`, `output_type`.
 """
 
 import asyncio
@@ -39,12 +39,8 @@ from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
 from rlm_broker.context.stored_context import StoredContext, beginning
 from rlm_broker.errors import LimitReached, ModelFailed, RunFailed, UnknownModel, ValueTooLarge
-from rlm_broker.events.event import (
-    IterationStarted,
-    ReplReady,
-    RunEnded,
-)
-from rlm_broker.results import Block, ChatMessage, ChildTrace, Completion, Isolation, Iteration
+from rlm_broker.events.event import IterationStarted, ReplReady, RunEnded
+from rlm_broker.results import Block, ChatMessage, Completion, Isolation, Iteration
 from rlm_broker.run.calls import Caller, in_words
 from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
@@ -71,7 +67,7 @@ from rlm_broker.values.parsing.notes import NotRun
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 MOST_MODELS: Final = 20
-"""Most models that a prompt names; it leaves out further ones."""
+"""Maximum models in a prompt; further ones are left out."""
 
 
 class Runner:
@@ -79,25 +75,20 @@ class Runner:
 
     Args:
         caller: The run: its name, depth and question.
+        began: `time.monotonic()` at the beginning of its time.
         answer: Answers the queries of its REPL.
-        child_traces: Traces of its children, which `answer` appends to.
-        progress: Progress of the run, which `answer` reads.
-        tools: Functions and values that its model code may use.
-        output_type: Type that its answer must have; None takes any text.
-        persistent_repl: REPL that several runs share; None opens one for this run.
-
-    Attributes:
-        spent_s: Seconds of its time that were spent before `run`.
+        progress: Progress of the run, shared with `answer`.
+        tools: Functions and values for its model code.
+        output_type: Type of its answer; None takes any text.
+        persistent_repl: A REPL for several runs; None opens one for this run.
     """
-
-    spent_s = 0.0
 
     def __init__(
         self,
         tree: Tree,
         caller: Caller,
+        began: float,
         answer: QueryHandler,
-        child_traces: list[ChildTrace],
         progress: Progress,
         tools: Tools,
         output_type: OutputType | None = None,
@@ -106,8 +97,8 @@ class Runner:
         self._tree = tree
         self._caller = caller
         self._emit = tree.events.of(caller.run, caller.depth)
+        self._began = began
         self._answer = answer
-        self._child_traces = child_traces
         self._tools = tools
         self._output_type = output_type
         self._persistent_repl = persistent_repl
@@ -127,7 +118,6 @@ class Runner:
         self._limit: str | None = None
         self._kind = "answered"
         self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._started = time.monotonic()
         self._earlier: list[ChatMessage] = []
         self.progress = progress
 
@@ -137,20 +127,21 @@ class Runner:
         Raises:
             LimitReached: A limit ended the run; the error carries the partial answer.
             ModelFailed: The model failed.
-            OutputInvalid: The answer was not of the type asked for, after `max_output_retries` corrections.
+            OutputInvalid: The answer was not of the wanted type, after `max_output_retries` corrections.
             SandboxFailed: The sandbox itself broke.
         """
-        self._started = time.monotonic() - self.spent_s
-        limits, depth = self._tree.limits, self._caller.depth
-        limit_s = limits.child_timeout_s if depth else limits.run_timeout_s
-        work = self._with_repl(context) if depth < limits.max_depth else self._without_repl(context)
+        limits, name = self._tree.limits, self._caller.time_limit
+        limit_s: float | None = getattr(limits, name)
+        left_s = None if limit_s is None else self._began + limit_s - time.monotonic()
+        has_repl = self._caller.depth < limits.max_depth
+        work = self._with_repl(context) if has_repl else self._without_repl(context)
         try:
-            response = await within(None if limit_s is None else limit_s - self.spent_s, work, self._stop)
+            response = await within(left_s, work, self._stop)
         except StopRequested:
             self._kind, response = "stopped", self.progress.partial_answer
         except Late:
             assert limit_s is not None
-            late = LimitReached("child_timeout_s" if depth else "run_timeout_s", limit_s, limit_s)
+            late = LimitReached(name, limit_s, limit_s)
             self._emit_failed(late)
             self.hand_to(late)
             raise late from None
@@ -169,15 +160,16 @@ class Runner:
             self._stop.set_result(None)
 
     def hand_to(self, failure: RunFailed) -> None:
-        """Put the partial results of the run into the error that ends it."""
+        """Put the partial results of the run into its error."""
         failure.take(self._completion(None), self.progress.partial_answer)
 
     async def _in_turn_time(self, work: Coroutine[Any, Any, T]) -> T:
         limit_s = self._tree.limits.iteration_timeout_s
+        if limit_s is None:
+            return await work
         try:
             return await within(limit_s, work)
         except Late:
-            assert limit_s is not None
             raise LimitReached("iteration_timeout_s", limit_s, limit_s) from None
 
     # -- a plain completion ------------------------------------------------------------------------------------------
@@ -306,8 +298,7 @@ class Runner:
         self.progress.messages = [self.progress.messages[0], started_again, notes, last]
 
     async def _last_answer(self, repl: SandboxedRepl) -> str | None:
-        """Ask for the best answer when the turns are used up. An answer of a type may take several calls. No code is
-        run."""
+        """Ask for the best answer without running code. An answer of a type may take several calls."""
         while True:
             try:
                 reply = await self._in_turn_time(self._reply(repl))
@@ -320,7 +311,7 @@ class Runner:
                 else:
                     answer = parsed.prose or self.progress.partial_answer
             except (ModelFailed, LimitReached):
-                if self._output_type is not None:  # the partial answer is text that was never validated
+                if self._output_type is not None:  # the partial answer was never validated
                     raise
                 return self.progress.partial_answer
             if (problem := await self._problem_with(answer or "")) is None:
@@ -369,7 +360,7 @@ class Runner:
             root_model=self._tree.calls.model_name(self._caller.depth, self._caller.model),
             depth=self._caller.depth,
             iterations=len(self.progress.trajectory),
-            execution_time=time.monotonic() - self._started,
+            execution_time=time.monotonic() - self._began,
             usage_summary=self._tree.ledger.summary(self._caller.run),
             usage_by_depth=self._tree.ledger.by_depth(self._caller.run),
             parsed=self._parsed,
@@ -378,17 +369,19 @@ class Runner:
             isolation=self._isolation,
             messages=(*self._earlier, *self.progress.messages),
             trajectory=tuple(self.progress.trajectory),
-            child_traces=tuple(self._child_traces),
+            child_traces=tuple(self.progress.child_traces),
         )
 
     def _emit_ended(self, response: str | None, error: str | None = None, limit: str | None = None) -> None:
+        if not self._emit.is_wanted:
+            return
         usage = self._tree.ledger.summary(self._caller.run)
         self._emit(
             RunEnded,
             response,
             error,
             len(self.progress.trajectory),
-            time.monotonic() - self._started,
+            time.monotonic() - self._began,
             usage,
             self._kind,
             limit or self._limit,
@@ -402,15 +395,11 @@ class Runner:
         self._emit_ended(None, in_words(failure), getattr(failure, "limit", None))
 
 
-# -- the facts that the system prompt says: read from the tree, so that no number is configured twice ----------------
+# -- the facts of the system prompt: read from the tree, so that no number is configured twice ------------------------
 
 
 def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTEXT) -> Facts:
-    """Return the facts of a run.
-
-    Args:
-        context_name: Name of the variable holding the context.
-    """
+    """Return the facts of a run, whose context is in the variable `context_name`."""
     routing, below = tree.calls.routing, caller.depth + 1
     sandbox = tree.sandbox
     return Facts(
@@ -428,11 +417,9 @@ def facts_of(tree: Tree, caller: Caller, tools: Tools, context_name: str = CONTE
 
 
 def reads_chars(client: BaseClient) -> int | None:
-    """Return how many characters a model reads for certain, as a round number; None if its window is not known."""
-    if client.context_tokens is None:
-        return None
-    chars = int(client.context_tokens * CAUTIOUS_CHARS_PER_TOKEN)
-    return rounded_down(chars, 2)
+    """Return the least window of a model in characters, as a round number; None if its window is not known."""
+    window = client.context_tokens
+    return None if window is None else rounded_down(int(window * CAUTIOUS_CHARS_PER_TOKEN), 2)
 
 
 def _models(tree: Tree, depth: int) -> list[tuple[str, str]]:

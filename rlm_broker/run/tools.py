@@ -1,4 +1,4 @@
-"""The user's functions that code in a REPL may call. They run in the orchestrator, with validated arguments."""
+"""The user's functions for code in a REPL. They run in the orchestrator, with validated arguments."""
 
 import asyncio
 import dataclasses
@@ -27,27 +27,25 @@ from sandbox_worker.wire.messages import Slot
 from sandbox_worker.wire.values import decode, encode, has_tags
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
-"""An absolute path of this machine, up to its last slash. It is cut out of the errors that a model reads."""
+"""An absolute path of this machine, up to its last slash. It is cut out of errors for a model."""
 MAX_ARGUMENT_CHARS = 4 << 20
 """Characters of the arguments of one call, as JSON; a call with more is refused."""
 SHOWN_NAME_CHARS = 80
-"""Characters of a name that an error shows. Model code may give a name of any length."""
+"""Characters of a name in an error. Model code may give a name of any length."""
 MAX_THREADS = 64
 """Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
-
-
 _ANY_CLASS = pydantic.ConfigDict(arbitrary_types_allowed=True)
-"""Configuration that allows an array as an argument: pydantic checks classes it does not know by `isinstance`."""
+"""Configuration for arrays as arguments: pydantic checks foreign classes by `isinstance`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolFacts:
-    """The facts about a function that code may call.
+    """The facts about a function for code.
 
     Attributes:
-        signature: Its parameters and its result, as Python writes them.
+        signature: Its parameters and its result, in Python's form.
         description: One paragraph for the model.
-        timeout_s: Seconds of one call, in place of `tool_timeout_s` of the limits; None takes these.
+        timeout_s: Seconds of one call; None takes `tool_timeout_s` of the limits.
     """
 
     signature: str
@@ -61,7 +59,7 @@ class _Arguments(msgspec.Struct):
 
 
 class Tools:
-    """Functions that code may call, and values it finds.
+    """Functions and values for code.
 
     Example:
         ```python
@@ -73,9 +71,9 @@ class Tools:
         ```
 
     Args:
-        given: Name → a callable (sync or async), a value that crosses, or `{"tool": either, "description": text}`. A
-            callable may also have a `"schema"`: a JSON Schema of an object, whose properties are its arguments. Its
-            `"timeout_s"` are seconds of one call, in place of `tool_timeout_s` of the limits.
+        given: Name → a callable (sync or async), a plain value, or `{"tool": either, "description": text}`. A callable
+            may also have a `"schema"`, the JSON Schema of an object with its arguments, and `"timeout_s"`: seconds of
+            one call in place of `tool_timeout_s` of the limits.
         for_children: The same for child runs; None gives them the tools of their parent, `{}` gives none.
 
     Attributes:
@@ -104,7 +102,7 @@ class Tools:
         self.for_children: Tools = self if for_children is None else Tools(for_children)
 
     def extended(self, given: Mapping[str, Any]) -> "Tools":
-        """Return these tools together with further ones, which children get as well.
+        """Return these tools together with further ones, for children as well.
 
         Example:
             ```python
@@ -135,12 +133,12 @@ class Tools:
         return lines + [f"- `{name}`: {self.notes[name]}" for name in self.values]
 
     def unknown(self, name: str) -> Slot:
-        """Return the answer to a call of a tool that does not exist."""
+        """Return the answer to a call of a missing tool."""
         there_are = ", ".join(self.functions) or "none"
         return Slot(error=f"there is no tool {name[:SHOWN_NAME_CHARS]!r}; there are: {there_are}")
 
     def refusal(self, name: str, arguments: str) -> Slot | None:
-        """Return the answer to a call that cannot be made: there is no such tool, or it is given too much."""
+        """Return the answer to a call of a missing tool or with too long arguments; None for any other."""
         if name not in self.functions:
             return self.unknown(name)
         if len(arguments) > MAX_ARGUMENT_CHARS:
@@ -149,7 +147,7 @@ class Tools:
         return None
 
     async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
-        """Call a tool with arguments that code gave, as an encoded dict of `args` and `kwargs`.
+        """Call a tool with the arguments of code, an encoded dict of `args` and `kwargs`.
 
         Returns:
             Its result, encoded; or an error with the traceback of the tool's own lines, without paths of this machine.
@@ -277,7 +275,7 @@ def _encoded(result: Any) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a pydantic model or a dataclass, which cross as a dict.
+    """Return the fields of a pydantic model or a dataclass.
 
     Raises:
         ValueProblem: It is neither.
@@ -307,8 +305,7 @@ def _first_paragraph(function: Callable[..., Any]) -> str:
 def _traceback_text(name: str, error: BaseException) -> str:
     """Return the error of a tool, and the names of the user's files and functions on its way.
 
-    No line of source is in it, since one may hold a secret; no folder is in it, since model code need not know the
-    host.
+    It has no line of source, since one may hold a secret, and no folder of the host.
     """
     ours = str(Path(__file__).parents[1])
     lines = []
@@ -330,7 +327,7 @@ class _LeftOut:
 
 
 def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: str) -> Callable[..., Any]:
-    """Return a function that takes the properties of an object schema as arguments and validates them.
+    """Return a function with the properties of an object schema as its arguments, validated by it.
 
     Args:
         function: Called with the given arguments by keyword. An async function stays async.

@@ -1,4 +1,4 @@
-"""State that all runs of one tree share, and the progress of each."""
+"""State shared by all runs of one tree, and the progress of each."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -8,25 +8,23 @@ from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.turns import FairSemaphore
 from rlm_broker.events.event import TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.results import ChatMessage, Iteration
+from rlm_broker.results import ChatMessage, ChildTrace, Iteration
 from rlm_broker.run.calls import TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.sandbox.sandbox import Sandbox
 
 QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
-"""From a run's name, its depth and the handler it would have, makes the handler of its REPL's queries."""
+"""From a run's name, its depth and its default handler, makes the handler of its REPL's queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildPlaces:
-    """Bounds that the children at one depth of a tree share.
-
-    Each depth has its own: a parent waiting for its children holds no place that these need.
+    """Places of the children at one depth of a tree. Each depth has its own: a waiting parent holds none of them.
 
     Attributes:
-        runs: One place for each child that runs.
-        completions: One place for each child that is a completion, whose prompt is in memory as long as its call.
+        runs: One place for each running child.
+        completions: One place for each completion in place of a child: its prompt is in memory as long as its call.
     """
 
     runs: FairSemaphore
@@ -35,7 +33,7 @@ class ChildPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """State that all runs of one tree share. Without a sandbox none of them has a REPL made here.
+    """State shared by all runs of one tree. Without a sandbox none of them has a REPL made here.
 
     Attributes:
         is_auto: Whether a child gets a REPL only if it needs one, see `recursion`.
@@ -63,17 +61,18 @@ class Tree:
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a run. It is what the run leaves behind if it is ended from outside.
+    """Progress of a run, and its partial results if it is ended from outside.
 
     Attributes:
-        said: Text outside of code, of the last reply that had any.
-        turns_left: Turns after the one that is under way; None if the loop is the user's own.
-        draft: Value of `answer["content"]` at the end of the last block that was not cut short.
-        errors_in_a_row: Turns in a row that had a failed block.
+        said: The last text of the model outside of code.
+        turns_left: Turns after the present one; None if the loop is the user's own.
+        draft: Value of `answer["content"]` at the end of the last block, except a block cut short.
+        errors_in_a_row: Turns in a row with a failed block.
     """
 
     messages: list[ChatMessage] = field(default_factory=list)
     trajectory: list[Iteration] = field(default_factory=list)
+    child_traces: list[ChildTrace] = field(default_factory=list)
     said: str | None = None
     draft: str | None = None
     blocks: int = 0
@@ -82,5 +81,5 @@ class Progress:
 
     @property
     def partial_answer(self) -> str | None:
-        """The best answer so far: the draft that code has put down, else the model's last text."""
+        """The best answer so far: the draft in `answer`, else the model's last text."""
         return self.said if self.draft is None else self.draft

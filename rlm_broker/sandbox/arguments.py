@@ -1,4 +1,4 @@
-"""Arguments of a sandbox and its REPLs: checks, and the variables and seed that a REPL begins with."""
+"""Arguments of a sandbox and its REPLs: checks, and the variables and seed of a REPL."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,7 @@ from sandbox_worker.wire.messages import Environment
 
 
 def require_answer(answer: object) -> None:
-    """Refuse an `answer` that cannot be called.
-
-    Raises:
-        ConfigurationError: It is not a function.
-    """
+    """Raise ConfigurationError for an `answer` other than a function."""
     if not callable(answer):
         raise ConfigurationError(
             f"answer must be an async function of one query, not {type(answer).__name__}: "
@@ -23,21 +19,13 @@ def require_answer(answer: object) -> None:
 
 
 def require_limits(limits: object) -> None:
-    """Refuse `limits` of a wrong type.
-
-    Raises:
-        ConfigurationError: They are neither None nor a `ReplLimits`.
-    """
+    """Raise ConfigurationError for `limits` that are neither None nor a `ReplLimits`."""
     if limits is not None and not isinstance(limits, ReplLimits):
         raise ConfigurationError(f"limits must be a ReplLimits or a Limits, not {type(limits).__name__}")
 
 
 def require_block(code: object, stdin: object) -> None:
-    """Refuse code and input that are not text.
-
-    Raises:
-        ConfigurationError: `code` is not text, or `stdin` is neither text nor None.
-    """
+    """Raise ConfigurationError for code and input other than text."""
     if not isinstance(code, str):
         raise ConfigurationError(f"code must be text, not {type(code).__name__}")
     if stdin is not None and not isinstance(stdin, str):
@@ -45,16 +33,8 @@ def require_block(code: object, stdin: object) -> None:
 
 
 def seconds_or(name: str, given: object, default: float) -> float:
-    """Return the seconds given for a block, or the default if none were.
-
-    Args:
-        name: Name of the argument, for the error.
-        given: Seconds, or None.
-        default: Seconds to take in place of None.
-
-    Raises:
-        ConfigurationError: `given` is not a positive number.
-    """
+    """Return the seconds of the argument `name`, or the default for None. Raise ConfigurationError if they are not
+    positive."""
     if given is None:
         return default
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
@@ -70,32 +50,21 @@ MAX_ENV_BYTES: Final = 64 << 10
 
 
 def environment_of(env: Mapping[str, str] | None, seed: int | None) -> Environment | None:
-    """Return the message that a REPL gets before its first block; None if there are neither variables nor a seed.
-
-    Raises:
-        ConfigurationError: A variable or the seed cannot be used.
-    """
+    """Return the message to a REPL before its first block; None if there are neither variables nor a seed. Raise
+    ConfigurationError if one of them cannot be used."""
     require_seed(seed)
     variables = variables_of(env)
     return Environment(variables, seed) if variables or seed is not None else None
 
 
 def require_seed(seed: object) -> None:
-    """Refuse a seed out of range.
-
-    Raises:
-        ConfigurationError: It is neither None nor an integer of `SEED_BITS` bits.
-    """
+    """Raise ConfigurationError unless the seed is None or an integer of `SEED_BITS` bits."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << SEED_BITS):
         raise ConfigurationError(f"seed must be an integer from 0 to 2**{SEED_BITS} - 1, or None, got {seed!r}")
 
 
 def variables_of(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a copy of the variables, in a form that the kernel takes as it is.
-
-    Raises:
-        ConfigurationError: A name or value cannot be a variable's.
-    """
+    """Return a copy of the variables, as the kernel takes them. Raise ConfigurationError for others."""
     if env is None:
         return {}
     if not isinstance(env, Mapping):

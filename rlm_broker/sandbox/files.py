@@ -20,11 +20,11 @@ from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import OpenToRead, OpenToWrite
 
 PIECE_BYTES: Final = 1 << 18
-"""Bytes that are copied at once. A copy can be stopped between two pieces."""
+"""Bytes copied at once. A copy can be stopped between two pieces."""
 MAX_READ_BYTES: Final = 64 << 20
-"""Bytes that `read` returns at most, unless its caller says otherwise. A larger file is refused; `save` streams it."""
+"""Largest file that `read` returns, unless its caller says otherwise; `save` streams a larger one."""
 MAX_ENTRIES: Final = 10_000
-"""Entries of a folder that `list` returns at most. Init refuses a folder with more."""
+"""Largest number of entries in a list. Init refuses a folder with more."""
 MAX_PATH_BYTES: Final = 4096
 """Bytes of a path in a REPL. A longer one is refused, as the kernel would (PATH_MAX)."""
 
@@ -43,19 +43,22 @@ class ReplFiles:
         ```
 
     The methods are named as in E2B's `sandbox.files` (`write`, `read`, `list`, `remove`): code needs few changes.
-    `save` and `open` are for files that should not pass through memory. Async code has awaited twins: `awrite`,
+    `save` and `open` keep large files out of memory. Async code has awaited twins: `awrite`,
     `aread`, `asave`, `aopen`, `alist`, `aremove`.
 
     A path is relative to the scratch folder. No link is followed anywhere in it, and only regular files are opened.
-    Files can be used while a block runs: init opens each of them, and a thread copies it. A block that reads a file
-    while it is written sees the part written so far.
+    Files can be used while a block runs: init opens each of them, and a thread copies it. A block may read the first
+    part of a file while the rest is written.
 
-    Files stay when a REPL is killed, unless its worker had to be replaced, as after a scratch folder that was too full.
+    Files stay when a REPL is killed, unless its worker had to be replaced, as after a full scratch folder.
+
+    All methods raise `ConfigurationError` if the path leads out of the scratch folder or another argument cannot be
+    used, `FileRefused` as they say, and `ReplClosed` and `SandboxFailed` as `SandboxedRepl.execute` does.
 
     Args:
-        event_loop: Returns the loop that the REPL lives on.
+        event_loop: Returns the loop of the REPL.
         worker: Returns the worker with the files.
-        max_bytes: Bytes that the scratch folder may hold (`scratch_bytes`).
+        max_bytes: Bytes of the scratch folder (`scratch_bytes`).
     """
 
     def __init__(
@@ -76,13 +79,10 @@ class ReplFiles:
 
         Args:
             path: File in the REPL.
-            data: Bytes of the file; or a `Path` of the host's file, which is copied in pieces.
+            data: Bytes of the file; or a `Path` of a file of the host, copied in pieces.
 
         Raises:
-            ConfigurationError: The path leads out of the scratch folder, or the data cannot be read.
-            FileRefused: There is no room (`scratch_bytes`, `max_scratch_files`), or the name is that of a folder or
-                link.
-            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
+            FileRefused: There is no room (`scratch_bytes`, `max_scratch_files`), or a folder or link of that name.
         """
         self._event_loop().run(self._write(path, data))
 
@@ -104,9 +104,7 @@ class ReplFiles:
             max_bytes: Bytes of the file at most; a larger one is refused.
 
         Raises:
-            ConfigurationError: The path leads out of the scratch folder.
             FileRefused: There is no such file, or it has more than `max_bytes`.
-            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
         """
         return self._event_loop().run(self._read(path, max_bytes))
 
@@ -128,9 +126,7 @@ class ReplFiles:
             to: File of the host.
 
         Raises:
-            ConfigurationError: The path leads out of the scratch folder, or `to` cannot be written.
             FileRefused: There is no such file, or it has more than `scratch_bytes`.
-            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
         """
         self._event_loop().run(self._save(path, to))
 
@@ -154,9 +150,7 @@ class ReplFiles:
             Up to 10,000 entries, each with name, kind and size in bytes.
 
         Raises:
-            ConfigurationError: The path leads out of the scratch folder.
             FileRefused: There is no such folder, or it has more entries.
-            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
         """
         return self._event_loop().run(self._list(path))
 
@@ -174,13 +168,8 @@ class ReplFiles:
                 print(file.read(1))  # b'a'
             ```
 
-        Args:
-            path: File in the REPL.
-
         Raises:
-            ConfigurationError: The path leads out of the scratch folder.
             FileRefused: There is no such file.
-            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
         """
         return self._event_loop().run(self._opened_to_read(path))
 
@@ -197,13 +186,8 @@ class ReplFiles:
             repl.files.remove("data.csv")
             ```
 
-        Args:
-            path: File in the REPL.
-
         Raises:
-            ConfigurationError: The path leads out of the scratch folder.
             FileRefused: There is no such file, or it is a folder.
-            ReplClosed, SandboxFailed: As for `SandboxedRepl.execute`.
         """
         self._event_loop().run(self._remove(path))
 
@@ -292,11 +276,8 @@ class ReplFiles:
 
 
 def names_of(path: object, may_be_empty: bool = False) -> list[bytes]:
-    """Return the names in a path below the scratch folder, from its first folder to its last name.
-
-    Raises:
-        ConfigurationError: The path is of a wrong type, leads out of the folder, or cannot be a path.
-    """
+    """Return the names in a path below the scratch folder. Raise ConfigurationError for a path that leads out, or is
+    none."""
     if not isinstance(path, str | PurePath):
         raise ConfigurationError(f"a path in a REPL must be text, not {type(path).__name__}")
     try:
@@ -314,11 +295,7 @@ def names_of(path: object, may_be_empty: bool = False) -> list[bytes]:
 
 
 def _open_host_file(path: Path) -> int:
-    """Return a descriptor of a regular file of the host.
-
-    Raises:
-        ConfigurationError: The file cannot be opened, or is not a regular file.
-    """
+    """Return a descriptor of a regular file of the host. Raise ConfigurationError for anything else."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
@@ -341,11 +318,8 @@ def _fill(fd: int, source: "memoryview | int", size_bytes: int, stop: threading.
 
 
 def _copy(fd: int, take: Callable[[bytes], Any], max_bytes: int, beyond: str, stop: threading.Event) -> None:
-    """Pass the content of a file to `take`, piece by piece. The file may grow meanwhile.
-
-    Raises:
-        FileRefused: The file has more than `max_bytes`. The message is the rest of a sentence about it.
-    """
+    """Pass the content of a file to `take`, piece by piece. The file may grow meanwhile. Raise FileRefused beyond
+    `max_bytes`, with the rest of a sentence about the file."""
     size_bytes = os.fstat(fd).st_size
     if size_bytes > max_bytes:
         raise FileRefused(f"has {size_bytes:,} bytes, {beyond}")

@@ -1,4 +1,4 @@
-"""The packages that code in a sandbox may import: the orchestrator's, an environment's, or a list's."""
+"""Packages for code in a sandbox: the orchestrator's, an environment's, or a list's."""
 
 import asyncio
 import contextlib
@@ -44,21 +44,15 @@ _REQUIREMENT = re.compile(
 
 @dataclass(frozen=True)
 class Requirements:
-    """Packages to install, sorted and without repetitions, so that two lists with the same packages are equal.
-
-    Attributes:
-        texts: Names with extras and versions, in normal form.
-    """
+    """Packages to install: names with extras and versions in normal form, sorted and each once, so that equal lists are
+    equal."""
 
     texts: tuple[str, ...]
 
     @staticmethod
     def of(given: object) -> "Requirements":
-        """Check a list such as `["numpy>=2", "six==1.16.0"]`, and return it in normal form.
-
-        Raises:
-            ConfigurationError: It is not a list, or an entry is not a name with versions.
-        """
+        """Return a list such as `["numpy>=2", "six==1.16.0"]` in normal form. Raise ConfigurationError for other
+        entries."""
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise ConfigurationError(
                 f'packages must be a list such as ["numpy>=2", "six==1.16.0"], not {type(given).__name__}'
@@ -79,7 +73,7 @@ class Requirements:
 
 
 _NAMES_A_SOURCE = re.compile(r"(?:UV|PIP)_\w*(?:INDEX|FIND_LINKS)\w*")
-"""Variables that say where an installer finds packages. They are part of the digest: another source is another list."""
+"""Variables with an installer's sources of packages. They are part of the digest: another source is another list."""
 
 
 def _normalised(given: object) -> str:
@@ -108,11 +102,8 @@ Chosen = Venv | Requirements | None
 
 
 def chosen_packages(python: str | os.PathLike[str] | None, packages: Sequence[str] | None) -> Chosen:
-    """Return the choice that the arguments `python` and `packages` of a `Sandbox` make.
-
-    Raises:
-        ConfigurationError: One of them cannot be used, or both are given.
-    """
+    """Return the choice by the arguments `python` and `packages` of a `Sandbox`. Raise ConfigurationError if one of
+    them cannot be used, or both are given."""
     if python is not None and packages is not None:
         raise ConfigurationError("give either python or packages: a venv of your own, or a list to make one of")
     if packages is not None:
@@ -121,11 +112,8 @@ def chosen_packages(python: str | os.PathLike[str] | None, packages: Sequence[st
 
 
 async def venv_of(chosen: Chosen) -> Venv | None:
-    """Return the chosen environment. One from a list is made, unless it was made before and kept.
-
-    Raises:
-        ConfigurationError: The environment cannot be read or made.
-    """
+    """Return the chosen environment. One from a list is made, unless it was made before and kept. Raise
+    ConfigurationError if it cannot be read or made."""
     if isinstance(chosen, Requirements):
         return await venv_with(chosen)
     if chosen is None:
@@ -142,17 +130,13 @@ def _tell_what_is_left_out(venv: Venv) -> None:
 
 
 MAKE_TIMEOUT_S = 600.0
-"""Seconds to make an environment, with waiting for another process that makes the same one. Beyond it: an error."""
+"""Seconds to make an environment, or to wait until another process has made it. Beyond them: an error."""
 PAUSE_S = 0.05
-"""Seconds between two attempts to take a lock that another process holds."""
+"""Seconds between two attempts to take the lock of an environment."""
 
 
 async def venv_with(requirements: Requirements, timeout_s: float = MAKE_TIMEOUT_S) -> Venv:
-    """Return the environment with these packages: the one that is kept, or a new one.
-
-    Args:
-        requirements: List of packages.
-        timeout_s: Seconds for a new one.
+    """Return the environment with these packages: the kept one, or one made in at most `timeout_s` seconds.
 
     Raises:
         ConfigurationError: It cannot be made, or not in that time, or there is no folder to keep it in.
@@ -197,7 +181,7 @@ async def _alone(made: Path) -> AsyncIterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                await asyncio.sleep(PAUSE_S)  # polled: a thread that blocks in flock(2) could not be cancelled
+                await asyncio.sleep(PAUSE_S)  # polled, since a thread in flock(2) cannot be cancelled
         yield
         fcntl.flock(lock, fcntl.LOCK_UN)  # by hand: a forked process may have a copy of the descriptor, and so the lock
     finally:
@@ -205,11 +189,8 @@ async def _alone(made: Path) -> AsyncIterator[None]:
 
 
 def _environments() -> Path:
-    """Return the folder of all environments, which no other user can write to: code is imported from there.
-
-    Raises:
-        ConfigurationError: There is no such folder, and none can be made.
-    """
+    """Return the folder of all environments, which no other user can write to: code is imported from there. Raise
+    ConfigurationError if there is none, and none can be made."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         cache = Path(given) if given.startswith("/") else Path("~/.cache").expanduser()
@@ -237,11 +218,7 @@ def _is_there(made: Path) -> bool:
 
 
 def _require_own(folder: Path) -> None:
-    """Refuse a folder that another user may have filled.
-
-    Raises:
-        ConfigurationError: It is not a folder, or another user owns it or can write to it.
-    """
+    """Raise ConfigurationError for a folder that another user may have filled."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise ConfigurationError(
@@ -250,9 +227,9 @@ def _require_own(folder: Path) -> None:
 
 
 LOCK = "packages.lock"
-"""File of an environment that lists the installed packages, as lines of `name==version` with hashes."""
+"""File of an environment with its packages, as lines of `name==version` with hashes."""
 SAID_LINES, SAID_BYTES = 8, 4096
-"""Last lines of a failed installer's output that the error shows, and last bytes of it that are read for them."""
+"""Last lines of a failed installer's output in the error, and last bytes of it to find them in."""
 ONLY_WHEELS = ("--only-binary", ":all:")
 
 _WATCHED = """
@@ -266,26 +243,20 @@ if ended not in select.select([0, ended], [], [])[0]:
 if installer.wait() == 0:
     open("succeeded", "x")
 """
-"""Program that runs its arguments as a program, and ends it with all that it started when descriptor 0 is closed.
+"""Program that runs its arguments as a program, and ends its whole group when descriptor 0 is closed.
 
 A file reports that the program succeeded: an exit status is lost if the orchestrator ignores SIGCHLD."""
 _REDIRECTING = re.compile(
     r"(UV|PIP)_(TARGET|PREFIX|SYSTEM_PYTHON|BREAK_SYSTEM_PACKAGES|ROOT|USER|PYTHON|REQUIREMENT|EDITABLE|NO_BINARY|REQUIRE_VIRTUALENV)"
 )
-"""Variables that make an installer put packages elsewhere, or install others."""
+"""Variables by which an installer puts packages elsewhere, or installs others."""
 
 
 async def install(requirements: Requirements, folder: Path) -> Path:
     """Make a virtual environment with these packages below an empty folder, and return its folder.
 
-    If the caller is cancelled, the installer is ended with all that it started.
-
-    Args:
-        requirements: List of packages.
-        folder: Empty folder.
-
-    Raises:
-        ConfigurationError: There is no installer, or it failed. The message has its last lines.
+    If the caller is cancelled, the installer's process group is ended. Raise ConfigurationError if there is no
+    installer, or with the last lines of one that failed.
     """
     venv, listed = folder / "venv", folder / "requirements.txt"
     listed.write_text("".join(f"{text}\n" for text in requirements.texts))
@@ -299,8 +270,8 @@ async def install(requirements: Requirements, folder: Path) -> Path:
         await _run([uv, *compiling, "--output-file", str(lock)], folder)
         copying = ["--require-hashes", "--link-mode", "copy"]
         await _run([uv, "pip", "install", *chosen, *copying, "--requirement", str(lock)], folder)
-        with contextlib.suppress(ConfigurationError):  # wheels may have files for other versions, which do not compile
-            # Not by uv, which would start the environment's own Python: that runs code in .pth files.
+        with contextlib.suppress(ConfigurationError):  # wheels may have files for other versions
+            # Not by uv: it would start the environment's own Python, and so run code in .pth files.
             await _run([sys.executable, "-I", "-S", "-m", "compileall", "-q", str(venv / "lib")], folder)
     elif importlib.util.find_spec("pip") is not None:
         report = folder / "report.json"
@@ -333,11 +304,8 @@ def _hashes(archive: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 async def _run(command: list[str], folder: Path) -> None:
-    """Run a program in `folder`, in a process group of its own. The whole group ends with this call.
-
-    Raises:
-        ConfigurationError: The program failed. The message has its last lines.
-    """
+    """Run a program in `folder`, in a process group of its own, which ends with this call. Raise ConfigurationError
+    with the last lines of a program that failed."""
     said, succeeded = folder / "said.txt", folder / "succeeded"
     succeeded.unlink(missing_ok=True)
     with said.open("wb") as output, FORKING:
@@ -356,7 +324,7 @@ async def _run(command: list[str], folder: Path) -> None:
         await _ended(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            # Ends all processes that the installer left. The group's number is its pid, which stays taken until `wait`.
+            # Ends what the installer left. The group's number is its pid, and stays taken until `wait`.
             os.killpg(process.pid, signal.SIGKILL)
         process.stdin.close()
         process.wait()
@@ -377,7 +345,7 @@ async def _ended(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return our variables, which name proxies, indexes and certificates, without keys that no installer uses."""
+    """Return our variables (proxies, indexes, certificates), without keys for anything else."""
     kept = {}
     for name, value in os.environ.items():
         is_installers = name.startswith(("UV_", "PIP_"))

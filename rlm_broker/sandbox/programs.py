@@ -1,4 +1,4 @@
-"""Programs that the orchestrator runs in a REPL's sandbox, beside its blocks."""
+"""Programs in a REPL's sandbox, started by the orchestrator beside its blocks."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.forks import left_to_parent
@@ -36,29 +36,20 @@ from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES, MAX_PROGRAM_BYTES, Program, ProgramEnded, pack
 
 PIECE_BYTES: Final = 1 << 16
-"""Bytes that are read or written in one turn of the loop: the capacity of a pipe (pipe(7))."""
+"""Bytes read or written in one turn of the loop: the capacity of a pipe (pipe(7))."""
 FLOOD_PAUSE_S: Final = 0.001
-"""Seconds between two reads of an output whose head is full. So each pipe passes 64 MB/s at little cost."""
+"""Seconds between two reads of an output with a full head. So each pipe passes 64 MB/s at little cost."""
 LAST_READS: Final = 64
 """Reads of a pipe at most once the program has ended: 4 MB, more than a pipe can hold."""
 
 
 class ProgramPipes:
-    """The pipes of one program: a context manager that closes all ends.
-
-    Args:
-        given: Bytes that the program reads from descriptor 0.
-        bounds: Bounds on what is kept of each output.
-
-    Attributes:
-        theirs: Descriptors that become the program's 0, 1 and 2.
-    """
+    """The pipes of one program: a context manager that closes all ends. `theirs` are the program's 0, 1 and 2."""
 
     def __init__(self, given: bytes, bounds: OutputBounds) -> None:
         self.theirs: list[int] = []
         self._given = given
         self._bounds = bounds
-        self._opened = ExitStack()
 
     def __enter__(self) -> Self:
         try:
@@ -214,13 +205,12 @@ class ProgramResult:
     Attributes:
         argv: Name and arguments of the program.
         status: "ended": its first process ended, by itself or by a signal. "timeout": it was killed at `timeout_s`,
-            with all that it started. "killed": the same at a limit, with its REPL, or when that was closed.
+            with its whole session. "killed": the same at a limit, with its REPL, or at the REPL's end.
         exit_code: Exit code of its first process; None if a signal ended it.
-        signal: Number of the signal that ended its first process; None if it exited.
-        stdout: Head and tail of what was written to descriptor 1, as UTF-8. Other bytes are U+FFFD. A note says how
-            much was cut.
+        signal: Number of the signal, if one ended its first process; else None.
+        stdout: Head and tail of the text on descriptor 1, as UTF-8, with a note of the cut. Other bytes are U+FFFD.
         stderr: The same for descriptor 2.
-        limit: Name of the limit that ended it: "timeout_s", or a field of `Limits`; None if none did.
+        limit: Name of the limit at its end: "timeout_s", or a field of `Limits`; else None.
         error: Reason of the kill, as a sentence; None if it ended by itself.
         execution_time: Wall time in seconds.
     """
@@ -236,19 +226,9 @@ class ProgramResult:
     execution_time: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A checked request to run a program.
-
-    Attributes:
-        argv: Name and arguments, as text.
-        packed: Arguments and variables, as init's child reads them.
-        given: Bytes of its input.
-        cwd: Its current folder, as the caller gave it.
-        names: The same as names below the scratch folder.
-        timeout_s: Wall time in seconds until it is killed.
-        bounds: Bounds on what is kept of each output.
-    """
+class Command(NamedTuple):
+    """A checked request to run a program. `packed` has arguments and variables for init's child, `names` the parts of
+    `cwd`."""
 
     argv: tuple[str, ...]
     packed: bytes
@@ -260,15 +240,7 @@ class Command:
 
 
 class ReplPrograms:
-    """The programs of one REPL.
-
-    Args:
-        fork_server: Fork server of the REPL's workers.
-        repl: The REPL's worker and connection.
-        worker: Returns the worker that programs run in. Starts one if there is none.
-        limits: Limits of the REPL.
-        env: Variables of the REPL.
-    """
+    """The programs of one REPL. `worker` returns its worker, and starts one if there is none."""
 
     def __init__(
         self,
@@ -306,11 +278,7 @@ class ReplPrograms:
             self._running -= 1
 
     def _require_level(self) -> None:
-        """Refuse to run a program at a level, or in a sandbox, that cannot end all that it starts.
-
-        Raises:
-            ConfigurationError: No program can be run here.
-        """
+        """Raise ConfigurationError at a level, or in a sandbox, that cannot end all that a program starts."""
         level = self._fork_server.level
         if not level.runs_programs:
             raise ConfigurationError(
@@ -321,11 +289,7 @@ class ReplPrograms:
             raise ConfigurationError("no program can be run in a sandbox that was made with allow_exec=False")
 
     def _command(self, argv: object, given: object, cwd: Any, env: Any, timeout_s: object, most: object) -> Command:
-        """Return the arguments of `run`, checked.
-
-        Raises:
-            ConfigurationError: An argument cannot be used.
-        """
+        """Return the arguments of `run`. Raise ConfigurationError if one cannot be used."""
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
         if most is None:
             most = self._limits.max_output_bytes
@@ -373,13 +337,8 @@ class ReplPrograms:
         return ProgramResult(command.argv, **outcome, stdout=stdout, stderr=stderr, execution_time=taken_s)
 
     def _outcome(self, said: ProgramEnded, limit: str | None, late_s: float | None) -> dict[str, Any]:
-        """Return the end of a program, as fields of a result.
-
-        Args:
-            said: Init's message.
-            limit: Name of the limit that was reached; None if none was.
-            late_s: Time in seconds that the program had, if it was over; else None.
-        """
+        """Return the end of a program, as fields of a result. `limit` was reached, or its time of `late_s` seconds was
+        over."""
         how: dict[str, Any] = {"status": "killed", "exit_code": said.exit_code, "signal": said.signal, "limit": limit}
         if limit is not None:
             with_repl = " with its REPL" if said.with_repl else ""
@@ -393,12 +352,8 @@ class ReplPrograms:
 
 
 def _require_started(command: Command, said: ProgramEnded) -> None:
-    """Raise the error of a program that was not started.
-
-    Raises:
-        FileRefused: Its current folder cannot be entered.
-        ProgramNotStarted: It cannot be executed.
-    """
+    """Raise FileRefused if the current folder of a program cannot be entered, ProgramNotStarted if it cannot be
+    executed."""
     if said.no_folder is not None:
         raise FileRefused(f"cwd = {command.cwd!r} {said.no_folder[:MAX_REASON_CHARS]}")
     if said.not_started is not None:
@@ -406,11 +361,7 @@ def _require_started(command: Command, said: ProgramEnded) -> None:
 
 
 def _arguments(argv: object) -> tuple[tuple[str, ...], list[bytes]]:
-    """Return the arguments as text, and as the program gets them.
-
-    Raises:
-        ConfigurationError: They cannot be used.
-    """
+    """Return the arguments as text, and as the program gets them. Raise ConfigurationError if one cannot be used."""
     if not isinstance(argv, Sequence) or isinstance(argv, str | bytes | bytearray | memoryview):
         raise ConfigurationError(f"argv must be a list of texts, such as ['ls', '-l'], not {type(argv).__name__}")
     encoded = []
@@ -433,11 +384,7 @@ def _arguments(argv: object) -> tuple[tuple[str, ...], list[bytes]]:
 
 
 def _input(given: object) -> bytes:
-    """Return the bytes that the program reads.
-
-    Raises:
-        ConfigurationError: The input is of a wrong type, or cannot be encoded.
-    """
+    """Return the program's input as bytes. Raise ConfigurationError if there is no way to."""
     if given is None:
         return b""
     if isinstance(given, str):
@@ -452,11 +399,8 @@ def _input(given: object) -> bytes:
 
 @contextlib.contextmanager
 def _memfd_of(data: bytes) -> Iterator[int]:
-    """Hold the data in a memfd, since a packet to init could not hold it.
-
-    Raises:
-        SandboxFailed: There is no memory or descriptor for it.
-    """
+    """Hold the data in a memfd: a packet to init has no room for it. Raise SandboxFailed without memory or a
+    descriptor."""
     try:
         fd = new_memfd("program")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A sandboxed REPL: a worker, its connection, and the clock that ends a block in time."""
+"""A sandboxed REPL: a worker, its connection, and the clock of its blocks."""
 
 import asyncio
 import time
@@ -55,13 +55,13 @@ class SandboxedRepl(AsyncResource):
     the REPL have ended when it is left. Call methods from any thread; async code has awaited twins, such as `aexecute`.
 
     Args:
-        event_loop: Loop that the REPL lives on.
-        workers: Source of its worker, and of another one if that is lost.
+        event_loop: Loop of the REPL.
+        workers: Source of its worker, and of another one after a loss.
         context: As all arguments below, see `Sandbox.repl`. `Inherited` stands for the context of the fork server.
 
     Attributes:
-        kills_when_cancelled: Whether a block whose caller is cancelled is killed with its REPL, and not interrupted.
-            Set by an owner that closes the REPL then, and so need not wait for the block.
+        kills_when_cancelled: Whether a cancelled caller's block is killed with its REPL, and not interrupted. Set by an
+            owner if it closes the REPL then, and need not wait for the block.
         is_listed: Whether `ps` lists the REPL, and `stop` ends it, while it is open.
         tree: Id of the run tree with the REPL, as in `Run.id`; None for a REPL of its own.
 
@@ -150,17 +150,17 @@ class SandboxedRepl(AsyncResource):
             code: Python source, up to `Limits.max_frame_bytes`.
             timeout_s: Compute time in seconds; None takes `Limits.block_timeout_s`.
             on_output: Called with each piece of output as it comes.
-            value: Whether `Block.value` has the value of the last statement, if that is an expression.
+            value: Whether `Block.value` has the value of the last statement, if it is an expression.
             wall_timeout_s: Seconds, waiting for replies included; None takes `Limits.block_wall_timeout_s`.
-            stdin: Text that `input()` and `sys.stdin` read. With None, or at its end, `input()` raises EOFError.
+            stdin: Text for `input()` and `sys.stdin`. With None, or at its end, `input()` raises EOFError.
             submit: True ends the block where it submits, by `SUBMIT`, `FINAL` or `FINAL_VAR`, past any `except
                 Exception`. With a dict from field to type (for pydantic, or a JSON Schema), code submits all these
                 fields by `SUBMIT(field=value)`; other fields or types raise a TypeError there. `Block.final_value` has
                 the submission. None lets the block go on after one.
-            variables: Whether `Block.variables` names the variables that the block has made or changed.
+            variables: Whether `Block.variables` names the variables made or changed by the block.
 
         Returns:
-            The outcome. A block that raises, times out or is killed is a result with that `status`, not an exception.
+            The outcome. If a block raises, times out or is killed, its `status` says so; there is no exception.
 
         Raises:
             ConfigurationError: `code` or `stdin` is not text, a time is not positive, or `submit` cannot be used.
@@ -224,8 +224,8 @@ class SandboxedRepl(AsyncResource):
         """Run a program in the sandbox, without a shell, beside a block and up to `Limits.max_programs` - 1 others.
 
         It has the isolation and the limits of the REPL's code. Processes it leaves end with it. If its time is
-        over, or the caller is interrupted or cancelled, it is killed with all that it started, and the REPL goes on.
-        A limit that all processes of the REPL share, for example `memory_bytes`, ends the REPL, too.
+        over, or the caller is interrupted or cancelled, it is killed with all its processes, and the REPL goes on. A
+        limit of all processes together, for example `memory_bytes`, ends the REPL, too.
 
         Example:
             ```python
@@ -236,12 +236,12 @@ class SandboxedRepl(AsyncResource):
             argv: Name and arguments, up to 128 KiB each. A name without "/" is looked for in PATH.
             input: Bytes or text it reads from descriptor 0; None gives it no input.
             cwd: Its current folder, relative to the scratch folder. No link is followed.
-            env: Name → text of variables, added to those that the REPL was given.
+            env: Name → text of variables, added to the REPL's own.
             timeout_s: Wall time in seconds; None takes `Limits.block_timeout_s`.
             max_output_bytes: Bytes kept of stdout, and of stderr; None takes `Limits.max_output_bytes`.
 
         Returns:
-            The outcome. A program that fails, or is killed, is a result, and not an exception.
+            The outcome, also of a failed or killed program.
 
         Raises:
             ConfigurationError: An argument cannot be used, or the sandbox runs no programs (isolation, `allow_exec`).
@@ -450,7 +450,7 @@ class SandboxedRepl(AsyncResource):
             except asyncio.CancelledError:
                 await to_its_end(partial(self._end_block, run))
                 raise
-            except BaseException:  # the block has no caller any more that could end it
+            except BaseException:  # the block has no caller any more
                 await to_its_end(self._worker.end_repl)
                 raise
             finally:

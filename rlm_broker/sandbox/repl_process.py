@@ -1,4 +1,4 @@
-"""The process of one REPL: its worker, and the contexts that each of its workers loads anew.
+"""The process of one REPL: its worker, and the contexts of each of its workers.
 
 A worker is taken when the REPL opens, restarted after a kill, replaced when it is lost, and ended with the REPL. The
 contexts are stored once, and kept as long as the REPL.
@@ -24,19 +24,17 @@ from sandbox_worker.wire.names import CONTEXT, numbered
 
 
 class ReplWorker:
-    """The worker of one REPL, and the connection of the REPL process that runs in it.
+    """The worker of one REPL, and the connection of its REPL process.
 
     Args:
-        workers: Source of the worker, and of another one if that is lost.
-        context: Context of the REPL, see `ReplContext`.
-        limits: Limits of the REPL.
-        provisions: Tools, values and environment that each REPL process gets with its first block.
+        workers: Source of the worker, and of another one after a loss.
+        provisions: Tools, values and environment for the first block of each REPL process.
 
     Attributes:
         started: The worker; None before the REPL opens, and while there is none.
-        connection: Connection of the REPL process that lives; None after it was killed.
+        connection: Connection of the live REPL process; None after it was killed.
         is_open: Whether the REPL was opened. It stays so when it is closed.
-        is_closed: Whether the REPL was closed, after which it stays closed.
+        is_closed: Whether the REPL was closed, for good.
     """
 
     def __init__(self, workers: Workers, context: object, limits: ReplLimits, provisions: Provisions) -> None:
@@ -53,22 +51,13 @@ class ReplWorker:
 
     @property
     def worker(self) -> Worker:
-        """The present worker.
-
-        Raises:
-            ReplClosed: The REPL has no worker, since it was closed.
-        """
+        """The present worker. Raises ReplClosed if there is none, since the REPL was closed."""
         if self.started is None:
             raise ReplClosed("this REPL was closed")
         return self.started.worker
 
     def require_open(self) -> None:
-        """Refuse a REPL that is not open.
-
-        Raises:
-            ReplClosed: It was closed.
-            SandboxFailed: It was never opened.
-        """
+        """Raise ReplClosed if the REPL was closed, SandboxFailed if it was never opened."""
         if self.is_closed:
             raise ReplClosed("this REPL was closed")
         if not self.is_open:  # only the end of its `with` block would end its processes
@@ -94,7 +83,7 @@ class ReplWorker:
             self._context.free()
 
     async def require_repl(self) -> Connection:
-        """Return the connection of a REPL process that lives. If there is none, start one.
+        """Return the connection of a live REPL process. If there is none, start one.
 
         Raises:
             ReplClosed: The REPL was closed, or has been restarted too often.
@@ -121,11 +110,7 @@ class ReplWorker:
     async def end_repl(self, explain: bool = False) -> LastSeen | None:
         """Kill the REPL process, and end its open queries. Its worker stays, with the context in place.
 
-        Args:
-            explain: Whether init looks at the REPL before it is killed.
-
-        Returns:
-            The state of the REPL, if `explain` asks for it and init could see it.
+        If init is to `explain`, it looks at the REPL first. Its state is returned, if init could see it.
         """
         connection, self.connection = self.connection, None
         worker = self.worker
@@ -134,7 +119,7 @@ class ReplWorker:
         if not worker.gone.is_set():
             with contextlib.suppress(SandboxFailed):  # init was killed meanwhile, and the REPL with it
                 seen = await worker.stop(explain and seen is None) or seen
-        # A scratch folder that is too full would end the next REPL, too. So the next one gets another worker.
+        # A full scratch folder would end the next REPL, too. So the next one gets another worker.
         if worker.gone.is_set() or (exceeded is not None and exceeded.limit in SCRATCH_LIMITS):
             await self._end()
         if connection is not None:
@@ -142,13 +127,12 @@ class ReplWorker:
         return seen
 
     async def add_context(self, given: object) -> str:
-        """Give the REPL one more context, and return its name. A process that replaces this one gets it, too.
+        """Give the REPL, and each process in its place, one more context; return its name.
 
         Raises:
-            ReplClosed: The REPL was closed.
-            SandboxFailed: The REPL is not open.
             ConfigurationError: There is no room for the context.
             ContextRefused: The context cannot be read.
+            ReplClosed, SandboxFailed: The REPL is not open.
         """
         self.require_open()
         async with self._adding:
@@ -157,7 +141,7 @@ class ReplWorker:
             more = Provisions.of_context(name, [piece for _, piece in pieces], self._limits.max_frame_bytes)
             try:
                 if self.connection is not None and self.started is not None:
-                    with contextlib.suppress(WorkerDied):  # the process that replaces this one gets the context
+                    with contextlib.suppress(WorkerDied):  # the next process gets the context
                         await self.started.worker.hand(pieces)
             except BaseException:
                 self._context.drop(name)
@@ -168,7 +152,7 @@ class ReplWorker:
         return name
 
     def context_named(self, name: str) -> StoredContext | None:
-        """Return the context that code has as the variable `name`, or None."""
+        """Return the context in code's variable `name`, or None."""
         return self._context.named(name)
 
     def renew(self) -> None:
@@ -176,11 +160,8 @@ class ReplWorker:
         self._restarts = 0
 
     async def _use(self, started: StartedWorker) -> None:
-        """Go on with a worker. If the REPL was closed while the worker was started, end the worker.
-
-        Raises:
-            ReplClosed: The REPL was closed.
-        """
+        """Go on with a worker. If the REPL was closed while the worker was started, end the worker, and raise
+        ReplClosed."""
         if self.is_closed:
             await started.connection.close()
             await to_its_end(started.end)
@@ -189,12 +170,9 @@ class ReplWorker:
         await self._connected(started.connection)
 
     async def _connected(self, connection: Connection) -> None:
-        """Go on with a fresh REPL process, which gets all that was provided so far with its first block.
-
-        Raises:
-            WorkerDied: It died meanwhile.
-        """
-        async with self._adding:  # without the lock, a context that is added now would be handed over twice
+        """Go on with a fresh REPL process, and give it all provisions with its first block. Raise WorkerDied if it died
+        meanwhile."""
+        async with self._adding:  # or a context that is added now would be handed over twice
             try:
                 for stored in self._context.later.values():
                     await self.worker.hand(stored.pieces())
@@ -222,11 +200,8 @@ class ReplWorker:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """Stands for a context that the REPL's fork server has, and each of its workers inherits.
-
-    Attributes:
-        stored: The same context as the orchestrator has stored it.
-    """
+    """Stands for a context of the REPL's fork server, inherited by its workers. `stored` is the orchestrator's copy of
+    it."""
 
     stored: StoredContext
 
@@ -237,23 +212,19 @@ longer one."""
 
 
 MAX_LATER = 256
-"""Memfds of contexts that one REPL may be given while it lives; more are refused. A fresh REPL gets all of them at
-once, and the kernel queues 278 small packets on a unix socket: each takes 768
-of the 212,992 bytes of net.core.wmem_default."""
+"""Memfds of later contexts of one REPL; more are refused. A fresh REPL gets all of them at once, and the kernel queues
+278 small packets on a unix socket: each takes 768 of the 212,992 bytes of net.core.wmem_default."""
 
 
 class ReplContext:
     """The contexts of one REPL, each stored once.
 
     Args:
-        given: Context that the REPL begins with, see `Sandbox.repl`; or `Inherited`.
-        later_bytes: Bytes that contexts which are added may take together.
+        given: First context of the REPL, see `Sandbox.repl`; or `Inherited`. A name in place of its content is refused.
+        later_bytes: Bytes of all added contexts together.
 
     Attributes:
-        later: Name of the variable → context that was added.
-
-    Raises:
-        ContextRefused: A name was given where its content was meant, for example a file's.
+        later: Name of the variable → added context.
     """
 
     def __init__(self, given: object, later_bytes: int) -> None:
@@ -265,7 +236,7 @@ class ReplContext:
         self._is_closed = False
 
     async def stored(self) -> StoredContext | None:
-        """Return the context as a worker loads it; None if the fork server has it.
+        """Return the context as a worker loads it; None if there is none, or the fork server has it.
 
         Raises:
             ReplClosed: The REPL was closed, maybe while a worker was restarted.
@@ -273,20 +244,19 @@ class ReplContext:
         """
         if self._is_closed:
             raise ReplClosed("this REPL was closed")
-        if isinstance(self._given, Inherited):
+        if self._given is None or isinstance(self._given, Inherited):
             return None
         if isinstance(self._given, StoredContext):  # its owner closes it; several REPLs may share it
             return self._given
-        if self._own is not None:
-            return self._own
-        if self._given is None or (isinstance(self._given, str) and len(self._given) < SMALL_CHARS):
-            self._own = store_as_it_is(self._given)
-        else:
-            self._own = await in_thread(lambda _: store_as_it_is(self._given), discard=StoredContext.close)
+        if self._own is None:
+            if isinstance(self._given, str) and len(self._given) < SMALL_CHARS:
+                self._own = store_as_it_is(self._given)
+            else:
+                self._own = await in_thread(lambda _: store_as_it_is(self._given), discard=StoredContext.close)
         return self._own
 
     def named(self, name: str) -> StoredContext | None:
-        """Return the context that code has as the variable `name`, or None. The REPL closes it."""
+        """Return the context in code's variable `name`, or None. The REPL closes it."""
         if name in self.later:
             return self.later[name]
         if self._is_closed or name not in (CONTEXT, numbered(CONTEXT, 0)):
@@ -295,12 +265,8 @@ class ReplContext:
         return given if isinstance(given, StoredContext) else self._own
 
     async def add(self, given: object) -> str:
-        """Store one more context, which the REPL is given while it lives, and return its name.
-
-        Raises:
-            ConfigurationError: There is no room for it.
-            ReplClosed, ContextRefused: As for `stored`.
-        """
+        """Store one more context for the open REPL, and return its name. Raise ConfigurationError if there is no room
+        for it, and otherwise as `stored` does."""
         if isinstance(given, StoredContext):
             stored = given.another()
         else:
@@ -317,7 +283,7 @@ class ReplContext:
         return name
 
     def drop(self, name: str) -> None:
-        """Forget and close the context that was added last."""
+        """Forget and close an added context."""
         self.later.pop(name).close()
 
     def _require_room(self, sizes_bytes: list[int]) -> None:
@@ -332,7 +298,7 @@ class ReplContext:
             raise ConfigurationError(f"a REPL is given {MAX_LATER} contexts at most while it lives: open another REPL")
 
     def free(self) -> None:
-        """Free all that was stored for this REPL, which may store its first context again."""
+        """Free all contexts of this REPL, which may store its first one again."""
         own, self._own = self._own, None
         for stored in (own, *self.later.values()):
             if stored is not None:
@@ -340,6 +306,6 @@ class ReplContext:
         self.later.clear()
 
     def close(self) -> None:
-        """Free all that was stored for this REPL, and store no more. Has no effect when repeated."""
+        """Free all contexts of this REPL, and store no more. Has no effect when repeated."""
         self._is_closed = True
         self.free()

@@ -33,9 +33,9 @@ from rlm_broker.values.stats import SandboxStats
 from sandbox_worker.wire.level import LevelName
 
 MOST_WARM = 10_000
-"""REPLs that can be kept ready; a larger number is refused. Each takes 3.5 MB."""
+"""Largest `warm`; more is refused. Each ready REPL takes 3.5 MB."""
 MAX_SETUP_BYTES = 32 << 10
-"""Bytes of set-up code, which goes in one packet with the rest of `Configure`. Longer code is refused."""
+"""Bytes of set-up code, in one packet with the rest of `Configure`. Longer code is refused."""
 
 
 class Sandbox(AsyncResource):
@@ -51,10 +51,10 @@ class Sandbox(AsyncResource):
         ```
 
     Args:
-        limits: Limits of each REPL that is given none of its own; None takes the defaults. A `Limits` will do.
-        isolation: "auto", "strict", "standard" or "process". "auto" takes the stronger of "strict" and "standard" that
-            this machine can give, or raises. "process" gives no protection, and is never chosen by "auto".
-        allow_exec: Whether code may start programs, which have the same isolation. None allows it at every level but
+        limits: Limits of each REPL without its own; None takes the defaults. A `Limits` will do.
+        isolation: "auto", "strict", "standard" or "process". "auto" takes "strict" where this machine can give it, else
+            "standard", or raises. "process" gives no protection, and is never chosen by "auto".
+        allow_exec: Whether code may start programs, with the same isolation. None allows it at every level but
             "standard", where it is impossible.
         exact_memory: Whether a control group limits each REPL's memory exactly, the kernel's memory for it included.
             It takes up to 30 ms more for each REPL. Without it, memory is sampled every 10 ms while a block runs.
@@ -68,12 +68,12 @@ class Sandbox(AsyncResource):
             make an environment of them, from wheels alone. It is kept, and used again for the same list.
 
     Attributes:
-        limits: Limits of each REPL that is given none of its own.
-        seed: Seed that was given, or None.
+        limits: Limits of each REPL without its own.
+        seed: The given seed, or None.
 
     Raises:
-        ConfigurationError: An argument cannot be used, or the level cannot allow programs. Packages that cannot be
-            installed raise it when the sandbox is opened.
+        ConfigurationError: An argument cannot be used, or the level cannot allow programs. Raised when the sandbox is
+            opened if its packages cannot be installed.
         IsolationUnavailable: This machine cannot give the level. Raised when the sandbox is opened.
         SandboxFailed: No process can be started. Raised when the sandbox is opened.
     """
@@ -122,9 +122,9 @@ class Sandbox(AsyncResource):
     ) -> "Sandbox":
         """Return the open sandbox of this process with these settings: each call with the same ones returns the same.
 
-        For frameworks that make and drop objects by the thousand, from any thread. The sandbox lives on the background
-        loop. A forked process opens one of its own. It is closed at exit with all below it. Do not close it, since
-        other callers use it.
+        For objects made and dropped by the thousand, from any thread. The sandbox lives on the background loop. A
+        forked process opens one of its own. It is closed at exit with all below it. Do not close it, since other
+        callers use it.
 
         Example:
             ```python
@@ -139,7 +139,7 @@ class Sandbox(AsyncResource):
             ConfigurationError, IsolationUnavailable, SandboxFailed: As for `Sandbox` and its opening.
         """
         sandbox = cls._shared(limits, isolation, allow_exec, warm, python, packages)
-        if not sandbox.is_open:  # not by `__enter__`: a caller that is interrupted must not close what others use
+        if not sandbox.is_open:  # not by `__enter__`: an interrupted caller must not close what others use
             sandbox.bind_loop().run(sandbox.__aenter__(sandbox))
         return sandbox
 
@@ -172,7 +172,7 @@ class Sandbox(AsyncResource):
     ) -> "Sandbox":
         """Return the shared sandbox with these settings, on the background loop. It may not be open yet.
 
-        Several callers may open it at the same time: one does, and the others wait for that alone.
+        Several callers may open it at the same time: one does, and the others wait.
         """
         require_limits(limits)
         candidates(isolation, allow_exec)
@@ -188,7 +188,7 @@ class Sandbox(AsyncResource):
         return sandbox
 
     def stats(self) -> SandboxStats:
-        """Return the number of REPLs that live in the sandbox, that are ready, and that it has started so far.
+        """Return the number of live REPLs in the sandbox, of ready ones, and of all that it has started.
 
         Example:
             ```python
@@ -230,16 +230,16 @@ class Sandbox(AsyncResource):
                 A `StoredContext` is shared, and stays the caller's to close.
             answer: Async function that answers a query of code, for example `llm_query`. For an `LMHandler`, give
                 `handler.answers(...)`. Without one, code gets the error that no model is connected.
-            tools: Names of functions that code may call. Each call is a query that wants a "tool".
-            values: Name → value that code finds.
+            tools: Names of functions for code. Each call is a query that wants a "tool".
+            values: Name → value for code.
             limits: Limits of this REPL; None takes the sandbox's. With other limits no REPL is ready, and a
                 worker is started.
-            env: Name → text that code finds in `os.environ`, also after a kill. Up to 64 KiB together.
+            env: Name → text in `os.environ` of code, also after a kill. Up to 64 KiB together.
             seed: Seed of `random` and numpy's global generator in this REPL, in place of the sandbox's. The order of
                 sets is fixed by `Sandbox(seed=)` alone: all REPLs are forked from one process.
 
         Returns:
-            A REPL that is not open yet. Entering it raises `ContextRefused` if the context cannot be read.
+            A REPL, not open yet. Entering it raises `ContextRefused` if the context cannot be read.
 
         Raises:
             ConfigurationError: `answer` cannot be called, the name of a tool or value is not an identifier, a value
@@ -273,13 +273,13 @@ class Sandbox(AsyncResource):
                 and need no template.
             imports: Modules imported ahead.
             setup: Code that runs once, with `context`; each REPL finds its variables. It is trusted like your own
-                program: at "strict" it has no network and none of your files, at "standard" it has all that you have.
+                program: at "strict" it has no network and none of your files, at "standard" all of it.
                 It must leave no threads, processes, open files or shared memory.
-            warm: Number of REPLs that are kept ready, as for `Sandbox`.
+            warm: Number of ready REPLs, as for `Sandbox`.
             timeout_s: Seconds for the preparation as a whole.
 
         Returns:
-            A template that is not open yet. `Template` lists the errors of entering it.
+            A template, not open yet. `Template` lists the errors of entering it.
 
         Raises:
             ConfigurationError: `setup` or a module's name is not text, or another argument cannot be used.
@@ -339,11 +339,11 @@ class Sandbox(AsyncResource):
         self._workers = Workers(cold_start, self.limits, (cache, self._pool))
 
     async def _forker(self, listener: Listener) -> Forker:
-        """Return what forks the workers of the REPLs. It is closed with the sandbox."""
+        """Return the fork server of the REPLs. It is closed with the sandbox."""
         return await self._strongest(listener, await venv_of(self._packages))
 
     async def _strongest(self, listener: Listener, venv: Venv | None) -> ForkServer:
-        """Start a fork server at the strongest level that a canary shows to hold on this machine.
+        """Start a fork server at the strongest level that holds on this machine, as a canary shows.
 
         Raises:
             IsolationUnavailable: No level holds. The message has the reason for each.
@@ -398,7 +398,7 @@ def place(sandbox: Sandbox, event_loop: EventLoopRef | None = None, listener: Li
 
 
 def forker_of(sandbox: Sandbox) -> Forker:
-    """Return what forks the workers of an open sandbox."""
+    """Return the fork server of an open sandbox."""
     assert sandbox._fork_server is not None
     return sandbox._fork_server
 

@@ -19,13 +19,13 @@ from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 
 NO_CONTEXT: Final = object()
-"""Stands for a context that was not given. None is a context."""
+"""Stands for no context. None is a context."""
 PREPARE_TIMEOUT_S = 300.0
 """Seconds for imports, set-up code and the decoding of the context. Beyond it, opening the template raises."""
 
 
 class Template(AsyncResource):
-    """Makes REPLs that find a context, modules and variables in place. Made by `Sandbox.template`.
+    """Makes REPLs with a context, modules and variables in place. Made by `Sandbox.template`.
 
     Example:
         ```python
@@ -41,13 +41,13 @@ class Template(AsyncResource):
     cannot be read, and `SandboxFailed` if the fork server cannot start or takes longer than `timeout_s`.
 
     Args:
-        event_loop: Loop that the template lives on.
+        event_loop: Loop of the template.
         sandboxes_fork_server: Starts the template's own fork server, and ends it with the sandbox at the latest.
-        listener: Port that REPLs connect to.
-        limits: Limits of each REPL that is given none of its own.
+        listener: Port for REPLs.
+        limits: Limits of each REPL without its own.
         preparation: Modules and set-up code.
         context: Value of the variable `context` in each REPL; `NO_CONTEXT` lets each REPL have its own.
-        warm: Number of REPLs that are kept ready; None as for `Sandbox`.
+        warm: Number of ready REPLs; None as for `Sandbox`.
     """
 
     def __init__(

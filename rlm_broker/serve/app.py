@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,16 +24,16 @@ from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.rlm import RLM
 from rlm_broker.serve import metrics
-from rlm_broker.serve.chat.routes import routes as chat_routes
+from rlm_broker.serve.chat import routes as chat_routes
 from rlm_broker.serve.errors import ApiError, api_error_of
-from rlm_broker.serve.guard import LEFT, Guard, Keys, key_of
+from rlm_broker.serve.guard import LEFT, REQUEST_ID, Guard, Keys, key_of
 from rlm_broker.serve.hosting.files import Files
 from rlm_broker.serve.hosting.owner import Places
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
 from rlm_broker.serve.metrics import Metrics, metrics_of
-from rlm_broker.serve.models import ServedModels
 from rlm_broker.serve.parts import Parts
+from rlm_broker.serve.questions.request import ServedModels
 from rlm_broker.serve.questions.runs import Asking
 from rlm_broker.serve.responses.routes import ResponseRoutes
 from rlm_broker.serve.sandboxes import blocks, containers, run_code
@@ -168,8 +169,8 @@ class Service:
         repls = await opening.enter_async_context(HeldRepls(*bounds))
         files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
         places = Places(settings.max_executions, settings.max_queue)
-        models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings.tool_wait_s)
-        return Parts(settings, self._rlm, runs, repls, files, places, contexts, models, asking)
+        models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings)
+        return Parts(settings, self._rlm, runs, repls, files, places, models, asking)
 
     def _routes(self, parts: Parts) -> Sequence[BaseRoute]:
         assert self._health is not None
@@ -243,8 +244,10 @@ def _stored(name: str, path: str, _stop: object) -> StoredContext:
 
 
 def _model_routes(parts: Parts) -> list[Route]:
+    opened_at = int(time.time())
+
     def entry(name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": 0, "owned_by": "rlm-broker"}
+        return {"id": name, "object": "model", "created": opened_at, "owned_by": "rlm-broker"}
 
     async def listed(request: Request) -> Response:
         names = parts.models.names(key_of(request).owner)
@@ -260,8 +263,11 @@ def _model_routes(parts: Parts) -> list[Route]:
 async def _answered(_request: Request, error: Exception) -> Response:
     """Answer with the error that a route has raised."""
     if isinstance(error, HTTPException):
-        said = {404: "there is no such path", 405: "this path does not take this method"}
-        error = ApiError(error.status_code, said.get(error.status_code, error.detail), code="not_found")
+        said, code = {
+            404: ("there is no such path", "not_found"),
+            405: ("this path does not take this method", "method_not_allowed"),
+        }.get(error.status_code, (error.detail, "invalid"))
+        error = ApiError(error.status_code, said, code=code, headers=error.headers)
     return api_error_of(error).response()
 
 
@@ -271,7 +277,7 @@ async def _left(_request: Request, _error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    _log.error("%s %s failed (%s)", request.method, request.url.path, request.scope[REQUEST_ID], exc_info=error)
     return api_error_of(error).response()
 
 

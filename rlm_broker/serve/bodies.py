@@ -1,13 +1,13 @@
-"""Bodies of requests: bounded, with a deadline, and typed."""
+"""Requests: their bodies, bounded, with a deadline and typed, and lists in pages."""
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -159,22 +159,71 @@ def validated(value: Any, kind: type[T], within: str = "") -> T:
         raise ApiError(400, said, param=place or None) from None
 
 
-def idempotency_key(request: Request) -> str | None:
-    """Return the key under which a request joins the run it has begun before.
+def repeat_of(request: Request, body: bytes) -> tuple[str, str] | None:
+    """Return the key under which a request joins the run it has begun before, and a digest of the request.
 
     Raises:
-        ApiError: 400: it is too long.
+        ApiError: 400: the key is too long.
     """
     key = request.headers.get("idempotency-key")
-    if key is not None and len(key) > MOST_KEY_CHARS:
+    if not key:
+        return None
+    if len(key) > MOST_KEY_CHARS:
         raise ApiError(400, f"Idempotency-Key has more than {MOST_KEY_CHARS} characters", param="Idempotency-Key")
-    return key or None
-
-
-def fingerprint_of(request: Request, body: bytes) -> str:
-    """Return a digest of a request."""
-    return hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
+    return key, hashlib.sha256(request.url.path.encode() + b"\0" + body).hexdigest()
 
 
 def _too_large(most_bytes: int) -> ApiError:
     return ApiError(413, f"the body has more than {most_bytes:,} bytes: upload it as a file", code="too_large")
+
+
+class Page(BaseModel):
+    """Query of a list.
+
+    Attributes:
+        after: Id of the last item of the page before.
+        limit: Items of the page.
+        order: "asc" begins with the oldest, "desc" with the newest.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: str | None = None
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+
+
+P = TypeVar("P", bound=Page)
+
+
+def page_of(request: Request, kind: type[P]) -> P:
+    """Return the query of a request.
+
+    Raises:
+        ApiError: 400: a parameter is unknown or wrong.
+    """
+    return validated(dict(request.query_params), kind)
+
+
+def listed(items: Sequence[Any], page: Page, shape: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return one page of items.
+
+    Args:
+        items: All items, the oldest first.
+        page: Which page.
+        shape: Makes the JSON form of an item, which has an "id".
+
+    Raises:
+        ApiError: 404: there is no item `after`.
+    """
+    shapes = [shape(item) for item in items]
+    if page.order == "desc":
+        shapes.reverse()
+    if page.after is not None:
+        places = [place for place, each in enumerate(shapes) if each["id"] == page.after]
+        if not places:
+            raise ApiError(404, f"there is no {page.after[:200]!r} in this list", code="not_found", param="after")
+        shapes = shapes[places[0] + 1 :]
+    data = shapes[: page.limit]
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return {"object": "list", "data": data, **ends, "has_more": len(shapes) > len(data)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from rlm_broker.errors import (
+from rlm_broker import (
     ConfigurationError,
     FileRefused,
     LimitReached,
@@ -20,8 +20,6 @@ from rlm_broker.errors import (
     ValueTooLarge,
 )
 from rlm_broker.serve.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
-from rlm_broker.values.text import clip
-from rlm_broker.values.validation import quoted
 
 INVALID = "invalid_request_error"
 """Type of all errors that the request itself has caused."""
@@ -63,7 +61,9 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        said = clip(self.message, MOST_CHARS)
+        said = self.message
+        if len(said) > MOST_CHARS:
+            said = f"{said[:MOST_CHARS]}..."
         return {"error": {"message": said, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
@@ -73,7 +73,7 @@ class ApiError(Exception):
 
 def not_found(what: str, id: str, param: str | None = None) -> ApiError:
     """Return the error for a thing that this key does not have, whether or not another key has it."""
-    return ApiError(404, f"there is no {what} {quoted(id)}", code="not_found", param=param)
+    return ApiError(404, f"there is no {what} {id[:100]!r}", code="not_found", param=param)
 
 
 def api_error_of(error: Exception, *, is_paid: bool = False) -> ApiError:

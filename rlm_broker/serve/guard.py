@@ -18,10 +18,12 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.settings import RIGHTS, KeySettings, Right
-from rlm_broker.watch.conventions import checked_traceparent, traceparent
+from rlm_broker.watch.conventions import continue_trace
 
 KEY_BYTES = 24
 """Random bytes of a key that the server makes."""
+ID_BYTES = 8
+"""Random bytes of the id of a request."""
 LEAST_KEY_CHARS = 16
 """Characters of a key below which it could be guessed."""
 
@@ -138,10 +140,12 @@ def _unauthorized(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/viewer", "/viewer/"})
+OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/viewer", "/viewer/"})
 """Paths that need no key: whether the server lives, and the page of the viewer, whose data needs one."""
 KEY: Final = "rlm_broker.key"
 """Name in the scope under which the key of a request stands."""
+REQUEST_ID: Final = "rlm_broker.request"
+"""Name in the scope of the random id of a request, which its answer and the log have."""
 LEFT: Final = 499
 """Status under which a request is counted that got no answer because its client had left, as nginx has it."""
 _HOST: Final = re.compile(r"(?:\[(?P<bracketed>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?")
@@ -187,13 +191,15 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        traceparent.set(checked_traceparent(Request(scope).headers.get("traceparent")))
+        continue_trace(Request(scope).headers.get("traceparent"))
+        scope[REQUEST_ID] = f"req_{secrets.token_hex(ID_BYTES)}"
         started, status = time.monotonic(), LEFT
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", scope[REQUEST_ID].encode())]
             await send(message)
 
         try:

@@ -61,8 +61,10 @@ MOST_PIPELINED: Final = 16
 """Requests that a client may send before the answer to the first one. uvicorn would queue them without bound."""
 SLICE_BYTES: Final = 1 << 14
 LINGER_S: Final = 1.0
-"""Seconds for which a refused client's bytes are dropped: to close at once would reset the connection, and the client
+"""Seconds after which the connection of a refused client is closed: to close at once would reset it, and the client
 might not read why."""
+MOST_DROPPED_BYTES: Final = 1 << 18
+"""Bytes of a request that are read and dropped after its answer. Beyond it nothing is read, and the connection ends."""
 CLOSE_S: Final = 5.0
 """Seconds that connections have to end, once the server ends. Clients that do not read are then cut."""
 LATER_S: Final = 10
@@ -192,6 +194,7 @@ class _Connection(HttpToolsProtocol):
         self._connected = connected
         self._quiet_bytes = 0
         """Bytes since the parser reported progress."""
+        self._dropped_bytes = 0
         self._refusal: ApiError | None = None
         self.connections.add(self)
         self._await_header()
@@ -238,9 +241,12 @@ class _Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Give the bytes to the parser, until it or a bound refuses them."""
         for start in range(0, len(data), SLICE_BYTES):
-            if self._refusal is not None or self.transport.is_closing():
+            if self.transport.is_closing():
                 return
             piece = data[start : start + SLICE_BYTES]
+            if self._refusal is not None:
+                self._drop(piece)
+                continue
             self._quiet_bytes += len(piece)
             self._server.header_bytes += len(piece)
             super().data_received(piece)
@@ -271,13 +277,16 @@ class _Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Take a piece of the body; drop that of a request that is answered already."""
         self._progress()
+        if self.cycle.response_complete:
+            self._drop(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End the request's body."""
         self._progress()
+        self._dropped_bytes = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -336,6 +345,18 @@ class _Connection(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
+        self._linger()
+
+    def _drop(self, piece: bytes) -> None:
+        """Count bytes that no one reads, and end a connection that sends too many."""
+        is_first = self._dropped_bytes <= MOST_DROPPED_BYTES
+        self._dropped_bytes += len(piece)
+        if is_first and self._dropped_bytes > MOST_DROPPED_BYTES:
+            self.flow.pause_reading()
+            self._linger()
+
+    def _linger(self) -> None:
+        """Send what is to be sent, and close the connection once its client has had time to read it."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.abort)

@@ -29,6 +29,10 @@ class Text:
     name: str
     text: str
 
+    async def stored(self) -> StoredContext:
+        """Return the text as a context."""
+        return await asyncio.to_thread(store_as_it_is, self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class InlineFile:
@@ -78,7 +82,7 @@ async def stored_of(materials: Sequence[Material]) -> StoredContext:
         UnknownHandle: A file was deleted meanwhile.
     """
     if len(materials) == 1:
-        return await _one(materials[0])
+        return await materials[0].stored()
     with contextlib.ExitStack() as stack:
         parts: dict[str, StoredContext | str] = {}
         names = _Names()
@@ -89,12 +93,6 @@ async def stored_of(materials: Sequence[Material]) -> StoredContext:
             else:
                 parts[name] = stack.enter_context(await material.stored())
         return await asyncio.to_thread(_together, parts)
-
-
-async def _one(material: Material) -> StoredContext:
-    if isinstance(material, Text):
-        return await asyncio.to_thread(store_as_it_is, material.text)
-    return await material.stored()
 
 
 def _together(parts: dict[str, StoredContext | str]) -> StoredContext:
@@ -112,20 +110,16 @@ def _together(parts: dict[str, StoredContext | str]) -> StoredContext:
     return store_as_it_is(texts)
 
 
-class _Names:
-    """Names that are given once each. It knows the next number of each name, so that many equal ones take no longer."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-        self._next: dict[str, int] = {}
+class _Names(dict[str, int]):
+    """Names that are given once each, with the last number of each, so that many equal ones take no longer."""
 
     def unique(self, name: str) -> str:
         """Return the name, with a number if it is taken already."""
         unique = name
-        while unique in self._taken:
-            number = self._next[name] = self._next.get(name, 0) + 1
-            unique = f"{name} ({number})"
-        self._taken.add(unique)
+        while unique in self:
+            self[name] += 1
+            unique = f"{name} ({self[name]})"
+        self[unique] = 0
         return unique
 
 

@@ -1,21 +1,20 @@
 """Parts of an open server, which its routes share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from rlm_broker.context.stored_context import StoredContext
-from rlm_broker.rlm import RLM
+from rlm_broker import RLM
 from rlm_broker.serve.bodies import parsed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.files import Files, UploadedFile
 from rlm_broker.serve.hosting.owner import Owner, Places, UnknownHandle
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.models import ServedModels
+from rlm_broker.serve.questions.request import ServedModels
 from rlm_broker.serve.questions.runs import Asking
 from rlm_broker.serve.settings import ServeSettings
 
@@ -33,7 +32,6 @@ class Parts:
         repls: Live REPLs of all keys, for example containers.
         files: Uploaded files of all keys.
         places: Places for code that runs in a REPL of its own.
-        contexts: Contexts of the server's, by name.
         models: Models that clients may name.
         asking: Beginning of runs that requests ask for.
     """
@@ -44,25 +42,15 @@ class Parts:
     repls: HeldRepls
     files: Files
     places: Places
-    contexts: Mapping[str, StoredContext]
     models: ServedModels
     asking: Asking
 
-    async def parsed(self, request: Request, kind: type[T]) -> T:
-        """Return a JSON body as a model, within the bounds of the server.
-
-        Raises:
-            ApiError, ClientDisconnect: As for `bodies.parsed`.
-        """
-        return (await parsed(request, kind, self.settings.body_bytes, self.settings.stall_s))[0]
+    async def parsed(self, request: Request, kind: type[T]) -> tuple[T, bytes]:
+        """Return a JSON body as a model, and its bytes; see `bodies.parsed`."""
+        return await parsed(request, kind, self.settings.body_bytes, self.settings.stall_s)
 
     def file(self, owner: Owner, id: str, param: str) -> UploadedFile:
-        """Return the uploaded file of that id.
-
-        Args:
-            owner: Owner of the file.
-            id: Id of the file.
-            param: Field of the request naming it.
+        """Return the uploaded file of that id, which `param` of the request names.
 
         Raises:
             ApiError: 404: the owner has no such file.
@@ -71,3 +59,7 @@ class Parts:
             return self.files.get(owner, id)
         except UnknownHandle as error:
             raise ApiError(404, str(error), code="not_found", param=param) from None
+
+    def files_of(self, owner: Owner, ids: Iterable[str], param: str) -> list[UploadedFile]:
+        """Return uploaded files by their ids, as `file` does."""
+        return [self.file(owner, id, param) for id in ids]

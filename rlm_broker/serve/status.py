@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Scope
 
 from rlm_broker.errors import RlmBrokerError
@@ -113,7 +113,7 @@ class KeysRuns:
         found = self._found(run, may="watch" in self._key.rights)
         if found is None:
             raise LookupError(run)
-        async for event in found.events(after):
+        async for event in found.run.events(after):
             yield encoded(plain(event))
 
     async def stop(self, run: str, now: bool) -> bool:
@@ -121,10 +121,7 @@ class KeysRuns:
         found = self._found(run, may="stop" in self._key.rights)
         if found is None:
             return False
-        if now:
-            found.run.cancel()
-        else:
-            found.stop()
+        found.stop(now=now)
         return True
 
     def _seen(self, *, may: bool) -> list[HostedRun]:
@@ -134,10 +131,14 @@ class KeysRuns:
         return next((hosted for hosted in self._seen(may=may) if hosted.id == run), None)
 
 
-def viewer_routes(parts: Parts) -> list[Mount]:
-    """Return the routes of the viewer."""
+def viewer_routes(parts: Parts) -> list[BaseRoute]:
+    """Return the routes of the viewer. The server's own address leads a browser there."""
 
-    return [Mount(PATH, viewer_app(lambda scope: KeysRuns(parts, scope[KEY]), parts.settings.stall_s))]
+    async def root(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}{PATH}/")
+
+    viewer = viewer_app(lambda scope: KeysRuns(parts, scope[KEY]), parts.settings.stall_s)
+    return [Route("/", root), Mount(PATH, viewer)]
 
 
 def viewer_app(source: LiveSource | Callable[[Scope], LiveSource], stall_s: float) -> ASGIApp:

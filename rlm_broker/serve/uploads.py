@@ -17,12 +17,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rlm_broker.serve.bodies import chunks_of, validated
+from rlm_broker.serve.bodies import Page, chunks_of, listed, page_of, validated
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
 from rlm_broker.serve.hosting.owner import Owner
-from rlm_broker.serve.pages import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
 
 Purpose = Literal["assistants", "user_data", "vision"]

@@ -1,4 +1,4 @@
-"""A type that a value must have: any type that pydantic can validate, or one that a JSON Schema describes."""
+"""The type of a value: any that pydantic can validate, or one described by a JSON Schema."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from rlm_broker.values.json_schemas import JsonSchema, Unfit
 from rlm_broker.values.validation import complaints
 
 MAX_RECURSION = 14
-"""Maximum nesting of a value whose type refers to itself; deeper values are refused.
+"""Maximum nesting of a value of a type that refers to itself; deeper values are refused.
 
 Pydantic may try every branch of a union at each level, 2, 4, 8 and so on: 14 levels bound this to some 16,000 attempts.
 """
@@ -29,8 +29,7 @@ class WantedType:
         whole: Word standing for the value in errors about the value.
 
     Attributes:
-        schema: Validator of the JSON Schema; None for a type of pydantic. One that `is_bounded` is slow: check in a
-            thread.
+        schema: Validator of the JSON Schema; None for a type of pydantic. A bounded one is slow: check in a thread.
 
     Raises:
         ConfigurationError: `wanted` is not a valid JSON Schema, or pydantic cannot validate it.
@@ -63,11 +62,7 @@ class WantedType:
         return False
 
     def json_schema(self) -> str:
-        """Return the JSON Schema of the type as text.
-
-        Raises:
-            ConfigurationError: No JSON Schema can describe the type.
-        """
+        """Return the JSON Schema of the type as text. Raise ConfigurationError if none can describe the type."""
         if self.schema is not None:
             return self.schema.text
         try:
@@ -77,31 +72,19 @@ class WantedType:
             raise ConfigurationError(why) from None
 
     def of(self, value: Any) -> Any:
-        """Convert a value to the type.
-
-        Raises:
-            Unfit: The value does not fit; the message names each wrong place.
-        """
+        """Convert a value to the type. Raise Unfit with each wrong place if it does not fit."""
         self._require_shallow(value)
         return self._made(self._adapter.validate_python, value)
 
     def of_json(self, text: str) -> Any:
-        """Convert JSON text to a value of the type.
-
-        Raises:
-            Unfit: The text is not JSON or does not fit; the message names each wrong place.
-        """
+        """Convert JSON text to a value of the type. Raise Unfit with each wrong place if it does not fit."""
         if self._is_recursive:
             with contextlib.suppress(ValueError, RecursionError):  # pydantic reports malformed JSON below
                 self._require_shallow(json.loads(text))
         return self._made(self._adapter.validate_json, text)
 
     def _require_shallow(self, value: Any) -> None:
-        """Refuse a value nested deeper than `MAX_RECURSION` if the type refers to itself.
-
-        Raises:
-            Unfit: It is nested deeper.
-        """
+        """Raise Unfit for a value nested deeper than `MAX_RECURSION` if the type refers to itself."""
         if self._is_recursive and _is_deeper_than(value, MAX_RECURSION):
             raise Unfit(f"{self._whole}: nested deeper than {MAX_RECURSION} levels, in a type that refers to itself")
 

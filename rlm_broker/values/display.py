@@ -1,4 +1,4 @@
-"""Displays: pictures and tables that model code has shown beside its text, and what shows itself in a notebook."""
+"""Displays: pictures and tables of model code beside its text, and what shows itself in a notebook."""
 
 import base64
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from rlm_broker.values.text import printable
 from sandbox_worker.wire.mime import MimeType
 
 RENDERED: tuple[MimeType, ...] = ("image/png", "image/jpeg", "text/plain")
-"""Forms that a notebook shows by itself. They hold no scripts, and no addresses from which a browser would load."""
+"""Forms for a notebook. They hold no scripts, and no addresses for a browser to load from."""
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_WIDTH, PNG_HEIGHT = slice(16, 20), slice(20, 24)
 """Places of width and height, as big-endian numbers: the first chunk of a PNG is always IHDR, and begins with them."""
@@ -74,7 +74,7 @@ class Presentable:
     __slots__ = ()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:  # noqa: ARG002 - IPython's
-        from rlm_broker.values import pages  # 10 ms, which a program without a notebook need not pay
+        from rlm_broker.values import pages  # 10 ms, of use in a notebook alone
 
         return pages.of(self)
 

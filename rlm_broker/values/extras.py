@@ -1,4 +1,4 @@
-"""Packages of extras, which an installation may lack."""
+"""Packages of extras: an installation may lack them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +12,8 @@ class ExtraMissing(ConfigurationError, ImportError):
 
 @contextmanager
 def require_extra(extra: str, user: str) -> Iterator[None]:
-    """Turn a failed import of a package within the block into a sentence saying what to install.
-
-    Args:
-        extra: Name of the extra with the package.
-        user: What needs it, for example "`rlm-broker serve`".
-
-    Raises:
-        ExtraMissing: A package is not installed.
-    """
+    """Turn a failed import of a package within the block into a sentence saying which extra `user`, for example
+    "`rlm-broker serve`", needs. Raise ExtraMissing with it."""
     try:
         yield
     except ModuleNotFoundError as error:

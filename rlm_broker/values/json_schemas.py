@@ -1,9 +1,9 @@
-"""JSON Schemas that users and clients bring: for answers, and for the arguments of tools.
+"""JSON Schemas of users and clients: for answers, and for the arguments of tools.
 
 The validator is jsonschema. A schema of a few references may ask it for a check of hours: each of them can be followed
-from many places, once for each part of the value. No look at the schema alone shows that. So each keyword of a schema
-that is not trusted costs steps when it is checked, more of them for larger values, and a check with more than
-`MOST_STEPS` ends.
+from many places, once for each part of the value. No look at the schema alone shows that. So each keyword of an
+untrusted schema costs steps when it is checked, more of them for larger values, and a check of more than `MOST_STEPS`
+ends.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any, Final
 
 from rlm_broker.errors import ConfigurationError
@@ -19,27 +20,27 @@ from rlm_broker.errors import ConfigurationError
 MOST_MISTAKES: Final = 10
 """Mistakes named in one error; further ones are left out, because a long list may be wrong in each of its places."""
 _OWNER: ContextVar[Hashable] = ContextVar("owner", default=None)
-"""Owner of the schemas that are made now, whose turn a check by them takes."""
+"""Owner of the schemas made now. A check by them takes one of its turns."""
 MOST_STEPS: Final = 300_000
 """Steps of one check, of a few microseconds each."""
 _MESSAGE_CHARS_PER_STEP: Final = 64
 _KEYS_PER_STEP: Final = 16
 _ITEMS_PER_STEP: Final = 4
 _COSTS: Final = dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), 5)
-"""Steps of a keyword that takes more time than others."""
+"""Steps of a slow keyword."""
 _COMPARED: Final = ("const", "enum")
-"""Keywords that compare a value with all parts of theirs."""
+"""Keywords with a comparison of a value with all parts of theirs."""
 MOST_CHARS: Final = 100_000
-"""Characters of a schema that is not trusted, as JSON; more is refused."""
+"""Characters of an untrusted schema, as JSON; more is refused."""
 MOST_NODES: Final = 1_000
-"""Schemas within a schema that is not trusted, with each reference followed once on each way; more are refused.
+"""Schemas within an untrusted schema, with each reference followed once on each way; more are refused.
 
 The check of a new schema takes a millisecond or two for each.
 """
 _OF_SCHEMAS: Final = frozenset({"properties", "$defs", "definitions", "dependentSchemas", "dependencies"})
-"""Keywords whose values map names to schemas."""
+"""Keywords with a map from names to schemas."""
 _OF_VALUES: Final = frozenset({"const", "enum", "default", "examples", "required", "dependentRequired"})
-"""Keywords whose values are no schemas."""
+"""Keywords with values that are no schemas."""
 _REFUSED: Final = {
     "patternProperties": "name them",
     "unevaluatedProperties": "give additionalProperties",
@@ -61,25 +62,24 @@ class Unfit(ValueError):
 class JsonSchema:
     """A JSON Schema that validates values.
 
-    Bring only schemas that you trust: `re` searches their patterns, and one such as `(a+)+$` keeps it busy for hours.
+    Bring only trusted schemas: `re` searches their patterns, and one such as `(a+)+$` keeps it busy for hours.
 
     Args:
-        schema: Schema of the draft that its "$schema" names, else of draft 2020-12.
+        schema: Schema of the draft in its "$schema", else of draft 2020-12.
         what: Name of the schema's owner in errors about the schema.
         is_bounded: Whether the check of the schema, and each check of a value, ends after `MOST_STEPS` steps. Those
             take about a second: check in a thread.
 
     Attributes:
         text: Schema as JSON text.
-        is_bounded: As given.
-        whose: Owner whose turn a check by it takes, see `CheckedSchema.belong_to`.
+        whose: Owner, whose turns its checks take, see `CheckedSchema.belong_to`.
 
     Raises:
         ConfigurationError: It is not a valid JSON Schema.
     """
 
     def __init__(self, schema: Mapping[str, Any], what: str, *, is_bounded: bool = False) -> None:
-        import jsonschema  # its import takes 0.1 s, which runs without a schema save
+        import jsonschema  # 0.1 s, saved by runs without a schema
 
         self.is_bounded = is_bounded
         self.whose = _OWNER.get()
@@ -97,39 +97,21 @@ class JsonSchema:
 
     @classmethod
     def of(cls, schema: Mapping[str, Any], what: str) -> "JsonSchema":
-        """Return the validator of a schema: that which it has, if it is a `CheckedSchema`.
-
-        Raises:
-            ConfigurationError: It is not a valid JSON Schema.
-        """
+        """Return the validator of a schema: its own, if it is a `CheckedSchema`. Raise ConfigurationError for an
+        invalid schema."""
         return schema.checked if isinstance(schema, CheckedSchema) else cls(schema, what)
 
     def require(self, value: Any, whole: str) -> None:
-        """Check a value.
-
-        Args:
-            value: Plain value.
-            whole: Word standing for the value itself in the error.
-
-        Raises:
-            Unfit: The value does not fit; the message names up to `MOST_MISTAKES` places.
-        """
-        if not self.is_bounded:
-            return self._require(value, whole)
+        """Raise Unfit with up to `MOST_MISTAKES` wrong places of a plain value. `whole` stands for the value itself in
+        them."""
         try:
             with _counted():
-                return self._require(value, whole)
+                errors = list(islice(self._validator.iter_errors(value), MOST_MISTAKES))
         except _TooManySteps:
             raise Unfit(f"{whole}: its check takes more than {MOST_STEPS:,} steps: give fewer values") from None
-
-    def _require(self, value: Any, whole: str) -> None:
-        problems = []
-        for error in self._validator.iter_errors(value):
-            problems.append(f"{'.'.join(map(str, error.absolute_path)) or whole}: {error.message}")
-            if len(problems) == MOST_MISTAKES:
-                break
-        if problems:
-            raise Unfit("; ".join(problems))
+        if errors:
+            told = (f"{'.'.join(map(str, each.absolute_path)) or whole}: {each.message}" for each in errors)
+            raise Unfit("; ".join(told))
 
 
 class CheckedSchema(dict[str, Any]):
@@ -180,12 +162,7 @@ class CheckedSchema(dict[str, Any]):
 
 @functools.lru_cache(maxsize=256)
 def _validator(text: str, is_bounded: bool) -> Any:
-    """Return the validator of a schema. It is kept, because the check of a schema takes a millisecond for each part.
-
-    Raises:
-        jsonschema.SchemaError: It is not a valid JSON Schema.
-        _TooManySteps: Its check takes too many.
-    """
+    """Return the validator of a schema. It is kept, because the check of a schema takes a millisecond for each part."""
     import jsonschema
 
     schema = json.loads(text)
@@ -204,11 +181,8 @@ _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "
 
 
 def _without_plain_parts(schema: Any) -> Any:
-    """Return a schema without those schemas in it that are valid in every draft.
-
-    These have no keyword but a description and the name of a type. The check of a schema takes a third of a
-    millisecond for each part, and most parts are such.
-    """
+    """Return a schema without those schemas in it that are valid in every draft: with no keyword but a description and
+    the name of a type. The check of a schema takes a third of a millisecond for each part, and most parts are such."""
     if not isinstance(schema, dict):
         return schema
     made = dict(schema)
@@ -263,11 +237,8 @@ def _comparable(value: Any) -> Any:
 
 
 def _require_references(schema: Mapping[str, Any], what: str) -> None:
-    """Refuse references that cannot be resolved within the schema.
-
-    References to other documents are never fetched. Without this check a missing target would end the run at the first
-    value.
-    """
+    """Refuse references that cannot be resolved within the schema. Those to other documents are never fetched. Without
+    this check a missing target would end the run at the first value."""
     import referencing
     import referencing.jsonschema
 
@@ -322,11 +293,7 @@ _STEPS: ContextVar[_Steps | None] = ContextVar("steps", default=None)
 
 @contextlib.contextmanager
 def _counted() -> Iterator[None]:
-    """Count the steps of the checks within the block.
-
-    Raises:
-        _TooManySteps: They are more than `MOST_STEPS`.
-    """
+    """Count the steps of the checks within the block. Raise _TooManySteps beyond `MOST_STEPS`."""
     token = _STEPS.set(_Steps())
     try:
         yield
@@ -347,7 +314,7 @@ def _bounded(kind: Any) -> Any:
     def evolve(self: Any, **changes: Any) -> Any:
         return made(**{alias: getattr(self, name) for alias, name in fields} | changes)
 
-    made.evolve = evolve  # that of jsonschema makes a validator of another class if a part of the schema has "$schema"
+    made.evolve = evolve  # jsonschema's takes another class if a part of the schema has "$schema"
     return made
 
 
@@ -394,40 +361,33 @@ def _size(value: Any) -> int:
     return total
 
 
-def _nodes(schema: Mapping[str, Any]) -> int:
+def _nodes(root: Mapping[str, Any]) -> int:
+    """Return how many schemas a check of a value may visit."""
+    known: dict[int, int] = {}
+
+    def nodes(schema: Any, above: frozenset[int]) -> int:
+        if isinstance(schema, list):
+            return sum(nodes(each, above) for each in schema)
+        if not isinstance(schema, Mapping) or id(schema) in above:  # a type that refers to itself ends with the value
+            return 1
+        if id(schema) not in known:
+            inside = above | {id(schema)}
+            total = 1 + sum(nodes(each, inside) for key, each in schema.items() if key not in _DEFINITIONS)
+            if (target := _found(root, schema.get("$ref"))) is not None:
+                total += nodes(target, inside)
+            known[id(schema)] = total
+        return known[id(schema)]
+
     try:
-        return _Counting(schema).nodes(schema, frozenset())
+        return nodes(root, frozenset())
     except RecursionError:
         return MOST_NODES + 1
 
 
-class _Counting:
-    """Counts the schemas that a check of a value may visit."""
-
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-        self._known: dict[int, int] = {}
-
-    def nodes(self, schema: Any, above: frozenset[int]) -> int:
-        if isinstance(schema, list):
-            return sum(self.nodes(each, above) for each in schema)
-        if not isinstance(schema, Mapping) or id(schema) in above:  # a type that refers to itself ends with the value
-            return 1
-        if (known := self._known.get(id(schema))) is not None:
-            return known
-        inside = above | {id(schema)}
-        total = 1 + sum(self.nodes(each, inside) for key, each in schema.items() if key not in _DEFINITIONS)
-        if (target := self._target(schema.get("$ref"))) is not None:
-            total += self.nodes(target, inside)
-        self._known[id(schema)] = total
-        return total
-
-    def _target(self, reference: Any) -> Any:
-        return _found(self._root, reference) if isinstance(reference, str) and _POINTER.fullmatch(reference) else None
-
-
-def _found(root: Any, pointer: str) -> Any:
-    """Return the part of a schema that a plain pointer leads to, or None."""
+def _found(root: Any, pointer: Any) -> Any:
+    """Return the part of a schema at a plain pointer, or None."""
+    if not isinstance(pointer, str) or not _POINTER.fullmatch(pointer):
+        return None
     found = root
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -439,11 +399,7 @@ def _found(root: Any, pointer: str) -> Any:
 
 
 class _Admission:
-    """Makes a schema without patterns, and knows all schemas within it.
-
-    Args:
-        what: Name of the schema's owner in errors.
-    """
+    """Makes a schema without patterns, and knows all schemas within it. Errors name its owner as `what`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -451,23 +407,16 @@ class _Admission:
         self._references: list[str] = []
 
     def schema(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the schema, whose only "$id" and "$schema" are at its root.
-
-        Raises:
-            ConfigurationError: a keyword in it is not supported.
-        """
+        """Return the schema, with "$id" and "$schema" at its root alone. Raise ConfigurationError for unsupported
+        keywords."""
         made = self._made({name: value for name, value in given.items() if name not in ("$id", "$schema")})
         assert isinstance(made, dict)
         return made | {name: given[name] for name in ("$schema",) if name in given}
 
     def require_references(self, root: Mapping[str, Any]) -> None:
-        """Refuse references to other places than schemas that were made, for example to patterns in values.
-
-        Raises:
-            ConfigurationError: there is one.
-        """
+        """Raise ConfigurationError for references to other places than schemas, for example to patterns in values."""
         for reference in self._references:
-            found = _found(root, reference) if _POINTER.fullmatch(reference) else None
+            found = _found(root, reference)
             if not isinstance(found, bool) and id(found) not in self._known and found is not root:
                 said = f"{self._what} refers to {reference[:60]!r}, which the schema does not define as #/$defs/NAME"
                 raise ConfigurationError(said)

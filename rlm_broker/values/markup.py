@@ -1,4 +1,4 @@
-"""HTML for notebooks. Every text from outside is escaped, and cut to the characters that its page has for it.
+"""HTML for notebooks. Every text from outside is escaped, and cut to its share of the page.
 
 `Markup` is the type of text that a page may hold. Only the functions of this module make it, so that a type checker
 finds a text that was not escaped.
@@ -13,7 +13,7 @@ from typing import NewType
 from rlm_broker.values.text import cut_note, printable
 
 Markup = NewType("Markup", str)
-"""HTML that holds no tag, attribute or address from a model or a worker."""
+"""HTML without tags, attributes or addresses of a model or a worker."""
 LINE_CHARS = 200
 """Characters of a text with one line. The middle of a longer one is cut."""
 _BOX = "white-space:pre-wrap;overflow:auto;max-height:24em;margin:0.2em 0;padding:0.3em;border-left:3px solid"
@@ -21,13 +21,9 @@ _COLOURS = {"": "#8888", "error": "#c44", "answer": "#484"}
 
 
 class TextBudget:
-    """Characters that the texts of a page share, counted as they stand in the page.
+    """Characters for the texts of a page together, counted as they stand in the page. Notes of cuts come on top.
 
     A text may take an equal share of what is left. What a short text leaves is for the texts after it.
-
-    Args:
-        chars: Characters of all texts together. Notes of what was cut come on top.
-        texts: Number of texts that are to share them.
     """
 
     def __init__(self, chars: int, texts: int) -> None:

@@ -1,4 +1,4 @@
-"""Names that tools, values and variables can have in a REPL."""
+"""Names of tools, values and variables in a REPL."""
 
 import builtins
 import keyword
@@ -13,15 +13,7 @@ _NUMBERED: Final = re.compile(rf"({CONTEXT}|{HISTORY})_\d+")
 
 
 def require_given(tools: Iterable[object], values: object) -> None:
-    """Refuse tools and values that a REPL cannot be given.
-
-    Args:
-        tools: Names of functions.
-        values: Dict from name to value.
-
-    Raises:
-        ConfigurationError: A name cannot be used, or is both a tool's and a value's.
-    """
+    """Raise ConfigurationError for tools and values that a REPL cannot be given, or a name of both."""
     require_names(tools)
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"values must be a dict from name to value, not {type(values).__name__}")
@@ -31,21 +23,13 @@ def require_given(tools: Iterable[object], values: object) -> None:
 
 
 def require_apart(tools: Iterable[object], values: Iterable[object]) -> None:
-    """Refuse a name that is both a tool's and a value's.
-
-    Raises:
-        ConfigurationError: There is such a name.
-    """
+    """Raise ConfigurationError for a name that is both a tool's and a value's."""
     if both := sorted(map(str, set(tools) & set(values))):
         raise ConfigurationError(f"{', '.join(both)}: a name is that of a tool or of a value, not of both")
 
 
 def require_names(tools: Iterable[object]) -> None:
-    """Refuse tools that are not a list of names, for example the functions themselves.
-
-    Raises:
-        ConfigurationError: They are of another type, or a name cannot be a tool's.
-    """
+    """Raise ConfigurationError for tools that are not a list of names, for example the functions themselves."""
     names = list(tools) if isinstance(tools, Iterable) else []
     is_list = isinstance(tools, Iterable) and not isinstance(tools, str | Mapping)
     if not is_list or not all(isinstance(name, str) for name in names):
@@ -57,15 +41,8 @@ def require_names(tools: Iterable[object]) -> None:
 
 
 def require_name(name: object, what: str) -> None:
-    """Refuse a name that a tool or a value cannot have in a REPL.
-
-    Args:
-        name: Name to check.
-        what: Owner of the name in the error: "a tool" or "a value".
-
-    Raises:
-        ConfigurationError: It is not a Python identifier, or a REPL already has something under this name.
-    """
+    """Raise ConfigurationError for a name that "a tool" or "a value" cannot have: it is no identifier, or a REPL has it
+    already."""
     _require_identifiers([name], f"{what} cannot")
     assert isinstance(name, str)
     if name in RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
@@ -73,22 +50,14 @@ def require_name(name: object, what: str) -> None:
 
 
 def require_variables(names: tuple[object, ...]) -> None:
-    """Refuse names that no variable can have.
-
-    Raises:
-        ConfigurationError: A name is not a Python identifier, or there are no names.
-    """
+    """Raise ConfigurationError unless there are names, and all of them can be variables'."""
     if not names:
         raise ConfigurationError("get() takes names of variables: repl.get('rows')")
     _require_identifiers(names, "no variable can")
 
 
 def require_field_names(names: Iterable[object]) -> None:
-    """Refuse names that no argument of `SUBMIT` can have.
-
-    Raises:
-        ConfigurationError: A name is not a Python identifier.
-    """
+    """Raise ConfigurationError for names that no argument of `SUBMIT` can have."""
     _require_identifiers(names, "a field cannot")
 
 

@@ -1,4 +1,4 @@
-"""Pages that a notebook shows of a run and of a block, as HTML and as Markdown.
+"""Pages of a run and of a block for a notebook, as HTML and as Markdown.
 
 A run and a block are known by their fields alone, because `results` needs this room.
 """
@@ -21,15 +21,15 @@ TEXT_CHARS = 60_000
 ANSWER_CHARS = 20_000
 """Characters of an answer in a page. The middle of a longer one is cut."""
 FIRST_TURNS, LAST_TURNS = 5, 25
-"""Turns of a run that its page shows. Those between them are counted."""
+"""Turns in the page of a run. Those between them are counted."""
 MAX_BLOCKS = 60
-"""Blocks that the page of a run shows. Later ones are counted."""
+"""Blocks in the page of a run. Later ones are counted."""
 MAX_ROWS = 50
-"""Children, or models, that the page of a run shows. Further ones are counted."""
+"""Children, or models, in the page of a run. Further ones are counted."""
 BLOCK_PICTURE_BYTES = 4 << 20
 """Bytes of all pictures in the page of a block. A picture past them is described in a line."""
 SEARCHED_CHARS, PRINTED_CHARS = 10_000, 100_000
-"""Characters of a display's text up to which it is searched in the output, and of the output that is searched."""
+"""Characters of a display's text, and of the output's end, up to which the text is searched in the output."""
 RUN_PICTURE_BYTES = 128 << 10
 """The same in the page of a run: 128 KiB, since a notebook keeps the pages of all runs in its file."""
 

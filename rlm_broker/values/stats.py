@@ -18,8 +18,8 @@ class SandboxStats:
     Attributes:
         level: Isolation level of the sandbox.
         workers: Live workers, with those that wait to be used.
-        ready: Workers started ahead and wait to be used.
-        started: Workers that were forked since the sandbox was opened.
+        ready: Workers started ahead, in wait to be used.
+        started: Workers forked since the sandbox was opened.
     """
 
     level: str
@@ -39,8 +39,8 @@ class ClientStats:
         ```
 
     Attributes:
-        model: Name under which the client is reported.
-        calls: Calls under way, with those that wait between two attempts.
+        model: The client's name in reports.
+        calls: Calls under way, also between two attempts.
         waiting: Calls waiting for a place.
         is_cooling: Whether its last calls failed, so that its fallbacks are called first.
     """

@@ -37,8 +37,8 @@ def shorten(text: str, most: int, *, end: int | None = None, gap: str = "\n") ->
 
     Args:
         text: The text.
-        most: Characters that are kept.
-        end: Characters of them that are the text's last; None is a quarter.
+        most: Characters to keep.
+        end: Characters of them at the text's end; None is a quarter.
         gap: Text before the note, and behind it if an end is kept.
     """
     if len(text) <= most:
@@ -85,11 +85,8 @@ def as_json(value: Any) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` as values that JSON has.
-
-    A dataclass may have a method `_jsonable_` that returns them. pydantic converts other classes; what it cannot
-    convert becomes its `repr`. NaN and the infinities become None.
-    """
+    """Return `value` as values that JSON has. A method `_jsonable_` of a dataclass may return them. pydantic converts
+    other classes, or their `repr` is taken. NaN and the infinities become None."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -102,7 +99,7 @@ def jsonable(value: Any) -> Any:
         if as_values := getattr(value, "_jsonable_", None):
             return as_values()
         return {each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    from pydantic_core import to_jsonable_python  # 0.1 s, which most results do not need
+    from pydantic_core import to_jsonable_python  # 0.1 s, not needed by most results
 
     try:
         made = to_jsonable_python(value, bytes_mode="base64", fallback=_by_msgspec)

@@ -10,15 +10,12 @@ _POWERS = {None: 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SECONDS = {"d": Decimal(86_400), "h": Decimal(3_600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
 _TIME = re.compile(r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit in _SECONDS), re.IGNORECASE)
 MOST_CHARS = 40
-"""Longest text in characters that is read as an amount. No limit needs more, and reading longer text takes longer."""
+"""Longest amount in characters. No limit needs more, and reading longer text takes longer."""
 
 
 def in_bytes(text: str) -> int | None:
-    """Return a size such as "64MB", "64MiB", "1.5g" or "512B" in bytes, or None if the text is not a size.
-
-    K, M, G and T are powers of 1024, with or without an "i", because memory is counted that way. Fractions of a byte
-    are dropped.
-    """
+    """Return a size such as "64MB", "64MiB", "1.5g" or "512B" in bytes, or None for other text. K, M, G and T are
+    powers of 1024, as memory is counted. Fractions of a byte are dropped."""
     found = _SIZE.fullmatch(text)
     if found is None:
         return None
@@ -27,10 +24,8 @@ def in_bytes(text: str) -> int | None:
 
 
 def in_seconds(text: str) -> float | None:
-    """Return a time such as "90s", "1h30m" or "250ms" in seconds, or None if the text is not a time.
-
-    The units are d, h, m (minutes), s and ms. Each may occur once, larger units first.
-    """
+    """Return a time such as "90s", "1h30m" or "250ms" in seconds, or None for other text. The units are d, h, m
+    (minutes), s and ms, each once, larger ones first."""
     found = _TIME.fullmatch(text)
     if found is None or not any(found.groups()):
         return None
@@ -42,15 +37,12 @@ _UNITS: dict[str, tuple[Callable[[str], float | None], str]] = {
     "_bytes": (in_bytes, "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
     "_s": (in_seconds, "give seconds, or a time such as 90s, 1h30m or 250ms"),
 }
-"""Maps the end of an amount's name to the function that reads its text and to the sentence that describes the text."""
+"""End of an amount's name → the reader of its text, and a sentence on the text."""
 
 
 def amount(name: str, value: object) -> object:
-    """Convert text with a unit to the unit that the name of the amount ends in, `_bytes` or `_s`.
-
-    Returns:
-        The number of bytes or seconds. Any other value, and text that cannot be read, is returned unchanged.
-    """
+    """Convert text with a unit to the unit at the end of the amount's name, `_bytes` or `_s`. Any other value, and
+    unreadable text, is returned unchanged."""
     for end, (read, _) in _UNITS.items():
         if name.endswith(end) and isinstance(value, str) and len(value) <= MOST_CHARS:
             found = read(value.strip())

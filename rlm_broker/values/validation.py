@@ -12,10 +12,10 @@ MOST = 10
 """Mistakes named in one sentence; further ones are left out, because a long list may be wrong in each of its places."""
 
 MOST_MESSAGE_CHARS = 2_000
-"""Characters of a message of pydantic, which may have a value of the client's in it."""
+"""Characters of a message of pydantic: it may have a value of the client's in it."""
 
 MANY = 1_000
-"""Mistakes above which only their number is given: pydantic describes all of them at once, at 4 microseconds each."""
+"""Mistakes to describe; of more, only the number is given: pydantic describes all at once, at 4 microseconds each."""
 
 
 MOST_PLACE_CHARS = 200
@@ -27,13 +27,8 @@ megabytes, which `difflib` compares letter by letter."""
 
 
 def complaints(error: pydantic.ValidationError, whole: str, what: str = "field") -> str:
-    """Return each place and what is wrong with it, as one line.
-
-    Args:
-        error: Error of pydantic.
-        whole: Word standing for the value itself, for example "it".
-        what: Word for a named part of the value, for example "argument".
-    """
+    """Return each place and what is wrong with it, as one line. `whole` stands for the value itself, for example "it",
+    and `what` for a named part of it, for example "argument"."""
     if is_many(error):
         return f"{whole}: {_told_many(error)}"
     found = error.errors(include_url=False)[:MOST]
@@ -50,14 +45,14 @@ def complaints(error: pydantic.ValidationError, whole: str, what: str = "field")
 def first_complaint(
     error: pydantic.ValidationError, whole: str, what: str = "field", within: str = "", known: Iterable[str] = ()
 ) -> tuple[str, str]:
-    """Return the place of the first mistake, and a sentence on it. The place is empty for the value itself.
+    """Return the place of the first mistake, and a sentence on it. The place is empty for the value itself. Values are
+    not reported, because they may be secrets.
 
     Args:
-        error: Error of pydantic. Its values are not reported, because they may be secrets.
         whole: Words standing for the value itself, for example "the body".
         what: Word for a named part of the value, for example "setting".
         within: Place of the value in a larger one, for example "serve".
-        known: Names of the parts, for one that does not exist.
+        known: Names of the parts, to compare with an unknown one.
     """
     if is_many(error):
         return within, f"{within or whole}: {_told_many(error)}"

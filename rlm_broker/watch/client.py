@@ -12,49 +12,26 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
-from rlm_broker.watch import folder
+from rlm_broker.watch import folder, messages
 from rlm_broker.watch.folder import SocketName
-from rlm_broker.watch.messages import (
-    END,
-    HEARTBEAT,
-    HEARTBEAT_S,
-    MAX_LINE_BYTES,
-    MAX_REPLY_BYTES,
-    MAX_REQUEST_BYTES,
-    REQUEST_S,
-    STOP_WAIT_S,
-    FollowReply,
-    FollowRequest,
-    ProcessStatus,
-    RefusedReply,
-    Reply,
-    Request,
-    StatusReply,
-    StatusRequest,
-    StopOutcome,
-    StopReply,
-    StopRequest,
-    peer_of,
-    read_frame,
-    replies,
-)
+from rlm_broker.watch.messages import ProcessStatus, StopOutcome
 from sandbox_worker.wire.frames import encode_frame
 
 HUNG_S = 0.25
-"""Seconds within which a process answers. One that does not is named as hung."""
+"""Seconds for an answer. A process without one is listed as hung."""
 MOST_AT_A_TIME = 200
-"""Processes that are asked at a time: each takes a descriptor."""
-SILENT_S = 3 * HEARTBEAT_S
-"""Seconds without an event or a sign of life after which a followed process counts as hung."""
+"""Requests at a time: each takes a descriptor."""
+SILENT_S = 3 * messages.HEARTBEAT_S
+"""Seconds without an event or a sign of life; then a followed process counts as hung."""
 
 
 async def processes(timeout_s: float = HUNG_S) -> list[ProcessStatus]:
-    """Return what each process of this user with a control socket does, the oldest first. All are asked at once.
+    """Ask all processes of this user with a control socket at once, and return their states, the oldest first.
 
-    Sockets of processes that have ended are removed. A process that does not answer in time has `is_hung`.
+    Sockets of ended processes are removed. A process without an answer in time has `is_hung`.
 
     Args:
-        timeout_s: Seconds that each process has for its answer.
+        timeout_s: Seconds for each answer.
 
     Raises:
         ConfigurationError: The folder of the sockets cannot be trusted.
@@ -74,22 +51,22 @@ async def follow(pid: int, run: str, after: int = 0) -> AsyncIterator[bytes]:
     Args:
         pid: Process of the run.
         run: Id of the run.
-        after: Number of the last event that is known already; 0 begins with the first.
+        after: Number of the last known event; 0 begins with the first.
 
     Raises:
         ConfigurationError: There is no such process or run.
         RlmBrokerError: The process ended or hung before the run's end.
     """
-    async with _peer(pid) as peer:
-        reply = await peer.ask(FollowRequest(run=run, after=after), REQUEST_S)
-        assert isinstance(reply, FollowReply)
-        while (line := await peer.frame(MAX_LINE_BYTES, SILENT_S)) != END:
-            if line != HEARTBEAT:
+    async with _process(pid) as peer:
+        reply = await peer.ask(messages.FollowRequest(run=run, after=after), messages.REQUEST_S)
+        assert isinstance(reply, messages.FollowReply)
+        while (line := await peer.frame(messages.MAX_LINE_BYTES, SILENT_S)) != messages.END:
+            if line != messages.HEARTBEAT:
                 yield line
 
 
 async def stop(pid: int, target: str, now: bool = False) -> tuple[StopOutcome, ...]:
-    """Stop a run, a REPL or all of a process, and wait for the end up to `STOP_WAIT_S`.
+    """Stop a run, a REPL or all of a process, and wait for the end up to `messages.STOP_WAIT_S`.
 
     Args:
         pid: Process of the run or REPL.
@@ -98,18 +75,20 @@ async def stop(pid: int, target: str, now: bool = False) -> tuple[StopOutcome, .
             block of a REPL is interrupted.
 
     Returns:
-        One outcome for each run and REPL that was stopped.
+        One outcome for each stopped run and REPL.
 
     Raises:
         ConfigurationError: There is no such process, run or REPL.
         RlmBrokerError: The process hangs.
     """
-    async with _peer(pid) as peer:
+    async with _process(pid) as peer:
         try:
-            reply = await peer.ask(StopRequest(target=target, now=now), 2 * STOP_WAIT_S + REQUEST_S)
+            reply = await peer.ask(
+                messages.StopRequest(target=target, now=now), 2 * messages.STOP_WAIT_S + messages.REQUEST_S
+            )
         except _PeerEnded:
             return (StopOutcome("process", str(pid), "ended", has_ended=True),)
-    assert isinstance(reply, StopReply)
+    assert isinstance(reply, messages.StopReply)
     return reply.outcomes
 
 
@@ -118,31 +97,27 @@ class _PeerEnded(RlmBrokerError):
 
 
 class _Peer:
-    """A connection with a process.
+    """A connection with a process."""
 
-    Args:
-        name: Name of its socket.
-    """
-
-    def __init__(self, name: SocketName, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._name = name
+    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._pid = pid
         self._reader = reader
         self._writer = writer
 
-    async def ask(self, request: Request, timeout_s: float) -> Reply:
+    async def ask(self, request: messages.Request, timeout_s: float) -> messages.Reply:
         """Send the request, and return the reply.
 
         Raises:
             ConfigurationError: The request is refused.
             RlmBrokerError: The process does not answer in time, ended, or is of another release.
         """
-        self._writer.write(encode_frame(msgspec.json.encode(request), MAX_REQUEST_BYTES))
-        frame = await self.frame(MAX_REPLY_BYTES, timeout_s)
+        self._writer.write(encode_frame(msgspec.json.encode(request), messages.MAX_REQUEST_BYTES))
+        frame = await self.frame(messages.MAX_REPLY_BYTES, timeout_s)
         try:
-            reply: Reply = replies.decode(frame)
+            reply: messages.Reply = messages.replies.decode(frame)
         except (msgspec.DecodeError, RecursionError):
-            raise RlmBrokerError(f"the process {self._name.pid} is of another release of rlm-broker") from None
-        if isinstance(reply, RefusedReply):
+            raise RlmBrokerError(f"the process {self._pid} is of another release of rlm-broker") from None
+        if isinstance(reply, messages.RefusedReply):
             raise ConfigurationError(reply.reason)
         return reply
 
@@ -154,15 +129,15 @@ class _Peer:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                return await read_frame(self._reader, most_bytes)
+                return await messages.read_frame(self._reader, most_bytes)
         except TimeoutError:
-            raise RlmBrokerError(f"the process {self._name.pid} does not answer: it hangs or is suspended") from None
+            raise _hung(self._pid) from None
         except (OSError, ValueError, asyncio.IncompleteReadError):
-            raise _PeerEnded(f"the process {self._name.pid} has ended") from None
+            raise _PeerEnded(f"the process {self._pid} has ended") from None
 
 
 @contextlib.asynccontextmanager
-async def _peer(pid: int) -> AsyncIterator[_Peer]:
+async def _process(pid: int) -> AsyncIterator[_Peer]:
     """Connect with a process.
 
     Raises:
@@ -172,40 +147,52 @@ async def _peer(pid: int) -> AsyncIterator[_Peer]:
     with folder.opened() as place:
         for name in [] if place is None else [each for each in _names(place) if each.pid == pid]:
             assert place is not None
-            try:
-                connection = _connected(place, name)
-            except OSError:
-                raise RlmBrokerError(f"the process {pid} does not answer: it hangs or is suspended") from None
-            if connection is not None:
-                break
-        else:
-            raise ConfigurationError(f"there is no process {pid} with a control socket: see `rlm-broker ps`")
-    reader, writer = await asyncio.open_unix_connection(sock=connection)
-    try:
-        yield _Peer(name, reader, writer)
-    finally:
-        writer.transport.abort()
+            async with _peer(place, name) as peer:
+                if peer is not None:
+                    yield peer
+                    return
+    raise ConfigurationError(f"there is no process {pid} with a control socket: see `rlm-broker ps`")
 
 
 async def _status(place: int, name: SocketName, timeout_s: float, places: asyncio.Semaphore) -> ProcessStatus | None:
+    """Return the state of a process; None if it has ended."""
     async with places:
         hung = ProcessStatus(pid=name.pid, command=name.command, started=_made(place, name), is_hung=True)
         try:
-            connection = _connected(place, name)
-        except OSError:  # EAGAIN: as many connections wait as the kernel lets wait
-            return hung
-        if connection is None:
-            return None
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
-        try:
-            reply = await _Peer(name, reader, writer).ask(StatusRequest(), timeout_s)
+            async with _peer(place, name) as peer:
+                if peer is None:
+                    return None
+                reply = await peer.ask(messages.StatusRequest(), timeout_s)
         except _PeerEnded:
             return None
         except RlmBrokerError:
             return hung
-        finally:
-            writer.transport.abort()
-    return reply.process if isinstance(reply, StatusReply) else hung
+    return reply.process if isinstance(reply, messages.StatusReply) else hung
+
+
+@contextlib.asynccontextmanager
+async def _peer(place: int, name: SocketName) -> AsyncIterator[_Peer | None]:
+    """Connect with a process; None if it has ended.
+
+    Raises:
+        RlmBrokerError: It accepts no connection.
+    """
+    try:
+        connection = _connected(place, name)
+    except OSError:  # EAGAIN: as many connections wait as the kernel lets wait
+        raise _hung(name.pid) from None
+    if connection is None:
+        yield None
+        return
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    try:
+        yield _Peer(name.pid, reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def _hung(pid: int) -> RlmBrokerError:
+    return RlmBrokerError(f"the process {pid} does not answer: it hangs or is suspended")
 
 
 def _names(place: int) -> list[SocketName]:
@@ -220,7 +207,7 @@ def _made(place: int, name: SocketName) -> float:
 
 
 def _connected(place: int, name: SocketName) -> socket.socket | None:
-    """Connect with a process of this user; None if it has ended. Its socket is removed then.
+    """Return a connection with a process of this user; None if it has ended. Its socket is removed then.
 
     Raises:
         OSError: It accepts no connection.
@@ -228,7 +215,7 @@ def _connected(place: int, name: SocketName) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         connection.connect(folder.address(place, name))
-        if peer_of(connection)[1] == os.geteuid():
+        if messages.peer_of(connection)[1] == os.geteuid():
             return connection
     except ConnectionRefusedError:  # a socket listens before it gets its name: so its process has ended
         with contextlib.suppress(OSError):

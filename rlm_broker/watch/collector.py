@@ -1,4 +1,4 @@
-"""Spans of a command, sent to the collector that the environment names, within a bounded time."""
+"""Spans of a command, sent to the collector of the environment within a bounded time."""
 
 import logging
 import threading
@@ -15,11 +15,11 @@ from rlm_broker.events.event import Emit
 from rlm_broker.watch.telemetry import OpenTelemetry
 
 END_S: Final = 3.0
-"""Seconds for which the end of a command waits for the collector."""
+"""Seconds to wait for the collector at the end of a command."""
 
 
 class _Exporter(OTLPSpanExporter):
-    """Counts the spans that the collector has not taken."""
+    """Counts the spans without an acknowledgement of the collector."""
 
     lost = 0
 
@@ -33,15 +33,15 @@ class _Exporter(OTLPSpanExporter):
 
 @contextmanager
 def exporting(tell: Callable[[str], object], end_s: float = END_S) -> Iterator[Emit]:
-    """Yield a receiver of events whose spans are sent to the collector of the `OTEL_EXPORTER_OTLP_*` variables.
+    """Yield a receiver of events, and send their spans to the collector of the `OTEL_EXPORTER_OTLP_*` variables.
 
     Args:
         tell: Called with one sentence if spans were lost.
-        end_s: Seconds for which the end waits for the collector.
+        end_s: Seconds to wait for the collector at the end.
     """
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # else each attempt is printed to stderr
     exporter = _Exporter()
-    # `create` puts OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES over what it is given only if that is not set here.
+    # `create` lets OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win only over names that are not set here.
     resource = Resource({"service.name": "rlm-broker"}).merge(_named())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     processor = BatchSpanProcessor(exporter)
@@ -61,7 +61,7 @@ def exporting(tell: Callable[[str], object], end_s: float = END_S) -> Iterator[E
 
 
 def _named() -> Resource:
-    """Return the resource of the environment, without the name that the SDK makes up for a service without one."""
+    """Return the resource of the environment, without the SDK's made-up name for a nameless service."""
     made = Resource.create()
     named = {name: value for name, value in made.attributes.items() if not str(value).startswith("unknown_service")}
     return Resource(named)

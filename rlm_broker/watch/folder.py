@@ -1,4 +1,4 @@
-"""The folder of the control sockets of one user, which no other user can enter, replace or fill."""
+"""The folder of the control sockets of one user. No other user can enter, replace or fill it."""
 
 import contextlib
 import os
@@ -45,13 +45,13 @@ class SocketName(NamedTuple):
 
     @staticmethod
     def parsed(name: str) -> "SocketName | None":
-        """Return the parts of a file's name; None for a file that is no control socket."""
+        """Return the parts of a file's name; None for all but control sockets."""
         match = _SOCKET.fullmatch(name)
         return None if match is None else SocketName(match[1], int(match[2]), int(match[3]))
 
 
 def place() -> Path:
-    """Return the path of the folder: below XDG_RUNTIME_DIR if that is the user's own folder, else below /tmp."""
+    """Return the path of the folder: below XDG_RUNTIME_DIR if the user owns it, else below /tmp."""
     given = os.environ.get(RUNTIME_VARIABLE, "")
     with contextlib.suppress(OSError, ValueError):
         is_own = given.startswith("/") and Path(given).stat().st_uid == os.geteuid()
@@ -64,10 +64,10 @@ def place() -> Path:
 def opened(*, makes: bool = False) -> Iterator[int | None]:
     """Open the folder, and yield its descriptor; None if it does not exist.
 
-    Sockets are reached through the descriptor (`address`), so the folder that was checked is the one that is used.
+    Sockets are reached through the descriptor (`address`), so no other folder can take the place of the checked one.
 
     Args:
-        makes: Whether a folder that does not exist is made.
+        makes: Whether a missing folder is made.
 
     Raises:
         ConfigurationError: The folder is a link, belongs to another user, or other users may enter it.

@@ -1,7 +1,7 @@
 """Messages on a control socket: one request for each connection, and the replies to it.
 
 Each message is one frame of `sandbox_worker.wire.frames`: 4 bytes with the length, then JSON. After `FollowReply` come
-frames that are lines of a trace. `HEARTBEAT` between them says that the process lives. `END` follows the last line.
+the lines of a trace, a frame each, with a `HEARTBEAT` between them as a sign of life. `END` follows the last line.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ MAX_LINE_BYTES = 1 << 28
 MAX_NAME_CHARS = 256
 """Most characters of the name of a run, a REPL or a process in a request."""
 REQUEST_S = 5.0
-"""Seconds that a peer may take for its request. Beyond them its connection is closed."""
+"""Seconds for a peer's request. Beyond them its connection is closed."""
 STALLED_S = 20.0
-"""Seconds that a peer may leave a reply unread. Beyond them its connection is closed."""
+"""Seconds in which a peer has to read a reply. Beyond them its connection is closed."""
 HEARTBEAT_S = 5.0
 """Seconds between two signs of life to a follower."""
 STOP_WAIT_S = 10.0
-"""Seconds that a process waits for the end of what it has stopped, before it says that it goes on."""
+"""Seconds to wait for the end of a stopped run or REPL. Beyond them it is reported as going on."""
 HEARTBEAT, END = b"null", b""
 PROCESS = "process"
-"""Target of `StopRequest` that means all runs and REPLs of a process."""
+"""Target of `StopRequest` for all runs and REPLs of a process."""
 
 _PEER = struct.Struct("3i")
 
@@ -43,19 +43,19 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: Id of the run, equal to `Run.id`.
-        pid: Process that runs it.
+        pid: Its process.
         question: Question, cut to some hundred characters; None if the task is in the context.
         model: Name of the root model.
         state: "queued", "running", or how it ended: a `RunEnded.kind`, for example "answered".
         turn: Turn of the root run, from 1; 0 before the first.
-        doing: What the run does at this moment, in a few words, for example "calls gpt-5 (2 of 8)".
-        doing_since: Unix time in seconds at which it began to do that.
+        doing: Activity at this moment, in a few words, for example "calls gpt-5 (2 of 8)".
+        doing_since: Unix time in seconds of the beginning of that.
         started: Unix time in seconds of the run's start.
         ended: Unix time in seconds of its end, or None.
-        runs: Number of runs of the tree that go on, the root included.
-        tokens: Tokens that the tree has used so far.
+        runs: Number of live runs of the tree, the root included.
+        tokens: Tokens of the tree so far.
         cost_usd: Cost of the tree so far in US dollars; None if a price is not known.
-        owner: Name of the key that asked over HTTP; empty for a run of the process itself.
+        owner: Name of the key of an HTTP request; empty for a run of the process itself.
     """
 
     id: str
@@ -79,10 +79,10 @@ class ReplStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: Id of the REPL in its process.
-        pid: Process of the orchestrator that has it.
-        run: Id of the run that has it, or None for a REPL of its own, for example a container.
+        pid: Process of its orchestrator.
+        run: Id of its run, or None for a REPL of its own, for example a container.
         state: "idle", "busy" or "starting".
-        since: Unix time in seconds at which that state began.
+        since: Unix time in seconds of the beginning of that state.
         memory_bytes: Memory of its processes together.
         owner: As in `RunStatus`.
     """
@@ -97,11 +97,11 @@ class ReplStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of this user's that runs rlm-broker, at one moment.
+    """A process of this user with rlm-broker, at one moment.
 
     Attributes:
         pid: Process id of the orchestrator.
-        command: What it is: "ask", "exec", "serve", "mcp", or "python" for a library process.
+        command: Its command: "ask", "exec", "serve", "mcp", or "python" for a library process.
         started: Unix time in seconds of its start.
         memory_bytes: Memory of the orchestrator itself.
         runs: Its runs.
@@ -174,7 +174,7 @@ class FollowReply(msgspec.Struct, frozen=True, tag="following"):
 
 
 class RefusedReply(msgspec.Struct, frozen=True, tag="refused"):
-    """Reply to a request that cannot be served, with the reason."""
+    """Refusal of a request, with the reason."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""The story of runs as they go on, in the notebook whose cell started them.
+"""The story of runs as they go on, in the notebook of their cell.
 
 A tree of runs is one display: the passages of the root's turns, each turn folded, then the runs below it and their
 troubles. Many runs of one cell share a display.
@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import BlockPrinted, CallEnded, Event, IterationStarted, RunEnded, RunStarted
@@ -21,43 +21,30 @@ from rlm_broker.values.markup import Markup, TextBudget, box, escaped, folded, j
 from rlm_broker.values.words import counted, spent
 
 MAX_TURNS = 20
-"""Turns of the root that a page shows. Earlier ones are counted."""
+"""Turns of the root in a page. Earlier ones are counted."""
 MAX_RUNS = 8
-"""Child runs that a page names while they go on. Further ones are counted."""
+"""Live child runs by name in a page. Further ones are counted."""
 MAX_BLOCKS = 10
-"""Blocks of a turn that a page shows. Later ones are counted."""
+"""Blocks of a turn in a page. Later ones are counted."""
 MAX_CALLS = 10
-"""Calls of models and tools of a turn that a page shows. Later ones are counted."""
+"""Calls of models and tools of a turn in a page. Later ones are counted."""
 MAX_NOTES = 10
-"""Troubles that a page shows apart from the turns. Earlier ones go."""
+"""Troubles in a page apart from the turns. Earlier ones go."""
 KEPT_CHARS = 4_000
-"""Characters that are kept of the output of a block that runs: the last."""
+"""Characters kept of the output of a running block: the last."""
 TEXT_CHARS = 20_000
 """Characters of all texts in a page. Each update sends the whole page to the browser."""
 REFRESH_S = 0.25
-"""Seconds between two updates of a display. Events that come earlier are shown by the next update."""
+"""Seconds between two updates of a display. Earlier events wait for the next update."""
 MAX_DISPLAYS = 20
-"""Displays of one cell. Runs that start after them share one more display, which counts them."""
+"""Displays of one cell. Later runs share one more display: a count of them."""
 
 Publish = Callable[..., None]
 """`publish` of IPython's display publisher."""
 
 
-class View(Protocol):
-    """A page that is made of events."""
-
-    def take(self, event: Event) -> None:
-        """Take one event."""
-
-    def headline(self) -> str:
-        """Return the state in a line."""
-
-    def page(self) -> Markup:
-        """Return the page."""
-
-
 def notebook_progress() -> "NotebookProgress | None":
-    """Return what shows runs in the notebook of this process; None where no notebook kernel runs."""
+    """Return the receiver of events for the notebook of this process; None where no notebook kernel runs."""
     ipython: Any = sys.modules.get("IPython")  # a kernel has imported it; this package never does
     shell: Any = None if ipython is None else ipython.get_ipython()
     if getattr(shell, "kernel", None) is None:
@@ -66,11 +53,11 @@ def notebook_progress() -> "NotebookProgress | None":
 
 
 class NotebookProgress:
-    """Shows each tree of runs in one display of a notebook, which is brought up to date as events come.
+    """Shows each tree of runs in one display of a notebook, and updates it as events come.
 
     Args:
         publish: Sends a display to the notebook.
-        cell: Returns the number of the cell that runs.
+        cell: Returns the number of the running cell.
     """
 
     def __init__(self, publish: Publish, cell: Callable[[], int]) -> None:
@@ -114,7 +101,7 @@ class _LiveTree:
         view: What is shown.
     """
 
-    def __init__(self, publish: Publish, view: View) -> None:
+    def __init__(self, publish: Publish, view: "TreeView | FurtherTrees") -> None:
         self.view = view
         identity = {"display_id": secrets.token_hex(8)}
         self._publish = Callback(lambda forms, again: publish(forms, transient=identity, update=again), "verbose")
@@ -144,7 +131,7 @@ class _LiveTree:
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn of the root: its passages so far, and the output of the block that runs."""
+    """A turn of the root: its passages so far, and the output of its running block."""
 
     number: int
     passages: list[Passage] = field(default_factory=list)
@@ -183,7 +170,7 @@ class _Turn:
 
 
 class TreeView:
-    """The story of one tree of runs so far: the root with its turns, and the runs below it that go on."""
+    """The story of one tree of runs so far: the root with its turns, and the live runs below it."""
 
     def __init__(self) -> None:
         self._story = Story()
@@ -240,7 +227,7 @@ class TreeView:
 
 
 class FurtherTrees:
-    """Many trees that share a page: how many there are, what they used, and what failed."""
+    """Many trees in one page: their number, their usage, and the number of failures."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()

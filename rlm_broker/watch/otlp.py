@@ -1,4 +1,4 @@
-"""A trace as OTLP/JSON, which every OpenTelemetry collector reads. No package of OpenTelemetry is needed."""
+"""A trace as OTLP/JSON, for every OpenTelemetry collector. No package of OpenTelemetry is needed."""
 
 import hashlib
 import json
@@ -10,8 +10,7 @@ from typing import Any, Final
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import Event
 from rlm_broker.events.trace import events
-from rlm_broker.watch import conventions as names
-from rlm_broker.watch.spans import Span, Spans, Value
+from rlm_broker.watch.spans import AGENT, CHAT, Span, Spans, Value
 
 INTERNAL, CLIENT = 1, 3
 """Kinds of spans in OTLP."""
@@ -21,34 +20,24 @@ MOST_SPANS: Final = 1_000_000
 """Spans of one document; further ones are left out."""
 
 
-def otlp_lines(trace: Path) -> Iterator[str]:
-    """Yield the lines of one OTLP/JSON document with the spans of a trace file. The first comes once a line is read.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not a trace. This may come after any number of lines.
-    """
-    told = events(trace)
-    first = next(told, None)
-    if first is None:
-        raise ConfigurationError(f"{trace} is not a trace: it is empty")
-    yield from otlp(chain([first], told))
-
-
 def export(trace: Path, out: Path | None) -> Iterator[str]:
     """Write the spans of a trace to the new file `out`, or yield the lines of the document if there is none.
 
     Raises:
-        ConfigurationError: The trace cannot be read, or the file exists or cannot be written.
+        ConfigurationError: The trace cannot be read, or the file exists or cannot be written. The first line comes once
+            an event is read: a file that is no trace makes no file.
     """
-    lines = otlp_lines(trace)
+    found = events(trace)
+    first = next(found, None)
+    if first is None:
+        raise ConfigurationError(f"{trace} is not a trace: it is empty")
+    lines = otlp(chain([first], found))
     if out is None:
         yield from lines
         return
-    first = next(lines)  # a file that is no trace makes no file
     try:
         with out.open("x", encoding="utf-8") as file:
             try:
-                file.write(f"{first}\n")
                 file.writelines(f"{line}\n" for line in lines)
             except BaseException:
                 out.unlink(missing_ok=True)
@@ -62,17 +51,17 @@ def export(trace: Path, out: Path | None) -> Iterator[str]:
 def otlp(events: Iterable[Event], *, content: bool = True) -> Iterator[str]:
     """Yield the lines of one OTLP/JSON document (`resourceSpans`), one for each span.
 
-    Ids follow from the ids of the run trees and the places of the spans, so that the same trace gives the same
-    document. A span that did not end is in it with the error `unfinished`. Spans are in the order of their ends.
+    Ids are hashes of the ids of run trees and the places of spans, so the same trace gives the same document. A span
+    without an end has the error `unfinished`. Spans are in the order of their ends.
 
     Args:
         events: Events of the trace, in order.
-        content: Whether spans have prompts, replies, code and output, which the trace has anyway.
+        content: Whether spans have prompts, replies, code and output.
     """
     done: list[Span] = []
     spans = Spans(lambda _: None, done.append, has_content=content)
     resource = {"attributes": [_attribute("service.name", "rlm-broker")]}
-    scope = {"name": names.SCOPE}
+    scope = {"name": AGENT}
     yield f'{{"resourceSpans":[{{"resource":{_json(resource)},"scopeSpans":[{{"scope":{_json(scope)},"spans":['
     count = 0
     for event in chain(events, [None]):
@@ -92,7 +81,7 @@ def _span(span: Span) -> dict[str, Any]:
         "traceId": _id(span.tree, "", 16),
         "spanId": _id(span.tree, f"{span.key} {span.start_ns}", 8),
         "name": span.name,
-        "kind": CLIENT if span.operation == names.CHAT else INTERNAL,
+        "kind": CLIENT if span.operation == CHAT else INTERNAL,
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
         "attributes": [_attribute(*each) for each in (span.attributes | span.results).items()],

@@ -31,50 +31,26 @@ from rlm_broker.events.event import CallText, Event
 from rlm_broker.events.log import text_chars
 from rlm_broker.events.observers import OBSERVERS, SandboxObserver
 from rlm_broker.events.trace import INLINE_CHARS, cut, encoded, plain
-from rlm_broker.watch import folder
+from rlm_broker.watch import folder, messages
 from rlm_broker.watch.board import BOARD, ReplEntry, RunEntry
-from rlm_broker.watch.messages import (
-    END,
-    HEARTBEAT,
-    HEARTBEAT_S,
-    MAX_LINE_BYTES,
-    MAX_REPLY_BYTES,
-    MAX_REQUEST_BYTES,
-    PROCESS,
-    REQUEST_S,
-    STALLED_S,
-    STOP_WAIT_S,
-    FollowReply,
-    FollowRequest,
-    ProcessStatus,
-    RefusedReply,
-    Reply,
-    StatusReply,
-    StatusRequest,
-    StopOutcome,
-    StopReply,
-    StopRequest,
-    peer_of,
-    read_frame,
-    requests,
-)
+from rlm_broker.watch.messages import StopOutcome
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.text_json import encode_written_out
 
 VARIABLE = "RLM_BROKER_CONTROL"
 """Environment variable: 1 gives library processes a control socket, 0 takes it from commands."""
 LIBRARY = "python"
-"""Command of a process that is no command of rlm-broker's."""
+"""Command of a library process."""
 MOST_CONNECTIONS = 256
 """Connections at a time. A further one is closed at once."""
 MEASURE_S = 0.1
-"""Seconds that a status waits for the memory of the REPLs. Beyond them it gives the last measurement."""
+"""Seconds to wait for the memory of the REPLs. Beyond them a status has the last measurement."""
 MEASURED_FOR_S = 1.0
-"""Seconds for which a measurement of memory is reported again, at least."""
+"""Seconds until memory is measured again, at least."""
 MOST_TIMES = 10
-"""A measurement is reported again for so many times its own duration: thousands of REPLs take seconds."""
+"""A measurement holds for so many times its own duration: thousands of REPLs take seconds."""
 CLOSING_S = 0.5
-"""Seconds that the end of the process waits for replies under way: the last events of a run, or that it was stopped."""
+"""Seconds at the end of the process for replies under way: the last events of a run, or the end of a stop."""
 
 OnStop = Callable[[bool], Awaitable[object]]
 _log = logging.getLogger("rlm_broker")
@@ -83,13 +59,13 @@ _log = logging.getLogger("rlm_broker")
 class ControlSocket:
     """Control socket of this process, for `rlm-broker ps`, `stop` and the viewer. A process has at most one.
 
-    Use it as a context manager (`with`), or call `start` and `close`. The variable RLM_BROKER_CONTROL=0 prevents it. A
-    socket that cannot be made is reported in the log, at the level INFO: the command runs without it.
+    Use it as a context manager (`with`), or call `start` and `close`. The variable RLM_BROKER_CONTROL=0 prevents it.
+    Where no socket can be made, the log says so at the level INFO, and the command runs without it.
 
     Args:
-        command: Name of the command that the process runs: lower-case letters.
-        on_stop: Called when the process as a whole is to be stopped, with whether it ends at once. None stops its
-            runs, and the REPLs that belong to no run.
+        command: Name of the command: lower-case letters.
+        on_stop: Called to stop the process as a whole, with whether it ends at once. None stops its runs, and the REPLs
+            without a run.
     """
 
     def __init__(self, command: str = LIBRARY, on_stop: OnStop | None = None) -> None:
@@ -158,7 +134,7 @@ class ControlSocket:
         return True
 
     async def _listen(self, listening: socket.socket) -> None:
-        # CPython 3.13 would look the socket up by its address, which leads through a descriptor closed by now.
+        # CPython 3.13 would look the socket up by its address, through a descriptor closed by now.
         more: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
         server = await asyncio.start_unix_server(self._connected, sock=listening, **more)
         try:
@@ -178,7 +154,7 @@ class ControlSocket:
         self._connections.add(task)
         try:
             connection = writer.get_extra_info("socket")
-            if len(self._connections) <= MOST_CONNECTIONS and peer_of(connection)[1] == os.geteuid():
+            if len(self._connections) <= MOST_CONNECTIONS and messages.peer_of(connection)[1] == os.geteuid():
                 await self._answer(reader, writer, task)
         except (OSError, ValueError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
             writer.transport.abort()
@@ -190,28 +166,28 @@ class ControlSocket:
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: "asyncio.Task[object]"
     ) -> None:
-        async with asyncio.timeout(REQUEST_S):
-            frame = await read_frame(reader, MAX_REQUEST_BYTES)
+        async with asyncio.timeout(messages.REQUEST_S):
+            frame = await messages.read_frame(reader, messages.MAX_REQUEST_BYTES)
         self._at_work.add(task)
         try:
-            request = requests.decode(frame)
+            request = messages.requests.decode(frame)
         except (msgspec.DecodeError, RecursionError):
-            await _reply(writer, RefusedReply("this is no request that this release of rlm-broker knows"))
+            await _reply(writer, messages.RefusedReply("this is no request that this release of rlm-broker knows"))
             return
         match request:
-            case StatusRequest():
-                await _reply(writer, StatusReply(await self._status()))
-            case StopRequest():
+            case messages.StatusRequest():
+                await _reply(writer, messages.StatusReply(await self._status()))
+            case messages.StopRequest():
                 await _reply(writer, await self._stop(request))
-            case FollowRequest():
+            case messages.FollowRequest():
                 await _follow(request, reader, writer)
 
     # -- status ------------------------------------------------------------------------------------------------------
 
-    async def _status(self) -> ProcessStatus:
+    async def _status(self) -> messages.ProcessStatus:
         repls = BOARD.repls
         used = await self._memory_of(repls)
-        return ProcessStatus(
+        return messages.ProcessStatus(
             pid=os.getpid(),
             command=self._command,
             started=self._started,
@@ -235,20 +211,20 @@ class ControlSocket:
 
     # -- stop --------------------------------------------------------------------------------------------------------
 
-    async def _stop(self, request: StopRequest) -> StopReply | RefusedReply:
+    async def _stop(self, request: messages.StopRequest) -> messages.StopReply | messages.RefusedReply:
         target, now = request.target, request.now
-        if target == PROCESS and self._on_stop is not None:
+        if target == messages.PROCESS and self._on_stop is not None:
             await self._on_stop(now)
-            return StopReply((StopOutcome("process", str(os.getpid()), "stopping", has_ended=False),))
+            return messages.StopReply((StopOutcome("process", str(os.getpid()), "stopping", has_ended=False),))
         runs = [entry for entry in BOARD.runs if entry.id == target]
         repls = [entry for entry in BOARD.repls if entry.id == target]
-        if target == PROCESS:
+        if target == messages.PROCESS:
             runs = [entry for entry in BOARD.runs if entry.ended is None]
             repls = [entry for entry in BOARD.repls if entry.run is None]
         elif not runs and not repls:
-            return RefusedReply(f"the process {os.getpid()} has no run and no REPL {target!r}")
+            return messages.RefusedReply(f"the process {os.getpid()} has no run and no REPL {target!r}")
         ending = [*(_end_run(entry, now=now) for entry in runs), *(_end_repl(entry, now=now) for entry in repls)]
-        return StopReply(tuple(await asyncio.gather(*ending)))
+        return messages.StopReply(tuple(await asyncio.gather(*ending)))
 
 
 def _measured(repls: Sequence[ReplEntry]) -> tuple[Mapping[str, int], float]:
@@ -261,31 +237,31 @@ def _measured(repls: Sequence[ReplEntry]) -> tuple[Mapping[str, int], float]:
 
 async def _end_run(entry: RunEntry, *, now: bool) -> StopOutcome:
     entry.stop(now=now)
-    await asyncio.wait({asyncio.wrap_future(entry.is_done)}, timeout=STOP_WAIT_S)
+    await asyncio.wait({asyncio.wrap_future(entry.is_done)}, timeout=messages.STOP_WAIT_S)
     return StopOutcome("run", entry.id, entry.state, has_ended=entry.is_done.done())
 
 
 async def _end_repl(entry: ReplEntry, *, now: bool) -> StopOutcome:
     try:
-        async with asyncio.timeout(STOP_WAIT_S):
+        async with asyncio.timeout(messages.STOP_WAIT_S):
             await entry.stop(now=now)
     except TimeoutError:
         return StopOutcome("repl", entry.id, entry.state, has_ended=False)
     rests = entry.rests()
-    await asyncio.wait({asyncio.wrap_future(rests)}, timeout=STOP_WAIT_S)
+    await asyncio.wait({asyncio.wrap_future(rests)}, timeout=messages.STOP_WAIT_S)
     return StopOutcome("repl", entry.id, entry.state, has_ended=rests.done())
 
 
 # -- follow ------------------------------------------------------------------------------------------------------------
 
 
-async def _follow(request: FollowRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _follow(request: messages.FollowRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     entry = next((each for each in BOARD.runs if each.id == request.run), None)
     if entry is None or entry.log is None:
         why = "has not begun" if entry is not None else "is not, or no longer, a run of this process"
-        await _reply(writer, RefusedReply(f"{request.run!r} {why}"))
+        await _reply(writer, messages.RefusedReply(f"{request.run!r} {why}"))
         return
-    await _reply(writer, FollowReply())
+    await _reply(writer, messages.FollowReply())
     pump = asyncio.ensure_future(_pump(entry.log.follow(request.after), writer))
     beside = {asyncio.ensure_future(_beat(writer)), asyncio.ensure_future(_hung_up(reader))}
     try:
@@ -303,14 +279,14 @@ async def _pump(events: AsyncIterator[Event], writer: asyncio.StreamWriter) -> N
         if not isinstance(event, CallText):  # as in a trace: a secret may be in two pieces
             line = _line(event) if text_chars(event) <= INLINE_CHARS else await asyncio.to_thread(_line, event)
             await _write(writer, line)
-    await _write(writer, END)
+    await _write(writer, messages.END)
 
 
 async def _beat(writer: asyncio.StreamWriter) -> None:
     while True:
-        await asyncio.sleep(HEARTBEAT_S)
+        await asyncio.sleep(messages.HEARTBEAT_S)
         if not writer.transport.get_write_buffer_size():
-            writer.write(encode_frame(HEARTBEAT, MAX_REPLY_BYTES))
+            writer.write(encode_frame(messages.HEARTBEAT, messages.MAX_REPLY_BYTES))
 
 
 async def _hung_up(reader: asyncio.StreamReader) -> None:
@@ -321,16 +297,16 @@ async def _hung_up(reader: asyncio.StreamReader) -> None:
 
 def _line(event: Event) -> bytes:
     line = encoded(plain(event))
-    return line if len(line) <= MAX_LINE_BYTES else encoded(cut(plain(event)))
+    return line if len(line) <= messages.MAX_LINE_BYTES else encoded(cut(plain(event)))
 
 
-async def _reply(writer: asyncio.StreamWriter, reply: Reply) -> None:
+async def _reply(writer: asyncio.StreamWriter, reply: messages.Reply) -> None:
     await _write(writer, encode_written_out(reply))
 
 
 async def _write(writer: asyncio.StreamWriter, payload: bytes) -> None:
-    writer.write(encode_frame(payload, MAX_LINE_BYTES))
-    async with asyncio.timeout(STALLED_S):
+    writer.write(encode_frame(payload, messages.MAX_LINE_BYTES))
+    async with asyncio.timeout(messages.STALLED_S):
         await writer.drain()
 
 
@@ -345,14 +321,14 @@ def own_bytes() -> int:
 def bytes_below(roots: Iterable[int]) -> Mapping[int, int]:
     """Return the memory in bytes of each of these processes, with all processes below it.
 
-    A page that several processes share counts in equal parts for each (PSS), since REPLs share the interpreter and the
-    context. Where the kernel does not tell that, all resident pages count. Call it in a thread: it reads a file for
-    each process of the machine, and one that takes the kernel about a millisecond for each process that is measured.
+    A shared page counts in equal parts for each process (PSS), since REPLs share the interpreter and the context. Where
+    the kernel hides that, all resident pages count. Call it in a thread: it reads a file for each process of the
+    machine, and another for each measured process, for about a millisecond.
 
     Args:
-        roots: Process ids. One that has ended has 0 bytes.
+        roots: Process ids. An ended process has 0 bytes.
     """
-    import psutil  # takes some milliseconds, which a process that `ps` never asks need not
+    import psutil  # takes some milliseconds: not in a process without `ps`
 
     def share(process: psutil.Process) -> int:
         try:
@@ -414,7 +390,7 @@ def _is_wanted(*, default: bool) -> bool:
 
 
 def _listening(place: int, name: str) -> socket.socket:
-    """Return a socket that listens. Its name appears when it does: a client removes a name that refuses it."""
+    """Return a socket that listens. Its name appears when it does: a client removes a name without a listener."""
     with FORKING:
         listening = socket_of_parent(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     hidden = f".{name}"
@@ -431,7 +407,7 @@ def _listening(place: int, name: str) -> socket.socket:
 
 
 def _forget() -> None:
-    """Leave the socket to the process that this one was forked from."""
+    """Leave the socket to the parent, in a forked process."""
     global _own, _starting, _was_wanted
     _own, _starting, _was_wanted = None, threading.Lock(), False
     BOARD.clear()

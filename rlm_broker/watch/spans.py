@@ -1,11 +1,11 @@
 """Spans of run trees, made of their events. Live tracing and the export of trace files share this mapping.
 
-A run is `invoke_agent`. Below it are its calls (`chat`) and its blocks (`execute_tool python`). The calls, the tools
-and the child runs that a block asked for are below that block. A REPL of the user's own loop has no run: its spans have
-no parent here.
+A run is `invoke_agent`. Below it are its calls (`chat`) and its blocks (`execute_tool python`). A block's calls, tools
+and child runs are below that block. A REPL of the user's own loop has no run: its spans have no parent here. Names
+below `gen_ai.` are of the conventions (`conventions.py`), names below `rlm_broker.` this package's.
 
-Events may come from a trace file, so no order of theirs is believed: what began twice counts once, and what ends
-without a beginning is left out. A tree's state goes with its root run. `MOST_TREES` bounds the trees that never end.
+Events may come from a trace file in any order: a second beginning counts no more, and an end without a beginning is
+left out. A tree's state goes with its root run; `MOST_TREES` bounds the trees without an end.
 """
 
 import json
@@ -31,19 +31,22 @@ from rlm_broker.events.event import (
     ToolStarted,
 )
 from rlm_broker.values.text import shorten
-from rlm_broker.watch import conventions as names
+from rlm_broker.watch.conventions import error_type, provider_of
 
 MOST_TREES: Final = 4_096
-"""Trees whose spans are open at the same time. Of more, the one whose last event is oldest ends as `unfinished`."""
+"""Trees with open spans at the same time. Beyond it, the least recently used one ends as `unfinished`."""
 MOST_OPEN: Final = 16_384
-"""Spans of one tree that are open at the same time; further ones are not made."""
+"""Open spans of one tree; further ones are not made."""
 MOST_RETRIES: Final = 32
-"""Retries of one call that become events of its span."""
-GOOD_ENDS: Final = frozenset({"answered", "stopped"})
-_GOOD_BLOCKS: Final = frozenset({"ok", "exited"})
+"""Retries of one call as events of its span; further ones are left out."""
+AGENT: Final = "rlm_broker"
+"""Name of the agent, and of the instrumentation scope."""
+CHAT: Final = "chat"
+"""Operation of a call of a model."""
 
 Value = str | bool | int | float
 """Value of an attribute."""
+Attributes = dict[str, Value]
 
 
 class SpanEvent(msgspec.Struct):
@@ -51,7 +54,7 @@ class SpanEvent(msgspec.Struct):
 
     name: str
     time_ns: int
-    attributes: dict[str, Value]
+    attributes: Attributes
 
 
 class Span(msgspec.Struct, eq=False, kw_only=True):
@@ -61,14 +64,14 @@ class Span(msgspec.Struct, eq=False, kw_only=True):
         tree: Id of the run tree.
         key: Name of the span within its tree.
         operation: Operation by the conventions.
-        below: Open spans whose parent this is, by key.
+        below: Open spans directly below this one, by key.
         start_ns, end_ns: Unix times in nanoseconds; `end_ns` is 0 until the end.
         attributes: Attributes known at the start.
         results: Attributes known at the end.
         events: Events within the span, in order.
         has_failed: Whether the operation failed.
         words: Why it failed, if content is on.
-        handle: Object of the receiver's, which it keeps with the span.
+        handle: Object of the receiver's, kept with the span.
     """
 
     tree: str
@@ -78,8 +81,8 @@ class Span(msgspec.Struct, eq=False, kw_only=True):
     start_ns: int
     parent: "Span | None"
     below: dict[str, "Span"] = {}
-    attributes: dict[str, Value]
-    results: dict[str, Value] = {}
+    attributes: Attributes
+    results: Attributes = {}
     events: list[SpanEvent] = []
     end_ns: int = 0
     has_failed: bool = False
@@ -88,7 +91,7 @@ class Span(msgspec.Struct, eq=False, kw_only=True):
 
 
 class _Tree(msgspec.Struct, eq=False):
-    """The open spans of a tree, by key, the model that its code asks, and the time of its last event."""
+    """The open spans of a tree, by key, the model for its code, and the time of its last event."""
 
     open: dict[str, Span] = {}
     sub_model: str = ""
@@ -102,7 +105,7 @@ class Spans:
         begun: Called with each span at its start.
         ended: Called with each span at its end, children before their parents.
         has_content: Whether prompts, replies, code and output become attributes.
-        most_trees: Trees that are open at the same time.
+        most_trees: Trees with open spans at the same time.
     """
 
     def __init__(
@@ -119,24 +122,10 @@ class Spans:
         self._most_trees = most_trees
         self._trees: OrderedDict[str, _Tree] = OrderedDict()
         self._lock = threading.RLock()
-        self._takers: dict[type[Event], Callable[[Any, _Tree], None]] = {
-            RunStarted: self._run_started,
-            ReplReady: self._repl_ready,
-            CallStarted: self._call_started,
-            CallText: self._call_text,
-            CallRetried: self._call_retried,
-            CallEnded: self._call_ended,
-            BlockStarted: self._block_started,
-            BlockEnded: self._block_ended,
-            ToolStarted: self._tool_started,
-            ToolEnded: self._tool_ended,
-            RunEnded: self._run_ended,
-        }
 
     def take(self, event: Event) -> None:
         """Take one event."""
-        taker = self._takers.get(type(event))
-        if taker is None:
+        if (key := _key(event)) is None:
             return
         with self._lock:
             tree = self._trees.get(event.tree)
@@ -147,13 +136,20 @@ class Spans:
             else:
                 self._trees.move_to_end(event.tree)
             tree.last_ns = _ns(event.time)
-            taker(event, tree)
+            span = tree.open.get(key)
+            if isinstance(event, RunStarted | CallStarted | BlockStarted | ToolStarted):
+                if span is None and len(tree.open) < MOST_OPEN:
+                    self._begin(event, tree, key)
+            elif span is not None and isinstance(event, CallEnded | BlockEnded | ToolEnded | RunEnded):
+                self._finish(event, tree, span)
+            elif span is not None:
+                self._add(event, span, tree.last_ns)
             if not tree.open:
                 self._trees.pop(event.tree, None)
 
     @property
     def open_trees(self) -> int:
-        """Number of trees that have open spans."""
+        """Number of trees with open spans."""
         return len(self._trees)
 
     def close(self) -> None:
@@ -162,230 +158,228 @@ class Spans:
             while self._trees:
                 self._abandon(self._trees.popitem(last=False)[1])
 
-    # -- the kinds of events -----------------------------------------------------------------------------------------
+    # -- beginnings --------------------------------------------------------------------------------------------------
 
-    def _run_started(self, event: RunStarted, tree: _Tree) -> None:
-        above = event.run.rpartition(".")[0]
-        attributes: dict[str, Value] = {
-            names.OPERATION: names.INVOKE_AGENT,
-            names.PROVIDER: names.provider_of(event.model),
-            names.AGENT_NAME: names.SCOPE,
-            names.REQUEST_MODEL: name_text(event.model),
-            names.TREE: name_text(event.tree),
-            names.RUN: name_text(event.run),
-            names.DEPTH: event.depth,
+    def _begin(self, event: RunStarted | CallStarted | BlockStarted | ToolStarted, tree: _Tree, key: str) -> None:
+        match event:
+            case RunStarted(run=run, block=block):
+                name, own = f"invoke_agent {AGENT}", self._of_run(event, tree)
+                parent = _block_or_run(tree, run.rpartition(".")[0], block)
+            case CallStarted(run=run, block=block):
+                own = self._of_call(event, tree)
+                name = f"{CHAT} {own.get('gen_ai.request.model', '')}".strip()
+                parent = _block_or_run(tree, run, block)
+            case BlockStarted(run=run, block=block):
+                code = _json({"code": bounded(event.code)}) if self._has_content else None
+                name, own = "execute_tool python", _of_tool("python", "extension", block, code)
+                own["rlm_broker.block.turn"] = event.iteration
+                parent = tree.open.get(f"run {run}")
+            case ToolStarted(run=run, block=block):
+                tool, arguments = name_text(event.tool), bounded(event.arguments) if self._has_content else None
+                name, own = f"execute_tool {tool}", _of_tool(tool, "function", block, arguments)
+                own["gen_ai.tool.call.id"] = f"{name_text(run)}:{event.call}"
+                parent = _block_or_run(tree, run, block)
+        operation = name.partition(" ")[0]
+        attributes: Attributes = {
+            "gen_ai.operation.name": operation,
+            "rlm_broker.run.id": name_text(event.tree),
+            "rlm_broker.run.name": name_text(event.run),
+            **own,
         }
-        if not event.depth:
-            tree.sub_model = str(event.metadata.get("sub_model") or "")
-            attributes[names.AGENT_VERSION] = name_text(str(event.metadata.get("version", "")))
-        if self._has_content and event.question is not None:
-            attributes[names.INPUT_MESSAGES] = prompt_value(event.question)
-        parent = self._parent(tree, above, event.block) if above else None
-        name = f"{names.INVOKE_AGENT} {names.SCOPE}"
-        self._begin(event, tree, f"run {event.run}", name, parent, attributes)
-
-    def _repl_ready(self, event: ReplReady, tree: _Tree) -> None:
-        if span := tree.open.get(f"run {event.run}"):
-            span.results[names.ISOLATION] = name_text(event.isolation.level)
-            span.results[names.REPL_START_S] = event.duration_s
-
-    def _run_ended(self, event: RunEnded, tree: _Tree) -> None:
-        span = tree.open.get(f"run {event.run}")
-        if span is None:
-            return
-        for each in reversed(_all_below(span) if event.depth else list(tree.open.values())):
-            if each is not span:
-                self._unfinished(tree, each, _ns(event.time))
-        total = event.usage.total
-        span.results |= {
-            names.OUTCOME: name_text(event.kind),
-            names.TURNS: event.iterations,
-            # Of the tree below, and so under names of this package: readers add up `gen_ai.usage` over all spans.
-            names.CALLS: total.total_calls,
-            names.STORED_CALLS: total.stored_calls,
-            names.TREE_INPUT_TOKENS: total.total_input_tokens,
-            names.TREE_OUTPUT_TOKENS: total.total_output_tokens,
-        }
-        if event.cost_usd is not None:
-            span.results[names.COST_USD] = event.cost_usd
-        if event.limit is not None:
-            span.results[names.LIMIT] = name_text(event.limit)
-        if self._has_content and event.response is not None:
-            span.results[names.OUTPUT_MESSAGES] = reply_value(event.response)
-        if event.kind not in GOOD_ENDS:
-            self._fail(span, name_text(event.kind), event.error)
-        self._end(tree, span, _ns(event.time))
-
-    def _call_started(self, event: CallStarted, tree: _Tree) -> None:
-        parent = self._parent(tree, event.run, event.block)
-        model = name_text(event.requested_model or self._model_of(tree, event))
-        attributes: dict[str, Value] = {
-            names.OPERATION: names.CHAT,
-            names.PROVIDER: names.provider_of(model),
-            names.TREE: name_text(event.tree),
-            names.RUN: name_text(event.run),
-            names.CALL: event.call,
-        }
-        if model:
-            attributes[names.REQUEST_MODEL] = model
-        if event.batch:
-            attributes |= {names.BATCH: event.batch, names.BATCH_SIZE: event.of}
-        if self._has_content:
-            attributes[names.INPUT_MESSAGES] = prompt_value(event.prompt)
-            if event.system is not None:
-                attributes[names.SYSTEM_INSTRUCTIONS] = instructions_value(event.system)
-        self._begin(event, tree, f"call {event.call}", f"{names.CHAT} {model}".strip(), parent, attributes)
-
-    def _call_text(self, event: CallText, tree: _Tree) -> None:
-        span = tree.open.get(f"call {event.call}")
-        if span is not None and names.REQUEST_STREAM not in span.results:
-            span.results[names.REQUEST_STREAM] = True
-            span.results[names.FIRST_CHUNK_S] = max(0, _ns(event.time) - span.start_ns) / 1e9
-
-    def _call_retried(self, event: CallRetried, tree: _Tree) -> None:
-        span = tree.open.get(f"call {event.call}")
-        if span is not None and len(span.events) < MOST_RETRIES:
-            told: dict[str, Value] = {names.ATTEMPT: event.attempt, names.WAIT_S: event.wait_s}
-            told[names.ERROR_TYPE] = names.error_type(event.reason)
-            if self._has_content:
-                told[names.REASON] = bounded(event.reason)
-            span.events.append(SpanEvent(names.RETRY, _ns(event.time), told))
-
-    def _call_ended(self, event: CallEnded, tree: _Tree) -> None:
-        span = tree.open.get(f"call {event.call}")
-        if span is None:
-            return
-        usage = event.usage
-        if event.error is None:
-            span.results[names.INPUT_TOKENS] = usage.total_input_tokens
-            span.results[names.OUTPUT_TOKENS] = usage.total_output_tokens
-        else:
-            self._fail(span, names.error_type(event.error), event.error)
-        if usage.cached_input_tokens:
-            span.results[names.CACHED_TOKENS] = usage.cached_input_tokens
-        if event.model:
-            model = span.results[names.RESPONSE_MODEL] = name_text(event.model)
-            if names.REQUEST_MODEL not in span.attributes:  # the loop is the user's own, and named no model
-                span.name = f"{names.CHAT} {model}"
-                span.results |= {names.REQUEST_MODEL: model, names.PROVIDER: names.provider_of(model)}
-        if usage.stored_calls:
-            span.results[names.STORED] = True
-        if usage.total_cost is not None:
-            span.results[names.COST_USD] = usage.total_cost
-        if self._has_content and event.error is None:
-            span.results[names.OUTPUT_MESSAGES] = reply_value(event.response)
-        self._end(tree, span, _ns(event.time))
-
-    def _block_started(self, event: BlockStarted, tree: _Tree) -> None:
-        attributes = self._of_tool(event, names.PYTHON, "extension")
-        attributes |= {names.BLOCK: event.block, names.TURN: event.iteration}
-        if self._has_content:
-            attributes[names.TOOL_ARGUMENTS] = code_value(event.code)
-        parent = tree.open.get(f"run {event.run}")
-        name = f"{names.EXECUTE_TOOL} {names.PYTHON}"
-        self._begin(event, tree, f"run {event.run}.b{event.block}", name, parent, attributes)
-
-    def _block_ended(self, event: BlockEnded, tree: _Tree) -> None:
-        span = tree.open.get(f"run {event.run}.b{event.block}")
-        if span is None:
-            return
-        block = event.outcome
-        span.results[names.STATUS] = block.status
-        if block.exit_code is not None:
-            span.results[names.EXIT_CODE] = block.exit_code
-        if block.limit is not None:
-            span.results[names.LIMIT] = name_text(block.limit)
-        if self._has_content:
-            span.results[names.TOOL_RESULT] = output_value(block.stdout, block.stderr, block.error)
-        if block.status not in _GOOD_BLOCKS:
-            kind = names.error_type(block.error or "") if block.status == "error" else block.status
-            self._fail(span, kind, block.error)
-        self._end(tree, span, _ns(event.time))
-
-    def _tool_started(self, event: ToolStarted, tree: _Tree) -> None:
-        tool = name_text(event.tool)
-        attributes = self._of_tool(event, tool, "function")
-        attributes |= {names.BLOCK: event.block, names.TOOL_CALL_ID: f"{name_text(event.run)}:{event.call}"}
-        if self._has_content:
-            attributes[names.TOOL_ARGUMENTS] = bounded(event.arguments)
-        parent = self._parent(tree, event.run, event.block)
-        key = f"run {event.run}.t{event.call}"
-        self._begin(event, tree, key, f"{names.EXECUTE_TOOL} {tool}", parent, attributes)
-
-    def _tool_ended(self, event: ToolEnded, tree: _Tree) -> None:
-        span = tree.open.get(f"run {event.run}.t{event.call}")
-        if span is None:
-            return
-        if event.error is not None:
-            self._fail(span, names.error_type(event.error), event.error)
-        elif self._has_content:
-            span.results[names.TOOL_RESULT] = bounded(event.result)
-        self._end(tree, span, _ns(event.time))
-
-    # -- beginnings and ends -----------------------------------------------------------------------------------------
-
-    def _of_tool(self, event: Event, tool: str, kind: str) -> dict[str, Value]:
-        return {
-            names.OPERATION: names.EXECUTE_TOOL,
-            names.TOOL_NAME: tool,
-            names.TOOL_TYPE: kind,
-            names.AGENT_NAME: names.SCOPE,
-            names.TREE: name_text(event.tree),
-            names.RUN: name_text(event.run),
-        }
-
-    def _parent(self, tree: _Tree, run: str, block: int) -> Span | None:
-        """Return the span of a run's block; if it is not open, the run's."""
-        return tree.open.get(f"run {run}.b{block}") or tree.open.get(f"run {run}")
-
-    def _model_of(self, tree: _Tree, event: CallStarted) -> str:
-        """Return the model of a call naming none: the run's own, or for code the one that the tree has for it."""
-        run = tree.open.get(f"run {event.run}")
-        if event.block and tree.sub_model:
-            return tree.sub_model
-        return "" if run is None else str(run.attributes[names.REQUEST_MODEL])
-
-    def _begin(
-        self, event: Event, tree: _Tree, key: str, name: str, parent: Span | None, attributes: dict[str, Value]
-    ) -> None:
-        if key in tree.open or len(tree.open) >= MOST_OPEN:
-            return
-        operation = str(attributes[names.OPERATION])
-        span = Span(
+        span = tree.open[key] = Span(
             tree=event.tree,
             key=key,
             name=name,
             operation=operation,
-            start_ns=_ns(event.time),
+            start_ns=tree.last_ns,
             parent=parent,
             attributes=attributes,
         )
-        tree.open[key] = span
         if parent is not None:
             parent.below[key] = span
         self._begun(span)
 
+    def _of_run(self, event: RunStarted, tree: _Tree) -> Attributes:
+        attributes: Attributes = {
+            "gen_ai.provider.name": provider_of(event.model),
+            "gen_ai.agent.name": AGENT,
+            "gen_ai.request.model": name_text(event.model),
+            "rlm_broker.run.depth": event.depth,
+        }
+        if not event.depth:
+            tree.sub_model = str(event.metadata.get("sub_model") or "")
+            attributes["gen_ai.agent.version"] = name_text(str(event.metadata.get("version", "")))
+        if self._has_content and event.question is not None:
+            attributes["gen_ai.input.messages"] = prompt_value(event.question)
+        return attributes
+
+    def _of_call(self, event: CallStarted, tree: _Tree) -> Attributes:
+        model = name_text(event.requested_model or _model_of(tree, event))
+        attributes: Attributes = {"gen_ai.provider.name": provider_of(model), "rlm_broker.call.number": event.call}
+        if model:
+            attributes["gen_ai.request.model"] = model
+        if event.batch:
+            attributes |= {"rlm_broker.call.batch": event.batch, "rlm_broker.call.batch_size": event.of}
+        if self._has_content:
+            attributes["gen_ai.input.messages"] = prompt_value(event.prompt)
+            if event.system is not None:
+                attributes["gen_ai.system_instructions"] = instructions_value(event.system)
+        return attributes
+
+    # -- what comes later --------------------------------------------------------------------------------------------
+
+    def _add(self, event: Event, span: Span, now_ns: int) -> None:
+        match event:
+            case ReplReady(isolation=isolation, duration_s=duration_s):
+                span.results["rlm_broker.repl.isolation"] = name_text(isolation.level)
+                span.results["rlm_broker.repl.start_s"] = duration_s
+            case CallText() if "gen_ai.request.stream" not in span.results:
+                span.results["gen_ai.request.stream"] = True
+                span.results["gen_ai.response.time_to_first_chunk"] = max(0, now_ns - span.start_ns) / 1e9
+            case CallRetried() if len(span.events) < MOST_RETRIES:
+                self._retry(event, span)
+
+    def _finish(self, event: CallEnded | BlockEnded | ToolEnded | RunEnded, tree: _Tree, span: Span) -> None:
+        match event:
+            case CallEnded():
+                self._finish_call(event, span)
+            case BlockEnded():
+                self._finish_block(event, span)
+            case ToolEnded(error=None):
+                if self._has_content:
+                    span.results["gen_ai.tool.call.result"] = bounded(event.result)
+            case ToolEnded(error=str(error)):
+                self._fail(span, error_type(error), error)
+            case RunEnded():
+                for each in reversed(_all_below(span) if event.depth else list(tree.open.values())):
+                    if each is not span:
+                        self._end_unfinished(tree, each)
+                self._finish_run(event, span)
+        self._end(tree, span)
+
+    def _retry(self, event: CallRetried, span: Span) -> None:
+        facts: Attributes = {
+            "rlm_broker.retry.attempt": event.attempt,
+            "rlm_broker.retry.wait_s": event.wait_s,
+            "error.type": error_type(event.reason),
+        }
+        if self._has_content:
+            facts["rlm_broker.retry.reason"] = bounded(event.reason)
+        span.events.append(SpanEvent("rlm_broker.retry", _ns(event.time), facts))
+
+    def _finish_call(self, event: CallEnded, span: Span) -> None:
+        usage, results = event.usage, span.results
+        if event.error is None:
+            results["gen_ai.usage.input_tokens"] = usage.total_input_tokens
+            results["gen_ai.usage.output_tokens"] = usage.total_output_tokens
+            if self._has_content:
+                results["gen_ai.output.messages"] = reply_value(event.response)
+        else:
+            self._fail(span, error_type(event.error), event.error)
+        if usage.cached_input_tokens:
+            results["gen_ai.usage.cache_read.input_tokens"] = usage.cached_input_tokens
+        if event.model:
+            model = results["gen_ai.response.model"] = name_text(event.model)
+            if "gen_ai.request.model" not in span.attributes:  # the loop is the user's own, and named no model
+                span.name = f"{CHAT} {model}"
+                results |= {"gen_ai.request.model": model, "gen_ai.provider.name": provider_of(model)}
+        if usage.stored_calls:
+            results["rlm_broker.call.stored"] = True
+        if usage.total_cost is not None:
+            results["rlm_broker.cost_usd"] = usage.total_cost
+
+    def _finish_block(self, event: BlockEnded, span: Span) -> None:
+        block = event.outcome
+        span.results["rlm_broker.block.status"] = block.status
+        if block.exit_code is not None:
+            span.results["rlm_broker.block.exit_code"] = block.exit_code
+        if block.limit is not None:
+            span.results["rlm_broker.limit"] = name_text(block.limit)
+        if self._has_content:
+            span.results["gen_ai.tool.call.result"] = output_value(block.stdout, block.stderr, block.error)
+        if block.status not in ("ok", "exited"):
+            self._fail(span, error_type(block.error or "") if block.status == "error" else block.status, block.error)
+
+    def _finish_run(self, event: RunEnded, span: Span) -> None:
+        total = event.usage.total
+        span.results |= {
+            "rlm_broker.run.outcome": name_text(event.kind),
+            "rlm_broker.run.turns": event.iterations,
+            # Of the tree below, and so under names of this package: readers add up `gen_ai.usage` over all spans.
+            "rlm_broker.usage.calls": total.total_calls,
+            "rlm_broker.usage.stored_calls": total.stored_calls,
+            "rlm_broker.usage.input_tokens": total.total_input_tokens,
+            "rlm_broker.usage.output_tokens": total.total_output_tokens,
+        }
+        if event.cost_usd is not None:
+            span.results["rlm_broker.cost_usd"] = event.cost_usd
+        if event.limit is not None:
+            span.results["rlm_broker.limit"] = name_text(event.limit)
+        if self._has_content and event.response is not None:
+            span.results["gen_ai.output.messages"] = reply_value(event.response)
+        if event.kind not in ("answered", "stopped"):
+            self._fail(span, name_text(event.kind), event.error)
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
     def _fail(self, span: Span, kind: str, words: str | None) -> None:
         span.has_failed = True
-        span.results[names.ERROR_TYPE] = kind
+        span.results["error.type"] = kind
         if self._has_content:
             span.words = bounded(words or "")
 
-    def _end(self, tree: _Tree, span: Span, end_ns: int) -> None:
+    def _end(self, tree: _Tree, span: Span) -> None:
         del tree.open[span.key]
         if span.parent is not None:
             span.parent.below.pop(span.key, None)
-        span.end_ns = max(end_ns, span.start_ns)
+        span.end_ns = max(tree.last_ns, span.start_ns)
         self._ended(span)
 
-    def _unfinished(self, tree: _Tree, span: Span, end_ns: int) -> None:
-        self._fail(span, names.UNFINISHED, None)
-        self._end(tree, span, end_ns)
+    def _end_unfinished(self, tree: _Tree, span: Span) -> None:
+        self._fail(span, "unfinished", None)
+        self._end(tree, span)
 
     def _abandon(self, tree: _Tree) -> None:
         """End all open spans of a tree, the last one first."""
         for span in reversed(list(tree.open.values())):
-            self._unfinished(tree, span, tree.last_ns)
+            self._end_unfinished(tree, span)
+
+
+def _key(event: Event) -> str | None:
+    """Return the key of an event's span; None for an event without one."""
+    match event:
+        case CallStarted(call=call) | CallText(call=call) | CallRetried(call=call) | CallEnded(call=call):
+            return f"call {call}"
+        case RunStarted(run=run) | ReplReady(run=run) | RunEnded(run=run):
+            return f"run {run}"
+        case BlockStarted(run=run, block=block) | BlockEnded(run=run, block=block):
+            return f"run {run}.b{block}"
+        case ToolStarted(run=run, call=call) | ToolEnded(run=run, call=call):
+            return f"run {run}.t{call}"
+    return None
+
+
+def _of_tool(tool: str, kind: str, block: int, arguments: str | None) -> Attributes:
+    attributes: Attributes = {
+        "gen_ai.tool.name": tool,
+        "gen_ai.tool.type": kind,
+        "gen_ai.agent.name": AGENT,
+        "rlm_broker.block.number": block,
+    }
+    return attributes if arguments is None else {**attributes, "gen_ai.tool.call.arguments": arguments}
+
+
+def _block_or_run(tree: _Tree, run: str, block: int) -> Span | None:
+    """Return the span of a run's block; if it is not open, the run's."""
+    return tree.open.get(f"run {run}.b{block}") or tree.open.get(f"run {run}")
+
+
+def _model_of(tree: _Tree, event: CallStarted) -> str:
+    """Return the model of a call without a name: the run's own, or for code the tree's sub-model."""
+    run = tree.open.get(f"run {event.run}")
+    if event.block and tree.sub_model:
+        return tree.sub_model
+    return "" if run is None else str(run.attributes["gen_ai.request.model"])
 
 
 def _all_below(span: Span) -> list[Span]:
@@ -397,7 +391,7 @@ def _all_below(span: Span) -> list[Span]:
 
 
 def _ns(seconds: float) -> int:
-    """Return Unix seconds as whole nanoseconds; 0 for a time that cannot be."""
+    """Return Unix seconds as whole nanoseconds; 0 for an impossible time."""
     return int(seconds * 1e6) * 1_000 if 0 <= seconds < 1e10 else 0
 
 
@@ -408,7 +402,7 @@ MOST_CHARS: Final = 16_384
 NAME_CHARS: Final = 200
 """Characters of a model's, a run's or a tool's name; longer ones are cut."""
 MOST_MESSAGES: Final = 16
-"""Messages of one prompt; of more the last are kept."""
+"""Messages kept of one prompt: the last."""
 
 
 def name_text(text: str) -> str:
@@ -439,15 +433,10 @@ def reply_value(reply: str) -> str:
     return _json([{**_message("assistant", reply), "finish_reason": "stop"}])
 
 
-def code_value(source: str) -> str:
-    """Return the value of `gen_ai.tool.call.arguments` for a block."""
-    return _json({"code": bounded(source)})
-
-
 def output_value(stdout: str, stderr: str, error: str | None) -> str:
     """Return the value of `gen_ai.tool.call.result` for a block."""
-    told = {"stdout": stdout, "stderr": stderr, "error": error or ""}
-    return _json({name: bounded(text) for name, text in told.items() if text})
+    texts = {"stdout": stdout, "stderr": stderr, "error": error or ""}
+    return _json({name: bounded(text) for name, text in texts.items() if text})
 
 
 def _message(role: str, content: Any) -> dict[str, Any]:
@@ -469,5 +458,5 @@ def _json(value: Any) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Return a text without lone surrogates, for which an exporter would drop all spans of its batch."""
+    """Return a text without lone surrogates: an exporter would drop its whole batch for one."""
     return text if text.isascii() else text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""`OpenTelemetry`, a receiver of events that makes spans of runs while they go on."""
+"""`OpenTelemetry`: spans of runs, made of their events as they go on."""
 
 import os
 from collections.abc import Mapping
@@ -9,9 +9,8 @@ import msgspec
 from rlm_broker.broker.clients.base import call_headers
 from rlm_broker.errors import require_kind
 from rlm_broker.events.event import Event
-from rlm_broker.watch import conventions as names
 from rlm_broker.watch.conventions import traceparent
-from rlm_broker.watch.spans import Span, Spans
+from rlm_broker.watch.spans import AGENT, CHAT, Span, Spans
 from sandbox_worker import RELEASE
 
 try:
@@ -24,7 +23,7 @@ except ImportError:
     raise ImportError("OpenTelemetry needs packages that are not installed: pip install 'rlm-broker[otel]'") from None
 
 CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""Environment variable that puts content on for all instrumentations of generative AI."""
+"""Environment variable for content in all instrumentations of generative AI."""
 _CAPTURES: Final = frozenset({"true", "1", "span_only", "span_and_event"})
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
@@ -33,7 +32,6 @@ class _Handle(msgspec.Struct, eq=False):
     """The span of the SDK, and what was current before it."""
 
     span: trace.Span
-    name: str
     context: Context
     headers: Mapping[str, str] | None = None
     before: Context | None = None
@@ -44,7 +42,7 @@ class OpenTelemetry:
     """Makes spans of runs, by OpenTelemetry's conventions for generative AI, version 1.42.0 (in development).
 
     Each run is `invoke_agent`, each call of a model `chat`, each block and each call of a tool `execute_tool`. The root
-    is a child of the span that is current where the run is started. While a call is made, its span is current, and
+    is a child of the current span at the start of the run. While a call is made, its span is current, and
     requests of `OpenAICompatibleClient` and `LiteLLMClient` carry its `traceparent`.
 
     Example:
@@ -67,7 +65,7 @@ class OpenTelemetry:
         require_kind("content", content, bool, type(None))
         if content is None:
             content = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
-        self._tracer = trace.get_tracer(names.SCOPE, RELEASE, tracer_provider)
+        self._tracer = trace.get_tracer(AGENT, RELEASE, tracer_provider)
         self._spans = Spans(self._begun, self._ended, has_content=content)
 
     def __call__(self, event: Event) -> None:
@@ -75,7 +73,7 @@ class OpenTelemetry:
         self._spans.take(event)
 
     def close(self) -> None:
-        """End the spans of all runs that have not ended, with the error `unfinished`. The provider stays open.
+        """End the spans of all live runs, with the error `unfinished`. The provider stays open.
 
         Example:
             ```python
@@ -91,31 +89,30 @@ class OpenTelemetry:
         made = self._tracer.start_span(
             span.name,
             above,
-            SpanKind.CLIENT if span.operation == names.CHAT else SpanKind.INTERNAL,
+            SpanKind.CLIENT if span.operation == CHAT else SpanKind.INTERNAL,
             attributes=span.attributes,
             start_time=span.start_ns,
         )
-        handle = span.handle = _Handle(made, span.name, trace.set_span_in_context(made, above))
-        if span.operation == names.CHAT:
+        handle = span.handle = _Handle(made, trace.set_span_in_context(made, above))
+        if span.operation == CHAT:
             headers: dict[str, str] = {}
             _PROPAGATOR.inject(headers, handle.context)
             handle.headers, handle.headers_before = headers, call_headers.get()
             call_headers.set(headers)
-        if span.operation == names.CHAT or span.attributes.get(names.TOOL_TYPE) == "function":
+        if span.operation == CHAT or span.attributes.get("gen_ai.tool.type") == "function":
             handle.before = contexts.get_current()  # what a client or a tool of the user's traces is below this span
             contexts.attach(handle.context)
 
     def _ended(self, span: Span) -> None:
         handle: _Handle = span.handle
         made = handle.span
-        # The end may come in another context than the start, if the span was given up. That context is left alone.
+        # The end of an abandoned span may come in another context than its start: leave that context alone.
         if handle.headers is not None and call_headers.get() is handle.headers:
             call_headers.set(handle.headers_before or {})
         if handle.before is not None and trace.get_current_span() is made:
             contexts.attach(handle.before)
         if made.is_recording():
-            if span.name != handle.name:
-                made.update_name(span.name)
+            made.update_name(span.name)
             made.set_attributes(span.results)
             for each in span.events:
                 made.add_event(each.name, each.attributes, each.time_ns)

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 DRAWN_AT_ONCE_S = 3.0
-"""CPU seconds of drawing panels that are free. Beyond them, panels are left out to keep to `DRAWING_SHARE`."""
+"""CPU seconds of drawing without a bound. Beyond them, panels are left out to keep to `DRAWING_SHARE`."""
 DRAWING_SHARE = 0.1
-"""Largest share of the time that drawing panels takes from the event loop, which all runs of the process share."""
+"""Largest share of the event loop's time for drawing panels: all runs of the process share that loop."""
 INDENT = 2
-"""Columns by which a run of the next depth is moved to the right."""
+"""Columns to the right for each depth of a run."""
 TROUBLE = "red"
 """Colour of errors, and of the panels holding one."""
 TITLE = "cyan"
 """Colour of all other panels."""
 COLOURED_CHARS = 2_000
-"""Characters of code up to which its syntax is coloured. Colouring takes up to 0.1 ms a character of hostile code."""
+"""Characters of code with coloured syntax; longer code has none. A character of hostile code takes up to 0.1 ms."""
 
 
 class StoryPrinter:
@@ -107,12 +107,12 @@ def print_events(event: Event) -> None:
 
 
 def takes_panels(stream: TextIO) -> bool:
-    """Whether a stream is a terminal on which a cursor can be moved. `TERM=dumb` says that it is not one."""
+    """Whether a stream is a terminal with a cursor that moves; not with `TERM=dumb`."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def console_of(stream: TextIO) -> "Console":
-    """Return a console of rich that writes to a stream: in colour where it is a terminal and NO_COLOR is not set."""
+    """Return a console of rich for a stream: in colour on a terminal without NO_COLOR."""
     from rich.console import Console
 
     return Console(file=stream, force_jupyter=False, highlight=False)

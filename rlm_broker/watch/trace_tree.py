@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.events.trace import lines
+from rlm_broker.events.event import BlockEnded, BlockStarted, CallEnded, Event, IterationStarted, RunEnded, RunStarted
+from rlm_broker.events.trace import events
 from rlm_broker.values.text import label
 
 TEXT_CHARS = 60
-"""Characters of a question or an answer that are shown; longer text is cut."""
+"""Characters of a question or an answer; longer text is cut."""
 _OPEN = "not ended"
-"""Word for blocks that began, and have no end in the trace: their run was ended with them."""
+"""Word for blocks without an end in the trace: their run was ended with them."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run, as its events in a trace describe it."""
+    """One run of a trace."""
 
     name: str
     question: str = ""
@@ -43,9 +44,9 @@ def tree(path: Path) -> list[str]:
 
 
 def runs(path: Path) -> list[dict[str, Any]]:
-    """Return the same as plain values: for each run its name, question, model, calls, tokens, cost and end.
+    """Return the same runs as plain values.
 
-    `duration_s` is None for a run that did not end, and `cost_usd` where a price is not known.
+    `duration_s` is None for a run without an end, and `cost_usd` without a known price.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not a trace.
@@ -55,16 +56,8 @@ def runs(path: Path) -> list[dict[str, Any]]:
 
 def _runs(path: Path) -> list[_Run]:
     trees: dict[str, dict[str, _Run]] = {}
-    named = ""
-    for event in lines(path):
-        # Older traces name no trees: each root run begins one.
-        if "tree" not in event and event["event"] == "run_started" and event["depth"] == 0:
-            named = f"{len(trees)}"
-        runs = trees.setdefault(str(event.get("tree", named)), {})
-        try:
-            _take(runs.setdefault(str(event["run"]), _Run(str(event["run"]))), event)
-        except (TypeError, ValueError, AttributeError, ArithmeticError):
-            raise ConfigurationError(f"{path} is not a trace: malformed {event['event']!s:.40} event") from None
+    for event in events(path):
+        _take(trees.setdefault(event.tree, {}).setdefault(event.run, _Run(event.run)), event)
     if not trees:
         raise ConfigurationError(f"{path} is not a trace: it is empty")
     try:
@@ -73,31 +66,29 @@ def _runs(path: Path) -> list[_Run]:
         raise ConfigurationError(f"{path} is not a trace: a run's name must be like 1 or 1.2") from None
 
 
-def _take(run: _Run, event: dict[str, Any]) -> None:
-    match event["event"]:
-        case "run_started":
-            run.question, run.model = str(event.get("question") or ""), str(event.get("model"))
-        case "iteration_started":
-            run.turns = int(event.get("number", 0))
-        case "block_started":
+def _take(run: _Run, event: Event) -> None:
+    match event:
+        case RunStarted():
+            run.question, run.model = event.question or "", event.model
+        case IterationStarted():
+            run.turns = event.number
+        case BlockStarted():
             run.blocks[_OPEN] = 1  # blocks of one run never overlap
-        case "block_ended":
+        case BlockEnded():
             run.blocks.pop(_OPEN, None)
-            run.blocks[str(event.get("outcome", {}).get("status"))] += 1
-        case "call_ended":
-            usage = event.get("usage", {})
-            run.calls += event.get("error") is None
-            run.tokens += usage.get("total_input_tokens", 0) + usage.get("total_output_tokens", 0)
-            cost = usage.get("total_cost")
+            run.blocks[event.outcome.status] += 1
+        case CallEnded(usage=usage):
+            run.calls += event.error is None
+            run.tokens += usage.total_input_tokens + usage.total_output_tokens
+            cost = usage.total_cost
             run.cost_usd = None if cost is None or run.cost_usd is None else run.cost_usd + cost
-        case "run_ended":
-            run.duration_s = float(event.get("duration_s", 0))
-            run.response, run.error = event.get("response"), event.get("error")
-            run.is_stopped = event.get("kind") == "stopped"
+        case RunEnded():
+            run.duration_s, run.response, run.error = event.duration_s, event.response, event.error
+            run.is_stopped = event.kind == "stopped"
 
 
 def _place(run: _Run) -> list[int]:
-    """Return a run's place in its tree, by which runs are sorted: 1.10 comes after 1.9."""
+    """Return a run's place in its tree, for sorting: 1.10 comes after 1.9."""
     return [int(part) for part in run.name.split(".")]
 
 
@@ -116,4 +107,4 @@ def _ended(run: _Run) -> str:
     if run.duration_s is None:
         return "did not end"
     what = "stopped" if run.is_stopped else "failed" if run.error else "answered"
-    return f"{what} in {run.duration_s:.2f} s: {label(str(run.error or run.response or ''), TEXT_CHARS)}"
+    return f"{what} in {run.duration_s:.2f} s: {label(run.error or run.response or '', TEXT_CHARS)}"

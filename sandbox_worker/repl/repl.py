@@ -138,8 +138,9 @@ class Repl:
         self._provided: dict[str, Any] = {
             "__name__": "__main__",
             "__builtins__": builtins,
+            names.CONTEXT: None,  # unless there is a context
             **contexts,
-            **({_FIRST_CONTEXT: contexts[names.CONTEXT]} if names.CONTEXT in contexts else {}),
+            _FIRST_CONTEXT: contexts.get(names.CONTEXT),
             names.LLM_QUERY: queries.llm_query,
             names.LLM_QUERY_BATCHED: queries.llm_query_batched,
             names.LLM_BATCH: queries.llm_batch,

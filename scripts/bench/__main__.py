@@ -3,6 +3,7 @@
     .venv/bin/python -m scripts.bench                       # everything, some minutes
     .venv/bin/python -m scripts.bench spawn memory --json bench.json
     .venv/bin/python -m scripts.bench --quick               # whether it runs; the figures say little
+    .venv/bin/python -m scripts.bench costs --against HEAD~3   # page faults, system calls, frames: counts, no times
 
 Everything runs the public API with its defaults. Peers are installed when they are first asked for, into a folder of
 the bench's own below the user's cache. Figures of a shared machine wander: compare the ratios, and run it twice.
@@ -30,6 +31,7 @@ from scripts.bench import (
     blocks,
     chatting,
     contexts,
+    costs,
     handling,
     listing,
     mcp_serving,
@@ -100,12 +102,16 @@ MET = {True: "yes", False: "NO", None: "-"}
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what the command line names."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["costs"]:
+        costs.main(given[1:])
+        return
     parser = argparse.ArgumentParser(prog="scripts.bench", description="Measure, print one table, and write it down.")
     named = f"what to measure, by default all: {', '.join(MEASUREMENTS)}; only if named: {', '.join(LONG)}"
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *MEASUREMENTS, *LONG], help=named)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, and curves to FILE.svg")
     parser.add_argument("--quick", action="store_true", help="few repetitions of small things: does it run?")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     effort, measured = Effort(options.quick), dict[str, Sequence[Row | Curve]]()
     for name in options.names or MEASUREMENTS:
         started = time.perf_counter()

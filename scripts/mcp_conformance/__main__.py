@@ -16,10 +16,12 @@ from typing import Any
 import uvicorn
 
 from rlm_broker.rlm import RLM
+from rlm_broker.serve.guard import KEY, ServerKey
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.mcp.http import McpApp
+from rlm_broker.serve.mcp.http import mcp_app
+from rlm_broker.serve.settings import RIGHTS
 
 NODE = "node@22"
 RUNNER = "@modelcontextprotocol/conformance@0.1.16"
@@ -55,17 +57,20 @@ def _inspect(*arguments: str) -> dict[str, Any]:
 
 
 async def _conforms() -> bool:
-    async with RLM("offline") as rlm, HeldRepls() as repls:
-        app = McpApp(rlm, HostedRuns(rlm), repls, lambda _: Owner("conformance"))
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-        async with app.running():
-            serving = asyncio.get_running_loop().create_task(server.serve())
-            while not server.started:
-                await asyncio.sleep(0.01)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            done = await asyncio.to_thread(_run_conformance, f"http://127.0.0.1:{port}/mcp")
-            server.should_exit = True
-            await serving
+    key = ServerKey(Owner("conformance"), RIGHTS)
+    async with RLM("offline") as rlm, HeldRepls() as repls, mcp_app(rlm, HostedRuns(rlm), repls) as app:
+
+        async def behind_guard(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, KEY: key}, receive, send)
+
+        server = uvicorn.Server(uvicorn.Config(behind_guard, port=0, log_level="warning", lifespan="off"))
+        serving = asyncio.get_running_loop().create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        done = await asyncio.to_thread(_run_conformance, f"http://127.0.0.1:{port}/mcp")
+        server.should_exit = True
+        await serving
     return done
 
 

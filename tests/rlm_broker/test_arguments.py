@@ -54,10 +54,7 @@ GIVEN: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "verbose": ("verbose", lambda _: True),
 }
 """Maps the name of a way to give an argument to the argument and to the function that makes its value."""
-REFUSED = {
-    "handler": "model sub_model models Models routes policy cache replay",
-    "replay": "model sub_model",
-}
+REFUSED = {"handler": "model sub_model models Models routes policy cache replay", "replay": "model sub_model"}
 """Pairs in which one argument decides what the other sets, so that they must be refused together."""
 
 
@@ -75,7 +72,6 @@ def test_table_has_each_argument_of_rlm() -> None:
 
 
 def test_conflicting_arguments_are_refused(folder: Path) -> None:
-    """Arguments that decide the same are refused, and no other pairs are."""
     refused = {frozenset((name, other)) for name, others in REFUSED.items() for other in others.split()}
     for pair in combinations(GIVEN, 2):
         arguments = {GIVEN[name][0]: GIVEN[name][1](folder) for name in pair}

@@ -74,7 +74,6 @@ def test_text_naming_a_path_is_refused_with_remedy(folder: Path, open_sandbox: S
 
 
 def test_uncallable_answer_is_refused_with_remedy(open_sandbox: Sandbox) -> None:
-    """An answer function that cannot be called is refused with what to give instead."""
     answers: tuple[Any, ...] = ("yes", None, 5, LMHandler(FunctionClient(lambda _: "")))
     with open_sandbox.template() as template:
         for answer in answers:
@@ -169,7 +168,6 @@ def test_rlm_on_an_ended_loop_can_be_closed() -> None:
 
 
 def test_repl_and_sandbox_refuse_unusable_arguments(open_sandbox: Sandbox) -> None:
-    """Settings of a sandbox are refused before it is shared."""
     of_repl: list[tuple[dict[str, Any], str]] = [
         ({"tools": {"f": print}}, "tools must be a list of names of functions"),
         ({"tools": ["f", "f"]}, "tools has a name twice"),

@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import urlsplit
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rlm_broker.serve.replies import EventStream
@@ -15,7 +16,7 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once; at "/endless" with a stream as fast as its reader, at "/wait" never."""
+    """Answer at once; at "/endless" with a stream as fast as its reader, at "/wait" never, at "/unread" without a look."""
     if scope["type"] == "lifespan":
         await receive()
         await send({"type": "lifespan.startup.complete"})
@@ -26,6 +27,8 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     elif scope["path"] == "/wait":
         while (await receive())["type"] != "http.disconnect":
             pass
+    elif scope["path"] == "/unread":
+        await Response("ok")(scope, receive, send)
     else:
         while (message := await receive()).get("more_body"):
             pass

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,12 @@ def answered_call(key: str, text: str = "answer", tokens: int = 1) -> AnsweredCa
 
 def line_of(id: str, status: str = "answered") -> bytes:
     """Return a line of results."""
-    return encode_escaped({"id": id, "status": status, "digest": id.encode().hex()}) + b"\n"
+    return encode_escaped({"id": id, "status": status, "digest": coded(id).hex()}) + b"\n"
+
+
+def coded(id: str) -> bytes:
+    """Return the digest of an item that has this id: the id itself."""
+    return id.encode("utf-8", "surrogatepass")
 
 
 def texts(calls: list[AnsweredCall]) -> list[str]:
@@ -147,7 +153,8 @@ async def write(opened: Journal, *work: tuple[str, Any], told: Callable[[int], o
                 await opened.keep(key, what)
             else:
                 status, _, why = what.partition(":")
-                await opened.finish(key, id.encode(), status, why or None, Usage(), lambda: line_of(id, status))  # noqa: B023 - awaited
+                line = partial(line_of, id, status)
+                await opened.finish(key, coded(id), status, why or None, Usage(), line)
             told(number)
 
     writing = asyncio.ensure_future(written())

@@ -14,10 +14,12 @@ from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from rlm_broker.rlm import RLM
+from rlm_broker.serve.guard import KEY, ServerKey
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRuns
-from rlm_broker.serve.mcp.http import McpApp
+from rlm_broker.serve.mcp.http import mcp_app
+from rlm_broker.serve.settings import RIGHTS
 from tests.support.command import ENVIRONMENT
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
 from tests.support.waiting import WAIT_S
@@ -86,15 +88,15 @@ async def held(opened: contextlib.AbstractAsyncContextManager[T]) -> AsyncIterat
 
 
 @contextlib.asynccontextmanager
-async def served(rlm: RLM, repls: HeldRepls, **more: Any) -> AsyncIterator[str]:
-    """Serve the tools over HTTP on loopback; the address."""
+async def served(rlm: RLM, repls: HeldRepls, key: ServerKey | None = None) -> AsyncIterator[str]:
+    """Serve the tools over HTTP on loopback; the address. Without a key, the header `OWNER` stands for one."""
+    async with mcp_app(rlm, HostedRuns(rlm), repls) as app:
 
-    def owner_of(scope: Any) -> Owner:
-        return Owner(dict(scope["headers"]).get(OWNER.encode(), b"ann").decode())
+        async def behind_guard(scope: Any, receive: Any, send: Any) -> None:
+            owner = Owner(dict(scope["headers"]).get(OWNER.encode(), b"ann").decode())
+            await app({**scope, KEY: key or ServerKey(owner, RIGHTS)}, receive, send)
 
-    app = McpApp(rlm, HostedRuns(rlm), repls, **{"owner_of": owner_of, **more})
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-    async with app.running():
+        server = uvicorn.Server(uvicorn.Config(behind_guard, port=0, log_level="warning", lifespan="off"))
         serving = asyncio.get_running_loop().create_task(server.serve())
         async with asyncio.timeout(WAIT_S):
             while not server.started:

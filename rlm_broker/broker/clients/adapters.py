@@ -1,6 +1,6 @@
-"""Clients made of what users give as a model: a name, a client, a function, or the client object of another runtime.
+"""Clients made of a user's model: a name, a client, a function, or the client object of another runtime.
 
-The adapters give such an object all abilities of a `BaseClient`, so that no other module checks for them.
+The adapters have all abilities of a `BaseClient`, so that no other module checks for them.
 """
 
 import asyncio
@@ -65,16 +65,14 @@ class FieldClient(BaseClient):
 
     A prompt is a list of chat messages, or text if the request is a single text of the user.
 
-    If the object has `get_last_usage()`, its result after a call is the usage of that call; else tokens and cost are
-    unknown. The result has to be read before another call ends:
+    `get_last_usage()`, if the object has it, returns the usage of the last call; else tokens and cost are unknown. It
+    must be read before another call ends:
 
-    - An `acompletion` sets its usage in the event loop step in which it returns, so a read right after the await is
-      exact.
-    - Calls of `completion` run in threads and could not be distinguished, so they run one after the other.
+    - An `acompletion` sets it in its last step on the event loop, so a read right after the await is exact.
+    - Calls of `completion` run in threads, so they must run one after the other.
 
     Args:
-        client: The object. `model_name` is the name under which it is reported, and `context_tokens` the size of its
-            model's context window, if it has these.
+        client: The object. It may have a `model_name` for reports, and its model's `context_tokens`.
 
     Attributes:
         original: The object.
@@ -98,7 +96,7 @@ class FieldClient(BaseClient):
         """Call the object once.
 
         Raises:
-            ModelFailed: The object raised, or returned something other than text.
+            ModelFailed: The object raised, or returned no text.
         """
         if not self._is_alone:
             return await self._function.complete(request)
@@ -117,7 +115,7 @@ class FieldClient(BaseClient):
     def _ended(self, call: "asyncio.Task[LMReply]") -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # marks it as read: asyncio logs exceptions of cancelled callers' tasks otherwise
+            call.exception()  # read, or asyncio would log it if the caller was cancelled
 
     async def aclose(self) -> None:
         """Release the threads. The object itself stays open: it belongs to the user."""
@@ -153,24 +151,13 @@ def is_field_client(value: Any) -> bool:
     return not isinstance(value, type) and callable(getattr(value, "completion", getattr(value, "acompletion", None)))
 
 
-def field_client(client: Any) -> FieldClient:
-    """Return the wrapper of an object, always the same: two wrappers could not serialise its calls."""
-    found = _field_clients.get(id(client))
-    if found is None:
-        found = _field_clients[id(client)] = FieldClient(client)
-    return found
-
-
 def _of_original(name: str) -> Any:
-    """Return a property that reads the original's attribute at each access, because the object may change it.
-
-    The value is None if the object has no such attribute.
-    """
+    """Return a property for an attribute of the original, which may change; None if it has no such attribute."""
     return property(lambda self: getattr(self.original, name, None))
 
 
 class BroughtClient(BaseClient):
-    """Calls a client of the user, and answers for the optional abilities it lacks.
+    """Calls a client of the user, and has defaults for the optional abilities.
 
     Attributes:
         original: The user's object.
@@ -186,7 +173,7 @@ class BroughtClient(BaseClient):
         self.original = original
 
     async def complete(self, request: LMRequest) -> LMReply:
-        """Have the original answer. If it returns None, or a reply whose text is None, the text is empty."""
+        """Have the original answer. None as a reply or as its text becomes an empty text."""
         reply: LMReply | None = await self.original.complete(request)
         return LMReply("", Usage(total_calls=1)) if reply is None else with_text(reply)
 
@@ -196,7 +183,7 @@ class BroughtClient(BaseClient):
         return callable(getattr(self.original, "count_tokens", None))
 
     def count_tokens(self, text: str) -> int | None:
-        """Return what the original counts, or None if that is not a number of tokens."""
+        """Return the original's count, or None if it is no number of tokens."""
         counted = getattr(self.original, "count_tokens")(text)  # noqa: B009 - `Client` does not declare it
         return counted if isinstance(counted, int) and counted >= 0 else None
 
@@ -212,46 +199,43 @@ class BroughtClient(BaseClient):
 
 
 def adapted(client: Client | FieldLike) -> BaseClient:
-    """Return `client` if it is a `BaseClient`, else its wrapper.
-
-    The wrapper of one object stays the same while it is in use, so that one queue holds all its calls.
+    """Return `client` if it is a `BaseClient`, else its wrapper: always the same, so that one queue has all its calls.
 
     Raises:
         ConfigurationError: It is not a client.
     """
     if isinstance(client, BaseClient):
         return client
-    if not hasattr(client, "complete"):
-        if is_field_client(client):
-            return field_client(client)
-        raise ConfigurationError(
-            f"a client must be an object with `complete` or `completion`, not {type(client).__name__}; for a function "
-            "give FunctionClient(function), for a name use RLM"
-        )
-    client = cast("Client", client)
-    found = _adapted_clients.get(id(client))
+    found = _wrappers.get(id(client))
     if found is None:
-        found = _adapted_clients[id(client)] = BroughtClient(client)
+        if hasattr(client, "complete") and (hasattr(client, "model_name") or not is_field_client(client)):
+            found = BroughtClient(cast("Client", client))
+        elif is_field_client(client):
+            found = FieldClient(client)
+        else:
+            raise ConfigurationError(
+                f"a client must be an object with `complete` or `completion`, not {type(client).__name__}; for a "
+                "function give FunctionClient(function), for a name use RLM"
+            )
+        _wrappers[id(client)] = found
     return found
 
 
 def original(client: BaseClient) -> Client:
-    """Return the object that the user gave for `client`."""
+    """Return the user's object behind `client`."""
     return client.original if isinstance(client, BroughtClient | FieldClient) else client
 
 
 def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
-    """Return a client for an object that a user gives as a model.
+    """Return a client for a user's object.
 
     Raises:
         ConfigurationError: It is neither a client nor a function.
     """
     if isinstance(given, type):
         raise ConfigurationError(f"a model must be an object, not the class {given.__name__}: give an instance of it")
-    if hasattr(given, "complete") and hasattr(given, "model_name"):
-        return adapted(cast("Client", given))
-    if is_field_client(given):
-        return field_client(given)
+    if (hasattr(given, "complete") and hasattr(given, "model_name")) or is_field_client(given):
+        return adapted(cast("Client | FieldLike", given))
     if callable(given):
         return FunctionClient(given)
     raise ConfigurationError(f"a model must be a name, a Model, a client or a function, not {type(given).__name__}")
@@ -260,7 +244,7 @@ def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
 def client_for(name: str, **options: Any) -> BaseClient:
     """Return the client of a model: `offline`, `provider/model`, or a well-known bare name such as `gpt-5-mini`.
 
-    No request is sent. For a provider that is not well known it imports litellm, which takes seconds.
+    No request is sent. For any other provider it imports litellm, in some seconds.
 
     Args:
         name: Name of the model.
@@ -285,7 +269,5 @@ def client_for(name: str, **options: Any) -> BaseClient:
     return client
 
 
-_field_clients: "weakref.WeakValueDictionary[int, FieldClient]" = weakref.WeakValueDictionary()
-"""Maps the `id` of an object to its wrapper, which keeps the object alive, so the `id` is not reused."""
-_adapted_clients: "weakref.WeakValueDictionary[int, BroughtClient]" = weakref.WeakValueDictionary()
-"""Maps the `id` of an original to its wrapper, which keeps the original alive, so the `id` is not reused."""
+_wrappers: "weakref.WeakValueDictionary[int, BroughtClient | FieldClient]" = weakref.WeakValueDictionary()
+"""`id` of a user's object → its wrapper. The wrapper keeps the object alive, so the `id` is not reused."""

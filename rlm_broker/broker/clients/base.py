@@ -11,17 +11,16 @@ from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 
 PICTURE_CHARS = 6_000
-"""Characters that a content part without text counts as: about 2,000 tokens, as most providers count a picture."""
+"""Characters of a content part without text: about 2,000 tokens, as most providers count a picture."""
 CHARS_PER_TOKEN = 4.0
 """Average characters per token of text in Latin script."""
 
 
 call_headers: ContextVar[Mapping[str, str]] = ContextVar("rlm_broker_call_headers", default={})  # noqa: B039 - not changed
-"""Headers of the request of the call that is being made in this context; empty unless tracing is on.
+"""Headers for the request of the present call; empty unless tracing is on.
 
-The receiver of events that traces a call sets them at `CallStarted`, and takes them back at `CallEnded`. Both events
-come in the task that makes the call, and the tasks that the call starts inherit them. So calls at the same time have
-each their own.
+A tracing receiver of events sets them at `CallStarted`, and takes them back at `CallEnded`. Both events come in the
+call's own task, and its further tasks inherit them. So calls at the same time have each their own.
 """
 
 
@@ -36,8 +35,8 @@ class CallId(msgspec.Struct, frozen=True):
 
     Attributes:
         run: Name of the run, for example "1" for the root.
-        block: Block of the run during or after which the call was made; 0 before the first block.
-        n: Number of the call in that block.
+        block: The run's last block before the call; 0 before the first block.
+        n: Number of the call within the block.
     """
 
     run: str
@@ -59,20 +58,18 @@ class LMRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         messages: Conversation, in order; at least one message.
-        model: Name that was asked for; None means the client's own model.
+        model: Requested name; None means the client's own model.
         max_completion_tokens: Maximum output tokens; None leaves the number to the provider.
         depth: 0 for a turn of the root run's loop, 1 and more for queries of REPLs.
-        question: Question of the run, outside of the prompt, for clients that retrieve instead of reasoning. A client
-            that calls a language model ignores it.
-        is_loop: Whether the call is a turn of a run's loop, so that the reply may hold code. Otherwise it is a plain
-            completion.
+        question: Question of the run, outside of the prompt, for clients without reasoning. Language models ignore it.
+        is_loop: Whether the call is a turn of a run's loop, with code in its reply, or a plain completion.
         sample: Number from 0 of this reply among several to the same prompt.
-        on_text: Called with each piece of the reply as it arrives, by clients that stream. It must not block. If the
-            call is retried, the pieces begin again.
+        on_text: Called with each piece of the reply as it arrives, by streaming clients. It must not block. With a
+            retry, the pieces begin again.
         id: Place of the call in its run, for recordings.
-        has_own_prompt: Whether the system prompt is this package's, whose words depend on the machine and the release.
-        temperature: Sampling temperature, which replaces that of the client's options; None keeps theirs. A function or
-            an object of another runtime cannot be given one.
+        has_own_prompt: Whether the system prompt is this package's. Its words depend on the machine and the release.
+        temperature: Sampling temperature in place of the client's option; None keeps the option. Functions and objects
+            of another runtime ignore it.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -104,10 +101,10 @@ class LMReply(msgspec.Struct, frozen=True):
     Attributes:
         text: Reply; empty if there is none.
         usage: Usage of this call alone, with `total_calls` 1.
-        problem: Reason why there is no text, if the provider sent none.
-        model: Name of the model that served, if it is not the client's own.
-        extra: What a trainer wants beside the text, as JSON values under the server's names: `token_ids`,
-            `prompt_token_ids`, `logprobs`. None if the server gave none of them.
+        problem: Reason for an empty text, if the provider sent none.
+        model: Name of the serving model, if it is not the client's own.
+        extra: Values for a trainer, as JSON under the server's names: `token_ids`, `prompt_token_ids`, `logprobs`. None
+            if the server gave none of them.
     """
 
     text: str
@@ -118,7 +115,7 @@ class LMReply(msgspec.Struct, frozen=True):
 
 
 def with_text(reply: LMReply) -> LMReply:
-    """Return the reply of a user's client; if its text is None, return it with an empty text."""
+    """Return the reply of a user's client, with an empty text in place of None."""
     has_none = isinstance(reply, LMReply) and reply.text is None
     return msgspec.structs.replace(reply, text="") if has_none else reply
 
@@ -129,10 +126,10 @@ class Client(Protocol):
     Further attributes are optional, and each may be missing or None:
 
     - `context_tokens`: size of the model's context window in tokens.
-    - `max_concurrent`: calls that it takes at the same time. Further calls wait in a queue.
-    - `fingerprint`: text on which the replies depend besides the request, without secrets. Only replies of clients that
-      have one are kept in a `Cache`.
-    - `preflight()`: awaited before a run starts. It raises the error that every call would raise.
+    - `max_concurrent`: calls at the same time. Further calls wait in a queue.
+    - `fingerprint`: everything in the client, except secrets, that changes its replies. A `Cache` keeps no replies of a
+      client without one.
+    - `preflight()`: awaited before a run starts. It raises the error of every call, if there is one.
     - `is_priced`: False if the cost of its calls will not be known.
     - `count_tokens(text)`: tokens of a text for its model, or None. It runs in a thread, so it may take milliseconds.
 
@@ -175,12 +172,12 @@ class Client(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Release what the client holds, for example connections and threads. A second call has no effect."""
+        """Release connections, threads and other resources. A second call has no effect."""
         ...
 
 
 class BaseClient:
-    """A `Client` with a default for each optional ability, as of a client that has none of them.
+    """A `Client` with a default for each optional ability.
 
     All clients of this package are of this class. Clients of users need not be: `adapters.adapted` wraps them.
 
@@ -194,10 +191,10 @@ class BaseClient:
         ```
 
     Attributes:
-        model_name: Name under which it is registered and reported.
+        model_name: Name for registration and reports.
         context_tokens: Size of the model's context window in tokens; None if it is not known.
-        max_concurrent: Calls at the same time, beyond which further ones wait; None leaves it to the handler.
-        fingerprint: Text on which the replies depend besides the request; None keeps its replies out of a `Cache`.
+        max_concurrent: Maximum calls at the same time; further ones wait. None leaves it to the handler.
+        fingerprint: Settings with an effect on replies; None keeps its replies out of a `Cache`.
         is_priced: Whether the cost of its calls will be known; None if that is not known yet.
         why_unusable: Error of every call, if it is known before the first one; None if calls may succeed.
         counts_tokens: Whether `count_tokens` may be more exact than an estimate.
@@ -218,10 +215,10 @@ class BaseClient:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Release what the client holds. This one holds no resources."""
+        """Release resources. This one has none."""
 
     async def preflight(self) -> None:
-        """Raise the error that every call would raise, if there is one."""
+        """Raise the error of every call, if there is one."""
 
     def count_tokens(self, text: str) -> int | None:  # noqa: ARG002
         """Return the tokens of a text for the client's model, or None if that is not known.
@@ -234,7 +231,7 @@ class BaseClient:
         return None
 
     def start_loading(self) -> None:
-        """Start to load in the background what the first call would wait for. A second call has no effect."""
+        """Start loading in the background, so that the first call does not wait. A second call has no effect."""
 
     async def loaded(self) -> None:
         """Wait until `is_priced` and `context_tokens` are as exact as they will be."""

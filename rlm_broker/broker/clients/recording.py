@@ -1,4 +1,4 @@
-"""Files with a run's model calls: written while the run goes on, and read to replay it.
+"""Files with a run's model calls: written during the run, and read to replay it.
 
 The first line is `RecordedModels`, and each further line is one `Recorded` call, as JSON. A reply is found by its
 request, not by its time, because calls of a batch end in any order.
@@ -28,13 +28,13 @@ FORMAT = 1
 DIFFERENCE_LINES = 24
 """Maximum lines of a difference in an error; further lines are counted."""
 OWN_PROMPT = "(the system prompt of rlm-broker)"
-"""Text that stands for the built-in system prompt in a recording."""
+"""Text in place of the built-in system prompt in a recording."""
 LINE_CHARS = 160
 """Maximum characters of a line in a difference; longer lines are cut."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Parts of a request by which its reply is found. `temperature` is set only if code asked for one."""
+    """Key of a recorded reply. `temperature` is set only if code asked for one."""
 
     messages: list[dict[str, Any]]
     model: str | None = None
@@ -60,10 +60,10 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call, which is one line of the file.
+    """One call: one line of the file.
 
     Attributes:
-        model: Name of the model that served.
+        model: Name of the serving model.
         cancelled: Whether the call was cancelled before its end.
         run_stopped: Whether it was cancelled because its run was stopped from outside. The recording then ends there.
     """
@@ -80,13 +80,12 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RecordedModels(msgspec.Struct, frozen=True, omit_defaults=True):
-    """First line of the file: names of the run's models, and the routes and the policy that chose among them.
+    """First line of the file: names of the run's models, and their routes and policy.
 
     Attributes:
         rlm_broker_recording: Version of the format, see `FORMAT`.
         seed: Seed of the sandbox of the run's code; see `Sandbox`.
-        windows: Maps the name of a model to its context window in tokens, if that was known. A conversation is cut by
-            it.
+        windows: Name of a model → its context window in tokens, if that was known. A conversation is cut by it.
     """
 
     rlm_broker_recording: int
@@ -100,7 +99,7 @@ class RecordedModels(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Recorder:
-    """Writes calls to a new file, which only this user can read. Each call is in the file once it has ended.
+    """Writes calls to a new file, readable by this user alone. Each call is in the file once it has ended.
 
     Raises:
         ConfigurationError: The file exists, or cannot be written.
@@ -118,7 +117,7 @@ class Recorder:
         self._write(models)
 
     def add(self, recorded: Recorded) -> None:
-        """Write one call, without text that looks like a secret. A reply that is too long loses its middle."""
+        """Write one call, without apparent secrets. A very long reply loses its middle."""
         self._write(
             msgspec.structs.replace(
                 recorded,
@@ -131,7 +130,7 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Close the file, and warn if lines are missing. Calls that end later are not recorded. Call it once."""
+        """Close the file, and warn if lines are missing. Later calls are not recorded. Call it once."""
         os.close(self._descriptor)
         self._descriptor = -1  # a later `add` must not write to a reused descriptor
         if self._lost:
@@ -149,13 +148,10 @@ class Recorder:
 
 
 class Recording:
-    """Content of a recording.
-
-    Replies to equal requests are given out in their order, and the last one again for all further requests.
+    """Content of a recording. Replies to equal requests come in their order, and then the last one again.
 
     Attributes:
-        diverged: Message for all further calls, once the replayed run asked for a call that was not recorded, or
-            reached the end.
+        diverged: Message for all further calls after the first unrecorded one, or after the end; None before.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not a recording.
@@ -181,19 +177,18 @@ class Recording:
             self._by_request[encode_escaped(without_secrets(call.request))].append(call)
 
     def find(self, request: Request) -> Recorded | None:
-        """Return the call recorded for this request, or for one that differs only in secrets; None if there is none."""
+        """Return the call recorded for this request, apart from secrets; None if there is none."""
         calls = self._by_request.get(encode_escaped(without_secrets(request)))
         if not calls:
             return None
         return calls.popleft() if len(calls) > 1 else calls[0]
 
     def difference(self, request: Request, id: CallId) -> str:
-        """Return a message that shows how a request differs from the nearest recorded one.
+        """Return a message with the differences of an unrecorded request from the nearest recorded one.
 
         Args:
-            request: A request that was not recorded.
-            id: Place of its call. A recorded call of the same place is taken as the nearest, else the one with most
-                equal lines.
+            request: The request.
+            id: Place of its call. The nearest is a recorded call of the same place, else the one with most equal lines.
         """
         if not self._calls:
             return f"{self.path} holds no calls"
@@ -226,15 +221,14 @@ def _lines_of(request: Request) -> list[str]:
 
 
 def _likeness(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the number of different lines that both have. It finds the nearest, and is fast for long conversations."""
+    """Return the number of different common lines. It is fast for long conversations."""
     return len({*one} & {*other})
 
 
 class RecordedClient(BaseClient):
     """Replies from a recording. No request is sent, and the cost is 0.
 
-    If a call was not recorded, it fails, and so do all later calls of all clients on the recording. Later calls of the
-    run would differ for that reason alone, and would hide the first difference.
+    After the first unrecorded call, all later calls of all clients fail, too: their differences would only hide it.
     """
 
     def __init__(self, recording: Recording, model_name: str) -> None:
@@ -246,8 +240,7 @@ class RecordedClient(BaseClient):
         """Return the recorded reply.
 
         Raises:
-            ReplayDiverged: No such call was recorded, and the message shows the difference to the nearest one; or the
-                recorded run was stopped in this call.
+            ReplayDiverged: No such call was recorded, or the recorded run was stopped in this call.
             ModelFailed: The recorded call failed; the message is the recorded one.
         """
         if self._recording.diverged is not None:
@@ -271,10 +264,7 @@ class RecordedClient(BaseClient):
 
 
 def recorded_request(request: LMRequest) -> Request:
-    """Return the parts of a request by which a recording finds its reply.
-
-    The built-in system prompt is left out, because it lists the packages of the machine.
-    """
+    """Return the key of a request. It leaves out the built-in system prompt: that lists the machine's packages."""
     messages = [{"role": message.role, "content": message.content} for message in request.messages]
     if request.has_own_prompt:
         messages[0]["content"] = OWN_PROMPT

@@ -44,13 +44,7 @@ class Registry(Generic[B]):
     """
 
     def __init__(
-        self,
-        model: Given | None,
-        sub_model: Given | None,
-        models: Models,
-        kind: type[B],
-        *,
-        lists: bool = False,
+        self, model: Given | None, sub_model: Given | None, models: Models, kind: type[B], *, lists: bool = False
     ) -> None:
         self._kind = kind
         self.replay = None if models.replay is None else Recording(models.replay)
@@ -164,19 +158,24 @@ class Registry(Generic[B]):
             self._opened[name] = self._open(name)
         return self._opened[name]
 
-    def _client_or_why_not(self, given: Given, name: str) -> BaseClient:
-        """Return the client of a named model; for an unusable one, a placeholder that raises at its first call.
+    def _client_or_why_not(self, given: Given, name: str = "") -> BaseClient:
+        """Return the client of a model; for an unusable one, a placeholder with the error: a run may never call it.
 
-        A run may never call it, so the error must not keep the run from starting.
+        Raises:
+            UnknownModel: It has no name among the models, and is unknown.
         """
         try:
             return self._client(given, name)
         except ConfigurationError as error:
-            return _Unusable(name, error)
+            own = given.name if isinstance(given, Model) else str(given)
+            if isinstance(error, UnknownModel) and not name:
+                raise UnknownModel(f"{error}{did_you_mean(own, self.named)}") from None
+            return _Unusable(name or own, error)
 
     def _known(self, given: Given) -> BaseClient:
-        """Return the client of a model that may be given by one of the names."""
-        client = self.named[given] if isinstance(given, str) and given in self.named else self._unnamed(given)
+        """Return the client of a model or of one of the names."""
+        is_named = isinstance(given, str) and given in self.named
+        client = self.named[str(given)] if is_named else self._client_or_why_not(given)
         if client.why_unusable is not None and not self._lists:
             raise client.why_unusable
         return client
@@ -190,28 +189,18 @@ class Registry(Generic[B]):
                 return client
         return self._known(given)
 
-    def _unnamed(self, given: Given) -> BaseClient:
-        name = given.name if isinstance(given, Model) else str(given)
-        try:
-            return self._client(given)
-        except UnknownModel as error:
-            raise UnknownModel(f"{error}{did_you_mean(name, self.named)}") from None
-        except ConfigurationError as error:
-            return _Unusable(name, error)
-
-    def _client(self, given: Given, name: str = "") -> BaseClient:
+    def _client(self, given: Given, name: str) -> BaseClient:
         if isinstance(given, str):
             if not given:
                 raise ConfigurationError("the model's name is empty: give a name, or leave the argument out")
             given = Model(name=given)
-        client = self._described(given, name) if isinstance(given, Model) else client_of(given)
+        if isinstance(given, Model):
+            model = given if given.name else given.model_copy(update={"name": name})
+            client = model.client()
+            self._made[id(client)] = client, model
+        else:
+            client = client_of(given)
         client.start_loading()  # takes seconds, while the context is read and the sandbox starts
-        return client
-
-    def _described(self, model: Model, name: str) -> BaseClient:
-        model = model if model.name else model.model_copy(update={"name": name})
-        client = model.client()
-        self._made[id(client)] = client, model
         return client
 
 

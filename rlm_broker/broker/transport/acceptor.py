@@ -34,10 +34,7 @@ class Acceptor:
     """
 
     def __init__(
-        self,
-        sockets: list[socket.socket],
-        take: Callable[[socket.socket], object],
-        make_room: Callable[[], object],
+        self, sockets: list[socket.socket], take: Callable[[socket.socket], object], make_room: Callable[[], object]
     ) -> None:
         self._sockets = sockets
         self._take = take

@@ -1,9 +1,9 @@
 """A session on a socket: the asyncio shell around `Session`.
 
-This is the door for what a REPL sends. A query that passes it is not weighed again. A query that is too long is
+This is the door for a REPL's messages. Behind it no query is weighed again. A query beyond the maximum length is
 answered with an error, and its bytes are not kept (`FrameDecoder`). Beyond `max_queries_in_flight` or
-`MOST_OPEN_WEIGHT` no further query is taken, and a REPL that does not read its replies is not read. What the REPL then
-sends fills the kernel's buffers, and after that the REPL's own memory, which is limited.
+`MOST_OPEN_WEIGHT` no further query is taken. A REPL with too many unread replies is not read. Its further bytes fill
+the kernel's buffers, and then the REPL's own, limited memory.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from sandbox_worker.wire.messages import DisplayMessage, FromWorker, Output, Que
 READ_BYTES = 1 << 16
 """Bytes read at once. Between two reads, all other connections have their turn."""
 MESSAGES_IN_A_ROW = 32
-"""Messages taken at once; the rest waits for the next turn of the event loop. A read may hold a thousand messages,
-which would keep the loop busy for a tenth of a second."""
+"""Messages taken at once; the rest waits for the next turn of the event loop. A read may hold a thousand messages, work
+for a tenth of a second."""
 MOST_OPEN_WEIGHT = 64 << 20
-"""Bytes of memory that the open queries of one connection may take, see `Session.open_queries`. Beyond, no further
-query is taken from it until one of them is answered. A single query may take more while no other is open."""
+"""Maximum bytes of memory for the open queries of one connection, see `Session.open_queries`. Beyond it, no further
+query is taken until one of them is answered. A single query may take more while no other is open."""
 MOST_LOAD = 1 << 30
-"""Bytes that the open queries of all connections of one listener may weigh. Beyond, connections with an open query are
-not read until others were answered. A connection without one is read, so that every REPL makes progress."""
+"""Maximum weight in bytes of the open queries of all connections of one listener. Beyond it, connections with an open
+query are not read until others were answered. A connection without one is read, so that every REPL makes progress."""
 UNREAD_BYTES = 8 << 20
-"""Bytes of replies that a REPL has not read. Beyond, the connection does not read from the REPL either. So a REPL that
-asks and never reads fills its own socket, and not this process."""
+"""Bytes of unread replies beyond which the connection does not read from the REPL either. So a REPL without reads fills
+its own socket, and not this process."""
 MOST_UNREAD_BYTES = 32 << 20
 """Bytes of unread replies beyond which a further reply is replaced by an error."""
 
@@ -39,7 +39,7 @@ CANCELLED = "cancelled, the block that asked has ended"
 
 
 class _ReadBuffer(threading.local):
-    """The buffer that a thread's loop reads into. All of its connections share one: each takes the data at once."""
+    """The read buffer of a thread's loop. All of its connections share one: each takes the data at once."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(READ_BYTES))
@@ -51,7 +51,7 @@ _read_buffer = _ReadBuffer()
 class QueryHandler(Protocol):
     """Answers the queries of a REPL.
 
-    An async function with this signature. The caller of `execute` gives it, so that the transport depends on no model.
+    An async function with this signature, given by the caller of `execute`: the transport depends on no model.
 
     Example:
         ```python
@@ -66,8 +66,8 @@ class QueryHandler(Protocol):
     async def __call__(self, query: Query, /) -> list[Slot]:
         """Answer one query.
 
-        Cancelled when the block ends or is interrupted, or when the connection is lost. It must then end all that it
-        has started for the query.
+        Cancelled when the block ends or is interrupted, or when the connection is lost. It must then end all its work
+        for the query.
 
         Args:
             query: Query of model code, with its prompts. Its content is untrusted.
@@ -84,7 +84,7 @@ class QueryHandler(Protocol):
 OnShown = Callable[[Output | DisplayMessage], None]
 """Called with each piece of output and each display of a block, as it comes."""
 _CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
-"""Name that model code calls for each kind of query."""
+"""Kind of query → name of its function in model code."""
 
 
 async def refuse(query: Query) -> list[Slot]:
@@ -97,13 +97,13 @@ async def refuse(query: Query) -> list[Slot]:
 
 
 class QueryLoad:
-    """A sum of weights, and the connections that stopped reading because of it, in the order in which they stopped.
+    """A sum of weights, and the connections paused because of it, longest first.
 
     Args:
         most: Bytes from which on the load is high.
 
     Attributes:
-        weight: Bytes that the open queries weigh, see `Session.open_weight`. Callers add to it; `lighten` takes off.
+        weight: Weight of the open queries in bytes, see `Session.open_weight`. Callers add to it; `lighten` takes off.
     """
 
     def __init__(self, most: int = MOST_LOAD) -> None:
@@ -128,20 +128,20 @@ class QueryLoad:
         self._paused.setdefault(who, resume)
 
     def forget(self, who: object) -> None:
-        """Drop what `wait` noted for `who`. Has no effect when repeated."""
+        """Undo `wait` for `who`. Has no effect when repeated."""
         self._paused.pop(who, None)
 
 
 class Connection(asyncio.BufferedProtocol):
     """Runs blocks in the REPL at the other end of a connected socket.
 
-    Made before the socket is: the listener gives it the socket on which its token is shown. When the socket is lost,
-    `ready` and the future of `execute` fail with `WorkerDied`, and each query being answered is cancelled.
+    Made before the socket: the listener gives it the socket with its token. When the socket is lost, `ready` and the
+    future of `execute` fail with `WorkerDied`, and each query being answered is cancelled.
 
     Args:
-        session: A fresh session, which the connection owns.
-        max_queries_in_flight: Open queries at most. A further one is taken once one of them is answered, as it is at
-            `MOST_OPEN_WEIGHT`.
+        session: A fresh session, owned by the connection.
+        max_queries_in_flight: Maximum open queries. Beyond it, as at `MOST_OPEN_WEIGHT`, a further one waits for a
+            reply to one of them.
     """
 
     def __init__(self, session: Session, max_queries_in_flight: int) -> None:
@@ -169,7 +169,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def block(self) -> int:
-        """Number of the last block that was started; the first is 1."""
+        """Number of the last started block; the first is 1."""
         return self._session.block
 
     async def ready(self) -> None:
@@ -192,11 +192,11 @@ class Connection(asyncio.BufferedProtocol):
             code: Python source.
             answer: Called for each query, several at the same time.
             on_shown: Called for each piece of output and each display as it comes.
-            wanted: Input of the block beside its code, and values that the result should have.
+            wanted: Input of the block beside its code, and values for its result.
 
         Returns:
             A future of the block's result. It fails with `WorkerDied` or `ProtocolViolation` if the connection ends
-            before.
+            first.
 
         Raises:
             WorkerDied, ProtocolViolation: The connection has ended already.
@@ -211,24 +211,24 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the worker is still there, as far as is known: its death may not have arrived yet."""
+        """Whether the worker is there, as far as is known: the news of its death may still be on its way."""
         return self._lost is None
 
     def provide(self, provisions: Provisions) -> None:
-        """Give the REPL more tools and values, see `Session.provide`. Code finds them from its next block on."""
+        """Give the REPL more tools and values from its next block on, see `Session.provide`."""
         self._session.provide(provisions)
 
     def let_go(self) -> None:
-        """Answer all present and further queries of the block with an error, since it is being interrupted.
+        """Answer all present and further queries of an interrupted block with an error.
 
-        A query without room holds back all messages behind it, and the block's result may be one of them.
+        A query without room holds back all messages behind it, perhaps the block's result.
         """
         self._lets_go = True
         self._cancel_answers()
         self._go_on()
 
     async def settle(self) -> None:
-        """Cancel what is still being answered, and wait for its end: a model call or a whole child run may be below."""
+        """Cancel all answering, and wait for its end: a model call or a whole child run may be below."""
         while self._answering or self._cancelled:
             self._cancel_answers()
             await asyncio.wait(self._cancelled)
@@ -257,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
         self.receive(_read_buffer.buffer[:nbytes])
 
     def receive(self, data: bytes | memoryview) -> None:
-        """Take bytes that arrived, also those that came right behind the token."""
+        """Take received bytes, also those right behind the token."""
         try:
             self._session.feed(data)
         except ProtocolViolation as violation:
@@ -281,10 +281,9 @@ class Connection(asyncio.BufferedProtocol):
     # -- internal ----------------------------------------------------------------------------------------------------
 
     def _take_messages(self) -> None:
-        """Take some messages, and leave the others where they are.
+        """Take up to `MESSAGES_IN_A_ROW` messages; the others wait for the next turn of the loop.
 
-        Those beyond `MESSAGES_IN_A_ROW` wait for the next turn of the loop. A query without room waits for a reply to
-        another one, and all messages behind it wait with it.
+        A query without room waits for a reply to another one, and all messages behind it wait with it.
         """
         self._takes_more_soon = False
         try:
@@ -334,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _has_room(self) -> bool:
-        """Whether the last query may be answered now, beside those that are being answered."""
+        """Whether the last query may be answered now, beside the others."""
         session = self._session
         if self._lets_go or len(session.open_queries) <= 1:
             return True
@@ -345,7 +344,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _go_on(self) -> None:
-        """Begin the query that was held back if there is room now, and read on if there is room for more."""
+        """Begin the held back query if there is room now, and read on if there is room for more."""
         if self._held_back is not None:
             if self._has_room:
                 query, self._held_back = self._held_back, None
@@ -405,7 +404,7 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _regulate(self) -> None:
-        """Read on, or leave what comes in the kernel's buffers, as the bounds at the top of this module say."""
+        """Read on, or leave further bytes in the kernel's buffers, by the bounds at the top of this module."""
         if self._transport is None:
             return
         reads = self._writable and self._held_back is None and not self._takes_more_soon
@@ -428,7 +427,7 @@ class Connection(asyncio.BufferedProtocol):
         self._load.lighten(share)
         self._lost = self._lost or reason
         self._ready.set()
-        if self._result is not None and not self._result.done():  # a result that was complete before the end counts
+        if self._result is not None and not self._result.done():  # a complete result counts
             self._result.set_exception(self._lost)
             self._result.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
         self._cancel_answers()

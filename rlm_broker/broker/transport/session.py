@@ -1,4 +1,4 @@
-"""The protocol of one REPL's connection, without I/O: bytes in, messages out, and which message may come when."""
+"""The protocol of one REPL's connection, without I/O: bytes in, messages out, and the order of messages."""
 
 from collections import deque
 from enum import IntEnum, auto
@@ -34,22 +34,21 @@ LONGEST_QUERY_ID = 40
 BYTE_WEIGHT = 8
 """Bytes of memory for each byte of an open query: a wide character takes 4, small objects more."""
 PROMPT_WEIGHT = 1024
-"""Bytes of memory that an open query takes for each prompt beside its text: its place, its id, its reply."""
+"""Bytes of memory for each prompt of an open query, beside its text: its place, its id, its reply."""
 ARGUMENT_WEIGHT = 512
-"""Bytes of memory for each value among the arguments of a tool: pydantic makes an object of it, or a note of what is
-wrong with it."""
+"""Bytes of memory for each value among the arguments of a tool: pydantic makes an object or an error of it."""
 
 
 class Wanted(NamedTuple):
-    """The input of a block beside its code, and the values that its result should have.
+    """The input of a block beside its code, and values for its result.
 
     Attributes:
         value: Whether the result has the value of the last statement, if that is an expression.
-        names: Variables whose values are wanted. The block then has no code.
-        stdin: Text that the code may read from descriptor 0; None gives it no text.
-        submit: Names of the fields with which the code submits, and so ends the block. An empty tuple takes any value;
-            with None, the block does not end at a submission.
-        variables: Whether the result names the variables that the block has made or changed.
+        names: Variables to read. The block then has no code.
+        stdin: Text for descriptor 0; None gives it no text.
+        submit: Names of the fields of a submission, as the end of the block. An empty tuple takes any value; with None,
+            the block does not end at a submission.
+        variables: Whether the result names the new and the changed variables.
     """
 
     value: bool = False
@@ -93,7 +92,7 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
 
 
 class RefusedQuery(NamedTuple):
-    """A query that is too long. It has not been decoded, and waits for a reply like any other.
+    """A query beyond the maximum length. It is not decoded, and waits for a reply like any other.
 
     Attributes:
         query: Its id, with one empty prompt.
@@ -105,15 +104,15 @@ class RefusedQuery(NamedTuple):
 
 
 class Session:
-    """The state of the protocol on one connection. All that the worker claims is checked here, once for all callers.
+    """The state of the protocol on one connection. All claims of the worker are checked here, once for all callers.
 
     Args:
         max_frame_bytes: Largest payload of a frame in either direction.
 
     Attributes:
-        state: Decides which messages may come next, see `TRANSITIONS`.
+        state: Decides about the next message, see `TRANSITIONS`.
         block: Number of the current or last block; the first is 1.
-        open_queries: Id of each query without a reply → the memory in bytes it may take at most.
+        open_queries: Id of each query without a reply → its maximum memory in bytes.
         open_weight: Sum of `open_queries`.
         max_frame_bytes: Largest payload of a frame in either direction.
     """
@@ -131,7 +130,7 @@ class Session:
         self._payloads: deque[Payload] = deque()
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Add the bytes that arrived. `next_message` decodes them, message by message.
+        """Add received bytes. `next_message` decodes them, message by message.
 
         Raises:
             ProtocolViolation: A frame is larger than allowed, and no complete frame precedes it. Close the connection.
@@ -173,11 +172,11 @@ class Session:
         return message
 
     def execute(self, code: str, wanted: Wanted = NOTHING) -> bytes:
-        """Return the frames that start the next block, with all that was provided since the last one.
+        """Return the frames for starting the next block, with all provisions since the last one.
 
         Args:
             code: Python source.
-            wanted: Further input, and the values that the result should have.
+            wanted: Further input, and values for the result.
 
         Raises:
             ProtocolViolation: The REPL is not idle.
@@ -186,14 +185,7 @@ class Session:
         unsent = self._unsent
         submit = None if wanted.submit is None else [*wanted.submit]
         message = Execute(
-            self.block + 1,
-            code,
-            unsent.tools(),
-            wanted.value,
-            [*wanted.names],
-            wanted.stdin,
-            submit,
-            wanted.variables,
+            self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names], wanted.stdin, submit, wanted.variables
         )
         frame = framed(message, self.max_frame_bytes)
         self._step(message)
@@ -208,7 +200,7 @@ class Session:
         self._unsent.add(provisions)
 
     def reply(self, reply: Reply) -> bytes | bytearray:
-        """Return the frame that answers an open query.
+        """Return the frame for answering an open query.
 
         Raises:
             ProtocolViolation: No query with this id is open.
@@ -222,7 +214,7 @@ class Session:
         return frame
 
     def close(self) -> None:
-        """Accept no further message, in either direction, and drop those that were not taken."""
+        """Accept no further message, in either direction, and drop the waiting ones."""
         self.state = State.CLOSED
         self._payloads.clear()
         self.open_queries.clear()

@@ -1,4 +1,4 @@
-"""Connections that have shown no token, and the bounds for them: their number, their silence and their memory.
+"""Connections without a token, and bounds of their number, their silence and their memory.
 
 Each shows a token, or uses the field's one-shot protocol, or is turned away.
 """
@@ -17,14 +17,14 @@ from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
 from sandbox_worker.wire.messages import Welcome, decode_hello, encode
 
 MOST_SILENT = 256
-"""Connections that have not said what they are. When one more comes, the one that is silent for longest is dropped."""
+"""Maximum silent connections. When one more comes, the longest silent one is dropped."""
 MOST_SERVED = 2048
 """One-shot requests served at the same time. A further one is refused as `BUSY`."""
 DESCRIPTOR_SHARE = 4
 """Divisor of the process's limit of descriptors: served requests may hold a quarter. REPLs and files need the rest."""
 MOST_WEIGHT = 128 << 20
-"""Bytes of memory that one-shot requests and their unread replies may take together, see `request_weight`. A request
-beyond is refused as `BUSY`."""
+"""Maximum bytes of memory of one-shot requests and their unread replies, see `request_weight`. A further request is
+refused as `BUSY`."""
 SMALL_BYTES = 1 << 12
 """Bytes of a request parsed at once. Of larger ones, one is parsed in each turn of the event loop."""
 BUSY = "busy: the handler serves as many one-shot requests as it can hold; try again in 1 s"
@@ -32,9 +32,9 @@ BUSY = "busy: the handler serves as many one-shot requests as it can hold; try a
 STRING_WEIGHT = 1024
 """Bytes of memory for each string of a request: a prompt, its call and its part of the reply."""
 MOST_STRINGS = 1 << 14
-"""Strings of a request that are weighed. A long text may have more quotes, but no more prompts are served at once."""
+"""Maximum strings in the weight of a request: a long text may have more quotes, but no request has more prompts."""
 MAX_HELLO_BYTES = 512
-"""Bytes of a first frame on a port that takes tokens alone; a longer one is refused. A `Hello` has about 70."""
+"""Maximum bytes of the first frame on a port without the one-shot protocol. A `Hello` has about 70."""
 ONE_AT_A_TIME = "one request at a time: send the next one after the reply"
 NOT_SERVED = "this port serves the one-shot protocol only when it was started with one_shot=True"
 
@@ -43,15 +43,13 @@ OneShotServer = Callable[[bytes], Awaitable[bytes]]
 
 
 def request_weight(payload: bytes | bytearray) -> int:
-    """Return the memory in bytes that a request may take while it is served: its text in wide characters, its objects.
-
-    Estimated without parsing: quotes are counted, and two make a string.
-    """
+    """Estimate the memory of a served request in bytes without parsing it: wide characters, and an object for each two
+    quotes."""
     return 8 * len(payload) + STRING_WEIGHT * min(MOST_STRINGS, payload.count(b'"') // 2)
 
 
 class Stranger(Protocol):
-    """A connection that has shown no token."""
+    """A connection without a token."""
 
     def hang_up(self) -> None:
         """Close the connection at once."""
@@ -63,10 +61,10 @@ class Stranger(Protocol):
 
 
 class Strangers:
-    """The connections of one listener that have shown no token.
+    """The connections of one listener without a token.
 
     Args:
-        silence_s: Seconds that one of them may stay silent. Beyond, it is dropped.
+        silence_s: Seconds of silence after which one of them is dropped.
 
     Attributes:
         present: All these connections.
@@ -76,7 +74,7 @@ class Strangers:
         self.silence_s = silence_s
         self.present: set[Stranger] = set()
         self._silent: OrderedDict[Stranger, float] = OrderedDict()
-        """Each silent connection → the loop's time until which it may be silent. The longest silent comes first."""
+        """Each silent connection → the loop's time of its end. The longest silent comes first."""
         self._sweep: asyncio.TimerHandle | None = None
         self._weights: dict[Stranger, int] = {}
         self._weight = 0
@@ -105,7 +103,7 @@ class Strangers:
             self.drop_longest_silent()
 
     def hears(self, stranger: Stranger) -> None:
-        """Note that `stranger` has said something, or is gone: its time does not run any more."""
+        """Stop the time of `stranger`, after it has said something or is gone."""
         self._silent.pop(stranger, None)
 
     def drop_longest_silent(self) -> None:
@@ -127,7 +125,7 @@ class Strangers:
     # -- memory and requests -----------------------------------------------------------------------------------------
 
     def weigh(self, stranger: Stranger, weight: int) -> bool:
-        """Note how many bytes of memory `stranger` holds now.
+        """Set the memory of `stranger` in bytes.
 
         Returns:
             Whether there is room for them. A stranger always has room while no other holds memory.

@@ -19,8 +19,8 @@ from rlm_broker.values.validation import shown, suggestion
 
 PREFIX = "RLM_BROKER_"
 """Prefix of environment variables with settings, for example `RLM_BROKER_MODEL` and `RLM_BROKER_MAX_ITERATIONS`."""
-NO_SETTINGS = ("RLM_BROKER_CONTROL",)
-"""Variables with that prefix that are no settings; see `control.server`."""
+NO_SETTINGS = ("RLM_BROKER_CONTROL", "RLM_BROKER_KEY")
+"""Variables with that prefix that are no settings; see `watch.server`, and the option `--key env:RLM_BROKER_KEY`."""
 PROJECT_FILE = "rlm-broker.toml"
 """Name of the project's file, in the current folder.
 

@@ -13,16 +13,15 @@ from rlm_broker.values.text import shorten
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 
 PARTS_SHOWN = 20
-"""Parts of a context that the opening names, with the length of each."""
+"""Parts of a context in the opening, with the length of each."""
 SHOWN_WHOLE_CHARS = 2_000
-"""Longest context, in characters, that is part of the opening as a whole. Of a longer one the opening has the
-beginning."""
+"""Longest context, in characters, shown whole in the opening."""
 BEGINNING_CHARS = 500
-"""Characters of a longer context's beginning that the opening shows."""
+"""Characters of a longer context's beginning in the opening."""
 REMINDER_CHARS = 300
-"""Characters of the task that each turn repeats. The opening has all of it."""
+"""Characters of the task in each turn. The opening has all of it."""
 WRONG_ANSWER_CHARS = 2_000
-"""Characters of an answer of the wrong type that the model is shown again."""
+"""Characters of an answer of the wrong type, shown to the model again."""
 EMPTY_REPLY = "(no reply)"
 """Text in place of an empty reply in the conversation, since some providers refuse an empty message."""
 NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
@@ -44,7 +43,7 @@ class Messages:
 
     Attributes:
         question: The question; None if the task is in the context.
-        profile: Variant of the system prompt, which decides how the model is asked to end.
+        profile: Variant of the system prompt, with its way to end.
         is_context: Whether the context is the task. Of a long task, the question is then the beginning and the end.
     """
 
@@ -53,12 +52,7 @@ class Messages:
     is_context: bool = False
 
     def opening(self, info: ContextInfo, beginning: ContextBeginning, name: str = CONTEXT) -> str:
-        """Return the first user message: the question, and what is known of the context.
-
-        Args:
-            beginning: Beginning of the context, of `SHOWN_WHOLE_CHARS` at most.
-            name: Name of the variable holding it. `context_1` is the second context of a REPL that lives on.
-        """
+        """Return the first user message: the question, and the facts of the context in the variable `name`."""
         lines = [f"`{name}` is {info.headline()}."]
         if name != CONTEXT:
             number = int(name.rpartition("_")[2])
@@ -96,14 +90,14 @@ class Messages:
         )
 
     def unseen(self, answer: str) -> str:
-        """Return why an answer is not taken that the model wrote beside code, before it saw the output."""
+        """Return the refusal of an answer beside code with an output."""
         return (
             f"Your answer, {_cut(answer, REMINDER_CHARS)!r}, was written before you saw this output, so it was not "
             "taken. If it is right, give it again, in a reply without code."
         )
 
     def not_looked(self) -> str:
-        """Return why an answer is not taken that the model gave in its first reply, before it looked at the context."""
+        """Return the refusal of an answer before a look at the context."""
         return (
             "You have answered without having looked at the context, so the answer was not taken yet. Look at it by "
             "code; or, if no look is needed, give the answer again."
@@ -122,11 +116,8 @@ class Messages:
 
 
 def after_summary(opening: str, name: str) -> str:
-    """Return the first user message of a conversation that was cut short. The model's own summary is the reply to it.
-
-    Args:
-        name: Name of the variable holding the whole conversation.
-    """
+    """Return the first user message of a summarised conversation. The reply to it is the summary, and the variable
+    `name` has the whole conversation."""
     return (
         f"{opening}\n\nThis conversation became too long and was cut: `{name}` has all its messages. Write down what "
         "you have looked at, what you found, which variables hold what, and what is still to be done."
@@ -134,7 +125,7 @@ def after_summary(opening: str, name: str) -> str:
 
 
 def wrong_type(answer: str, problem: str, schema: str) -> str:
-    """Return why an answer is not taken that is not of the wanted type."""
+    """Return the refusal of an answer of another type."""
     return (
         f"Your answer is not of the type that is wanted: {problem}\nIt was: {_cut(answer, WRONG_ANSWER_CHARS)}\n"
         f"Submit a JSON value of this schema, for example by `import json; FINAL(json.dumps(value))`: {schema}"
@@ -150,12 +141,10 @@ def typed_task(question: str | None, schema: str) -> str:
 
 
 def without_repl(context: Any, question: str | None) -> list[ChatMessage]:
-    """Return the messages of a run without a REPL: a plain completion.
-
-    A context of chat messages keeps their roles; the text of any other context is the prompt.
+    """Return the messages of a run without a REPL: a plain completion. Chat messages as a context keep their roles.
 
     Raises:
-        ContextRefused: The context has values that JSON cannot hold.
+        ContextRefused: The context has values without a JSON form.
     """
     asked = [] if question is None else [ChatMessage("user", question)]
     if isinstance(context, list) and context and all(map(_is_message, context)):

@@ -1,4 +1,4 @@
-"""The system prompt, from the facts of a run: what its REPL has, how to work with it, and the limits."""
+"""The system prompt, from the facts of a run: the names in its REPL, a way to work, and the limits."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,35 +11,34 @@ from rlm_broker.run.prompts.observation import most_shown
 from sandbox_worker.wire.names import CONTEXT
 
 USUAL_CHARS = 100_000
-"""Characters that a prompt to a model may have whose window is not known. Most models read as many."""
+"""Maximum characters of a prompt to a model without a known window. Most models read as many."""
 _HELPERS = {
     "search": "`search(pattern, text)`: where a regular expression is found, with the text around it.",
     "chunks": "`chunks(text, size, overlap=0)`: parts of a text.",
     "lines": "`lines(text, first, last)`: lines of a text, by number from 1.",
 }
-"""Helpers of the REPL by name, as the prompt tells them. A tool of the same name replaces its helper."""
+"""Helpers of the REPL by name, with their words in the prompt. A tool of the same name replaces its helper."""
 FULL_PROMPTS = 20
-"""Prompts of a good batch, each nearly as long as the model reads. Thousands of tiny ones cost more, and each knows
-less."""
+"""Prompts of a good batch, each nearly as long as the window. Thousands of tiny ones cost more, and know less each."""
 SMALL_WINDOW_TOKENS = 16_000
 """Window in tokens below which a model gets the compact prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of one run that its system prompt tells.
+    """Facts of one run for its system prompt.
 
     Attributes:
-        limits: Limits that are enforced.
+        limits: The enforced limits.
         depth: Depth of the run; 0 is the root.
         reads_chars: Longest prompt of `llm_query`, in characters; None if it is not known.
         window_tokens: Window of the run's own model, in tokens; None if it is not known.
-        models: Further models that code may name, each with a description.
-        packages: Packages that code can import, beside the standard library.
+        models: Name and description of each further model for code.
+        packages: Packages for code, beside the standard library.
         python: Version of Python, for example "3.12".
         tools: A line for each function and value of the user's.
-        tool_names: Names of these. A helper of the REPL with one of them is not there.
-        context: Name of the variable that holds the context. `context_1` is the second context of a REPL that lives on.
+        tool_names: Names of these. They replace helpers of the same names.
+        context: Variable with the context. `context_1` is the second context of a persistent REPL.
     """
 
     limits: Limits
@@ -55,7 +54,7 @@ class Facts:
 
     @property
     def shown_chars(self) -> int:
-        """Characters of a turn's output that the model is shown."""
+        """Characters of a turn's output for the model."""
         return most_shown(self.limits.max_observation_chars, self.window_tokens)
 
     @property
@@ -86,7 +85,7 @@ def fitting(profile: Profile, window_tokens: int | None) -> Profile:
 
 
 def ending(profile: Profile) -> str:
-    """Return the part of the system prompt that says how to end a run."""
+    """Return the part of the system prompt about the end of a run."""
     final = (
         "End with `FINAL(value)` in a repl block, or with `FINAL_VAR('name')` for a long value that a variable holds. "
         "Without code in the reply, `FINAL(the answer)` on a line of its own does the same."
@@ -100,7 +99,7 @@ def ending(profile: Profile) -> str:
 
 
 def prompts_digest(profile: Profile) -> str:
-    """Return a digest of what models are told. It changes with the words of a release, not with the settings."""
+    """Return a digest of our own words to models. It changes with the release, not with the settings."""
     says = Messages("", profile)
     told = [says.reminder(1), says.last_request(), says.unseen(""), says.not_looked(), SUMMARISE]
     told += [system_prompt(Facts(Limits(max_depth=2), depth), profile) for depth in (0, 1)]
@@ -234,13 +233,13 @@ def _examples(facts: Facts, profile: Profile) -> str:
 
 
 def _part_chars(facts: Facts) -> int:
-    """Return the length of a part in the example: 3/4 of what a call reads, in characters, as a round number."""
+    """Return the length of a part in the example: 3/4 of a call's window, in characters, as a round number."""
     reads = facts.reads_chars or USUAL_CHARS
     return rounded_down(max(1_000, reads * 3 // 4), 1)
 
 
 def rounded_down(number: int, digits: int) -> int:
-    """Return a number that has only its first digits, and zeros behind them."""
+    """Return a number with zeros behind its first digits."""
     shown = str(number)
     return int(shown[:digits].ljust(len(shown), "0"))
 

@@ -1,11 +1,12 @@
 """One block in a worker: its start, its clock, its interrupt, and the reason why its REPL must be killed.
 
-One loop (`_ends`) waits on one event (`_wake`), which is set by each fact that may end the block: its result, news from
-init, CPU time that was used, an answered query, a wish to interrupt, or the time of the clock's next verdict.
+One loop (`_ends`) waits on one event (`_wake`). Each fact that may end the block sets it: its result, news from init,
+used CPU time, an answered query, a wish to interrupt, or the time of the clock's next verdict.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,26 +24,20 @@ from sandbox_worker.wire.control import Exceeded
 from sandbox_worker.wire.messages import Query, Result, Slot
 
 LEFT_RUNNING_S = 2.0
-"""CPU seconds beyond what a block may use, until the processes it left running are killed. The margin is needed
-because init samples CPU time."""
+"""CPU seconds beyond a block's own until the processes it left running are killed. Init samples CPU time."""
 DEATH_NEWS_S = 1.0
-"""Seconds in which init reports how a REPL died whose connection was lost. Beyond, the REPL lives and has closed the
-connection itself."""
+"""Seconds until init has reported how a REPL died, after its connection was lost. Beyond them, the REPL lives and has
+closed the connection itself."""
 
 
 class BlockRun:
     """One block, from its start to its result or to the reason why its REPL must be killed.
 
     Args:
-        worker: Worker of the REPL.
-        connection: Connection of the REPL.
-        output: Collects what the block prints and shows.
-        limits: Limits of the REPL.
-        answer: Called for each query of the block.
         timeout_s: Compute time in seconds until the block is interrupted.
         wall_timeout_s: Wall time in seconds until then, waiting for replies included.
-        contexts: Contexts that the block's queries give to children.
-        fields: Fields that the block has to submit; None if it has none.
+        contexts: Contexts for children of the block's queries.
+        fields: Fields to submit; None if there are none.
 
     Attributes:
         killed_because: Reason why the REPL must be killed, as one clause; None while it can go on.
@@ -80,80 +75,67 @@ class BlockRun:
         return self._clock.limit or (died.limit if isinstance(died, Exceeded) else None)
 
     def interrupt(self, over: str) -> None:
-        """Interrupt the block, as at a limit.
-
-        Args:
-            over: The reason, as the rest of a sentence about the block.
-        """
+        """Interrupt the block, as at a limit. `over` is the reason, as the rest of a sentence about the block."""
         self._clock.wish(over)
         self._wake.set()
 
     async def result(self, code: str, wanted: Wanted = NOTHING) -> Result | None:
-        """Run the block, and return its result.
-
-        If the caller is cancelled, the block goes on until `end` is called.
+        """Run the block, and return its result. If the caller is cancelled, the block goes on until `end` is called.
 
         Returns:
             The result; None if the REPL must be killed, or is dead already. `killed_because` then has the reason.
         """
         self._worker.on_written = self._output.written
         self._worker.on_burned, self._worker.on_change = self._burned, self._wake.set
-        try:
-            # The clock interrupts a block that runs. This bound is for processes that a block leaves when it has ended.
-            self._worker.begin(self._cpu_s)
-            self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
-        except ProtocolViolation as violation:
-            self.killed_because = _broken(violation)
-            return None
-        except SandboxFailed as failure:
-            self.killed_because = await self._reason_of_its_end() or str(failure)
-            return None
-        self._block.add_done_callback(lambda _: self._wake.set())
-        return await self._rest(self._block)
+        return await self._rest(lambda: self._begun(code, wanted))
 
     async def end(self, over: str) -> bool:
         """Interrupt a block whose `result` was cancelled, and return whether its REPL can go on."""
         self.interrupt(over)
-        return self._block is not None and await self._rest(self._block) is not None
+        block = self._block
+        return block is not None and await self._rest(lambda: block) is not None
 
-    async def _rest(self, block: "asyncio.Future[Result]") -> Result | None:
+    def _begun(self, code: str, wanted: Wanted) -> "asyncio.Future[Result]":
+        # The clock interrupts a running block. This bound is for processes left by an ended one.
+        self._worker.begin(self._cpu_s)
+        self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
+        self._block.add_done_callback(lambda _: self._wake.set())
+        return self._block
+
+    async def _rest(self, begun: "Callable[[], asyncio.Future[Result]]") -> Result | None:
         """Wait for the end of the block, and for the end of all answering of its queries."""
-        result = await self._outcome(block)
+        result: Result | None = None
+        try:
+            result = await self._outcome(begun())
+        except ProtocolViolation as violation:
+            self.killed_because = f"it broke the protocol of its connection to the broker: {violation}"
+        except SandboxFailed as failure:
+            self.killed_because = await self._reason_of_its_end() or str(failure)
         await self._connection.settle()
         return result
 
     async def _outcome(self, block: "asyncio.Future[Result]") -> Result | None:
-        try:
-            if not await self._ends(block):
-                return None
-            if self._worker.is_past_its_groups_limit():
-                self.killed_because = self._death()
-                return None
-            result = block.result()
-            if result.descriptor_output:
-                await self._worker.drain()
-            if result.status == "interrupted":  # the REPL cannot tell our SIGINT from a KeyboardInterrupt of the code's
-                over = self._clock.over
-                result = msgspec.structs.replace(
-                    result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
-                )
-            return result
-        except ProtocolViolation as violation:
-            self.killed_because = _broken(violation)
-        except SandboxFailed as failure:
-            self.killed_because = await self._reason_of_its_end() or str(failure)
-        return None
+        if not await self._ends(block):
+            return None
+        if self._worker.is_past_its_groups_limit():
+            self.killed_because = self._death()
+            return None
+        result = block.result()
+        if result.descriptor_output:
+            await self._worker.drain()
+        if result.status == "interrupted":  # the REPL cannot tell our SIGINT from a KeyboardInterrupt of the code's
+            over = self._clock.over
+            result = msgspec.structs.replace(
+                result, status="interrupted" if over else "error", error=f"it {over}" if over else result.error
+            )
+        return result
 
     async def _ends(self, block: "asyncio.Future[Result]") -> bool:
-        """Wait for the block, and interrupt it at its limit.
-
-        Returns:
-            Whether the block ended; False if the REPL must be killed.
-        """
+        """Wait for the block, and interrupt it at its limit. Return whether it ended, or its REPL must be killed."""
         loop = asyncio.get_running_loop()
         while not block.done():
             if (why := self._death()) is not None:
-                # A result that was complete before the REPL's end counts, and may still be on its way.
+                # A result from before the REPL's end counts, and may still be on its way.
                 await asyncio.wait({block}, timeout=DEATH_NEWS_S)
                 self.killed_because = why
                 return block.done() and block.exception() is None
@@ -217,7 +199,3 @@ class BlockRun:
         except TimeoutError:
             return None
         return why
-
-
-def _broken(violation: ProtocolViolation) -> str:
-    return f"it broke the protocol of its connection to the broker: {violation}"

@@ -1,4 +1,4 @@
-"""The time that a block may still take. Callers pass the present time in, so that the clock has none of its own."""
+"""The time left to a block. Callers pass the present time in: the clock has none of its own."""
 
 from typing import Literal
 
@@ -10,14 +10,14 @@ class BlockClock:
 
     Compute time stands still while the REPL waits for at least one reply: a slow provider must not kill a healthy REPL.
     Other threads of the REPL may compute meanwhile. They are bounded by CPU time: as much as all CPUs have within the
-    limit. CPU time is sampled, and misses processes that live for a moment only. So wall time has a limit, too.
+    limit. CPU time is sampled, and misses processes of a moment. So wall time has a limit, too.
 
     Args:
         limit_s: Compute time in seconds until the interrupt.
         wall_s: Wall time in seconds until the interrupt, waiting for replies included.
         grace_s: Wall time in seconds from the interrupt to the kill. Queries do not extend it.
         now: Present time in seconds of a monotonic clock, as in all methods. The block begins now.
-        cpus: CPUs that the REPL's threads and processes can use at the same time.
+        cpus: CPUs for all threads and processes of the REPL.
 
     Attributes:
         limit: Name of the limit that was reached; None before.
@@ -55,11 +55,8 @@ class BlockClock:
         self._left_cpu_s -= cpu_s
 
     def wish(self, over: str) -> None:
-        """Have the block interrupted with the next verdict, as at a limit.
-
-        Args:
-            over: The reason, as the rest of a sentence about the block.
-        """
+        """Have the block interrupted with the next verdict. `over` is the reason, as the rest of a sentence about the
+        block."""
         self._wish = over
 
     def verdict(self, now: float) -> Verdict:
@@ -83,7 +80,7 @@ class BlockClock:
         return "interrupt"
 
     def wait_s(self, now: float) -> float:
-        """Return the seconds until the verdict can change with time alone."""
+        """Return the seconds until time alone can change the verdict."""
         if self._interrupted_at is not None:
             return max(0.0, self._interrupted_at + self._grace_s - now)
         if self._left_cpu_s <= 0 or self._wish is not None:

@@ -38,26 +38,19 @@ OnOutput = Callable[[Stream, str], None]
 
 
 class BlockOutput:
-    """Collects one block's output and passes it on as it comes. The bounds hold also if the worker ignores them.
+    """Collects one block's output and its `displays`, and passes text on as it comes.
 
-    Args:
-        bounds: Bounds of each of the two ways that a stream has: the connection and the descriptor. The head and tail
-            that are kept stay within both together.
-        on_output: Called with each piece; None for no such function.
-
-    Attributes:
-        displays: Displays of the block. The session has bounded them.
+    The bounds hold for each of the two ways of a stream, the connection and the descriptor, also if the worker ignores
+    them. The head and tail of a stream stay within both together. The session has bounded the displays.
     """
 
     def __init__(self, bounds: OutputBounds, on_output: OnOutput | None) -> None:
-        self._on_output = Callback.of(on_output, "on_output")
         self.displays: list[Display] = []
-        # The REPL's own code keeps to the bounds of each way. Only output that model code forges is cut here.
-        bounds = bounds.both_ways()
-        self._kept = {"stdout": HeadTail(bounds, ""), "stderr": HeadTail(bounds, "")}
-        self._text: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
+        self._on_output = None if on_output is None else Callback(on_output, "on_output")
+        self._bounds = bounds
+        # Made with the first output: most blocks print to one stream, and write to no descriptor.
+        self._streams: dict[Stream, tuple[HeadTail[str], list[str]]] = {}
+        self._decoders: dict[Stream, codecs.IncrementalDecoder] = {}
 
     def printed(self, output: Output) -> None:
         """Add text that Python code printed."""
@@ -72,35 +65,43 @@ class BlockOutput:
 
     def written(self, written: Written) -> None:
         """Add bytes written to a descriptor, by C code or a program."""
+        if written.stream not in self._decoders:
+            self._decoders[written.stream] = codecs.getincrementaldecoder("utf-8")("replace")
         self._add(written.stream, self._decoders[written.stream].decode(written.data))
 
     def finish(self) -> tuple[str, str]:
         """Return all of stdout and all of stderr, with the tails that were kept."""
-        streams: tuple[Stream, ...] = ("stdout", "stderr")
-        for stream in streams:
-            if tail := self._kept[stream].finish():
-                self._text[stream].append(tail)
-                self._on_output(stream, tail)
-        return "".join(self._text["stdout"]), "".join(self._text["stderr"])
+        return self._whole("stdout"), self._whole("stderr")
+
+    def _whole(self, stream: Stream) -> str:
+        if stream not in self._streams:
+            return ""
+        kept, pieces = self._streams[stream]
+        self._keep(stream, pieces, kept.finish())
+        return "".join(pieces)
 
     def _add(self, stream: Stream, text: str) -> None:
-        if head := self._kept[stream].add(text):
-            self._text[stream].append(head)
-            self._on_output(stream, head)
+        if stream not in self._streams:
+            # The REPL's own code keeps to the bounds of each way. Only output that model code forges is cut here.
+            self._streams[stream] = HeadTail(self._bounds.both_ways(), ""), []
+        kept, pieces = self._streams[stream]
+        self._keep(stream, pieces, kept.add(text))
+
+    def _keep(self, stream: Stream, pieces: list[str], piece: str) -> None:
+        if piece:
+            pieces.append(piece)
+            if self._on_output is not None:
+                self._on_output(stream, piece)
 
 
 _threads = DaemonThreads(16)
 
 
 class SubmitFields:
-    """Fields that one block submits, with their types.
+    """The fields of one block's submission: `names` in order, and their checked `values`, None before.
 
     Args:
         types: Field → its type, as `WantedType` takes it. An empty mapping stands for one value of any type.
-
-    Attributes:
-        names: Fields, in order.
-        values: Field → value, once the code has submitted them; None before.
 
     Raises:
         ConfigurationError: A field is not a name, or its type cannot be validated.
@@ -115,15 +116,9 @@ class SubmitFields:
 
     @classmethod
     def of(cls, submit: object) -> "SubmitFields | None":
-        """Return the fields that the argument `submit` stands for.
-
-        Args:
-            submit: True for one value of any type; a mapping from field to type; None or False for a block that does
-                not end at a submission, for which None is returned.
-
-        Raises:
-            ConfigurationError: It has any other type, or a field cannot be used.
-        """
+        """Return the fields for the argument `submit`: True is one value of any type, a mapping is one from field to
+        type. For None or False, return None: the block goes on after a submission. Raise ConfigurationError for
+        anything else."""
         if submit is None or submit is False:
             return None
         if submit is not True and not isinstance(submit, Mapping):
@@ -136,11 +131,7 @@ class SubmitFields:
         return cls({} if submit is True else submit)
 
     async def answer(self, query: Query) -> list[Slot]:
-        """Check the fields that code wants to submit.
-
-        Returns:
-            One slot, without a text if all fields are right, else with an error saying what is wrong.
-        """
+        """Check the fields of a submission. Return one slot, with an error unless all fields are right."""
         encoded = query.texts
         if len(encoded) != 1 or len(query.prompts) != 1:
             return [Slot(error="one submission at a time")] * len(query.prompts)
@@ -180,12 +171,8 @@ MAX_PROBLEM_CHARS = 2_000
 
 
 class SentValue:
-    """One value, decoded by the thread that first looks at it, and not by the event loop that all REPLs share.
-
-    Args:
-        encoded: Bytes that the REPL sent; empty if there is no value.
-        problem: Reason why there is no value, in the REPL's words; None if there is one.
-    """
+    """One value, or the REPL's words on why there is none. The thread that first looks at it decodes it: no event loop
+    waits for that."""
 
     def __init__(self, encoded: bytes, problem: str | None) -> None:
         self._encoded = encoded
@@ -212,25 +199,21 @@ class SentValue:
 
 
 class CheckedValue(NamedTuple):
-    """A value that the orchestrator has checked already."""
+    """A value checked by the orchestrator."""
 
     value: Any
     problem: None = None
 
 
 def sent_value(encoded: EncodedValue, problem: str | None) -> SentValue | None:
-    """Return the value that a result carries; None if it carries none."""
+    """Return the value of a result, or None."""
     if isinstance(encoded, msgspec.UnsetType):
         return None if problem is None else SentValue(b"", problem)
     return SentValue(bytes(encoded), problem)
 
 
 def values_of(names: tuple[str, ...], block: Block) -> Any:
-    """Return the values of variables that a block should send: for one name its value, for several a tuple.
-
-    Args:
-        names: Variables, in order.
-        block: Outcome of the block that was run for them.
+    """Return the values of variables in a block that was run for them: for one name its value, for several a tuple.
 
     Raises:
         ValueUnavailable: The block failed, or the REPL sent no value, or other values.
@@ -258,7 +241,7 @@ _BY_EXIT_CODE: dict[int | None, str] = {
     BROKEN: "it broke the REPL that it runs in",
 }
 """Reason → sentence for exit codes of the REPL's own. Model code can end its process with these codes as well, and then
-misleads only the model that wrote it."""
+misleads only its own model."""
 
 
 def reason_of_death(died: Died | Exceeded) -> str:
@@ -277,12 +260,8 @@ def reason_of_death(died: Died | Exceeded) -> str:
 
 
 def located(seen: LastSeen | None, block: int) -> PostMortem:
-    """Return what init saw, with the line that the model's code was on. The stack is the REPL's word, and so untrusted.
-
-    Args:
-        seen: State of the REPL that init reported; None if it reported none.
-        block: Number of the block that was running, within its REPL.
-    """
+    """Return what init saw, if it did, with the line of the model's code in the block of this number. The stack is the
+    REPL's word, and so untrusted."""
     seen = seen or LastSeen()
     lines = [line for line in seen.stack.splitlines() if "/sandbox_worker/" not in line]  # without the worker's frames
     stack = "\n".join(line[:200] for line in lines)
@@ -301,7 +280,7 @@ def sentence_of_death(why: str, post_mortem: PostMortem) -> str:
     if post_mortem.where:
         parts.append(post_mortem.where)
     if post_mortem.processes:
-        mib = post_mortem.memory_bytes / (1 << 20)  # private memory alone, which is under 1 MiB for a small program
+        mib = post_mortem.memory_bytes / (1 << 20)  # private memory alone: under 1 MiB for a small program
         memory = "less than 1 MiB" if mib < 1 else f"{mib:,.0f} MiB"
         parts.append(f"It used {memory} (processes: {post_mortem.processes:,}, threads: {post_mortem.threads:,})")
     return ". ".join(parts)
@@ -330,13 +309,8 @@ def ended_block(
     """Return a block whose REPL said how it ended. Its values are decoded when they are first looked at.
 
     Args:
-        code: Source of the block.
-        output: Its output so far.
-        result: Result that the REPL sent.
-        limit: Name of the limit that interrupted the block; None if none did.
-        wanted: Values that were wanted of it.
-        fields: Fields it had to submit. If it had any, only checked values of them count as submitted.
-        execution_time: Seconds it took.
+        limit: Name of the limit that interrupted the block, or None.
+        fields: Fields to submit. If there are any, only their checked values count as submitted.
     """
     stdout, stderr = output.finish()
     final_answer = result.final_answer
@@ -373,12 +347,9 @@ def killed_block(
     """Return a block whose REPL was killed.
 
     Args:
-        code: Source of the block.
-        output: Its output so far.
         why: Reason of the kill, as one clause.
         seen: State of the REPL just before, as init saw it.
-        limit: Name of the limit that was reached; None if none was.
-        execution_time: Seconds it took.
+        limit: Name of the limit that was reached, or None.
     """
     stdout, stderr = output.finish()
     sentence = sentence_of_death(why, seen)

@@ -1,4 +1,4 @@
-"""The contexts that model code gives to its children: found when a query comes, stored when the child begins."""
+"""Contexts of children, as model code gives them: found when a query comes, stored when the child begins."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ Opener = Callable[[int | None], contextlib.AbstractAsyncContextManager[StoredCon
 
 
 class QueryContexts:
-    """The contexts that the queries of one REPL give to children.
+    """The contexts of children in the queries of one REPL.
 
     Args:
         worker: Returns the worker with the REPL's files.
-        own: Returns the context that the REPL has under a name, or None.
+        own: Returns the REPL's own context of a name, or None.
         max_bytes: Largest size of a file; a larger one is refused.
     """
 
@@ -39,11 +39,7 @@ class QueryContexts:
         self._max_bytes = max_bytes
 
     def of(self, query: Query) -> "QueryWithContexts":
-        """Return the query with its contexts, none of them stored yet.
-
-        Raises:
-            ContextRefused: The number of contexts is not the number of prompts.
-        """
+        """Return the query with its contexts, not stored yet. Raise ContextRefused unless each prompt has one."""
         if len(query.contexts) != len(query.prompts):
             raise ContextRefused(f"{len(query.contexts):,} contexts for {len(query.prompts):,} prompts")
         files: dict[str, _Shared] = {}
@@ -54,17 +50,14 @@ class QueryContexts:
         return QueryWithContexts(**fields, given=given)
 
     def _opener(self, asked: ChildContext, files: "dict[str, _Shared]") -> "Opener":
-        """Return a function that stores a context. Children of one query share what is stored of the same file."""
+        """Return a function that stores a context, once for the same file of one query."""
         if asked.file is None:
             return _Shared(partial(self._stored, asked)).held
         return files.setdefault(f"{asked.file}/{asked.is_json}", _Shared(partial(self._stored, asked))).held
 
     async def _stored(self, asked: ChildContext, most_bytes: int | None) -> StoredContext:
-        """Store a context, which the caller closes.
-
-        Raises:
-            ContextRefused: The context is not available, or takes more than `most_bytes`.
-        """
+        """Store a context for the caller to close. Raise ContextRefused if it is not available, or larger than
+        `most_bytes`."""
         try:
             if asked.own is not None:
                 return self._another(asked.own)
@@ -100,11 +93,7 @@ class QueryContexts:
 
 
 class _Shared:
-    """A context that is stored once for all children that have it open at the same time.
-
-    Args:
-        store: Stores the context, unless it takes more bytes than its argument says.
-    """
+    """A context, stored once for all children with it open at the same time. `store` takes the bound of a file."""
 
     def __init__(self, store: Callable[[int | None], Awaitable[StoredContext]]) -> None:
         self._store = store
@@ -160,7 +149,7 @@ class GivenContext:
 
     @property
     def name(self) -> str | None:
-        """Name of the REPL's own context that the child gets; None for any other."""
+        """Name of the REPL's own context for the child; None for any other."""
         return self._asked.own
 
     @property

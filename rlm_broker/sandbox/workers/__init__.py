@@ -1,1 +1,1 @@
-"""Workers: their sources, and the handles that hold and end each of them."""
+"""Workers: their sources, and the handles on each of them."""

@@ -1,7 +1,6 @@
-"""A real worker that attempts forbidden operations, before any model code may run behind the same layers.
+"""A real worker's attempts at forbidden operations, before any model code may run behind the same layers.
 
-Each layer reports that it was applied, which does not prove that it holds. If one of the attempts succeeds, the level
-is refused on this machine.
+Each layer reports its application, and this proves nothing. If one attempt succeeds, the level is refused here.
 """
 
 import msgspec
@@ -28,7 +27,7 @@ ATTEMPTS = {
     "use io_uring": "libc.syscall(425, 1, bytes(120))",  # io_uring_setup, on every architecture
     "take memory that no limit sees": "os.memfd_create('unseen')",
 }
-"""Forbidden operation → code that must raise. Each is harmless if it succeeds."""
+"""Forbidden operation → code for it, which must raise, and is harmless if it does not."""
 
 PROGRAM = f"""
 import ctypes, os, socket
@@ -53,11 +52,7 @@ _decoder = msgspec.json.Decoder(dict[str, bool])
 
 
 def verdict(level: Level, answer: str | None) -> dict[str, bool]:
-    """Return each of `ATTEMPTS`, and whether it was prevented, from the canary's answer.
-
-    Args:
-        level: Level of the canary's worker.
-        answer: JSON that the canary sent; None if it sent none.
+    """Return each of `ATTEMPTS`, and whether it was prevented, from the canary's JSON.
 
     Raises:
         IsolationUnavailable: The canary did not report on all attempts, so the level is not proved.
@@ -74,11 +69,7 @@ def verdict(level: Level, answer: str | None) -> dict[str, bool]:
 
 
 def require_held(level: Level, held: dict[str, bool]) -> None:
-    """Refuse the level if an attempt succeeded.
-
-    Raises:
-        IsolationUnavailable: At least one attempt succeeded.
-    """
+    """Raise IsolationUnavailable if an attempt succeeded."""
     through = [name for name, was_held in held.items() if not was_held]
     if through:
         raise IsolationUnavailable(

@@ -1,10 +1,10 @@
-"""Control groups for memory, if this process may make some: an exact limit for all processes of a worker together.
+"""Control groups for memory: an exact limit for all processes of a worker together.
 
 Version 1 is used if its memory hierarchy is writable, version 2 if the group of this process is delegated to it. With
-neither, memory is limited by what init sees in /proc.
+neither, init limits memory by /proc.
 
-In version 2 a group that has processes cannot have groups with limits below it (cgroups(7), "no internal processes").
-So the processes of a delegated group are moved to a group `main` in it, and workers' groups are made beside that.
+In version 2 a group with processes cannot have groups with limits below it (cgroups(7), "no internal processes"). So
+the processes of a delegated group are moved to a group `main` in it, and workers' groups are made beside it.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 GROUP_REMEDY = "`systemd-run --user --scope -p Delegate=yes COMMAND` starts a command in one (as root without `--user`)"
 MAIN = "main"
-"""Name of the group that the processes of a delegated group are moved to."""
+"""Name of the group for the processes of a delegated group."""
 _DELEGATED = ("user.delegate", "trusted.delegate")
-"""Extended attributes that systemd sets to "1" on a group it leaves to its processes (`Delegate=`)."""
+"""Extended attributes of a group that systemd leaves to its processes (`Delegate=`); their value is "1"."""
 _MOVES = 100
-"""Attempts to move all processes of a group, which may start others meanwhile. Beyond them, it is not used."""
+"""Attempts to move all processes of a group: they may start others meanwhile. Beyond them, it is not used."""
 
 
 def memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
@@ -38,11 +38,7 @@ def memory_bytes(limits: Sequence[Path] = LIMITS) -> int:
 
 
 class MemoryGroups:
-    """A folder of groups, one for each worker. Made by `find`.
-
-    Attributes:
-        version: Version of control groups, 1 or 2.
-    """
+    """A folder of groups, one for each worker. Made by `find`. `version` is that of control groups, 1 or 2."""
 
     def __init__(self, folder: Path, limit_file: str, kills_file: str) -> None:
         self.version = 2 if limit_file == "memory.max" else 1
@@ -77,7 +73,7 @@ class MemoryGroups:
         try:
             (folder / self._limit_file).write_text(str(limit_bytes))
             if self.version == 2:
-                (folder / "memory.oom.group").write_text("1")  # kills all: a REPL that lost children is not reliable
+                (folder / "memory.oom.group").write_text("1")  # kills all: a REPL without its children is not reliable
                 with contextlib.suppress(FileNotFoundError):  # the kernel does not account for swap
                     (folder / "memory.swap.max").write_text("0")
             return MemoryGroup(folder, limit_bytes, folder / self._kills_file)
@@ -92,13 +88,10 @@ class MemoryGroups:
 
 
 class MemoryGroup:
-    """The group of one worker.
+    """The group of one worker: its `folder`, and its limit of memory.
 
     Attributes:
-        limit_bytes: Limit of its memory.
-        folder: Its place in the control group file system.
-        join_fd: Descriptor of its cgroup.procs. A process that writes "0" to it joins the group, with or without
-            rights.
+        join_fd: Descriptor of its cgroup.procs. A process joins by writing "0" to it, with or without rights.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, kills: Path) -> None:
@@ -122,10 +115,8 @@ class MemoryGroup:
         return 0
 
     def remove(self) -> bool:
-        """Remove the group, and return whether it is gone. The kernel holds it for a moment after its last process.
-
-        Has no effect when repeated.
-        """
+        """Remove the group, and return whether it is gone. Has no effect when repeated. The kernel holds it for a
+        moment after its last process."""
         if self.join_fd >= 0:
             os.close(self.join_fd)
             self.join_fd = -1

@@ -1,9 +1,9 @@
 """Fork servers for contexts of objects used again: each decodes one, and its workers share the objects.
 
-Every worker maps the texts of a context. Other objects are decoded in each worker, which takes seconds and memory for
-large ones. When a second REPL has the same context, a fork server of its own decodes it once. After it only forks,
-and it runs no model code. This is done at "strict" alone, where the fork server is confined. At other levels it would
-decode a hostile context without any isolation.
+Every worker maps the texts of a context, and decodes other objects: for large ones this takes seconds and memory. When
+a second REPL has the same context, a fork server of its own decodes it once. After it only forks, and it runs no model
+code. This is done at "strict" alone, where the fork server is confined. At other levels it would decode a hostile
+context without any isolation.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rlm_broker.sandbox.workers.source import ColdStart, StartedWorker
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 
 SHARED_FROM_BYTES: Final = 4 << 20
-"""Bytes of JSON from which on a context is shared. A smaller one is decoded faster than a fork server starts."""
+"""Smallest shared context, in bytes of JSON. A smaller one is decoded faster than a fork server starts."""
 OF_ALL_MEMORY: Final = 0.25
 """Share of the machine's memory for all these fork servers. Beyond it the least recently used one is ended."""
 HEAP_PER_BYTE: Final = 6
@@ -42,10 +42,9 @@ class _SharedServer:
     """The fork server of one context.
 
     Attributes:
-        digest: Digest of the context.
         memory_bytes: Memory it takes; a guess while it is being made.
         making: Returns the fork server, or None if it could not be started.
-        users: REPLs that have it or wait for it. While there are any, it is not ended.
+        users: REPLs with it, or in wait for it. While there are any, it is not ended.
         is_listed: Whether further REPLs may have it.
     """
 
@@ -57,15 +56,13 @@ class _SharedServer:
 
 
 class ContextCache:
-    """A source of workers for contexts used before. Each is forked from a process with the context.
-
-    Lives on one event loop.
+    """A source of workers for contexts used before, each forked from a process with the context. Lives on one event
+    loop.
 
     Args:
         fork_server: Fork server of the same level, whose `prepared` starts the others.
-        listener: Port that REPLs connect to.
-        limits: Limits that say how long a fork server may take to decode a context.
-        max_bytes: Memory of all these fork servers together. One whose REPLs live is not ended to make room.
+        limits: Limits with the time for a fork server to decode a context.
+        max_bytes: Memory of all these fork servers together. One with live REPLs is not ended to make room.
     """
 
     def __init__(self, fork_server: Forker, listener: Listener, limits: ReplLimits, max_bytes: int) -> None:
@@ -87,7 +84,7 @@ class ContextCache:
         self._has_failed = False
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker | None:
-        """Return a worker with the context, if it was used before, see `WorkerSource`."""
+        """Return a worker with a context used before, see `WorkerSource`."""
         if context is None or self._closed or not self._is_worth_it(context):
             return None
         digest = await self._digest_if_used_before(context)
@@ -114,10 +111,7 @@ class ContextCache:
         return json_bytes >= SHARED_FROM_BYTES
 
     async def _digest_if_used_before(self, context: StoredContext) -> bytes | None:
-        """Return the digest of a context used before, else None.
-
-        Digests are compared only if a context of the same size is known.
-        """
+        """Return the digest of a context used before, else None. Only contexts of equal size are compared."""
         if (of_its_own := self._digests.get(context)) is not None:
             return await _result(of_its_own)
         size = context.size_bytes
@@ -232,7 +226,7 @@ async def _ended(making: "asyncio.Task[Forker | None]") -> None:
     await asyncio.wait({making})
     fork_server = None if making.cancelled() or making.exception() is not None else making.result()
     if fork_server is not None:
-        with contextlib.suppress(SandboxFailed):  # the fork server that made it reports what could not be removed
+        with contextlib.suppress(SandboxFailed):  # its maker reports what could not be removed
             await fork_server.close()
 
 

@@ -1,4 +1,4 @@
-"""A fork server over its whole life: its zygote, which is replaced when it dies, and the workers it forked."""
+"""A fork server over its whole life: its zygote, replaced when it dies, and the workers it forked."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,7 @@ GROUP_TRIES, GROUP_PAUSE_S = 100, 0.01
 TRIES = 3
 """Attempts to start a REPL while its fork server or worker dies. Beyond them the caller gets the error."""
 PREPARED_TRIES = 2
-"""Attempts to start a zygote that prepares something. Fewer than `TRIES`, since the preparation may have taken all
-memory, for which the kernel killed it."""
+"""Attempts to start a zygote with a preparation. Fewer than `TRIES`: it may have been killed for taking all memory."""
 
 
 class Forker(Protocol):
@@ -32,7 +31,7 @@ class Forker(Protocol):
 
     Attributes:
         level: Isolation level.
-        layers: Layers that all workers share.
+        layers: Layers of all workers.
         allow_exec: Whether code may start programs.
         memory_bytes: Memory it takes.
     """
@@ -67,18 +66,13 @@ class ForkServer:
     When the zygote dies, its workers die with it. The next `spawn` starts a new zygote.
 
     Args:
-        level: Isolation level.
-        allow_exec: Whether code may start programs.
-        exact_memory: Whether each worker has a control group that limits its memory.
-        preparation: Imports, set-up code and context that the zygote has ready.
+        exact_memory: Whether a control group limits each worker's memory.
+        preparation: Imports, set-up code and context of the zygote.
         seed: Seed of the hashes of all workers; None draws one.
-        venv: Environment whose packages workers have; None for the orchestrator's.
+        venv: Environment of the workers; None for the orchestrator's packages.
 
-    Attributes:
-        level: Isolation level.
-        layers: Layers that all workers share; empty before the start.
-        allow_exec: Whether code may start programs.
-        memory_bytes: Memory that the zygote took when it was ready.
+    Attributes: As of a `Forker`. `layers` is empty before the start, `memory_bytes` that of the zygote when it was
+    ready.
     """
 
     def __init__(
@@ -178,11 +172,8 @@ class ForkServer:
             self._left_behind.append(str(worker.group.folder))
 
     async def close(self) -> None:
-        """End all workers and the zygote for good; return when they have ended. Has no effect when repeated.
-
-        Raises:
-            SandboxFailed: A folder or group, which is named, could not be removed. All processes have ended.
-        """
+        """End all workers and the zygote for good; return when they have ended. Has no effect when repeated. Raise
+        SandboxFailed with the folders and groups that could not be removed; all processes have ended then, too."""
         self._closed = True
         await asyncio.gather(*(unlisted(other.close()) for other in self._others))
         async with self._one_at_a_time:  # waits for a worker being forked, and so ends it, too
@@ -207,7 +198,7 @@ class ForkServer:
             zygote = Zygote(self.level, self.allow_exec, self._preparation, self._seed, self._venv)
             try:
                 ready = await zygote.start()
-                self._require_open()  # checked again: a `close` that came meanwhile did not know of this zygote
+                self._require_open()  # checked again: a `close` meanwhile did not know of this zygote
                 return zygote, ready
             except BaseException as error:
                 await to_its_end(zygote.end)  # also when cancelled: no other object knows of this zygote
@@ -241,8 +232,8 @@ class ForkServer:
     def _new_group(self, limits: ReplLimits) -> MemoryGroup | None:
         """Make a worker's control group, if memory is exact.
 
-        Init's watch catches memory that grows slowly, and adds a post-mortem. The group catches memory that grows
-        faster than the watch looks. The kernel counts the scratch folder (a tmpfs) as memory, too.
+        Init's watch catches slow growth, and adds a post-mortem; the group catches growth between two looks. The kernel
+        counts the scratch folder (a tmpfs) as memory, too.
         """
         return self._groups.make(limits.memory_bytes + limits.scratch_bytes) if self._groups else None
 

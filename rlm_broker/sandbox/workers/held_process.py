@@ -26,10 +26,10 @@ from sandbox_worker.wire.descriptors import DescriptorsCut, receive
 from sandbox_worker.wire.errors import MessageInvalid
 
 KILL_TIMEOUT_S = 60.0
-"""Seconds until a killed process counts as not killed, which is an error: a process in a system call may end late."""
+"""Seconds until a killed process counts as not killed, an error: a process in a system call may end late."""
 
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
-"""Error numbers of a send to an init that has ended, or after `InitProcess.kill`."""
+"""Error numbers of a send to an ended init, or after `InitProcess.kill`."""
 
 ContextPieces = Sequence[tuple[int, ContextPiece]]
 
@@ -45,12 +45,7 @@ async def ended(pidfd: int) -> None:
 
 
 class HeldProcess:
-    """A process held by its pidfd.
-
-    Args:
-        pidfd: Descriptor of the process, which this object owns.
-        on_gone: Called once, when the process has ended.
-    """
+    """A process held by its pidfd, which this object owns. `on_gone` is called once, when the process has ended."""
 
     def __init__(self, pidfd: int, on_gone: Callable[[], None]) -> None:
         self._pidfd = pidfd
@@ -71,11 +66,7 @@ class HeldProcess:
         return found if found > 0 else None
 
     async def kill(self) -> None:
-        """Send SIGKILL, and return when the process has ended.
-
-        Raises:
-            SandboxFailed: It has not ended after `KILL_TIMEOUT_S`.
-        """
+        """Send SIGKILL, and return when the process has ended. Raise SandboxFailed after `KILL_TIMEOUT_S`."""
         if self._pidfd >= 0 and not self._gone.is_set():
             self.send_kill()
             try:
@@ -124,11 +115,8 @@ class InitListener(Protocol):
 
 
 class WorkerInit(Protocol):
-    """An init, wherever it is.
-
-    Attributes:
-        listener: Learns what it says, and of its end. Set before the event loop goes on.
-    """
+    """An init, wherever it is. Its `listener` learns what it says, and of its end, and is set before the event loop
+    goes on."""
 
     listener: InitListener
 
@@ -156,12 +144,7 @@ class WorkerInit(Protocol):
 
 
 class InitProcess:
-    """An init on this machine.
-
-    Args:
-        pidfd: Descriptor of the process, which this object owns.
-        control: Our end of the control socket.
-    """
+    """An init on this machine, with its pidfd, which this object owns, and our end of the control socket."""
 
     listener: InitListener
 
@@ -212,15 +195,15 @@ class InitProcess:
             if self._control.fileno() >= 0:
                 self._loop.remove_reader(self._control.fileno())
                 self._control.close()
-                self.listener.unheard(None)  # wakes a caller that waits for an answer, or has been cancelled already
+                self.listener.unheard(None)  # wakes the caller of an exchange
 
     def _read(self) -> None:
         fds: list[int] = []
         try:
             packet, fds = receive(self._control, MAX_PACKET_BYTES, 1)
         except (BlockingIOError, ConnectionResetError):
-            # unix(7): if init ends with a message unread, one read fails with ECONNRESET, before the reads that return
-            # what init sent. The loop calls again.
+            # unix(7): if init ends with a message unread, one read fails with ECONNRESET, before those of what init
+            # sent. The loop calls again.
             return
         except DescriptorsCut as cut:
             self.listener.unheard(cut)

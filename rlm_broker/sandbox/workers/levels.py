@@ -1,4 +1,4 @@
-"""Isolation levels by their names: the levels to try for a name, and the error for a level that is not available."""
+"""Isolation levels by their names: the levels to try for a name, and the error for an unavailable level."""
 
 import errno
 import os
@@ -11,9 +11,9 @@ from rlm_broker.errors import SHORT_OF, ConfigurationError, IsolationUnavailable
 from sandbox_worker.wire.level import LEVELS, Layer, Level, level_named
 
 AUTO = "auto"
-"""Name for the strongest security boundary that this machine can give."""
+"""Name for the strongest security boundary on this machine."""
 CHOICES: tuple[str, ...] = (AUTO, *(level.name for level in LEVELS))
-"""All names that a user may give."""
+"""All names for users."""
 
 
 class IsolationWarning(UserWarning):
@@ -32,7 +32,6 @@ def candidates(isolation: str, allow_exec: bool | None) -> tuple[Level, ...]:
     """Return the levels to try, the strongest first. "auto" stands only for levels that are a security boundary.
 
     Args:
-        isolation: One of `CHOICES`.
         allow_exec: Whether code may start programs. True needs a level with `Level.may_exec`; None allows it where the
             level does.
 
@@ -60,7 +59,7 @@ def no_such_level(name: object) -> str:
 
 
 def warn_if_unprotected(level: Level) -> None:
-    """Warn of a level that is not a security boundary."""
+    """Warn of a level without a security boundary."""
     if not level.is_security_boundary:
         warnings.warn(
             f"isolation level {level.name!r} is not a security boundary: code in it can read your files, your keys and "
@@ -71,14 +70,8 @@ def warn_if_unprotected(level: Level) -> None:
 
 
 def unavailable(level: Level, layer: Layer, reason: str, code: int = 0) -> IsolationUnavailable:
-    """Return the error for a level that this machine cannot give, with the remedy.
-
-    Args:
-        level: Level that was tried.
-        layer: Layer that failed.
-        reason: Operation that failed, with the kernel's error.
-        code: The kernel's error number; 0 if there is none.
-    """
+    """Return the error for an unavailable level, with the remedy for the failed layer. `reason` is the failed operation
+    with the kernel's error, and `code` that error's number, 0 if there is none."""
     what_would = remedy(layer, reason, code)
     return IsolationUnavailable(
         f"isolation level {level.name!r} is not available here: {reason}. {what_would} "
@@ -90,25 +83,25 @@ def unavailable(level: Level, layer: Layer, reason: str, code: int = 0) -> Isola
 
 
 SWITCHES = (
-    # file below /proc/sys, the value that forbids namespaces, and the one that allows them
+    # file below /proc/sys, its value without namespaces, and its value with them
     ("kernel/unprivileged_userns_clone", "0", "1"),  # Debian's and others'
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),  # Ubuntu from 23.10 on
     ("user/max_user_namespaces", "0", "15000"),
 )
 FILTERED = "2"
-"""`Seccomp:` in /proc/self/status of a process that a system call filter confines, as in a container or a unit."""
+"""`Seccomp:` in /proc/self/status of a process behind a system call filter, as in a container or a unit."""
 FIRST_LINUX = (5, 13)
 """First version with Landlock; mount_setattr(2) came with 5.12."""
 SYSTEM_CALLS: Layer = "system calls"
-"""Layer that is named when a system call filter killed a fork server."""
+"""Layer to name when a system call filter killed a fork server."""
 NEED_RIGHTS: frozenset[Layer] = frozenset({"other uid", "own uid"})
-"""Layers that root needs capabilities for."""
+"""Layers for which root needs capabilities."""
 NEED_NAMESPACES: frozenset[Layer] = frozenset(
     {"namespaces", "user namespace", "mounts", "private root", "own proc", "pid 1", "fork"}
 )
-"""Layers that need namespaces to be allowed."""
+"""Layers for which namespaces must be allowed."""
 NEED_KERNEL: frozenset[Layer] = frozenset({"landlock", "seccomp"})
-"""Layers that need a kernel and machine with support for them."""
+"""Layers in need of support by the kernel and the machine."""
 WITHOUT_REMEDY: Mapping[Layer, str] = {
     "one thread": "the fork server is exec'd, and has a single thread",
     "host name": "a level holds without it",
@@ -131,15 +124,8 @@ CONTAINER_FILES = (".dockerenv", "run/.containerenv")
 def remedy(
     layer: Layer, reason: str = "", code: int = 0, root: Path = Path("/"), environment: Mapping[str, str] = os.environ
 ) -> str:
-    """Return the remedy for a layer that failed, as one sentence.
-
-    Args:
-        layer: Layer that failed, as in `LayerFailed`.
-        reason: Operation that failed, with the kernel's error.
-        code: The kernel's error number; 0 if there is none.
-        root: Folder with the /proc of this process.
-        environment: Variables of this process.
-    """
+    """Return the remedy for a failed layer, as one sentence; `reason` and `code` as for `unavailable`. This process's
+    /proc lies below `root`."""
     if code in SHORT_OF:
         return f"{SHORT_OF[code][0].upper()}{SHORT_OF[code][1:]}."
     if code == errno.ENOENT and (place := re.search(r"(?<!\S)/(proc|dev)\b", reason)):

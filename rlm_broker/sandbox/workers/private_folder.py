@@ -1,4 +1,4 @@
-"""A folder of the host for one zygote, and the removal of folders that killed orchestrators left behind."""
+"""A folder of the host for one zygote, and the removal of the folders of killed orchestrators."""
 
 import asyncio
 import contextlib
@@ -23,10 +23,7 @@ class PrivateFolder:
     """A new folder below the system's temporary one. A lock on it shows that its owner lives.
 
     The kernel takes the lock away when the owner ends, also when it is killed. The next owner removes all folders
-    without a lock.
-
-    Attributes:
-        path: Path of the folder. Other users may enter it without listing it, since workers may run as another user.
+    without a lock. Other users may enter the folder without listing it, since workers may run as another user.
 
     Raises:
         SandboxFailed: No temporary folder can be written to.
@@ -46,7 +43,7 @@ class PrivateFolder:
             lock, self._lock = self._lock, -1
             if lock >= 0:
                 os.close(lock)
-        return gone or remove_tree(self.path)  # which takes a descriptor, and that of the lock may be the last
+        return gone or remove_tree(self.path)  # it takes a descriptor: the lock's may be the last
 
 
 def _new_folder() -> tuple[Path, int]:
@@ -64,18 +61,15 @@ def _new_folder() -> tuple[Path, int]:
         except OSError:
             folder.rmdir()
             raise
-        fcntl.flock(lock, fcntl.LOCK_SH)  # waits while a sweep that was first removes the folder
+        fcntl.flock(lock, fcntl.LOCK_SH)  # waits while an earlier sweep removes the folder
         if os.fstat(lock).st_nlink:
             return folder, lock
         os.close(lock)
 
 
 def remove_tree(path: Path) -> bool:
-    """Remove a folder that model code may have filled, with folders without permissions or a thousand in each other.
-
-    Returns:
-        Whether it is gone. Has no effect when repeated.
-    """
+    """Remove a folder with any content of model code: folders without permissions, or a thousand in each other. Return
+    whether it is gone. Has no effect when repeated."""
     try:
         shutil.rmtree(path)
     except FileNotFoundError:

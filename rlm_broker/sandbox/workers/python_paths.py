@@ -1,4 +1,4 @@
-"""The Python installation: the parts of it that a fork server runs on, and the parts that its workers may read."""
+"""The Python installation: its parts for a fork server, and its parts for the workers."""
 
 import functools
 import importlib.util
@@ -21,7 +21,7 @@ from sandbox_worker.wire.control import Packages
 MAX_PTH_BYTES = 1 << 16
 """Bytes of a .pth file; a larger one is left out, and named in the log."""
 MAX_ADDED_BYTES = 1 << 14
-"""Bytes of the names of folders that .pth files add, which go in one packet. With more, the environment is refused."""
+"""Bytes of all folders' names in .pth files, sent in one packet. With more, the environment is refused."""
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LIBRARY = f"python{VERSION}{'t' if 't' in sys.abiflags else ''}"
 """Folder of an environment's packages. An interpreter without the global lock has a "t": its C extensions differ."""
@@ -31,7 +31,7 @@ WORTH_TELLING: Final = (
     *("numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn", "statsmodels", "networkx", "sympy", "matplotlib"),
     *("PIL", "bs4", "lxml", "yaml", "regex", "dateutil", "openpyxl", "pypdf", "docx", "pydantic", "nltk", "spacy"),
 )
-"""Packages that model code may want to import. The prompt names those that the sandbox can import."""
+"""Packages of use to model code. The prompt names those of them that the sandbox can import."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Venv:
     Attributes:
         folder: Absolute path, without links.
         site_packages: Its folders of packages. Beside them, only its Python is readable.
-        search: Folders it adds to `sys.path`: these, and folders within them that its .pth files name.
-        left_out: Names of .pth files that lead out of it. The folders they name are not added.
+        search: Folders it adds to `sys.path`: these, and folders within them from its .pth files.
+        left_out: Names of .pth files with folders outside of it, which are not added.
     """
 
     folder: Path
@@ -57,14 +57,8 @@ class Venv:
 
 
 def read_venv(given: object) -> Venv:
-    """Read a virtual environment.
-
-    Args:
-        given: Its folder, as a path or text.
-
-    Raises:
-        ConfigurationError: It is not a virtual environment, or workers cannot import from it.
-    """
+    """Read a virtual environment in a folder, given as a path or text. Raise ConfigurationError if it is none, or
+    workers cannot import from it."""
     if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
         raise ConfigurationError(f"python must be the path of a virtual environment, not {type(given).__name__}")
     if not os.fspath(given):
@@ -105,11 +99,7 @@ def _configuration(folder: Path) -> dict[str, str]:
 
 
 def _require_suitable(folder: Path, config: dict[str, str]) -> None:
-    """Refuse an environment of another Python, and one that shows the packages of its system.
-
-    Raises:
-        ConfigurationError: REPLs cannot use the environment.
-    """
+    """Raise ConfigurationError for an environment of another Python, or with the packages of its system."""
     version = config.get("version") or config.get("version_info") or ""  # venv writes the first, virtualenv the other
     if version and version.split(".")[:2] != VERSION.split("."):
         _refuse_version(folder, f"Python {version}")
@@ -136,7 +126,7 @@ def _refuse_version(folder: Path, got: str) -> None:
 
 
 def _of_pth_files(site_packages: tuple[Path, ...]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Return the folders that .pth files add, and the names of .pth files that lead out. No code in them is run."""
+    """Return the folders in .pth files, and the names of .pth files with folders outside. No code in them is run."""
     added: list[Path] = []
     left_out: list[str] = []
     for folder in site_packages:
@@ -144,7 +134,7 @@ def _of_pth_files(site_packages: tuple[Path, ...]) -> tuple[tuple[Path, ...], tu
             leads_out = False
             for line in _lines_of(file):
                 if line is None or line.startswith(("import ", "import\t")):
-                    # Code, for example of editable installs, which makes modules importable from other folders.
+                    # Code, for example of editable installs, with modules of other folders.
                     leads_out |= line is None or "__editable__" in line
                     continue
                 path = (folder / line).resolve()
@@ -183,17 +173,16 @@ ENVIRONMENT = {
 }
 """All variables of the zygote. It inherits none of the orchestrator's, since these may hold keys."""
 OWN_PACKAGES = ("jsonschema", "jsonschema_specifications", "referencing", "rpds", "attr", "attrs", "typing_extensions")
-"""Modules that a worker's own code imports when it first needs them. msgspec is imported from the start."""
+"""Modules of a worker's own code, imported when it first needs them. msgspec is imported from the start."""
 
 
 @dataclass(frozen=True)
 class VisibleFiles:
-    """Packages and files that a fork server shows to its workers.
+    """Packages and files for the workers of a fork server.
 
     Attributes:
-        readable: Folders and files that workers may read.
-        hidden: Folders below those that "strict" shows as empty, except what is named in `readable` itself.
-        packages: Folders that workers import from; None for the `sys.path` that the fork server was started with.
+        hidden: Folders below the `readable` ones, shown as empty by "strict" but for what `readable` names itself.
+        packages: Folders of packages; None for the fork server's first `sys.path`.
     """
 
     readable: list[str]
@@ -210,7 +199,7 @@ def environment(seed: int | None, venv: Venv | None = None) -> dict[str, str]:
 
 
 def isolated(seed: int | None) -> list[str]:
-    """Return options that keep the user's folders away. -I means -E, -P and -s, and -E would ignore PYTHONHASHSEED."""
+    """Return options against the user's folders. -I means -E, -P and -s, and -E would ignore PYTHONHASHSEED."""
     return ["-I"] if seed is None else ["-P", "-s"]
 
 
@@ -226,7 +215,7 @@ def python_paths() -> list[str]:
 
 
 def readable(paths: list[str]) -> list[str]:
-    """Return the folders that a worker may read. Of a checkout, the worker's package alone is among them."""
+    """Return the readable folders of a worker. Of a checkout, the worker's package alone is among them."""
     package = _package_folder(sandbox_worker)
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *paths, str(package)}
     if not any(str(package.parent) == folder for folder in sysconfig.get_paths().values()):
@@ -235,13 +224,8 @@ def readable(paths: list[str]) -> list[str]:
 
 
 def shown(paths: list[str], venv: Venv | None) -> VisibleFiles:
-    """Return the packages and files that a fork server shows to its workers.
-
-    Args:
-        paths: `sys.path` that the fork server is started with.
-        venv: Environment whose packages workers have; None for the orchestrator's. With an environment, workers also
-            have the packages of the orchestrator's that their own code needs.
-    """
+    """Return the packages and files for the workers of a fork server with these first `paths`. With an environment,
+    workers also have those packages of the orchestrator's that their own code needs."""
     if venv is None:
         return VisibleFiles(readable(paths), [str(Path(path) / "litellm") for path in paths])
     own = _own_packages()
@@ -256,12 +240,7 @@ def shown(paths: list[str], venv: Venv | None) -> VisibleFiles:
 
 
 def installed(names: Iterable[str], venv: Venv | None) -> tuple[str, ...]:
-    """Return which of these modules workers can import. Their files are looked for; none is imported.
-
-    Args:
-        names: Names of modules.
-        venv: Environment whose packages workers have; None for the orchestrator's.
-    """
+    """Return which of these modules workers can import. Their files are looked for; none is imported."""
     paths = python_paths()
     packages = shown(paths, venv).packages
     folders = [Path(folder) for folder in (paths if packages is None else packages.search)]
@@ -285,7 +264,7 @@ def _standard_library() -> list[str]:
 
 
 def _programs_of(venv: Venv) -> list[Path]:
-    """Return the files that make Python use this environment; none if its interpreter is not shown to workers."""
+    """Return the files by which Python uses this environment; none if its interpreter is not shown to workers."""
     if _python_of(venv) != str(venv.python):
         return []
     names = [f"python{suffix}" for suffix in ("", "3", f"3.{sys.version_info.minor}")]
@@ -294,7 +273,7 @@ def _programs_of(venv: Venv) -> list[Path]:
 
 
 def _python_of(venv: Venv) -> str:
-    """Return `sys.executable` of workers: the environment's Python, or ours if that one lies in a folder not shown."""
+    """Return `sys.executable` of workers: the environment's Python, or ours if workers do not see its folder."""
     return str(venv.python) if _is_shown(venv.python) else os.path.realpath(sys.executable)
 
 

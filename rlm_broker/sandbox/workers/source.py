@@ -1,4 +1,4 @@
-"""Sources of workers, which are asked in order, and the one that starts a worker when it is asked."""
+"""Sources of workers, asked in order; the last one starts a worker."""
 
 import asyncio
 import contextlib
@@ -29,16 +29,12 @@ class WorkerSource(Protocol):
     """A store of workers for some contexts."""
 
     async def take(self, context: StoredContext | None, limits: ReplLimits) -> "StartedWorker | None":
-        """Return a worker, which the caller ends; or None, after which the next source is asked.
-
-        Args:
-            context: Value of the REPL's variable; None for the context that the fork server has.
-            limits: Limits of the REPL.
-        """
+        """Return a worker, which the caller ends; or None, after which the next source is asked. The context is the
+        value of the REPL's variable; None stands for the fork server's, if it has one."""
         ...
 
     async def close(self) -> None:
-        """End all workers that were not taken. A caller that took one ends it."""
+        """End all workers that were not taken. The taker of one ends it."""
         ...
 
 
@@ -46,9 +42,8 @@ class StartedWorker:
     """A worker whose REPL is ready, with the means to restart and end it.
 
     Attributes:
-        worker: Handle on its init.
         connection: Connection of its first REPL.
-        limits: Limits of each of its REPLs. The caller that takes it may change those that init does not enforce.
+        limits: Limits of each of its REPLs. Its taker may change those that init does not enforce.
         on_end: Called once, when the worker has ended. Its source may set it.
     """
 
@@ -145,7 +140,7 @@ class ColdStart:
             raise SandboxFailed(f"a REPL was not ready within start_timeout_s = {timeout_s:g} s") from None
 
     async def _undo(self, opening: "asyncio.Task[tuple[Connection, socket.socket]]", worker: Worker | None) -> None:
-        """End all parts of a worker that could not be started."""
+        """End all parts of an unfinished worker."""
         opening.cancel()
         with contextlib.suppress(asyncio.CancelledError, SandboxFailed, OSError):
             connection, connected = await opening
@@ -156,24 +151,19 @@ class ColdStart:
 
 
 class Closing(Protocol):
-    """A thing that can be closed, any number of times."""
+    """A thing to close, any number of times."""
 
     def close(self) -> None:
         """Let go of what it has."""
 
 
 class Workers:
-    """Starts workers: asks each source in turn, and starts a new worker if none has one.
-
-    Args:
-        cold_start: Starts new workers.
-        limits: Limits of each REPL that is given none of its own.
-        sources: Sources, in the order in which they are asked.
+    """Starts workers: asks each source in turn, and has `cold_start` make a new worker if none has one.
 
     Attributes:
         fork_server: Fork server of new workers. The sources' servers have the same level and layers.
-        limits: Limits of each REPL that is given none of its own.
-        sources: Sources, in the order in which they are asked.
+        limits: Limits of each REPL without its own.
+        sources: Sources, in their order.
     """
 
     def __init__(self, cold_start: ColdStart, limits: ReplLimits, sources: tuple[WorkerSource, ...] = ()) -> None:
@@ -188,12 +178,7 @@ class Workers:
         self._contexts.add(context)
 
     async def start(self, context: StoredContext | None, limits: ReplLimits) -> StartedWorker:
-        """Return a worker, which the caller ends.
-
-        Args:
-            context: Value of the REPL's variable; None for the context that the fork server has.
-            limits: Limits of the REPL.
-        """
+        """Return a worker, which the caller ends, see `WorkerSource`."""
         with shortage_told(_NO_REPL):
             for source in self.sources:
                 if (taken := await source.take(context, limits)) is not None:
@@ -222,13 +207,10 @@ class WarmPool:
     """Keeps `size` workers ready, and starts a new one in the background when one is taken.
 
     A ready worker gets a small context as a value. A large one is mapped by init when it is forked, so that a ready
-    worker is of no use for it.
+    worker is of no use for it. A REPL with other bounds than those of `limits` gets no ready worker.
 
     Args:
-        cold_start: Starts the workers.
-        limits: Limits of the workers. A REPL with other bounds gets none of them.
-        size: Number of workers. None keeps one ready, from the second REPL on: a caller that wants one REPL should not
-            pay for two.
+        size: Number of workers. None keeps one ready, from the second REPL on: one REPL should not cost as much as two.
 
     Attributes:
         ready: Workers waiting to be taken.
@@ -273,7 +255,7 @@ class WarmPool:
             await _give_up(self.ready.pop())
 
     def _suits(self, limits: ReplLimits) -> bool:
-        """Return whether a ready worker has the bounds that these limits set for it and for its connection."""
+        """Return whether a ready worker and its connection have the bounds of these limits."""
         return (
             limits.repl_bounds() == self._bounds and limits.max_queries_in_flight == self._limits.max_queries_in_flight
         )
@@ -307,14 +289,14 @@ class WarmPool:
             self._making.discard(task)  # in the same step as `append`, or `_refill` would count the worker twice
 
     def _as_value(self, context: StoredContext | None) -> Provisions | None:
-        """Return the provisions that give a small context to a ready REPL; None for one that init has to load."""
+        """Return a small context as provisions for a ready REPL; None for one that init has to load."""
         if context is None:
             return Provisions()
         if not self.ready or context.size_bytes > SMALL_BYTES:
             return None
         try:
             value = context.value()
-        except ContextBroken:  # a parent run's code has made it; the worker that loads it gives the reason
+        except ContextBroken:  # made by code of a parent run; the worker gives the reason
             return None
         try:
             are_json = all(piece.form.kind != "value" for _, piece in context.pieces())

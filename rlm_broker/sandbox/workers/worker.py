@@ -1,10 +1,8 @@
-"""A handle on a worker: start, interrupt, drain, stop, kill. The REPL's own connection is not part of it."""
+"""A handle on a worker: start, interrupt, drain, stop, kill, without the REPL's own connection."""
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, WorkerDied, refused_by_machine
@@ -48,7 +46,7 @@ from sandbox_worker.wire.control import (
 from sandbox_worker.wire.level import Level
 
 PROGRAM_END_S = 30.0
-"""Seconds until init has ended a program, which may have started hundreds of busy processes: init finds each."""
+"""Seconds until init has ended a program: init finds each of its processes, maybe hundreds of busy ones."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds until init counts as dead, and is killed. It has no other work; to end 64 processes takes it 0.1 s."""
 
@@ -60,17 +58,15 @@ class Worker:
     """One worker: what its init is asked, and what it says.
 
     Attributes:
-        init: Its init.
         died: How the REPL ended by itself or at a limit; None while it lives, or if the orchestrator ended it.
         gone: Set when init is dead, and with it all processes of the worker.
-        why_gone: Reason of an end that this process has not asked for, as one clause.
+        why_gone: Reason of an unwanted end, as one clause.
         layers: Layers of init and of the REPL, as they reported them before any model code ran.
-        on_written: Called with bytes written to the REPL's descriptors 1 and 2.
-        on_burned: Called with seconds of CPU time that the REPL used.
+        on_written, on_burned: Called with bytes written to the REPL's descriptors 1 and 2; with seconds of its CPU
+            time.
         on_change: Called when `died` or `gone` changes.
-        cpus: CPUs that its processes can use at the same time.
+        cpus: CPUs for all its processes.
         scratch: Its folder on the host, at a level without a root of its own; else empty.
-        group: Control group of its REPL, if it has one.
     """
 
     def __init__(self, level: Level, init: WorkerInit, scratch: str = "", group: MemoryGroup | None = None) -> None:
@@ -86,7 +82,7 @@ class Worker:
         self.group = group
         self._level = level
         self._answers: asyncio.Queue[FromInit | OSError | None] = asyncio.Queue()
-        self._exchanging = asyncio.Lock()
+        self._exchanging = asyncio.Lock()  # held until all answers of an exchange have come
         self._loop = asyncio.get_running_loop()
         self.init = init
         init.listener = self
@@ -94,12 +90,11 @@ class Worker:
         self._programs_started = 0
 
     async def launch(self, context: ContextPieces | None, connection_fd: int, timeout_s: float) -> None:
-        """Wait until init is isolated, has loaded the context and forked a REPL that uses `connection_fd`.
-
-        All requests for it are sent at once.
+        """Wait until init is isolated, has loaded the context and forked a REPL that uses `connection_fd`. All requests
+        for it are sent at once.
 
         Args:
-            context: Pieces of the context, each with its descriptor; None for the one that init was forked with.
+            context: Pieces of the context, each with its descriptor; None for that of the fork server, if it has one.
 
         Raises:
             IsolationUnavailable: A layer could not be applied.
@@ -121,22 +116,15 @@ class Worker:
         await self._exchange([(Start(), connection_fd)], Started, timeout_s=timeout_s)
 
     def begin(self, cpu_s: float) -> None:
-        """Have init watch closely, since a block starts.
-
-        Args:
-            cpu_s: CPU time in seconds that the block, and the processes it leaves, may use until the next block.
-        """
+        """Have init watch closely, since a block starts. It and the processes it leaves may use `cpu_s` seconds of CPU
+        time until the next block."""
         if self.group is not None:
             self.group.new_kills()
         self.init.say(Begin(cpu_s=cpu_s))
 
     async def hand(self, context: ContextPieces) -> None:
-        """Hand the memfds of a context to the REPL, which takes them before its next block.
-
-        Raises:
-            ContextRefused: Too many memfds wait there.
-            WorkerDied: Init has ended.
-        """
+        """Hand the memfds of a context to the REPL, which takes them before its next block. Raise ContextRefused if too
+        many wait there, WorkerDied if init has ended."""
         await self.init.bring(context)
         said: list[_Said] = [(Hand(), fd) for fd, _ in context]
         answers = await self._exchange(said, *[Handed] * len(said))
@@ -144,10 +132,8 @@ class Worker:
             raise ContextRefused("a REPL takes no more contexts before its next block: run one first")
 
     async def interrupt(self, block: int) -> None:
-        """Send SIGINT to the REPL if it runs the block of this number.
-
-        When this returns, the signal is queued: all that is sent afterwards arrives after it.
-        """
+        """Send SIGINT to the REPL if it runs the block of this number. The signal is queued before any later message
+        arrives."""
         await self._exchange([(Interrupt(block=block), None)], Interrupted)
 
     async def drain(self) -> None:
@@ -155,27 +141,21 @@ class Worker:
         await self._exchange([(Drain(), None)], Drained)
 
     async def stop(self, explain: bool = False) -> LastSeen | None:
-        """Kill the REPL and all that it started; return when they have ended and their last output was passed on.
-
-        Args:
-            explain: Whether init looks at the REPL first. Its state is then returned.
-        """
+        """Kill the REPL and all that it started; return when they have ended and their last output was passed on. If
+        init is to `explain`, it looks at the REPL first, and its state is returned."""
         (stopped,) = await self._exchange([(Stop(explain=explain), None)], Stopped)
         assert isinstance(stopped, Stopped)
         self.died = None
         return stopped.post_mortem
 
     async def open_file(self, request: OpenToRead | OpenToWrite) -> int:
-        """Have init open a regular file of the scratch folder; return a descriptor, which the caller closes.
-
-        Raises:
-            FileRefused: It cannot be opened. The message is the rest of a sentence about it.
-        """
-        exchange = self._loop.create_task(self._exchange([(request, None)], Opened))
+        """Have init open a regular file of the scratch folder; return a descriptor for the caller to close. Raise
+        FileRefused with the rest of a sentence about it."""
+        answers = await self._sent([(request, None)], (Opened,), ANSWER_TIMEOUT_S)
         try:
-            (opened,) = await asyncio.shield(exchange)
+            (opened,) = await asyncio.shield(answers)
         except asyncio.CancelledError:
-            exchange.add_done_callback(_close_opened)
+            answers.add_done_callback(_close_opened)
             raise
         assert isinstance(opened, Opened)
         try:
@@ -208,11 +188,8 @@ class Worker:
         return RunningProgram(number, ended)
 
     async def end_program(self, program: "RunningProgram") -> None:
-        """Kill a program and all that it started; return when they have ended. Has no effect once it has ended.
-
-        Raises:
-            SandboxFailed: Init did not answer. The whole worker was killed.
-        """
+        """Kill a program and all that it started; return when they have ended. Has no effect once it has ended. If init
+        does not answer, kill the whole worker, and raise SandboxFailed."""
         if not program.ended.done():
             self.init.say(EndProgram(program.number))
             await asyncio.wait({program.ended}, timeout=PROGRAM_END_S)
@@ -229,23 +206,34 @@ class Worker:
     async def _exchange(
         self, messages: Sequence[_Said], *kinds: type[FromInit], timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[FromInit]:
-        """Send messages, each with the descriptor beside it, and return the answers to all of them.
+        """Send messages, each with the descriptor beside it, and return the answers to all of them."""
+        return await asyncio.shield(await self._sent(messages, kinds, timeout_s))
 
-        The answers are awaited also if the caller is cancelled. One left over would be taken for the answer to
-        the next message.
+    async def _sent(
+        self, messages: Sequence[_Said], kinds: Sequence[type[FromInit]], timeout_s: float
+    ) -> "asyncio.Task[list[FromInit]]":
+        """Send messages in the turn of this exchange, and return a task that takes the answers.
+
+        The task goes on if the caller is cancelled: an answer left over would be taken for that of the next message.
         """
+        await self._exchanging.acquire()
+        try:
+            for message, fd in messages:
+                self.init.say(message, *(() if fd is None else (fd,)))
+            answers = self._loop.create_task(self._answers_of(kinds, timeout_s))
+        except BaseException:
+            self._exchanging.release()
+            raise
+        answers.add_done_callback(self._exchanged)
+        return answers
 
-        async def exchanged() -> list[FromInit]:
-            async with self._exchanging:
-                for message, *fds in said:
-                    self.init.say(message, *fds)
-                return [await self._answer(kind, timeout_s) for kind in kinds]
+    async def _answers_of(self, kinds: Sequence[type[FromInit]], timeout_s: float) -> list[FromInit]:
+        return [await self._answer(kind, timeout_s) for kind in kinds]
 
-        with contextlib.ExitStack() as copies:  # since the caller may close its descriptors as soon as it is cancelled
-            said = [(message,) if fd is None else (message, _copied(fd, copies)) for message, fd in messages]
-            exchange = self._loop.create_task(exchanged())
-            exchange.add_done_callback(partial(_exchanged, copies.pop_all()))
-        return await asyncio.shield(exchange)
+    def _exchanged(self, answers: "asyncio.Task[list[FromInit]]") -> None:
+        self._exchanging.release()
+        if not answers.cancelled():
+            answers.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
 
     async def _answer(self, kind: type[A], timeout_s: float) -> A:
         try:
@@ -326,17 +314,6 @@ class RunningProgram(NamedTuple):
 
     number: int
     ended: "asyncio.Future[ProgramEnded | None]"
-
-
-def _copied(fd: int, copies: contextlib.ExitStack) -> int:
-    copies.callback(os.close, copy := os.dup(fd))
-    return copy
-
-
-def _exchanged(copies: contextlib.ExitStack, exchange: "asyncio.Task[list[FromInit]]") -> None:
-    copies.close()
-    if not exchange.cancelled():
-        exchange.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
 
 
 def _close_opened(exchange: "asyncio.Task[list[FromInit]]") -> None:

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +51,8 @@ from sandbox_worker.wire.level import Level
 
 _log = logging.getLogger("rlm_broker")
 
+EXEC_TIMEOUT_S = 10.0
+"""Seconds until a forked process must run the fork server's program. Beyond it, it is killed."""
 START_TIMEOUT_S = 60.0
 """Seconds until a fork server without imports and set-up code must be ready. Beyond it, its start has failed."""
 END_TIMEOUT_S = 5.0
@@ -57,12 +61,11 @@ END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """Imports, set-up code and a context that a zygote has ready for all of its workers.
+    """Imports, set-up code and a context of a zygote, for all of its workers.
 
     Attributes:
-        imports: Names of modules to import.
-        setup: Code of the user's, whose variables every REPL finds.
-        context: Context that every REPL finds. It must stay open, since a zygote that dies is replaced.
+        setup: Code of the user's. Every REPL has its variables.
+        context: Context of every REPL. It must stay open, since a dead zygote is replaced.
         timeout_s: Seconds for the preparation as a whole.
     """
 
@@ -79,8 +82,7 @@ class ZygoteGone(SandboxFailed):
 class Zygote:
     """One zygote: the process, its control socket, and its folder on the host.
 
-    Requests are made one at a time, and each answer is awaited. An answer that was left over would be taken for that to
-    the next request.
+    Requests are made one at a time, and each answer is awaited: one left over would be taken for the next request's.
     """
 
     def __init__(
@@ -157,11 +159,7 @@ class Zygote:
         return answer
 
     async def spawn(self, limits: ReplLimits, group: MemoryGroup | None = None) -> Worker:
-        """Have the zygote fork a worker.
-
-        Args:
-            limits: Limits of its REPL.
-            group: Control group of the worker. It is removed if the worker cannot be forked.
+        """Have the zygote fork a worker. If it cannot, its control group is removed.
 
         Raises:
             ZygoteGone: The zygote does not answer.
@@ -198,13 +196,10 @@ class Zygote:
         return self._usable and self._process is not None and self._process.poll() is None
 
     async def end(self) -> bool:
-        """Close the zygote's socket, which ends it and all its workers; return when the zygote has ended.
-
-        Returns:
-            Whether its folder is gone, too.
-        """
+        """Close the zygote's socket, which ends it and all its workers; return when the zygote has ended. Return
+        whether its folder is gone, too."""
         with contextlib.suppress(OSError):  # closed already, or the zygote has ended
-            # A process that C code has forked from this one has a copy, which would keep the zygote from its end.
+            # A process forked by C code may have a copy, and would keep the zygote from its end.
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         self._theirs.close()
@@ -212,9 +207,10 @@ class Zygote:
             try:
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
+                # To its whole group: what it has just forked may be stopped before it asked for a parent death signal.
                 # PermissionError: the process is another user's, and root lacks CAP_KILL.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 await ended(self._pidfd)
             self._process.wait()
             if self._process.stderr is not None:
@@ -247,7 +243,7 @@ class Zygote:
             async with asyncio.timeout(timeout_s):
                 await has_answered.wait()
         except TimeoutError:
-            self._usable = False  # the answer may still come, and would be taken for that to the next request
+            self._usable = False  # a late answer would be taken for the next request's
             raise ZygoteGone(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
         finally:
             loop.remove_reader(control_fd)
@@ -260,17 +256,8 @@ class Zygote:
 def start(
     control_fd: int, paths: list[str], seed: int | None, venv: Venv | None = None
 ) -> tuple["subprocess.Popen[bytes]", int]:
-    """Start the process, which serves the other end of `control_fd`; return it and a pidfd of it.
-
-    Args:
-        control_fd: Its end of the control socket.
-        paths: Its `sys.path`.
-        seed: Seed of its hashes; None draws one.
-        venv: Environment whose programs code finds first; None for the orchestrator's.
-
-    Raises:
-        OSError: There was no process or descriptor. No process is left.
-    """
+    """Start the process, with its end of the control socket and its first `sys.path`; return it and a pidfd of it. A
+    seed is that of its hashes. Raise OSError without a process or descriptor; no process is left then."""
     with contextlib.ExitStack() as opened:
         own = os.pidfd_open(os.getpid())
         opened.callback(os.close, own)
@@ -279,6 +266,7 @@ def start(
         serve = f"from sandbox_worker.zygote.main import main; main({control_fd}, {own})"
         program = f"import sys; sys.path[:] = {paths!r}; {serve}"
         opened.enter_context(FORKING)
+        opened.enter_context(_exec_bounded())
         process = subprocess.Popen(
             [sys.executable, *isolated(seed), "-S", "-c", program],
             pass_fds=[control_fd, own],
@@ -287,7 +275,7 @@ def start(
             stdin=null,
             stdout=null,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl+C at the terminal signals the orchestrator alone, which decides
+            start_new_session=True,  # Ctrl+C at the terminal signals the orchestrator alone
         )
     try:
         return process, os.pidfd_open(process.pid)
@@ -295,6 +283,37 @@ def start(
         process.kill()
         process.communicate()
         raise
+
+
+@contextlib.contextmanager
+def _exec_bounded() -> Iterator[None]:
+    """Kill a process that this thread forks within the block and that runs no program after `EXEC_TIMEOUT_S`.
+
+    `Popen` waits for the exec in vfork(2). A process that a SIGSTOP meets before it would hold this thread for ever.
+    """
+    thread = threading.get_native_id()
+    earlier = _children(thread)
+
+    def kill_new() -> None:
+        for pid in _children(thread) - earlier:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(EXEC_TIMEOUT_S, kill_new)
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _children(thread: int) -> set[int]:
+    """Return the pids of the processes that a thread has forked; none if this kernel does not list them."""
+    try:
+        return set(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
+    except OSError:
+        return set()
 
 
 def raise_descriptor_limit() -> None:
@@ -310,7 +329,7 @@ EXIT_OF_SIGNAL = 128
 
 
 def _ended_early(level: Level, process: "subprocess.Popen[bytes]") -> RlmBrokerError:
-    """Return the error for a fork server that ended before it was ready."""
+    """Return the error for the end of a fork server before it was ready."""
     if _killed_by(process) == signal.SIGSYS:
         reason = "the fork server was killed by SIGSYS, as a system call filter does for a call that it forbids"
         return unavailable(level, SYSTEM_CALLS, reason)
@@ -321,7 +340,7 @@ def _ended_early(level: Level, process: "subprocess.Popen[bytes]") -> RlmBrokerE
 
 
 def _why_ended(process: "subprocess.Popen[bytes]") -> str:
-    """Return the last line that a fork server wrote to stderr, or the signal that killed it, or its exit status."""
+    """Return a fork server's last line on stderr, or the signal that killed it, or its exit status."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=1)
     words = ""
@@ -335,11 +354,8 @@ def _why_ended(process: "subprocess.Popen[bytes]") -> str:
 
 
 def _utf8(path: str | Path) -> str:
-    """Return `path` as the fork server names it, whose locale is C.UTF-8. Our own locale may know ASCII alone.
-
-    Raises:
-        ConfigurationError: The name is not UTF-8, so that no message can carry it.
-    """
+    """Return `path` as the fork server names it, whose locale is C.UTF-8. Our own locale may know ASCII alone. Raise
+    ConfigurationError for a name that is not UTF-8: no message can carry it."""
     try:
         return os.fsencode(path).decode()
     except UnicodeDecodeError:

@@ -21,7 +21,8 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypedDict, Unpack
 
 from rlm_broker import (
@@ -54,6 +55,8 @@ TASK_CHARS: Final = 500
 """Characters of a task shown in lists of runs."""
 
 
+Repeat = tuple[str, str]
+"""Idempotency key of a request, and its digest."""
 RunState = Literal["queued", "running", "ended"]
 
 
@@ -67,13 +70,16 @@ class StartOptions(TypedDict, total=False):
     repl: PersistentRepl | None
 
 
+@dataclass(eq=False)
 class HostedRun:
     """One run of an owner. `HostedRuns.begin` makes it.
 
     Attributes:
-        id: Id of the run, equal to `Run.id`.
         owner: Owner of the run.
+        task: Beginning of its task, if that is in the context; None if it has a question, or is not known.
+        repeat: Idempotency key and digest of the request that began it, or None.
         run: Handle on the run.
+        keeping: Ends when the run has ended and is kept.
         created_at: Unix time in seconds.
         began_at: Unix time in seconds at which it got its place, or None.
         ended_at: Unix time in seconds of its end, or None.
@@ -81,33 +87,29 @@ class HostedRun:
         last_event: Number of its last event so far.
         about: What the beginner of the run keeps with it, or None.
         progress: What its tree does at this moment.
-        task: Beginning of its task, if that is in the context; None if it has a question, or is not known.
-        fingerprint: Digest of the request that began it.
-        keeping: Ends when the run has ended and is kept.
         has_place: Whether it counts for the number of runs at the same time.
         calls_away: Number of its calls waiting for its client; see `HostedRuns.away`.
         returning: Waits for a place again after that; None if the run does not.
     """
 
-    def __init__(self, owner: Owner, task: str | None, fingerprint: str) -> None:
-        self.owner = owner
-        self.task = task
-        self.fingerprint = fingerprint
-        self.run: Run
-        self.keeping: asyncio.Task[None]
-        self.created_at = time.time()
-        self.began_at: float | None = None
-        self.ended_at: float | None = None
-        self.is_paid = False
-        self.last_event = 0
-        self.about: Any = None
-        self.progress = RunProgress()
-        self.has_place = False
-        self.calls_away = 0
-        self.returning: asyncio.Future[None] | None = None
-        self._followers = 0
-        self._outlives_s: float | None = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+    owner: Owner
+    task: str | None
+    repeat: Repeat | None
+    run: Run = field(init=False)
+    keeping: "asyncio.Task[None]" = field(init=False)
+    created_at: float = field(default_factory=time.time)
+    began_at: float | None = None
+    ended_at: float | None = None
+    is_paid: bool = False
+    last_event: int = 0
+    about: Any = None
+    progress: RunProgress = field(default_factory=RunProgress)
+    has_place: bool = False
+    calls_away: int = 0
+    returning: "asyncio.Future[None] | None" = None
+    _followers: int = 0
+    _outlives_s: float | None = 0.0
+    _timer: asyncio.TimerHandle | None = None
 
     @property
     def id(self) -> str:
@@ -134,10 +136,6 @@ class HostedRun:
         """Activity of the run at this moment, in a few words; empty after its end."""
         return {"queued": "waits for its turn", "running": self.progress.doing, "ended": ""}[self.state]
 
-    def events(self, after: int = 0) -> AsyncIterator[Event]:
-        """Iterate over the events of the run's tree, as `Run.events` does."""
-        return self.run.events(after)
-
     async def completion(self) -> Completion:
         """Return the completion. The run goes on if the caller is cancelled: `joined` decides about its end.
 
@@ -147,16 +145,10 @@ class HostedRun:
         await asyncio.wait({self.keeping})
         return await self.run
 
-    def stop(self) -> None:
-        """End the run with the best answer so far; take it out of the queue if it has no place yet."""
-        if self.began_at is None:
-            self.run.cancel()
-        else:
-            self.run.stop()
-
-    def cancel(self) -> None:
-        """End the run without an answer."""
-        self.run.cancel()
+    def stop(self, *, now: bool = False) -> None:
+        """End the run with the best answer so far; now, or while it has no place yet, without an answer."""
+        end = self.run.cancel if now or self.began_at is None else self.run.stop
+        end()
 
     def outlive(self, seconds: float | None) -> None:
         """Let the run go on for so many seconds after its last follower has left.
@@ -271,8 +263,7 @@ class HostedRuns:
         *,
         limits: RunLimits | None = None,
         task: str | None = None,
-        key: str | None = None,
-        fingerprint: str = "",
+        repeat: Repeat | None = None,
         on_end: Callable[[], None] | None = None,
         **given: Unpack[StartOptions],
     ) -> HostedRun:
@@ -283,8 +274,7 @@ class HostedRuns:
             context, question: As for `RLM.start`.
             limits: Limits of the request. The owner's limits hold as well: the smaller one of each.
             task: Beginning of the task, to be shown where there is no question.
-            key: Idempotency key of the request, or None.
-            fingerprint: Digest of the request, which must be the same for the same `key`.
+            repeat: Idempotency key of the request and its digest, which must be the same for the same key; or None.
             on_end: Called when the run has ended. The run that has begun before does not call it.
             given: Further arguments of `RLM.start`.
 
@@ -293,8 +283,8 @@ class HostedRuns:
             MoneySpent, NotAllowed: The owner has no money left, or may not use the model.
             ConfigurationError: An argument cannot be used, or the key belongs to another request.
         """
-        if key is not None and (known := self._known(owner, key)) is not None:
-            if known.fingerprint != fingerprint:
+        if repeat is not None and (known := self._known(owner, repeat)) is not None:
+            if known.repeat != repeat:
                 raise ConfigurationError("this Idempotency-Key was used for another request: send a new one")
             return known
         if self._is_draining:
@@ -303,7 +293,7 @@ class HostedRuns:
         purse = self._purses.setdefault(owner.name, Purse(owner))
         purse.require_some()
         self._require_room(owner)
-        hosted = HostedRun(owner, task and task[:TASK_CHARS], fingerprint)
+        hosted = HostedRun(owner, task and task[:TASK_CHARS], repeat)
         hosted.run = self._rlm.start(
             context,
             question,
@@ -312,8 +302,8 @@ class HostedRuns:
             on_event=self._counting(hosted, purse),
             **given,
         )
-        if key is not None:
-            self._keys[owner.name, key] = hosted
+        if repeat is not None:
+            self._keys[owner.name, repeat[0]] = hosted
         self._live[hosted.id] = hosted
         self._queued.add(hosted)
         BOARD.set_owner(hosted.id, owner.name, hosted.task)
@@ -352,16 +342,11 @@ class HostedRuns:
         self._is_draining = True
         for hosted in list(self._queued):
             hosted.run.cancel()
-        for wait_s, end in ((drain_s, HostedRun.stop), (STOP_GRACE_S, HostedRun.cancel)):
-            await self._at_end(wait_s)
+        for wait_s, may_answer in ((drain_s, True), (STOP_GRACE_S, False), (None, False)):
+            if self._live:
+                await asyncio.wait([hosted.keeping for hosted in self._live.values()], timeout=wait_s)
             for hosted in list(self._live.values()):
-                end(hosted)
-        await self._at_end(None)
-
-    async def _at_end(self, most_s: float | None) -> None:
-        """Wait until all runs have ended, for at most so many seconds."""
-        if self._live:
-            await asyncio.wait([hosted.keeping for hosted in self._live.values()], timeout=most_s)
+                hosted.stop(now=not may_answer)
 
     @contextlib.asynccontextmanager
     async def _place(self, hosted: HostedRun) -> AsyncIterator[None]:
@@ -400,9 +385,9 @@ class HostedRuns:
         if on_end is not None:
             on_end()
 
-    def _known(self, owner: Owner, key: str) -> HostedRun | None:
+    def _known(self, owner: Owner, repeat: Repeat) -> HostedRun | None:
         """Return the run that a request with this key has begun, if it goes on or is kept."""
-        known = self._keys.get((owner.name, key))
+        known = self._keys.get((owner.name, repeat[0]))
         is_kept = known is not None and (known.id in self._live or self._ended.get(known.id) is known)
         return known if is_kept else None
 
@@ -456,10 +441,7 @@ def tightened(
     """
     held = {} if owners is None else owners.model_dump(exclude_unset=True)
     wanted = {} if asked is None else asked.model_dump(exclude_unset=True)
-    for name, value in wanted.items():
-        bound = held.get(name, getattr(base, name))
-        if bound is not None and _is_above(value, bound):
-            raise ConfigurationError(f"the limit {name} = {value} is above its bound, {_shown(bound)}: ask for less")
+    require_within(wanted, {name: held.get(name, getattr(base, name)) for name in wanted})
     together = {**held, **wanted}
     if left_usd is not None:
         budget = together.get("max_budget_usd", base.max_budget_usd)
@@ -467,16 +449,19 @@ def tightened(
     return RunLimits(**together) if together else None
 
 
+def require_within(wanted: Mapping[str, Any], bounds: Mapping[str, Any]) -> None:
+    """Refuse limits above their bounds. None is above all; limits by depth are compared depth by depth.
+
+    Raises:
+        ConfigurationError: A limit is above its bound.
+    """
+    for name, value in wanted.items():
+        if (bound := bounds[name]) is not None and (value is None or _is_above(value, bound)):
+            shown = f"{bound:g}" if isinstance(bound, float) else bound
+            raise ConfigurationError(f"the limit {name} = {value} is above its bound, {shown}: ask for less")
+
+
 def _is_above(value: Any, bound: Any) -> bool:
-    """Whether a limit is above its bound. Limits by depth are compared depth by depth; None is above all."""
-    if value is None:
-        return True
-    values = value if isinstance(value, tuple) else (value,)
-    bounds = bound if isinstance(bound, tuple) else (bound,)
-    most = max(len(values), len(bounds))
-    pairs = ((values[min(n, len(values) - 1)], bounds[min(n, len(bounds) - 1)]) for n in range(most))
-    return any(one > other for one, other in pairs)
-
-
-def _shown(bound: Any) -> str:
-    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+    values, bounds = (each if isinstance(each, tuple) else (each,) for each in (value, bound))
+    depths = range(max(len(values), len(bounds)))
+    return any(values[min(n, len(values) - 1)] > bounds[min(n, len(bounds) - 1)] for n in depths)

@@ -4,8 +4,7 @@ Clients show these texts to models, so they say limits, and what lives on. This 
 waits for it before it sees the tools.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,14 +20,9 @@ execute_python runs Python in a sandbox without network and without your files. 
 read, such as folders of logs. If it takes long, it returns a run: pass it to get_run."""
 
 ReplId = Annotated[str, Field(description="Handle of a REPL, as execute_python returned it.", max_length=100)]
-RunId = Annotated[str, Field(description="Handle of a run, as ask_large_context returned it.", max_length=100)]
 WaitS = Annotated[
-    float,
-    Field(description="Seconds to wait for the answer; then the handle is returned.", ge=0, le=LONGEST_WAIT_S),
+    float, Field(description="Seconds to wait for the answer; then the handle is returned.", ge=0, le=LONGEST_WAIT_S)
 ]
-RunState = Literal["queued", "running", "ended"]
-Right = Literal["execute", "run"]
-"""Right that the owner of a call must have: to run code, or to have questions answered."""
 
 
 class Arguments(BaseModel):
@@ -72,17 +66,16 @@ class FileQuestion(Question):
     ] = None
 
 
-class Wait(Arguments):
-    """Arguments of `get_run`."""
-
-    run: RunId
-    wait_s: WaitS = WAIT_S
-
-
 class OneRun(Arguments):
     """Arguments of `stop_run`."""
 
-    run: RunId
+    run: Annotated[str, Field(description="Handle of a run, as ask_large_context returned it.", max_length=100)]
+
+
+class Wait(OneRun):
+    """Arguments of `get_run`."""
+
+    wait_s: WaitS = WAIT_S
 
 
 class OneRepl(Arguments):
@@ -114,8 +107,7 @@ class Ran(BaseModel):
 
     repl: Annotated[str | None, Field(description="Pass it to go on with the variables; null if the REPL is gone.")]
     status: Annotated[
-        Literal["ok", "error", "exited", "interrupted", "killed"],
-        Field(description="killed: its variables are gone."),
+        Literal["ok", "error", "exited", "interrupted", "killed"], Field(description="killed: its variables are gone.")
     ]
     stdout: str
     stderr: str
@@ -130,7 +122,7 @@ class Answer(BaseModel):
     """Result of `ask_large_context`, `get_run` and `stop_run`."""
 
     run: str
-    state: RunState
+    state: Literal["queued", "running", "ended"]
     answer: Annotated[str | None, Field(description="The answer; null while the run goes on, or without one.")] = None
     error: Annotated[str | None, Field(description="Why the run has ended without an answer.")] = None
     partial_answer: Annotated[str | None, Field(description="Best answer of a failed run.")] = None
@@ -169,8 +161,7 @@ class Closed(BaseModel):
     closed: Literal[True] = True
 
 
-@dataclass(frozen=True, slots=True)
-class ToolForm:
+class ToolForm(NamedTuple):
     """A tool as clients see it.
 
     Attributes:
@@ -179,10 +170,9 @@ class ToolForm:
         description: Text for the model.
         arguments: Type of its arguments.
         result: Type of its structured result.
-        right: Right that its caller must have.
-        is_read_only: Whether it changes nothing.
-        is_destructive: Whether it may remove things.
-        is_open: Whether it reaches out of the sandbox, to the provider of a model.
+        right: Right that its caller must have: to run code, or to have questions answered.
+        hint: What a client may want to know before it calls: that it changes nothing, may remove things, or reaches out
+            of the sandbox, to the provider of a model.
     """
 
     name: str
@@ -190,92 +180,94 @@ class ToolForm:
     description: str
     arguments: type[Arguments]
     result: type[BaseModel]
-    right: Right
-    is_read_only: bool = False
-    is_destructive: bool = False
-    is_open: bool = False
+    right: Literal["execute", "run"]
+    hint: Literal["read_only_hint", "destructive_hint", "open_world_hint"] | None = None
 
 
-EXECUTE: Final = ToolForm(
-    "execute_python",
-    "Run Python in a sandbox",
-    "Run Python code in a sandboxed REPL, and return what it prints, as a notebook cell does. Pass `repl` of an "
-    "earlier result to go on: its variables, imports and files are still there. A REPL that is idle for 20 minutes is "
-    "closed. There is no network, and none of the user's files: bring data by repl_files. Code may compute for "
-    "{block_timeout}; then it is interrupted, and variables stay. Figures and pictures that it shows come back as "
-    "images. To see installed packages: `import importlib.metadata as m; print(sorted({{d.name for d in "
-    "m.distributions()}}))`. Text beyond 20,000 characters is cut in the middle.",
-    Code,
-    Ran,
-    "execute",
+_TAKES_LONG: Final = (
+    "It may call a paid model, and takes seconds to minutes: after `wait_s` seconds the handle of the run is returned, "
+    "for get_run and stop_run."
 )
-ASK_FILES: Final = ToolForm(
+_ASK_FILES: Final = ToolForm(
     "ask_large_context",
     "Ask about large files",
     "Have a model answer a question about files or a text of any size, up to gigabytes. It searches them by code, so "
     "you need not read them. Give either `paths` or `context`. Likely secrets and what .gitignore excludes are left "
-    "out of folders. It may call a paid model, and takes seconds to minutes: after `wait_s` seconds the handle of the "
-    "run is returned, for get_run and stop_run.",
+    f"out of folders. {_TAKES_LONG}",
     FileQuestion,
     Answer,
     "run",
-    is_open=True,
+    "open_world_hint",
 )
-ASK_TEXT: Final = ToolForm(
+_ASK_TEXT: Final = ToolForm(
     "ask_large_context",
     "Ask about a large text",
-    "Have a model answer a question about a long text, `context`. It searches the text by code. It may call a paid "
-    "model, and takes seconds to minutes: after `wait_s` seconds the handle of the run is returned, for get_run and "
-    "stop_run.",
+    "Have a model answer a question about a long text, `context`. It searches the text by code. " + _TAKES_LONG,
     Question,
     Answer,
     "run",
-    is_open=True,
+    "open_world_hint",
 )
-GET_RUN: Final = ToolForm(
-    "get_run",
-    "Wait for an answer",
-    "Return the answer of a run of ask_large_context, or what it does at this moment if it goes on after `wait_s` "
-    "seconds. An answer is kept for an hour.",
-    Wait,
-    Answer,
-    "run",
-    is_read_only=True,
-)
-STOP_RUN: Final = ToolForm(
-    "stop_run",
-    "Stop a run",
-    "End a run of ask_large_context, and return its best answer so far.",
-    OneRun,
-    Answer,
-    "run",
-    is_destructive=True,
-)
-FILES: Final = ToolForm(
-    "repl_files",
-    "Files of a REPL",
-    "List, read, write or delete files in the current folder of a REPL. Give `text` or `base64` to write. A file is "
-    "read as text, or as base64 if it is not UTF-8, up to 1 MiB.",
-    FileWork,
-    FilesDone,
-    "execute",
-    is_destructive=True,
-)
-CLOSE: Final = ToolForm(
-    "close_repl",
-    "Close a REPL",
-    "End a REPL with its variables, its files and the code that it runs.",
-    OneRepl,
-    Closed,
-    "execute",
-    is_destructive=True,
+_OTHERS: Final = (
+    ToolForm(
+        "get_run",
+        "Wait for an answer",
+        "Return the answer of a run of ask_large_context, or what it does at this moment if it goes on after `wait_s` "
+        "seconds. An answer is kept for an hour.",
+        Wait,
+        Answer,
+        "run",
+        "read_only_hint",
+    ),
+    ToolForm(
+        "stop_run",
+        "Stop a run",
+        "End a run of ask_large_context, and return its best answer so far.",
+        OneRun,
+        Answer,
+        "run",
+        "destructive_hint",
+    ),
+    ToolForm(
+        "repl_files",
+        "Files of a REPL",
+        "List, read, write or delete files in the current folder of a REPL. Give `text` or `base64` to write. A file "
+        "is read as text, or as base64 if it is not UTF-8, up to 1 MiB.",
+        FileWork,
+        FilesDone,
+        "execute",
+        "destructive_hint",
+    ),
+    ToolForm(
+        "close_repl",
+        "Close a REPL",
+        "End a REPL with its variables, its files and the code that it runs.",
+        OneRepl,
+        Closed,
+        "execute",
+        "destructive_hint",
+    ),
 )
 
 
-def forms(*, with_paths: bool) -> tuple[ToolForm, ...]:
+def forms(block_timeout_s: float, *, with_paths: bool) -> tuple[ToolForm, ...]:
     """Return all tools.
 
     Args:
+        block_timeout_s: Compute time of a block in seconds.
         with_paths: Whether `ask_large_context` may name files.
     """
-    return (EXECUTE, ASK_FILES if with_paths else ASK_TEXT, GET_RUN, STOP_RUN, FILES, CLOSE)
+    execute = ToolForm(
+        "execute_python",
+        "Run Python in a sandbox",
+        "Run Python code in a sandboxed REPL, and return what it prints, as a notebook cell does. Pass `repl` of an "
+        "earlier result to go on: its variables, imports and files are still there. A REPL that is idle for 20 minutes "
+        "is closed. There is no network, and none of the user's files: bring data by repl_files. Code may compute for "
+        f"{block_timeout_s:g} s; then it is interrupted, and variables stay. Figures and pictures that it shows come "
+        "back as images. To see installed packages: `import importlib.metadata as m; print(sorted({d.name for d in "
+        "m.distributions()}))`. Text beyond 20,000 characters is cut in the middle.",
+        Code,
+        Ran,
+        "execute",
+    )
+    return (execute, _ASK_FILES if with_paths else _ASK_TEXT, *_OTHERS)

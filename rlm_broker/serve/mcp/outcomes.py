@@ -2,18 +2,17 @@
 
 import base64
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import mcp_types as types
 from pydantic import BaseModel
 
-from rlm_broker.errors import RunFailed
-from rlm_broker.results import Block, Completion, FileEntry, Variable
-from rlm_broker.run.prompts.observation import shared
+from rlm_broker import Block, Completion, Display, FileEntry, RunFailed
+from rlm_broker.serve.hosting.runs import HostedRun
 from rlm_broker.serve.mcp import forms
-from rlm_broker.values.display import Display, picture_in
-from rlm_broker.values.text import as_json, encodable, shorten
+from rlm_broker.values.text import shorten
 
 MOST_CHARS: Final = 20_000
 """Characters of the text beside a structured result, and of each text of a block in it."""
@@ -55,7 +54,11 @@ def block_outcome(block: Block, repl: str | None) -> types.CallToolResult:
     """
     pictures = tuple(_pictures(block.displays))
     variables = [
-        forms.VariableMade(name=cut(each.name, 60), type=cut(each.type, 60), size=_size(each))
+        forms.VariableMade(
+            name=cut(each.name, 60),
+            type=cut(each.type, 60),
+            size=list(each.size) if isinstance(each.size, tuple) else each.size,
+        )
         for each in block.variables
     ]
     result = forms.Ran(
@@ -74,39 +77,27 @@ def block_outcome(block: Block, repl: str | None) -> types.CallToolResult:
 
 def cut(text: str, limit: int) -> str:
     """Return a text of at most about `limit` characters. Lone surrogates, which JSON in UTF-8 lacks, are escaped."""
-    return encodable(shorten(text, limit))
-
-
-def _size(variable: Variable) -> int | list[int] | None:
-    return list(variable.size) if isinstance(variable.size, tuple) else variable.size
+    return shorten(text, limit).encode("utf-8", "backslashreplace").decode()
 
 
 def _block_text(block: Block, repl: str | None) -> str:
     printed = [block.stdout, *_display_texts(block.displays), block.stderr]
-    printed = [text.rstrip("\n") for text in printed if text.strip("\n")]
-    room = MOST_CHARS - ROOM_CHARS
-    shares = shared(map(len, printed), room - len(printed) * 60)  # each cut is reported in a line
-    parts = [cut(text, share) for text, share in zip(printed, shares, strict=True)]
+    parts = ["\n".join(text.rstrip("\n") for text in printed if text.strip("\n"))]
     if block.status != "ok" and not (block.status == "error" and block.stderr):
         parts.append(cut(f"{block.status}: {block.error}", ROOM_CHARS // 2))
     if block.displays_omitted:
         parts.append(f"[{block.displays_omitted:,} further displays were not kept]")
-    if repl is not None:
-        parts.append(f"[repl: {repl}]")
-    else:
-        parts.append("[the REPL is gone, with its variables: leave out repl to begin a new one]")
-    return "\n".join(parts)
+    gone = "[the REPL is gone, with its variables: leave out repl to begin a new one]"
+    parts.append(gone if repl is None else f"[repl: {repl}]")
+    return "\n".join(filter(None, [cut(parts[0], MOST_CHARS - ROOM_CHARS), *parts[1:]]))
 
 
-def _display_texts(displays: Sequence[Display]) -> list[str]:
-    """Return the text of each display that is no picture."""
-    texts = []
+def _display_texts(displays: Sequence[Display]) -> Iterator[str]:
+    """Yield the text of each display that is no picture."""
     for display in displays:
-        if any(mime in display.data for mime in PICTURES):
-            continue
-        text = next((display.data[mime] for mime in TEXTS if mime in display.data), None)
-        texts.append(text if isinstance(text, str) else f"[shown: {picture_in(display) or ', '.join(display.data)}]")
-    return texts
+        if not any(mime in display.data for mime in PICTURES):
+            text = next((display.data[mime] for mime in TEXTS if mime in display.data), None)
+            yield text if isinstance(text, str) else f"[shown: {', '.join(display.data)}]"
 
 
 def _pictures(displays: Iterable[Display]) -> Iterator[types.ImageContent]:
@@ -123,7 +114,7 @@ def _pictures(displays: Iterable[Display]) -> Iterator[types.ImageContent]:
 
 def answer_outcome(run: str, completion: Completion) -> types.CallToolResult:
     """Return the outcome of a run that has ended with an answer, or with none."""
-    answer = completion.response if completion.parsed is None else as_json(completion.parsed)
+    answer = completion.response if completion.parsed is None else json.dumps(completion.parsed, ensure_ascii=False)
     reached = f"{completion.limit} was reached before there was an answer"
     why = "the model gave no answer" if completion.limit is None else reached
     result = forms.Answer(
@@ -162,9 +153,10 @@ def failure_outcome(run: str, failed: RunFailed) -> types.CallToolResult:
     return tool_outcome(result, "\n".join(parts), is_error=True)
 
 
-def waiting_outcome(run: str, state: forms.RunState, doing: str, turns: int, seconds: float) -> types.CallToolResult:
+def waiting_outcome(hosted: HostedRun) -> types.CallToolResult:
     """Return what is known of a run that goes on."""
-    result = forms.Answer(run=run, state=state, doing=doing, turns=turns, seconds=round(seconds, 3))
+    run, doing, seconds = hosted.id, hosted.doing, round(time.time() - hosted.created_at, 3)
+    result = forms.Answer(run=run, state=hosted.state, doing=doing, turns=hosted.progress.turn, seconds=seconds)
     text = f'The run goes on ({doing}, {seconds:.0f} s so far). Call get_run(run="{run}") for its answer.'
     return tool_outcome(result, text)
 
@@ -195,8 +187,8 @@ def file_outcome(path: str, data: bytes) -> types.CallToolResult:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        packed = base64.b64encode(data).decode()
-        result = forms.FilesDone(action="read", path=path, base64=packed, bytes=len(data))
-        return tool_outcome(result, f"[{len(data):,} bytes, no UTF-8 text: see base64 of the structured result]")
-    result = forms.FilesDone(action="read", path=path, text=text, bytes=len(data))
-    return tool_outcome(result, cut(text, MOST_CHARS - ROOM_CHARS))
+        said = f"[{len(data):,} bytes, no UTF-8 text: see base64 of the structured result]"
+        content: dict[str, Any] = {"base64": base64.b64encode(data).decode()}
+    else:
+        said, content = cut(text, MOST_CHARS - ROOM_CHARS), {"text": text}
+    return tool_outcome(forms.FilesDone(action="read", path=path, bytes=len(data), **content), said)

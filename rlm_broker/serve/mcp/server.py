@@ -1,6 +1,5 @@
 """The server of the protocol: lists the tools, checks arguments, and returns results in the forms that clients read."""
 
-import importlib.metadata
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -13,63 +12,59 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from rlm_broker.errors import RlmBrokerError
+from rlm_broker.serve.errors import ApiError
+from rlm_broker.serve.guard import ServerKey
+from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.mcp import forms
-from rlm_broker.values.text import encodable
-from rlm_broker.values.validation import complaints, no_such
-from rlm_broker.watch.conventions import checked_traceparent, traceparent
+from rlm_broker.values.validation import first_complaint, no_such
+from rlm_broker.version import __version__
+from rlm_broker.watch.conventions import continue_trace
 
 if TYPE_CHECKING:
-    from rlm_broker.serve.hosting.owner import Owner
     from rlm_broker.serve.mcp.work import Work
 
 NAME = "rlm-broker"
-PROGRESS_S = 2.0
-"""Seconds between two notifications of progress while the sandbox is started."""
-NO_PATHS = "there is no argument 'paths' over HTTP, where no file of the server is read: give the text as context"
-
 _log = logging.getLogger(__name__)
 
 
-class SdkCall:
-    """One call of a tool, as the SDK has it.
+class ToolCall:
+    """One call of a tool.
 
     Args:
-        context: The request.
+        context: The request, as the SDK has it.
         owner: Owner of what the call makes.
     """
 
-    def __init__(self, context: ServerRequestContext[Any, Any], owner: "Owner") -> None:
+    def __init__(self, context: ServerRequestContext[Any, Any], owner: Owner) -> None:
         self.owner = owner
         self._context = context
         self._began = time.monotonic()
 
-    async def tell(self, seconds: float, doing: str) -> None:
+    async def tell(self, doing: str) -> None:
         """Send a notification of progress, if the client has asked for them."""
         seconds = time.monotonic() - self._began
         await self._context.session.report_progress(round(seconds, 1), message=f"{doing}, {seconds:.0f} s")
 
 
 def server_of(
-    work: "Callable[[SdkCall], Awaitable[Work]]",
-    owner_of: "Callable[[ServerRequestContext[Any, Any]], Owner]",
+    work: "Callable[[ToolCall], Awaitable[Work]]",
+    key_of: Callable[[ServerRequestContext[Any, Any]], ServerKey],
     *,
     with_paths: bool,
     block_timeout_s: float,
     on_listed: Callable[[], object] = lambda: None,
-    require: Callable[[ServerRequestContext[Any, Any], forms.Right], object] = lambda _context, _right: None,
 ) -> Server[Any]:
     """Return a server of the tools.
 
     Args:
         work: Returns the work of the tools, once the sandbox is open.
-        owner_of: Returns the owner of a request.
+        key_of: Returns the key of a request: the owner of what it makes, and what it may do.
         with_paths: Whether questions may name files.
         block_timeout_s: Compute time of a block in seconds, which the tool says.
         on_listed: Called when a client has asked for the tools.
-        require: Raises a `RlmBrokerError` if the owner of a request lacks a right.
     """
-    known = {form.name: form for form in forms.forms(with_paths=with_paths)}
-    listed = types.ListToolsResult(tools=[_tool(form, block_timeout_s) for form in known.values()])
+    known = {form.name: form for form in forms.forms(block_timeout_s, with_paths=with_paths)}
+    listed = types.ListToolsResult(tools=list(map(_tool, known.values())))
 
     async def list_tools(
         _context: ServerRequestContext[Any, Any], _params: types.PaginatedRequestParams | None
@@ -86,15 +81,14 @@ def server_of(
         try:
             arguments = form.arguments.model_validate(params.arguments or {})
         except pydantic.ValidationError as error:
-            if form is forms.ASK_TEXT and "paths" in (params.arguments or {}):
-                return _refusal(NO_PATHS)
-            return _refusal(f"the arguments cannot be used: {complaints(error, 'they', 'argument')}")
-        _continue_trace(context)
-        call = SdkCall(context, owner_of(context))
+            _, said = first_complaint(error, "they", "argument", known=form.arguments.model_fields)
+            return _refusal(f"the arguments cannot be used: {said}")
+        if (trace := (context.meta or {}).get("traceparent")) is not None:
+            continue_trace(trace)  # each call has a task, and so a context, of its own
         try:
-            require(context, form.right)
-            return await (await work(call)).done(call, form, arguments)
-        except RlmBrokerError as error:
+            call = ToolCall(context, key_of(context).require(form.right))
+            return await (await work(call)).done(call, arguments)
+        except (RlmBrokerError, ApiError) as error:
             return _refusal(str(error))
         except Exception:  # noqa: BLE001 - the SDK would show its text to the client
             _log.exception("the tool %s has failed", form.name)
@@ -102,7 +96,7 @@ def server_of(
 
     return Server(
         NAME,
-        version=importlib.metadata.version("rlm-broker"),
+        version=__version__,
         title=NAME,
         instructions=forms.INSTRUCTIONS,
         on_list_tools=list_tools,
@@ -111,26 +105,18 @@ def server_of(
     )
 
 
-def _continue_trace(context: ServerRequestContext[Any, Any]) -> None:
-    """Make the call a part of the client's trace. Each call has a task, and so a context, of its own."""
-    given = (context.meta or {}).get("traceparent")
-    if isinstance(given, str) and (parent := checked_traceparent(given)) is not None:
-        traceparent.set(parent)
-
-
-def _tool(form: forms.ToolForm, block_timeout_s: float) -> types.Tool:
+def _tool(form: forms.ToolForm) -> types.Tool:
+    hints = dict.fromkeys(("read_only_hint", "destructive_hint", "open_world_hint"), False)
     return types.Tool(
         name=form.name,
         title=form.title,
-        description=form.description.format(block_timeout=f"{block_timeout_s:g} s"),
+        description=form.description,
         input_schema=form.arguments.model_json_schema(),
         output_schema=form.result.model_json_schema(mode="serialization"),
-        annotations=types.ToolAnnotations(
-            read_only_hint=form.is_read_only, destructive_hint=form.is_destructive, open_world_hint=form.is_open
-        ),
+        annotations=types.ToolAnnotations.model_validate({**hints, **({form.hint: True} if form.hint else {})}),
     )
 
 
 def _refusal(sentence: str) -> types.CallToolResult:
-    text = encodable(sentence)
+    text = sentence.encode("utf-8", "backslashreplace").decode()  # lone surrogates are no JSON
     return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)

@@ -20,14 +20,16 @@ from mcp.shared._stream_protocols import ReadStream, WriteStream
 from mcp.shared.message import SessionMessage
 
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.serve.mcp.server import PROGRESS_S, SdkCall, server_of
+from rlm_broker.serve.guard import ServerKey
+from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.mcp.server import ToolCall, server_of
+from rlm_broker.serve.settings import RIGHTS
 
 if TYPE_CHECKING:
-    from rlm_broker.events.event import Emit
-    from rlm_broker.rlm import RLM
+    from rlm_broker import RLM, Emit
     from rlm_broker.serve.mcp.work import Work
 
-    Spans = Callable[[], contextlib.AbstractContextManager[Emit | None]]
+    Around = Callable[[], contextlib.AbstractAsyncContextManager[Emit | None]]
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the server. A second one ends it without waiting for its processes, which then end by themselves."""
@@ -37,8 +39,8 @@ ANSWERED_S: Final = 2.0
 """Seconds after the end of stdin in which requests that came before it are answered, also if the sandbox must start."""
 LISTED_S: Final = 0.05
 """Seconds after the list of tools at which the sandbox is opened: the client has the list by then."""
-
-
+PROGRESS_S: Final = 2.0
+"""Seconds between two notifications of progress while the sandbox is started."""
 _NO_MESSAGE: Final = SessionMessage(
     types.JSONRPCError(
         jsonrpc="2.0", id=None, error=types.ErrorData(code=types.PARSE_ERROR, message="the line is no JSON-RPC message")
@@ -54,13 +56,13 @@ class _Opening:
     Args:
         rlm: Makes the `RLM`, in a thread.
         root: Folder whose files a question may name.
-        spans: Makes a context manager, whose value is called with the events of all runs; None is not called.
+        around: Makes a context manager around all work, whose value is called with the events of all runs.
     """
 
-    def __init__(self, rlm: "Callable[[], RLM]", root: str, spans: "Spans") -> None:
+    def __init__(self, rlm: "Callable[[], RLM]", root: str, around: "Around") -> None:
         self._rlm = rlm
         self._root = root
-        self._spans = spans
+        self._around = around
         self._stack = contextlib.AsyncExitStack()
         self._task: asyncio.Task[Work] | None = None
 
@@ -71,13 +73,13 @@ class _Opening:
             self._task.add_done_callback(_say_failure)
         return self._task
 
-    async def work(self, call: SdkCall) -> "Work":
+    async def work(self, call: ToolCall) -> "Work":
         """Return it when it is open, and inform the client what the call waits for."""
         task = self.begin()
         while not task.done():
             await asyncio.wait({task}, timeout=PROGRESS_S)
             if not task.done():
-                await call.tell(0, "starts the sandbox")
+                await call.tell("starts the sandbox")
         return task.result()
 
     async def close(self) -> None:
@@ -88,45 +90,40 @@ class _Opening:
         await self._stack.aclose()
 
     async def _opened(self) -> "Work":
-        def made() -> "tuple[type[Work], Any, Any, RLM]":
+        def made() -> "tuple[Any, Any, Any, Any, RLM]":
+            from rlm_broker.context.files import Root
             from rlm_broker.serve.hosting.repls import HeldRepls
             from rlm_broker.serve.hosting.runs import HostedRuns
             from rlm_broker.serve.mcp.work import Work
 
-            return Work, HeldRepls, HostedRuns, self._rlm()
+            return Work, HeldRepls, HostedRuns, Root(self._root), self._rlm()
 
-        work, held_repls, hosted_runs, made_rlm = await asyncio.to_thread(made)
-        from rlm_broker.context.files import Root
-        from rlm_broker.watch.server import ControlSocket
-
-        root = Root(self._root)
-        self._stack.push_async_callback(ControlSocket("mcp").start().aclose)
+        work, held_repls, hosted_runs, root, made_rlm = await asyncio.to_thread(made)
+        on_event = await self._stack.enter_async_context(self._around())
         rlm = await self._stack.enter_async_context(made_rlm)
         repls = await self._stack.enter_async_context(held_repls())
-        on_event = self._stack.enter_context(self._spans())
-        return work(rlm, hosted_runs(rlm, on_event=on_event), repls, root)
+        opened: Work = work(rlm, hosted_runs(rlm, on_event=on_event), repls, root)
+        return opened
 
 
-def serve_stdio(rlm: "Callable[[], RLM]", *, root: str, block_timeout_s: float, spans: "Spans") -> None:
+def serve_stdio(rlm: "Callable[[], RLM]", *, root: str, block_timeout_s: float, around: "Around") -> None:
     """Serve one client until stdin ends, or a signal comes.
 
     Args:
         rlm: Makes the `RLM`. It is called in a thread.
         root: Folder whose files a question may name.
         block_timeout_s: Compute time of a block in seconds, which the tool says.
-        spans: Makes the receiver of the events of all runs, as a context manager.
+        around: Makes a context manager around all work, whose value is called with the events of all runs, or None.
     """
-    asyncio.run(_served(_Opening(rlm, root, spans), block_timeout_s))
+    asyncio.run(_served(_Opening(rlm, root, around), block_timeout_s))
 
 
 async def _served(opening: _Opening, block_timeout_s: float) -> None:
-    from rlm_broker.serve.hosting.owner import Owner
-
-    owner = Owner("mcp")
+    key = ServerKey(Owner("mcp"), RIGHTS)
     loop = asyncio.get_running_loop()
     server = server_of(
         opening.work,
-        lambda _: owner,
+        lambda _: key,
         with_paths=True,
         block_timeout_s=block_timeout_s,
         on_listed=lambda: loop.call_later(LISTED_S, opening.begin),

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 The SDK cancels a call by an anyio scope, which cancels its task again at each `await`. So the work of a call is a task
-of its own (`_in_own_task`): it is cancelled once, and may then end its block in order. The handler of the call waits
+of its own (`_begun`): it is cancelled once, and may then end its block in order. The handler of the call waits
 for it, and reports its progress. The next block of the same REPL waits for a block being interrupted.
 
 A run that was asked for outlives the call only once its handle was sent. A cancelled `ask_large_context` ends the run,
@@ -15,21 +15,19 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from mcp_types import CallToolResult
 
+from rlm_broker import RLM, ConfigurationError, Paths, ReplBusy, RunFailed
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.files import Root
-from rlm_broker.context.store import Paths
-from rlm_broker.errors import ConfigurationError, ReplBusy, RunFailed
-from rlm_broker.rlm import RLM
 from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
 from rlm_broker.serve.hosting.repls import HeldRepl, HeldRepls
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.serve.mcp import forms, outcomes
+from rlm_broker.serve.mcp.server import ToolCall
 
 T = TypeVar("T")
 
@@ -43,19 +41,6 @@ READ_BYTES: Final = 1 << 20
 """Bytes of a file that `repl_files` reads at most."""
 
 
-class ToolCall(Protocol):
-    """The call of a tool: its owner, and where its progress is reported."""
-
-    @property
-    def owner(self) -> Owner:
-        """Owner of what the call makes."""
-        ...
-
-    async def tell(self, seconds: float, doing: str) -> None:
-        """Inform the client how long the call takes so far, and what it does."""
-        ...
-
-
 class Work:
     """The tools of one server, on the runs and the REPLs of a process.
 
@@ -63,7 +48,7 @@ class Work:
         rlm: The open `RLM`, in whose sandbox the REPLs live.
         runs: Runs of all owners.
         repls: REPLs of all owners.
-        root: Folder whose files a question may name; None refuses all.
+        root: Folder whose files a question may name; None where the tools name none.
     """
 
     def __init__(self, rlm: RLM, runs: HostedRuns, repls: HeldRepls, root: Root | None = None) -> None:
@@ -74,13 +59,8 @@ class Work:
         self._blocks: dict[str, asyncio.Task[CallToolResult]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def done(self, call: ToolCall, form: forms.ToolForm, arguments: forms.Arguments) -> CallToolResult:
-        """Do what a tool is asked for.
-
-        Args:
-            call: The call.
-            form: The tool.
-            arguments: Its arguments, of the type it wants.
+    async def done(self, call: ToolCall, arguments: forms.Arguments) -> CallToolResult:
+        """Do what a tool is asked for. The type of its arguments says which tool that is.
 
         Raises:
             RlmBrokerError: It cannot be done. The message is a sentence for the client.
@@ -97,11 +77,12 @@ class Work:
                 hosted.stop()
                 return await self._waited(call, hosted, STOPPED_S)
             case forms.FileWork():
-                return await self._in_own_task(call, self._file_work(call.owner, arguments), lambda: "copies")
+                return await _awaited(call, self._begun(self._file_work(call.owner, arguments)), lambda: "copies")
             case forms.OneRepl(repl=repl):
-                await self._in_own_task(call, self._repls.close(call.owner, repl), lambda: "closes the REPL")
+                closing = self._begun(self._repls.close(call.owner, repl))
+                await _awaited(call, closing, lambda: "closes the REPL")
                 return outcomes.tool_outcome(forms.Closed(repl=repl), "The REPL is closed.")
-        raise ConfigurationError(f"there is no tool {form.name!r}")
+        raise ConfigurationError(f"there is no tool with {type(arguments).__name__}")
 
     # -- blocks ------------------------------------------------------------------------------------------------------
 
@@ -151,25 +132,20 @@ class Work:
     # -- runs --------------------------------------------------------------------------------------------------------
 
     async def _ask(self, call: ToolCall, asked: forms.Question) -> CallToolResult:
-        paths = asked.paths if isinstance(asked, forms.FileQuestion) else None
+        root, paths = self._root, getattr(asked, "paths", None)
         if (paths is None) == (asked.context is None):
-            raise ConfigurationError(
-                "give either paths or context" if isinstance(asked, forms.FileQuestion) else "context is missing"
-            )
+            raise ConfigurationError("context is missing" if root is None else "give either paths or context")
         if not asked.question.strip():
             raise ConfigurationError("question is empty: say what to find out")
         context: object = asked.context
-        if paths is not None:
-            if self._root is None:
-                raise ConfigurationError("this server reads no files: give the text as context")
-            root, wanted = self._root, paths
-            context = Paths(await in_thread(lambda _: root.resolved(wanted)))
+        if root is not None and paths is not None:
+            context = Paths(await in_thread(lambda _: root.resolved(paths)))
         hosted = self._runs.begin(call.owner, context, asked.question)
         return await self._waited(call, hosted, asked.wait_s)
 
     async def _waited(self, call: ToolCall, hosted: HostedRun, wait_s: float) -> CallToolResult:
         """Wait for a run, and return its outcome or, after `wait_s` seconds, its handle."""
-        return await self._in_own_task(call, self._joined(hosted, wait_s), lambda: hosted.doing)
+        return await _awaited(call, self._begun(self._joined(hosted, wait_s)), lambda: hosted.doing)
 
     async def _joined(self, hosted: HostedRun, wait_s: float) -> CallToolResult:
         async with hosted.joined():
@@ -178,16 +154,12 @@ class Work:
                 await asyncio.wait({outcome}, timeout=wait_s)
                 if not outcome.done():
                     hosted.outlive(LEFT_ALONE_S)
-                    return self._told_so_far(hosted)
+                    return outcomes.waiting_outcome(hosted)
                 return outcomes.answer_outcome(hosted.id, outcome.result())
             except RunFailed as failed:
                 return outcomes.failure_outcome(hosted.id, failed)
             finally:
                 outcome.cancel()
-
-    def _told_so_far(self, hosted: HostedRun) -> CallToolResult:
-        seconds = time.time() - hosted.created_at
-        return outcomes.waiting_outcome(hosted.id, hosted.state, hosted.doing, hosted.progress.turn, seconds)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -210,9 +182,6 @@ class Work:
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    async def _in_own_task(self, call: ToolCall, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
-        return await _awaited(call, self._begun(work), doing)
-
     def _begun(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -222,10 +191,9 @@ class Work:
 
 async def _awaited(call: ToolCall, task: "asyncio.Task[T]", doing: Callable[[], str]) -> T:
     """Wait for a task, and report to the client every few seconds. A cancellation reaches the task once."""
-    began = time.monotonic()
     try:
         while not (await asyncio.wait({task}, timeout=PROGRESS_S))[0]:
-            await call.tell(time.monotonic() - began, doing())
+            await call.tell(doing())
         return task.result()
     except asyncio.CancelledError:
         task.cancel()

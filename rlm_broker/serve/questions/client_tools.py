@@ -143,7 +143,8 @@ def call_type(tools: Sequence[FunctionTool]) -> CheckedSchema:
         return safe_schema({**tool.schema, "description": f"arguments of {tool.name}: {tool.description}"}, "tools")
     calls = []
     for number, tool in enumerate(tools):
-        arguments = _moved(tool.schema, f"#/anyOf/{number}/properties/arguments")
+        rooted = {key: value for key, value in tool.schema.items() if key != "$schema"}  # a property may be called so
+        arguments = _moved(rooted, f"#/anyOf/{number}/properties/arguments")
         properties = {"name": {"const": tool.name}, "arguments": arguments}
         said = {"type": "object", "description": tool.description, "properties": properties}
         calls.append({**said, "required": list(properties)})
@@ -163,7 +164,7 @@ def _moved(schema: Any, to: str) -> Any:
         return [_moved(each, to) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {key: _moved(value, to) for key, value in schema.items() if key != "$schema"}
+    moved = {key: _moved(value, to) for key, value in schema.items()}
     if isinstance(pointer := schema.get("$ref"), str):
         moved["$ref"] = f"{to}{pointer.removeprefix('#')}"
     return moved

@@ -9,16 +9,20 @@ Both interfaces bring their messages as items of OpenAI's responses, see `Item`.
   once had a picture can go on.
 """
 
+import asyncio
 import base64
 import binascii
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rlm_broker import Instructions, StoredContext, store_as_it_is
 from rlm_broker.serve.errors import ApiError
-from rlm_broker.serve.materials import InlineFile, Material, Text
-from rlm_broker.serve.questions.request import RlmOptions
+from rlm_broker.serve.materials import InlineFile, Material, Text, stored_of
+from rlm_broker.serve.questions.client_tools import CONVERSATION
+from rlm_broker.serve.questions.request import AT, RlmOptions, ServedModel
 
 Item = dict[str, Any]
 """A message, a function call or its output, as `/v1/responses` has them. Parts have the form of either interface."""
@@ -244,3 +248,111 @@ def _each_once(materials: Sequence[Material]) -> Iterator[Material]:
         if isinstance(each, Text) or each not in known:
             known.add(each)
             yield each
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with all that it is about.
+
+    Attributes:
+        text: The question; None: the task is in the context.
+        materials: Texts and files that it is about.
+        value: Context of plain values, in place of materials; None is none.
+        history: Earlier turns, as dicts of `role` and `content`, the oldest first.
+        system: Instructions of the caller, which stand beside our prompt; empty if there are none.
+    """
+
+    text: str | None
+    materials: Sequence[Material] = ()
+    value: Any = None
+    history: Sequence[Mapping[str, Any]] = ()
+    system: str = ""
+
+    @classmethod
+    def of(
+        cls, said: Dialogue, options: RlmOptions, model: ServedModel, earlier: Sequence[Material], inline_chars: int
+    ) -> "Question":
+        """Return the question of a conversation. A model without a REPL gets the messages themselves as its context.
+
+        Args:
+            said: The conversation.
+            options: The object `rlm` of the request.
+            model: Model that it names.
+            earlier: Files of earlier messages.
+            inline_chars: Characters beyond which a text cannot be a question.
+
+        Raises:
+            ApiError: 400: there is no question, or the model cannot take what the request has.
+        """
+        has_context = model.context is not None
+        materials, text = divided(said, earlier, options, inline_chars=inline_chars, has_context=has_context)
+        system = "\n\n".join([*said.system, *([_LATE_RESULTS] if said.results else [])])
+        if not model.is_plain:
+            if not materials and options.context is None and not has_context:  # the context has the task in it
+                materials, text = (Text("question", text or ""),), None
+            return cls(text, materials, options.context, said.history, system)
+        if any(not isinstance(each, Text) for each in materials):
+            why = f"the model {model.name} takes texts alone: name it without @plain to ask about a file"
+            raise ApiError(400, why, code="unsupported_content", param="model")
+        if options.context is not None:
+            return cls(text, (), options.context, (), system)
+        last = "\n\n".join([*(each.text for each in materials if isinstance(each, Text)), *([text] if text else [])])
+        rules = [{"role": "system", "content": system}] if system else []
+        return cls(None, (), [*rules, *map(_as_text, said.history), {"role": "user", "content": last}])
+
+    @property
+    def task(self) -> str | None:
+        """Text with the task: the question, or the last text of the materials or messages."""
+        if self.text is not None:
+            return self.text
+        texts = [each.text for each in self.materials if isinstance(each, Text)]
+        return texts[-1] if texts else self.value[-1]["content"] if self.value else None
+
+    def instructions(self, base: Instructions) -> Instructions | None:
+        """Return the server's instructions with the caller's beside them, or None if it has none."""
+        if not self.system.strip():
+            return None
+        own = f"Instructions of the caller:\n{self.system.strip()}"
+        return dataclasses.replace(base, prologue=f"{base.prologue}\n\n{own}" if base.prologue else own)
+
+    def variables(self) -> dict[str, Any]:
+        """Return what code finds beside the context, as values for `Tools`."""
+        if not self.history:
+            return {}
+        told = (
+            f"the {len(self.history):,} earlier messages of this conversation, a list of dicts with `role` and "
+            "`content`, the oldest first. The question may refer to them"
+        )
+        return {CONVERSATION: {"tool": [dict(message) for message in self.history], "description": told}}
+
+    async def context(self, model: ServedModel) -> StoredContext:
+        """Return the context, which the caller closes.
+
+        Raises:
+            ContextRefused: A file has no text, or there is no memory for it.
+            UnknownHandle: A file was deleted meanwhile.
+        """
+        if self.value is not None:
+            return await asyncio.to_thread(store_as_it_is, self.value)
+        if model.context is None:
+            return await stored_of(self.materials)
+        if not self.materials:
+            return model.context.another()
+        with await stored_of(self.materials) as brought:
+            name = model.name.rpartition(AT)[2]
+            return await asyncio.to_thread(store_as_it_is, {name: model.context, "attached": brought})
+
+
+_LATE_RESULTS = (
+    f"Functions were called for this question before. The calls and their results are at the end of `{CONVERSATION}`."
+)
+
+
+def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
+    """Return a message of the history for a model that takes texts of a user, an assistant and a system alone."""
+    content, role = message["content"], message["role"]
+    said = [content] if isinstance(content, str) else list(content)
+    said += [f"[calls {call['name']}({call['arguments']})]" for call in message.get("tool_calls", ())]
+    if role == "tool":
+        said, role = ["[result]", *said], "user"
+    return {"role": role, "content": "\n".join(filter(None, said))}

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A request becomes a `QuestionRequest`, and `Asking.begin` makes a run of it. The response follows the run
+`Asking.begin` makes a run of a request and its conversation. The response follows the run
 (`Asked.steps` or `Asked.outcome`) within `Asked.joined`, so that the run ends when the client leaves.
 
 When code calls a tool of the client, the block waits, and with it the run: nothing of its state is stored or replayed.
@@ -14,21 +14,148 @@ meanwhile.
 
 import asyncio
 import contextlib
+import json
 import weakref
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rlm_broker import RLM, ConfigurationError, Event, LimitReached, Usage
+from rlm_broker import (
+    RLM,
+    Block,
+    BlockEnded,
+    CallStarted,
+    CallText,
+    Completion,
+    ConfigurationError,
+    Event,
+    EventsMissed,
+    LimitReached,
+    PersistentRepl,
+    Replied,
+    RunLimits,
+    RunStarted,
+    Usage,
+)
+from rlm_broker.events.story import printed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
-from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns
-from rlm_broker.serve.questions.client_tools import ClientCall, ClientTools
-from rlm_broker.serve.questions.conversation import Dialogue
-from rlm_broker.serve.questions.outcome import RunOutcome, outcome_of
-from rlm_broker.serve.questions.question import QuestionRequest, about
+from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns, Repeat
+from rlm_broker.serve.materials import Material
+from rlm_broker.serve.questions.client_tools import ClientCall, ClientTools, forced_call
+from rlm_broker.serve.questions.conversation import Dialogue, Question
+from rlm_broker.serve.questions.request import AnswerForm, DialectRequest, ServedModel
+from rlm_broker.serve.settings import ServeSettings
+from rlm_broker.values.text import shorten
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The end of a response: an answer, the limit that ended the run, or calls of the client's functions.
+
+    Attributes:
+        usage: Usage of the run and all below it so far.
+        text: Answer, or the best one so far; if there is none, a sentence on what ended the run. Empty with calls.
+        calls: Calls whose results the client brings.
+        limit: Name of the limit that ended the run, or None.
+        is_stopped: Whether the run was stopped.
+        facts: Further facts about a run that has ended, for the object `rlm`.
+    """
+
+    usage: Usage
+    text: str = ""
+    calls: tuple[ClientCall, ...] = ()
+    limit: str | None = None
+    is_stopped: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the response is complete: no limit and no stop has cut it."""
+        return self.limit is None and not self.is_stopped
+
+
+def outcome_of(ended: Completion | LimitReached, form: AnswerForm) -> RunOutcome:
+    """Return the outcome of a run.
+
+    Args:
+        ended: Its completion, or the limit that ended it.
+        form: Form of the answer that the request has asked for. An answer of a type is reported as JSON.
+    """
+    is_stopped = not isinstance(ended, LimitReached) and ended.is_stopped
+    facts = {
+        "stopped": is_stopped,
+        "isolation": None if ended.isolation is None else ended.isolation.level,
+        "turns": len(ended.trajectory) if isinstance(ended, LimitReached) else ended.iterations,
+        "seconds": round(ended.execution_time, 3),
+    }
+    made = RunOutcome(ended.usage_summary.total, limit=ended.limit, is_stopped=is_stopped, facts=facts)
+    if isinstance(ended, LimitReached):
+        reached = f"the limit {ended.limit} = {ended.allowed:,.10g} was reached before there was an answer"
+        return replace(made, text=ended.partial_answer or reached)
+    if is_stopped:
+        return replace(made, text=ended.response or "the run was stopped before there was an answer")
+    if form.forced and ended.limit is None:
+        return replace(made, calls=(forced_call(form.forced, ended.parsed),))
+    text = ended.response
+    if form.output_type is not None and (text is not None or ended.limit is None):
+        text = json.dumps(ended.parsed, ensure_ascii=False)
+    if text is None and ended.limit is not None:
+        text = f"the limit {ended.limit} was reached before there was an answer"
+    return replace(made, text=text or "")
+
+
+SHOWN_CHARS: Final = 2_000
+"""Characters of a block's output that are shown; of longer output, the beginning and the end."""
+PREVIEW_CHARS: Final = 200
+"""Characters of a child run's question that are shown."""
+
+
+class Telling:
+    """Makes text of the events of one run, in their order. Replies come as they are written, if the client streams."""
+
+    def __init__(self) -> None:
+        self._call = 0
+        self._is_streamed = False
+
+    def text(self, event: Event) -> str:
+        """Return the text of an event; empty if it has none."""
+        match event:
+            case EventsMissed():
+                return f"\n({event.count:,} events are left out: the client reads too slowly)\n"
+            case RunStarted() if event.depth:
+                return f"\n> run {event.run}: {shorten(' '.join((event.question or '').split()), PREVIEW_CHARS)}\n"
+            case CallStarted() if not event.depth and not event.block:
+                self._call, self._is_streamed = event.call, False
+            case CallText() if event.call == self._call:
+                self._is_streamed = True
+                return event.text
+            case Replied() if not event.depth:
+                return "\n\n" if self._is_streamed else f"{event.text}\n\n"
+            case BlockEnded() if not event.depth:
+                return _fenced(event.outcome)
+        return ""
+
+
+def output_of(block: Block) -> str:
+    """Return what a block has printed, and the reason of its end unless stderr has told it already."""
+    return "\n".join(piece.text.rstrip("\n") for piece in printed(block) if piece.text.strip())
+
+
+def _fenced(block: Block) -> str:
+    said = output_of(block)
+    if not said:
+        return ""
+    fence = "```"
+    while fence in said:
+        fence += "`"
+    return f"{fence}text\n{shorten(said, SHOWN_CHARS)}\n{fence}\n\n"
+
+
+RUN_HEADER: Final = "x-rlm-run"
+"""Header of a response with the id of its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +170,20 @@ class Since:
     event: int = 0
     usage: Usage = field(default_factory=Usage)
 
+    def more(self, usage: Usage) -> tuple[int, int, int]:
+        """Return the tokens that were read, those of them that were cached, and those written since then."""
+        read, cached, written = (
+            getattr(usage, name) - getattr(self.usage, name)
+            for name in ("total_input_tokens", "cached_input_tokens", "total_output_tokens")
+        )
+        return read, cached, written
+
 
 BEGINNING = Since()
 """The point at which the first response of a run begins."""
 
 
+@dataclass(eq=False)
 class Asked:
     """A run that requests have asked for. `Asking.begin` makes it.
 
@@ -55,21 +191,21 @@ class Asked:
         hosted: The run.
         model: Name of the model, as the client gave it.
         tools: Tools of the client.
+        form: Form of the answer that the request has asked for.
         ignored: Fields and tools of the request without effect.
         since: Point at which the last response with calls of tools has ended.
         about: What the interface keeps with the run, or None.
     """
 
-    def __init__(self, hosted: HostedRun, wanted: QuestionRequest, tools: ClientTools, offered: "_Offered") -> None:
-        self.hosted = hosted
-        self.model = wanted.model.name
-        self.tools = tools
-        self.since = BEGINNING
-        self.about: Any = None
-        self.ignored = wanted.ignored
-        self._form = wanted.form
-        self._outlives_s = wanted.outlives_s
-        self._offered = offered
+    hosted: HostedRun
+    model: str
+    tools: ClientTools
+    form: AnswerForm
+    ignored: Sequence[str]
+    _outlives_s: float | None
+    _offered: "weakref.WeakValueDictionary[str, Asked]"
+    since: Since = BEGINNING
+    about: Any = None
 
     @contextlib.asynccontextmanager
     async def joined(self) -> AsyncIterator["Asked"]:
@@ -80,8 +216,8 @@ class Asked:
 
     def told(self, end: RunOutcome) -> dict[str, Any]:
         """Return the object `rlm` of a response with this end."""
-        ignored = {"ignored": list(self.ignored)} if self.ignored else {}
-        return {"run": self.hosted.id, **end.told(), **ignored}
+        told = {"run": self.hosted.id, "cost_usd": end.usage.total_cost, "calls": end.usage.total_calls}
+        return {**told, "limit": end.limit, **end.facts, **({"ignored": [*self.ignored]} if self.ignored else {})}
 
     async def outcome(self) -> RunOutcome:
         """Wait for the end of the run, or until it waits for the client's tools.
@@ -106,7 +242,7 @@ class Asked:
         Raises:
             RunFailed: As for `outcome`.
         """
-        last, events = since.event, self.hosted.events(since.event)
+        last, events = since.event, self.hosted.run.events(since.event)
         wanted = asyncio.ensure_future(self.tools.wanted()) if self.tools else None
         following: asyncio.Future[Any] | None = None
         try:
@@ -133,9 +269,9 @@ class Asked:
 
     async def _ended(self) -> RunOutcome:
         try:
-            return outcome_of(await self.hosted.completion(), self._form)
+            return outcome_of(await self.hosted.completion(), self.form)
         except LimitReached as limit:
-            return outcome_of(limit, self._form)
+            return outcome_of(limit, self.form)
 
     def _suspended(self, calls: list[ClientCall], last: int) -> RunOutcome:
         self.hosted.outlive(self.tools.wait_s)
@@ -145,26 +281,32 @@ class Asked:
         return RunOutcome(self.hosted.usage, calls=tuple(calls))
 
 
-_Offered = weakref.WeakValueDictionary[str, Asked]
-
-
 class Asking:
     """Begins and resumes the runs that requests ask for.
 
     Args:
         rlm: The open `RLM` that answers.
         runs: Runs of all owners.
-        tool_wait_s: Seconds for which a run waits for the result of a tool of the client.
+        settings: Settings of the server.
     """
 
-    def __init__(self, rlm: RLM, runs: HostedRuns, tool_wait_s: float) -> None:
+    def __init__(self, rlm: RLM, runs: HostedRuns, settings: ServeSettings) -> None:
         self._rlm = rlm
         self._runs = runs
-        self._tool_wait_s = tool_wait_s
-        self._offered: _Offered = weakref.WeakValueDictionary()
+        self._settings = settings
+        self._offered: weakref.WeakValueDictionary[str, Asked] = weakref.WeakValueDictionary()
 
     async def begin(
-        self, owner: Owner, wanted: QuestionRequest, key: str | None = None, fingerprint: str = ""
+        self,
+        owner: Owner,
+        request: DialectRequest,
+        said: Dialogue,
+        model: ServedModel,
+        earlier: Sequence[Material],
+        *,
+        repl: PersistentRepl | None = None,
+        outlives_s: float | None = 0.0,
+        repeat: Repeat | None = None,
     ) -> Asked:
         """Begin a run, or return the one that the same request has begun before.
 
@@ -172,35 +314,43 @@ class Asking:
 
         Args:
             owner: Owner of the run.
-            wanted: What the request asks for.
-            key: Idempotency key, or None.
-            fingerprint: Digest of the request.
+            request, said, model: The request, its conversation, and the model that it names.
+            earlier: Files of earlier messages.
+            repl: REPL of an earlier run that this one goes on with, or None.
+            outlives_s: Seconds for which the run goes on without a follower; None is to its end.
+            repeat: As for `HostedRuns.begin`.
 
         Raises:
             ApiError, ConfigurationError: 400: the request cannot be used.
-            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `about`.
+            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `Question.context`.
         """
-        tools = ClientTools(wanted.form.tools, self._tool_wait_s, one_at_a_time=wanted.one_at_a_time)
-        added = {**wanted.variables(), **tools.functions()}
+        form, limits, ignored = await request.form(owner), request.limits(), request.ignored()
+        question = Question.of(said, request.options, model, earlier, self._settings.inline_chars)
+        if model.is_plain:
+            ignored += ["tools"] if form.tools else []
+            form = replace(form, tools=())
+            limits = RunLimits(**(limits.model_dump(exclude_unset=True) if limits else {}) | {"max_depth": 0})
+        is_single = request.parallel_tool_calls is False
+        tools = ClientTools(form.tools, self._settings.tool_wait_s, one_at_a_time=is_single)
+        added = {**question.variables(), **tools.functions()}
         try:
             every = await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
         except ConfigurationError as error:
             raise ApiError(400, str(error), param="tools") from None
-        context, question = await about(wanted)
+        context = await question.context(model)
         try:
             hosted = self._runs.begin(
                 owner,
                 context,
-                question,
-                model=wanted.model.model,
-                limits=wanted.limits,
-                instructions=wanted.instructions(self._rlm.instructions),
-                output_type=wanted.form.output_type,
+                question.text,
+                model=model.model,
+                limits=limits,
+                instructions=question.instructions(self._rlm.instructions),
+                output_type=form.output_type,
                 tools=every,
-                repl=wanted.repl,
-                task=wanted.task,
-                key=key,
-                fingerprint=fingerprint,
+                repl=repl,
+                task=question.task,
+                repeat=repeat,
                 on_end=context.close,
             )
         except BaseException:
@@ -209,7 +359,8 @@ class Asking:
         if isinstance(hosted.about, Asked):
             context.close()
             return hosted.about
-        asked = hosted.about = Asked(hosted, wanted, tools, self._offered)
+        named = tuple(dict.fromkeys(ignored))
+        asked = hosted.about = Asked(hosted, model.name, tools, form, named, outlives_s, self._offered)
         tools.away = lambda: self._runs.away(hosted)
         return asked
 

@@ -31,10 +31,9 @@ from rlm_broker import (
 from rlm_broker.serve.errors import api_error_of
 from rlm_broker.serve.questions.client_tools import ClientCall
 from rlm_broker.serve.questions.conversation import Item
-from rlm_broker.serve.questions.outcome import RunOutcome, output_of
-from rlm_broker.serve.responses import resource as items
-from rlm_broker.serve.responses.request import item_id, text_part
-from rlm_broker.serve.responses.resource import Resource, Status
+from rlm_broker.serve.questions.runs import BEGINNING, RunOutcome, Since, output_of
+from rlm_broker.serve.responses import bodies as items
+from rlm_broker.serve.responses.bodies import Resource, Status, item_id, text_part
 from rlm_broker.serve.responses.store import ResponseEvents
 from rlm_broker.values.parsing.fences import RUNNABLE_TAGS
 from rlm_broker.values.text import shorten
@@ -55,7 +54,7 @@ class Teller:
         journal: Receiver of the events.
         container: Id of the REPL if blocks are reported as items, else None.
         tells_logs: Whether items of blocks have their output.
-        told: Usage of the run that an earlier response has told.
+        since: Point of the run at which the response before has ended.
     """
 
     def __init__(
@@ -65,13 +64,13 @@ class Teller:
         *,
         container: str | None = None,
         tells_logs: bool = False,
-        told: Usage | None = None,
+        since: Since = BEGINNING,
     ) -> None:
         self.resource = resource
         self._journal = journal
         self._container = container
         self._tells_logs = tells_logs
-        self._told = told or Usage()
+        self._since = since
         self._count = 0
         self._call: int | None = None
         """Number of the call of the root's loop under way."""
@@ -187,7 +186,7 @@ class Teller:
             return
         place = {"item_id": block["id"], "output_index": len(self.resource.output)}
         self._tell("response.code_interpreter_call.completed", **place)
-        logs = _logs(outcome) if self._tells_logs else None
+        logs = shorten(output_of(outcome), LOGS_CHARS) if self._tells_logs else None
         status = {"ok": "completed", "exited": "completed", "error": "failed", "killed": "failed"}.get(outcome.status)
         self._done(items.code_call(block["id"], block["container_id"], block["code"], status or "incomplete", logs))
 
@@ -226,7 +225,7 @@ class Teller:
         self._end_thought()
         self._interrupt_block()
         self.resource.status = status
-        self.resource.usage = items.usage_of(usage, self._told)
+        self.resource.usage = items.usage_of(*self._since.more(usage))
         self.resource.completed_at = int(time.time()) if status == "completed" else None
         self._tell_whole(_ENDS.get(status, "incomplete"))
         self._journal.close()
@@ -256,18 +255,13 @@ class Teller:
         self._journal.add(kind, fields)
 
 
-def _logs(outcome: Block) -> str:
-    """Return the output of a block, with the reason of its end, of at most `LOGS_CHARS` characters."""
-    return shorten(output_of(outcome), LOGS_CHARS)
-
-
 MOST_HELD: Final = 200
 """Characters of a line that are held back while it may still become a fence. A longer line is shown."""
 _OPENS = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<mark>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^`\n]*+)$")
 _OPENS_AFTER_WORDS = re.compile(r"(?P<mark>`{3,}+)[ \t]*+(?P<info>repl|python3?|py)[ \t]*+$", re.IGNORECASE)
-_MAY_OPEN = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)]?)[ \t]*+)?(?:`{0,2}|~{0,2}|`{3,}+[^`\n]*+|~{3,}+[^\n]*+)$")
-_MAY_OPEN_AFTER_WORDS = re.compile(r"(?<!`)(?:`{1,2}|`{3,}+[ \t]{0,3}\w{0,7})$")
 _TAG = re.compile(r"[\s{.]*+([\w+#-]{0,24})")
+_BEGINNINGS: Final = frozenset("`~-*+0123456789")
+"""Characters with which a line may begin that becomes a fence, or a fence in a list."""
 _FINALS: Final = ("FINAL(", "FINAL:", "FINAL_VAR(", "SUBMIT(")
 
 
@@ -324,24 +318,19 @@ class LiveProse:
         return f"{line[shown:]}\n"
 
     def _certain(self) -> str:
-        """Return what of the unended line is prose however the line goes on."""
-        line = self._line
-        if self._is_over or self._hides or (not self._shown and len(line) < MOST_HELD and self._may_be_else(line)):
+        """Return what of the unended line is prose however the line goes on: a backtick may begin a fence."""
+        line, head = self._line, self._line.strip()
+        may_be_else = not head or head[0] in _BEGINNINGS or any(final.startswith(head) for final in _FINALS)
+        if self._is_over or self._hides or (not self._shown and (may_be_else or _is_final(line)) and not self._is_long):
             return ""
-        if not self._shown and _is_final(line):
-            return ""
-        said, self._shown = line[self._shown :], len(line)
-        if not self._mark and (may_open := _MAY_OPEN_AFTER_WORDS.search(said)) is not None:
-            self._shown -= len(said) - may_open.start()
-            return said[: may_open.start()]
+        ticks = -1 if self._is_long else line.find("`", self._shown)
+        said = line[self._shown : len(line) if ticks < 0 else ticks]
+        self._shown += len(said)
         return said
 
-    def _may_be_else(self, line: str) -> bool:
-        if self._mark:
-            return line.strip(" \t") == "" or line.strip().startswith(self._mark[0])
-        head = line.strip()
-        is_final = any(final.startswith(head) for final in _FINALS)
-        return is_final or _MAY_OPEN.match(line) is not None
+    @property
+    def _is_long(self) -> bool:
+        return len(self._line) >= MOST_HELD
 
 
 def _is_final(line: str) -> bool:

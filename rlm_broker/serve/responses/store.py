@@ -21,8 +21,7 @@ from rlm_broker.serve.hosting.repls import ID_BYTES, HeldRepls
 from rlm_broker.serve.questions.conversation import Item
 from rlm_broker.serve.questions.runs import Asked
 from rlm_broker.serve.replies import sse
-from rlm_broker.serve.responses.request import response_of
-from rlm_broker.serve.responses.resource import Resource
+from rlm_broker.serve.responses.bodies import Resource, response_of
 
 MOST_BYTES: Final = 32 << 20
 """Bytes of the events of one response that are kept; beyond it the oldest are dropped."""

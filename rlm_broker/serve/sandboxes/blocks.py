@@ -5,7 +5,6 @@
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,18 +16,21 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from rlm_broker import (
+    Block,
+    ConfigurationError,
+    OnOutput,
+    ReplLimits,
+    SandboxedRepl,
+    StoredContext,
+    store_as_it_is,
+)
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.context.store import store_as_it_is
-from rlm_broker.context.stored_context import StoredContext
-from rlm_broker.errors import ConfigurationError
-from rlm_broker.limits import ReplLimits
-from rlm_broker.results import Block
-from rlm_broker.sandbox.blocks.block_result import OnOutput
-from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
 from rlm_broker.serve.hosting.owner import Owner
+from rlm_broker.serve.hosting.runs import require_within
 from rlm_broker.serve.materials import stored_of
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.replies import EventStream, SlowJson, sse
@@ -75,9 +77,8 @@ class BlockRequest(BaseModel):
         Raises:
             ApiError: 400.
         """
-        bounds = {"timeout_s": limits.block_timeout_s, "wall_timeout_s": limits.block_wall_timeout_s}
-        for name, most in bounds.items():
-            asked = getattr(self, name)
+        for limit, name in _OWN_NAMES.items():
+            asked, most = getattr(self, name), getattr(limits, limit)
             if asked is not None and asked > most:
                 raise ApiError(400, f"{name} = {asked:g} is above the {most:g} of this server", param=name)
 
@@ -99,39 +100,28 @@ class ReplRequest(BaseModel):
     limits: dict[str, Any] = {}
     env: dict[str, str] = {}
 
-    def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
+    def own_limits(self, servers: ReplLimits, **more: Any) -> ReplLimits | None:
         """Return the limits of the REPL; None for the server's, with which REPLs are ready.
 
         Raises:
             ApiError: 400: there is no such limit, or one is beyond the server's.
         """
-        return tightened(servers, self.limits) if self.limits else None
+        asked = {**self.limits, **more}
+        return tightened(servers, asked) if asked else None
 
 
-def tightened(servers: ReplLimits, asked: Mapping[str, Any]) -> ReplLimits:
+def tightened(servers: ReplLimits, asked: dict[str, Any]) -> ReplLimits:
     """Return the server's limits with a request's.
 
     Raises:
         ApiError: 400: there is no such limit, or one is beyond the server's.
     """
     try:
-        wanted = ReplLimits.model_validate(dict(asked))
+        wanted = ReplLimits.model_validate(asked)
+        require_within({name: getattr(wanted, name) for name in asked}, servers.model_dump())
     except ConfigurationError as error:
         raise ApiError(400, str(error), param="limits") from None
-    for name in asked:
-        most, value = getattr(servers, name), getattr(wanted, name)
-        if most is not None and (value is None or value > most):
-            raise ApiError(400, f"the limit {name} = {value} is above the {most} of this server", param="limits")
     return servers.model_copy(update=wanted.model_dump(exclude_unset=True))
-
-
-def files_of(parts: Parts, owner: Owner, ids: Sequence[str], param: str) -> list[UploadedFile]:
-    """Return uploaded files by their ids.
-
-    Raises:
-        ApiError: 404: the owner has no such file.
-    """
-    return [parts.file(owner, id, param) for id in ids]
 
 
 @contextlib.asynccontextmanager
@@ -207,32 +197,14 @@ def _told(block: Block, asked: BlockRequest) -> dict[str, Any]:
 
 def _in_pieces(value: Any) -> str:
     """Return a value as JSON text. `json.dumps` would hold the interpreter's lock, and so the loop, until its end."""
-    text = io.StringIO()
-
-    def write(part: Any) -> None:
-        if isinstance(part, dict) and part:
-            for number, (key, each) in enumerate(part.items()):
-                text.write(f"{',' if number else '{'}{_dumps(key)}:")
-                write(each)
-            text.write("}")
-        elif isinstance(part, list) and part:
-            for start in range(0, len(part), ITEMS_AT_ONCE):
-                text.write("," if start else "[")
-                write_items(part[start : start + ITEMS_AT_ONCE])
-            text.write("]")
-        else:
-            text.write(_dumps(part))
-
-    def write_items(items: list[Any]) -> None:
-        if not any(isinstance(each, list | dict) for each in items):
-            text.write(_dumps(items)[1:-1])
-            return
-        for number, each in enumerate(items):
-            text.write("," if number else "")
-            write(each)
-
-    write(value)
-    return text.getvalue()
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_dumps(key)}:{_in_pieces(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list) and any(isinstance(each, list | dict) for each in value):
+        return "[" + ",".join(map(_in_pieces, value)) + "]"
+    if isinstance(value, list):
+        pieces = (value[start : start + ITEMS_AT_ONCE] for start in range(0, len(value), ITEMS_AT_ONCE))
+        return "[" + ",".join(_dumps(piece)[1:-1] for piece in pieces) + "]"
+    return _dumps(value)
 
 
 def answer(is_streamed: bool, work: Work, heartbeat_s: float) -> ASGIApp:
@@ -266,7 +238,7 @@ async def _context_of(parts: Parts, owner: Owner, asked: ReplRequest) -> StoredC
         return None if asked.context is None else await asyncio.to_thread(store_as_it_is, asked.context)
     if asked.context is not None:
         raise ApiError(400, "give either context or context_files", param="context_files")
-    return await stored_of(files_of(parts, owner, asked.context_files, "context_files"))
+    return await stored_of(parts.files_of(owner, asked.context_files, "context_files"))
 
 
 class ExecuteRequest(BlockRequest, ReplRequest):
@@ -284,11 +256,11 @@ def routes(parts: Parts) -> list[Route]:
 
     async def execute(request: Request) -> ASGIApp:
         owner = key_of(request).require("execute")
-        asked = await parts.parsed(request, ExecuteRequest)
+        asked, _ = await parts.parsed(request, ExecuteRequest)
         servers = parts.rlm.sandbox.limits
         asked.require_within(servers)
         limits = asked.own_limits(servers)
-        files = files_of(parts, owner, asked.files, "files")
+        files = parts.files_of(owner, asked.files, "files")
 
         async def work(on_output: OnOutput | None) -> str:
             async with parts.places.place(owner), opened(parts, owner, asked, files, limits) as repl:

@@ -21,18 +21,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.context.found_files import printable
-from rlm_broker.errors import ConfigurationError, FileRefused
-from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.blocks.block_result import OnOutput
-from rlm_broker.sandbox.repl import SandboxedRepl
-from rlm_broker.serve.bodies import validated
+from rlm_broker import ConfigurationError, FileRefused, OnOutput, ReplLimits, SandboxedRepl
+from rlm_broker.serve.bodies import Page, listed, page_of, validated
 from rlm_broker.serve.errors import ApiError, not_found
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.files import UploadedFile
 from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
 from rlm_broker.serve.hosting.repls import HeldRepl
-from rlm_broker.serve.pages import Page, listed, page_of
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.replies import SlowJson
 from rlm_broker.serve.sandboxes.blocks import (
@@ -40,13 +35,10 @@ from rlm_broker.serve.sandboxes.blocks import (
     ReplRequest,
     answer,
     executed,
-    files_of,
     opened,
     put,
-    tightened,
 )
 from rlm_broker.serve.uploads import FILE, Content, is_form, received
-from rlm_broker.values.validation import quoted
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
 """Memory of a container, in OpenAI's words."""
@@ -86,17 +78,17 @@ class ContainerRequest(ReplRequest):
     memory_limit: MemoryLimit | None = None
     network_policy: Network | None = None
 
-    def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
+    def own_limits(self, servers: ReplLimits, **more: Any) -> ReplLimits | None:
         """Return the limits of the REPL, as `ReplRequest.own_limits` does."""
         if self.memory_limit is None:
-            return super().own_limits(servers)
+            return super().own_limits(servers, **more)
         if "memory_bytes" in self.limits:
             raise ApiError(400, "give either memory_limit or the limit memory_bytes", param="memory_limit")
         wanted = int(self.memory_limit.removesuffix("g")) << 30
         if wanted > servers.memory_bytes:
             most = f"{servers.memory_bytes:,} bytes of this server"
             raise ApiError(400, f"memory_limit = {self.memory_limit} is above the {most}", param="memory_limit")
-        return tightened(servers, {**self.limits, "memory_bytes": wanted})
+        return super().own_limits(servers, memory_bytes=wanted)
 
 
 class ContainersPage(Page):
@@ -133,7 +125,7 @@ class _Containers:
 
     async def created(self, request: Request) -> ASGIApp:
         owner, settings = key_of(request).require("execute"), self._parts.settings
-        asked = await self._parts.parsed(request, ContainerRequest)
+        asked, _ = await self._parts.parsed(request, ContainerRequest)
         idle_s = settings.container_idle_s
         if asked.expires_after is not None:
             if asked.expires_after.minutes * 60 > idle_s:
@@ -167,7 +159,7 @@ class _Containers:
 
     async def execute(self, request: Request) -> ASGIApp:
         held, settings = _container(self._parts, request), self._parts.settings
-        asked = await self._parts.parsed(request, BlockRequest)
+        asked, _ = await self._parts.parsed(request, BlockRequest)
         asked.require_within(self._parts.rlm.sandbox.limits)
 
         async def work(on_output: OnOutput | None) -> str:
@@ -179,7 +171,7 @@ class _Containers:
 
     async def _made(self, owner: Owner, asked: ContainerRequest, limits: ReplLimits | None, idle_s: float) -> HeldRepl:
         parts = self._parts
-        files = files_of(parts, owner, asked.file_ids, "file_ids")
+        files = parts.files_of(owner, asked.file_ids, "file_ids")
         async with parts.repls.room(owner), contextlib.AsyncExitStack() as opening:
             repl = await opening.enter_async_context(opened(parts, owner, asked, files, limits))
             close = opening.pop_all().aclose
@@ -215,7 +207,7 @@ def _container(parts: Parts, request: Request) -> HeldRepl:
     try:
         return parts.repls.get(owner, id)
     except UnknownHandle:
-        said = f"there is no container {quoted(id)}: it was deleted, was idle too long, or never existed"
+        said = f"there is no container {id[:100]!r}: it was deleted, was idle too long, or never existed"
         raise UnknownHandle(said) from None
 
 
@@ -248,12 +240,16 @@ class _ContainerFiles:
     async def created(self, request: Request) -> Response:
         held, settings = _container(self._parts, request), self._parts.settings
         if not is_form(request):
-            asked = await self._parts.parsed(request, FileById)
-            return await self._put(held, files_of(self._parts, held.owner, [asked.file_id], "file_id")[0])
+            asked, _ = await self._parts.parsed(request, FileById)
+            return await self._put(held, self._parts.file(held.owner, asked.file_id, "file_id"))
         with self._parts.files.receiving(held.owner) as upload:
             form, name = await received(request, upload.write, settings.file_bytes, settings.stall_s)
+            if name is None and form:
+                asked = validated(form, FileById)
+                return await self._put(held, self._parts.file(held.owner, asked.file_id, "file_id"))
             if name is None:
-                return await self._put(held, self._by_id(held, form))
+                said = f"the form has no file: send it as {FILE!r}, with a filename, or file_id"
+                raise ApiError(400, said, param=FILE)
             for field in form:
                 raise ApiError(400, f"the form has a field {field[:80]!r} beside its file", param=field[:80])
             async with self._parts.repls.used(held.owner, held.id):
@@ -293,12 +289,6 @@ class _ContainerFiles:
             await put(held.repl, file)
         return self._made(held, _File(file.name, file.size_bytes))
 
-    def _by_id(self, held: HeldRepl, form: dict[str, str]) -> UploadedFile:
-        if not form:
-            raise ApiError(400, f"the form has no file: send it as {FILE!r}, with a filename, or file_id", param=FILE)
-        asked = validated(form, FileById)
-        return files_of(self._parts, held.owner, [asked.file_id], "file_id")[0]
-
     def _made(self, held: HeldRepl, file: _File) -> Response:
         held.given.add(file.path)
         return JSONResponse(self._shape(held, file))
@@ -322,7 +312,7 @@ class _ContainerFiles:
             "bytes": file.size_bytes,
             "container_id": held.id,
             "created_at": int(held.created_at),
-            "path": DATA_FOLDER + printable(file.path),
+            "path": DATA_FOLDER + _shown(file.path),
             "source": "user" if file.path in held.given else "assistant",
         }
 
@@ -349,6 +339,12 @@ async def _all_files(repl: SandboxedRepl) -> list[_File]:
         files += [_File(folder + entry.name, entry.size_bytes) for entry in entries if entry.kind == "file"]
         folders += [f"{folder}{entry.name}/" for entry in entries if entry.kind == "folder"]
     return files
+
+
+def _shown(path: str) -> str:
+    """Return a path without bytes that are not UTF-8 and without characters that steer a terminal."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _id_of(path: str) -> str:

@@ -16,11 +16,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlm_broker.errors import FileRefused
-from rlm_broker.limits import ReplLimits
-from rlm_broker.results import Block
+from rlm_broker import Block, FileRefused, ReplLimits, SandboxedRepl
 from rlm_broker.sandbox.programs import blocks_of, with_its_end
-from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
@@ -70,7 +67,7 @@ def routes(parts: Parts) -> list[Route]:
 
     async def run_code(request: Request) -> ASGIApp:
         owner = key_of(request).require("execute")
-        asked = await parts.parsed(request, RunCodeRequest)
+        asked, _ = await parts.parsed(request, RunCodeRequest)
         if asked.language != "python":
             return JSONResponse(_response("SandboxError", f"this server runs python, and no {asked.language[:40]}"))
         servers = parts.rlm.sandbox.limits

@@ -1,7 +1,7 @@
 """Reading a model's reply: code to run, or an answer to end with. Pure functions; they run no code of it.
 
 A reply is untrusted text. No function here raises, however it looks, and the time grows with its length alone: patterns
-have possessive quantifiers, which do not backtrack, and every look ahead is bounded.
+have possessive quantifiers, without backtracking, and every look ahead is bounded.
 
 The stations of `parse_reply`: thoughts are split off; fences are found (`fences`); answers are looked for outside of
 them (`finals`); and what looks like code or an answer, but is not used, becomes a note for the model (`notes`).
@@ -26,7 +26,7 @@ from rlm_broker.values.parsing.source import Inspector
 __all__ = ["FinalText", "FinalVar", "NotRun", "ParsedReply", "parse_reply"]
 
 _THOUGHTS = re.compile(r"\s*+<(think|thinking|reasoning)>")
-"""Opening tag of the reasoning that some models put before their reply."""
+"""Opening tag of some models' reasoning before their reply."""
 _MENTION = re.compile(r"\b(FINAL|FINAL_VAR|SUBMIT)[(:]")
 """Name of a final answer anywhere in a line. If a reply has no other answer, the model is informed how to write one."""
 _NOT_A_LINE_END = re.compile(r"[^\n]+")
@@ -39,8 +39,8 @@ class ParsedReply:
     Attributes:
         code: Code blocks to run, in the reply's order.
         final: Final answer in the reply's text, or None.
-        not_run: What looks like code or an answer and is not used; the model is informed.
-        prose: Text of the reply without its thoughts and the code that is run: its words to people.
+        not_run: Unused beginnings of code or an answer; the model is informed.
+        prose: Text of the reply without its thoughts and the code to run: its words to people.
     """
 
     code: tuple[str, ...]

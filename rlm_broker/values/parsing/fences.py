@@ -14,16 +14,16 @@ from typing import NamedTuple
 from rlm_broker.values.parsing.source import Inspector, StringScanner
 
 RUNNABLE_TAGS = frozenset({"repl", "python", "py", "python3"})
-"""Tags of fences whose code is run."""
+"""Tags of fences with code to run."""
 
 _DOCUMENT_TAGS = frozenset({"markdown", "md", "mdx", "text", "txt", "rst"})
-"""Tags of fences that may show other fences. What is inside is never run, whether the fence is closed or not."""
+"""Tags of fences that may show other fences. Nothing inside is run, whether the fence is closed or not."""
 
 _LOOKAHEAD_LINES = 32
-"""Fence lines looked at beyond the first one that could close a fence."""
+"""Fence lines looked at beyond the first possible end of a fence."""
 
 _MAX_FENCE_LINES = 10_000
-"""Most fence lines that are read. What follows them in a reply is neither run nor read as prose."""
+"""Most fence lines read. The rest of a reply is neither run nor read as prose."""
 
 _MAX_MENTIONS = 32
 """Lines that end with the opening of a fence and open none, beyond which words open no more. Each looks at all that
@@ -43,7 +43,7 @@ _FENCE_LINE = re.compile(
     """,
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
-"""Line that may open or close a fence: indentation, a list marker or words, the mark, and the info string."""
+"""Beginning or end of a fence: indentation, a list marker or words, the mark, and the info string."""
 _TAG = re.compile(r"[\s{.]*+([\w.+#-]{0,24})")
 """First word of an info string, also in the forms `{python}` and `.python`."""
 
@@ -53,10 +53,10 @@ class Fence:
     """One fenced block.
 
     Attributes:
-        tag: First word of its info string in lower case; empty if there is none.
+        tag: First word of its info string in lower case, or an empty text.
         text: Its content, without the fence's own indentation and without the end of the last line.
-        start: Offset of its opening line in the reply, or of its mark if words precede that.
-        end: Offset of its end in the reply: behind its closing fence, if it has one.
+        start, end: Offsets of its opening line in the reply, or of its mark behind words, and of its end with the
+            closing fence.
     """
 
     tag: str
@@ -137,8 +137,8 @@ def _line(match: re.Match[str]) -> _FenceLine:
 def _code_end(text: str, lines: list[_FenceLine], number: int, inspector: Inspector) -> int:
     """Return the index of the line that ends the code of `lines[number]`; `len(lines)` for the end of the reply.
 
-    Outside of a triple-quoted string, a line that starts with a fence is not Python. So the first one that is in no
-    string ends the code. If that passes over a closing fence, the string may be a slip of the model's; then it counts
+    Outside of a triple-quoted string, a line with a fence at its start is not Python. So the first one in no string
+    ends the code. If that passes over a closing fence, the string may be a slip of the model's; then it counts
     only if the code up to there is Python.
     """
     opener = lines[number]

@@ -34,17 +34,17 @@ _CALL = re.compile(
 """Beginning of a final answer: at the start of a line, or behind a quotation mark, a list marker, a heading or
 emphasis."""
 _NOTHING_MORE = re.compile(r"[\s*_`.!;,]*+")
-"""Emphasis and punctuation that may follow an answer on its line."""
+"""Emphasis and punctuation behind an answer on its line."""
 _SENTENCE_GOES_ON = re.compile(r"[*_`,]*+[ \t]++[a-z]")
 """Words behind an answer's parenthesis: it is only mentioned in a sentence."""
 _QUOTATION_MARK = re.compile(r"^[ \t]*+>[ \t]?", re.MULTILINE)
 _PARENTHESIS = re.compile(r"[()]")
 _PARENTHESIS_OR_QUOTE = re.compile(r"""[()"']""")
 _PLACEHOLDERS = frozenset({"", "...", "…"})
-"""Contents that are not an answer: a model quotes its instructions."""
+"""Contents without an answer: a model quotes its instructions."""
 
 _MAX_QUOTED_CHARS = 100_000
-"""Longest answer, in characters, that is read with its quotations. A longer one is read by its parentheses alone."""
+"""Longest answer, in characters, read with its quotations. A longer one is read by its parentheses alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,8 @@ class FinalVar:
 
 @dataclass(frozen=True, slots=True)
 class Finals:
-    """Result of the search for an answer.
-
-    Attributes:
-        final: First valid answer, or None.
-        start: Offset of its line in the reply.
-        end: Offset of its end in the reply, behind its closing parenthesis.
-        notes: What looks like an answer and is none.
-    """
+    """Result of the search for an answer: the first valid one or None, from the start of its line to behind its closing
+    parenthesis, and notes on what is almost one."""
 
     final: FinalText | FinalVar | None
     start: int = 0
@@ -82,10 +76,8 @@ def find_final(text: str, prose: str, code_starts: Sequence[int]) -> Finals:
     """Return the first valid final answer of a reply.
 
     Args:
-        text: The reply.
         prose: The reply with its fences blanked; equally long.
-        code_starts: Offsets of the fences to run, ascending. An answer whose parentheses do not match ends before the
-            next.
+        code_starts: Offsets of the fences to run, ascending. An answer with unmatched parentheses ends before the next.
     """
     calls = list(_CALL.finditer(prose))
     search = _EndSearch(prose)
@@ -155,12 +147,8 @@ class _EndSearch:
         self._left = len(prose) + 3 * _MAX_QUOTED_CHARS
 
     def end_of(self, start: int, stop: int) -> int | None:
-        """Return the offset of the closing parenthesis of a call, or None.
-
-        Args:
-            start: Offset behind the opening parenthesis.
-            stop: Furthest offset that the answer may reach if its parentheses do not match.
-        """
+        """Return the offset of the parenthesis that closes a call, whose content begins at `start`; None if there is
+        none. With unmatched parentheses, the answer may reach to `stop`."""
         if self._last_closing < start or self._left <= 0:
             return None
         end = self._matching_outside_quotations(start)

@@ -1,7 +1,4 @@
-"""Notes for the model about code and answers that were not used.
-
-Without them the model would wait for an output that never comes.
-"""
+"""Notes for the model about unused code and answers. Without them it would wait for an output that never comes."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -80,7 +77,7 @@ _LANGUAGE_TAGS = frozenset(
     | {"php", "r", "julia", "lua", "java", "kotlin", "scala", "swift", "c", "cpp", "c++", "csharp", "c#", "go", "rust"}
     | {"python2", "py2", "ipython", "jupyter", "pycon", "code", "tool_code", "tool_call", "execute"}
 )
-"""Tags of fences whose content is meant to be run: the model is always informed."""
+"""Tags of fences with content to run, as the model means: it is always informed."""
 
 _MARKUP_FENCE_TAGS = frozenset({"", "json", "xml", "tool_code", "tool_call"})
 """Tags of fences that may hold a tool call."""
@@ -156,11 +153,8 @@ def _tool_call(match: re.Match[str]) -> NotRun:
 
 
 def shown_to_model(notes: Sequence[Note], *, nothing_else: bool) -> tuple[NotRun, ...]:
-    """Return the notes for the model, in the reply's order, each thing once.
-
-    Args:
-        nothing_else: Whether the reply has neither code nor a final answer.
-    """
+    """Return the notes for the model, in the reply's order, each thing once. Quiet ones need a reply with
+    `nothing_else`."""
     heard = (note for note in sorted(notes, key=lambda note: note.start) if nothing_else or not note.is_quiet)
     by_name: dict[str, NotRun] = {}
     for note in heard:

@@ -1,10 +1,10 @@
-"""Facts about a text that may be Python, found without running it."""
+"""Facts about a text, maybe of Python, found without running it."""
 
 import ast
 import re
 
 MAX_INSPECTED_CHARS = 100_000
-"""Characters that one reply may have parsed. A parser takes about 1 s for 1 MB, and a reply is not trusted."""
+"""Characters parsed for one reply. A parser takes about 1 s for 1 MB, and a reply is not trusted."""
 
 _TOKEN = re.compile(r"""\#[^\n]*+|\"{3}|'{3}|"(?:\\[\s\S]|[^"\\\n])*+"?|'(?:\\[\s\S]|[^'\\\n])*+'?""")
 """Comment, triple quotes, or a string on one line. An unclosed string ends with its line."""
@@ -13,14 +13,11 @@ _ESCAPE = re.compile(r"\\[^\n]")
 
 
 class Inspector:
-    """Parses Python for one reply, within a budget.
+    """Parses Python for one reply, within `MAX_INSPECTED_CHARS` for all calls together. Beyond them no text counts as
+    Python."""
 
-    Args:
-        budget_chars: Characters that all its calls together may look at. When they are spent, no text counts as Python.
-    """
-
-    def __init__(self, budget_chars: int = MAX_INSPECTED_CHARS) -> None:
-        self._left = budget_chars
+    def __init__(self) -> None:
+        self._left = MAX_INSPECTED_CHARS
 
     def spend(self, chars: int) -> bool:
         """Take `chars` from the budget; return False, and take none, if fewer are left."""
@@ -30,11 +27,9 @@ class Inspector:
         return True
 
     def tree(self, code: str) -> ast.Module | None:
-        """Return the syntax tree of `code`; None if it is not Python, or too long or too deep to find out.
-
-        The tree is for its shape only: escapes in string literals are blanked, since the parser would print a warning
-        for each one that it does not know.
-        """
+        """Return the syntax tree of `code`; None if it is not Python, or too long or too deep to find out. It is for
+        its shape only: escapes in string literals are blanked, since the parser would print a warning for each unknown
+        one."""
         if not self.spend(len(code)):
             return None
         try:
@@ -57,13 +52,8 @@ def _does_something(node: ast.AST) -> bool:
 
 
 class StringScanner:
-    """Tells, for ascending line starts of a text, whether they are inside a triple-quoted string.
-
-    It looks at each character once, and only up to the position it is asked about.
-
-    Args:
-        text: Text that has Python from `start` on.
-    """
+    """Tells, for ascending line starts of a text with Python from `start` on, whether they are inside a triple-quoted
+    string. It looks at each character once, and only up to the position it is asked about."""
 
     def __init__(self, text: str, start: int) -> None:
         self._text = text

@@ -1,1 +1,1 @@
-"""Runs in a browser: one page for a trace file and for runs that go on."""
+"""Runs in a browser: one page for a trace file and for live runs."""

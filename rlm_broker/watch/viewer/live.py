@@ -1,4 +1,4 @@
-"""The viewer of runs that go on: an ASGI app with the page, the list of runs, their rows as they come, and a stop."""
+"""The viewer of live runs: an ASGI app with the page, the list of runs, their rows as they come, and a stop."""
 
 import asyncio
 import json
@@ -20,15 +20,15 @@ from rlm_broker.watch.viewer.rows import Row, Rows, encoded
 
 ROWS_IN_MESSAGE = 500
 MOST_MESSAGE_BYTES = 1 << 20
-"""Bounds of one message to the page, but for a single event that is larger."""
+"""Bounds of one message to the page, but for a single larger event."""
 GATHER_S = 0.05
-"""Seconds for which events are gathered into one message while more come."""
+"""Seconds to gather events into one message while more come."""
 IDLE_S = 10.0
-"""Seconds after which a blank line is sent, so that a connection whose reader has left is noticed."""
+"""Seconds until a blank line is sent: it shows whether the reader has left."""
 REFUSED_S = 0.05
-"""Seconds within which a source refuses a run it does not know. Later it is reported within the stream."""
+"""Seconds for a source to refuse an unknown run. Later the refusal is part of the stream."""
 MOST_WAITING = 100
-"""Events that wait for a slow reader; then their source waits, too."""
+"""Events read ahead of a slow reader; then their source waits, too."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -40,7 +40,7 @@ HEADERS = {
 
 
 class LiveSource(Protocol):
-    """The runs that a reader of the viewer may see.
+    """The runs for one reader of the viewer.
 
     Example:
         ```python
@@ -53,7 +53,7 @@ class LiveSource(Protocol):
     """
 
     async def runs(self) -> Sequence[RunStatus]:
-        """Return the runs at this moment, those that have ended lately included."""
+        """Return the runs at this moment, also some that ended lately."""
         ...
 
     def lines(self, run: str, after: int) -> AsyncIterator[bytes]:
@@ -70,7 +70,7 @@ class LiveSource(Protocol):
 
 
 def live_app(source: LiveSource | Callable[[Scope], LiveSource]) -> ASGIApp:
-    """Return the viewer as an ASGI app, which can be mounted at any path of a server of your own.
+    """Return the viewer as an ASGI app, to be mounted at any path of a server of your own.
 
     The server checks keys and origins, and bounds bodies. The page itself shows no run. It sends the key in the
     fragment of its own address (`#key=...`) with each request for data, as `Authorization: Bearer`.
@@ -157,7 +157,7 @@ class _Following:
     """Reads the lines of a run ahead of a reader, on a task, up to `MOST_WAITING`.
 
     Attributes:
-        queue: Lines that wait, and None behind the last.
+        queue: Waiting lines, and None behind the last.
         problem: Why the lines ended before their run did; empty if they did not.
     """
 
@@ -211,7 +211,7 @@ async def _messages(following: _Following) -> AsyncIterator[bytes]:
 
 
 def _message(line: bytes, queue: "asyncio.Queue[bytes | None]", rows: Rows) -> bytes:
-    """Return one message of a line and of those that wait behind it."""
+    """Return one message of a line and the waiting lines behind it."""
     taken: list[Row] = []
     problem = ""
     begin = rows.end

@@ -1,4 +1,4 @@
-"""The page as one file: a template, a style and a script, with a policy that lets it load and run nothing else."""
+"""The page as one file: a template, a style and a script, with a policy against all other content."""
 
 import base64
 import hashlib
@@ -27,9 +27,9 @@ SCRIPTS = (
     *("tree", "scroller", "texts", "transcript", "items", "flame", "timeline", "totals"),
     *("runs", "keys", "main"),
 )
-"""Parts of the script, in the order in which they are joined."""
+"""Parts of the script, in their order."""
 MARK = b"<!doctype html><!-- rlm-broker viewer -->"
-"""Beginning of each page, by which an earlier one may be replaced."""
+"""Beginning of each page: a file with it may be replaced."""
 ROWS_IN_PIECE = 2_000
 MOST_ROWS = 2_000_000
 MOST_TEXT_BYTES = 1 << 30
@@ -39,7 +39,7 @@ PIECE_BYTES = 1 << 19
 LEVEL = 1
 """Level of zlib: higher ones take several times as long, and save a tenth."""
 MOST_WAITING = 8
-"""Pieces that wait for a thread; beyond it, adding one waits."""
+"""Pieces in the queue for a thread; beyond it, adding one waits."""
 IN_MEMORY_BYTES = 1 << 28
 """Bytes of finished pieces in memory; more go to a temporary file."""
 
@@ -50,11 +50,11 @@ class ViewerPage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the trace file.
         notes: Sentences about what is not shown, and why.
-        release: Release that wrote the page.
+        release: Release of the writer.
         rows: Number of events.
         bytes: Bytes of all texts.
         piece_bytes: Bytes of each piece of texts, but for the last.
-        form: "file", or "live" for runs that the page asks its server for.
+        form: "file", or "live" for the runs of its server.
     """
 
     name: str = ""
@@ -113,12 +113,12 @@ def compressed(data: bytes) -> bytes:
 
 
 def pool() -> ThreadPoolExecutor:
-    """Return threads that compress. zlib gives up the interpreter's lock, so they use other cores."""
+    """Return threads for compression. zlib gives up the interpreter's lock, so they use other cores."""
     return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="rlm-broker-pieces")
 
 
 def write_page(trace: Path, out: Path) -> ViewerPage:
-    """Write a trace as a page of one file that needs no network, and return what it says about the trace.
+    """Write a trace as a page of one file without any network, and return the facts in it.
 
     Args:
         trace: Trace file. It may be cut off, of a later release or hostile; then it is shown as far as it goes.
@@ -183,7 +183,7 @@ def document_head(page: ViewerPage, connect: str = "") -> bytes:
     """Return the page up to its pieces.
 
     Args:
-        connect: Source that the page may ask for data: `'self'` for live runs, none for a file.
+        connect: Source of the page's data: `'self'` for live runs, none for a file.
     """
     template = _resource("page.html")
     about = base64.b64encode(msgspec.json.encode(page)).decode()

@@ -12,13 +12,13 @@ from rlm_broker.events.trace import MOST_DEPTH
 from rlm_broker.values.text import encodable, label
 
 LABEL_CHARS = 140
-"""Characters of a text's beginning in a row, by which lists show the event."""
+"""Characters of a text's beginning in a row, as a label in lists."""
 WORD_CHARS = 200
 """Characters of a short text, for example a model's name; a longer one is cut."""
 MOST_NAMED_TEXTS = 1 << 20
-"""Number of different texts that are recognised when they come again."""
+"""Number of different texts to recognise when they come again."""
 MOST_UNKNOWN = 20
-"""Different kinds of events that are counted though this release does not know them."""
+"""Unknown kinds of events with a count each; further ones are ignored."""
 MOST_NUMBER = 2**53
 """Magnitude of a number in a row. A larger one becomes null: the page could not hold it exactly."""
 _RUN = re.compile(r"\d{1,9}(\.\d{1,9}){0,1000}")
@@ -27,31 +27,40 @@ Row = tuple[str, int | float | None, int | float | None, str, str, dict[str, Any
 """Kind, number, Unix time, tree and run of an event, and its fields. A text is its offset and its length in bytes."""
 
 
-class _RowFields(msgspec.Struct, frozen=True):
-    """Fields of one kind of event. A field within a field has the path to it, and its last part is its name in a row.
+_Field = tuple[str, tuple[str, ...], bool]
+"""Name of a field in a row, the path to it in an event, and whether its beginning may be the event's label."""
 
-    Attributes:
+
+def _fields(
+    texts: tuple[str, ...] = (),
+    numbers: tuple[str, ...] = (),
+    words: tuple[str, ...] = (),
+    label: tuple[str, ...] = (),
+) -> tuple[tuple[_Field, ...], ...]:
+    """Return the numbers, words and texts of one kind of event. A dot leads to a field within a field.
+
+    Args:
         texts: Texts of any length.
         numbers: Numbers.
         words: Texts of at most `WORD_CHARS`.
-        label: Texts whose beginning is the event's label; the first that is not empty counts.
+        label: Texts for the event's label: the beginning of the first one with content.
     """
 
-    texts: tuple[str, ...] = ()
-    numbers: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    label: tuple[str, ...] = ()
+    def named(paths: tuple[str, ...]) -> tuple[_Field, ...]:
+        return tuple((path.rpartition(".")[2], tuple(path.split(".")), path in label) for path in paths)
+
+    return named(numbers), named(words), named(texts)
 
 
 _USAGE = ("usage.total_input_tokens", "usage.total_output_tokens", "usage.total_cost", "usage.stored_calls")
-_KINDS = {
-    "run_started": _RowFields(("question", "metadata"), ("block", "depth"), ("model",), ("question",)),
-    "repl_ready": _RowFields(("isolation.layers",), ("duration_s",), ("isolation.level",)),
-    "iteration_started": _RowFields(numbers=("number",)),
-    "replied": _RowFields(("text", "not_run"), ("number",), (), ("text",)),
-    "block_started": _RowFields(("code",), ("iteration", "block"), (), ("code",)),
-    "block_printed": _RowFields(("text",), ("block",), ("stream",)),
-    "block_ended": _RowFields(
+_FIELDS = {
+    "run_started": _fields(("question", "metadata"), ("block", "depth"), ("model",), ("question",)),
+    "repl_ready": _fields(("isolation.layers",), ("duration_s",), ("isolation.level",)),
+    "iteration_started": _fields(numbers=("number",)),
+    "replied": _fields(("text", "not_run"), ("number",), (), ("text",)),
+    "block_started": _fields(("code",), ("iteration", "block"), (), ("code",)),
+    "block_printed": _fields(("text",), ("block",), ("stream",)),
+    "block_ended": _fields(
         (
             *("outcome.stdout", "outcome.stderr", "outcome.error", "outcome.final_answer", "outcome.draft"),
             *("outcome.post_mortem.where", "outcome.post_mortem.stack", "displays"),
@@ -60,44 +69,31 @@ _KINDS = {
         ("outcome.status", "outcome.limit"),
         ("outcome.error", "outcome.final_answer"),
     ),
-    "call_started": _RowFields(
+    "call_started": _fields(
         ("prompt", "system"), ("call", "block", "batch", "of", "depth"), ("requested_model",), ("prompt",)
     ),
-    "call_text": _RowFields(("text",), ("call",)),
-    "call_retried": _RowFields(("reason",), ("call", "attempt", "wait_s")),
-    "call_ended": _RowFields(
+    "call_text": _fields(("text",), ("call",)),
+    "call_retried": _fields(("reason",), ("call", "attempt", "wait_s")),
+    "call_ended": _fields(
         ("response", "error"), ("call", "duration_s", "depth", *_USAGE), ("model",), ("error", "response")
     ),
-    "tool_started": _RowFields(("arguments",), ("call", "block"), ("tool",), ("arguments",)),
-    "tool_ended": _RowFields(("result", "error"), ("call", "duration_s"), ("tool",), ("error", "result")),
-    "run_ended": _RowFields(
+    "tool_started": _fields(("arguments",), ("call", "block"), ("tool",), ("arguments",)),
+    "tool_ended": _fields(("result", "error"), ("call", "duration_s"), ("tool",), ("error", "result")),
+    "run_ended": _fields(
         ("response", "error", "partial_answer"),
         ("iterations", "duration_s", "cost_usd"),
         ("kind", "limit"),
         ("response", "error", "partial_answer"),
     ),
-    "events_missed": _RowFields(numbers=("count",)),
-}
-
-
-_Field = tuple[str, tuple[str, ...], bool]
-"""Name of a field in a row, the path to it in an event, and whether it is part of the label."""
-
-
-def _fields(paths: tuple[str, ...], label: tuple[str, ...] = ()) -> tuple[_Field, ...]:
-    return tuple((path.rpartition(".")[2], tuple(path.split(".")), path in label) for path in paths)
-
-
-_FIELDS = {
-    name: (_fields(kind.numbers), _fields(kind.words), _fields(kind.texts, kind.label)) for name, kind in _KINDS.items()
+    "events_missed": _fields(numbers=("count",)),
 }
 
 
 class Rows:
-    """Makes rows of events, and gathers their texts. A text that came before is stored once.
+    """Makes rows of events, and gathers their texts, equal ones once.
 
     Attributes:
-        unknown: Kinds of events that this release does not know, which have no row, with the number of each.
+        unknown: Kinds of events without a row, since this release does not know them, with the number of each.
         end: Bytes of all texts so far.
     """
 
@@ -108,7 +104,7 @@ class Rows:
         self._places: dict[tuple[int, int], tuple[int, int]] = {}
 
     def take(self, event: dict[str, Any]) -> Row | None:
-        """Return the row of an event; None for a kind that is not known.
+        """Return the row of an event; None for an unknown kind.
 
         Args:
             event: A line of a trace, as plain values. It may be hostile.
@@ -143,7 +139,7 @@ class Rows:
         return fields
 
     def fresh(self) -> bytes:
-        """Return the texts that came since the last call, as UTF-8 without gaps, and forget them."""
+        """Return the texts since the last call, as UTF-8 without gaps, and forget them."""
         fresh, self._fresh = b"".join(self._fresh), []
         return fresh
 

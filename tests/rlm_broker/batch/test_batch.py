@@ -13,13 +13,12 @@ import psutil
 import pytest
 
 from rlm_broker.batch import batch as batches
-from rlm_broker.batch.budget import BatchLimits
 from rlm_broker.batch.items import BatchItem, BatchResult
 from rlm_broker.batch.journal import Journal
 from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.models.models import Models
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, RunCancelled
-from rlm_broker.limits import Limits
+from rlm_broker.limits import BatchLimits, Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.batches import CountingModel, items, lines_of

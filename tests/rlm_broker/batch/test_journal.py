@@ -107,6 +107,15 @@ async def test_failed_items_run_again_with_the_calls_that_stayed(out: Path) -> N
     assert ids_in(out) == ["a", "c", "d"]
 
 
+async def test_failed_item_is_found_by_the_id_in_its_line(out: Path) -> None:
+    """JSON has two lone surrogates as one character."""
+    ids = ("\ud83d\ude00", "\ude00\ud83d", "\udead", "ü")
+    assert key_of(ids[0]) == key_of("\U0001f600")
+    await write(open_journal(out), *[(id, "failed:context") for id in ids])
+    await open_journal(out, retry_failed=True).aclose()
+    assert out.read_bytes() == b""
+
+
 async def test_second_process_on_a_file_is_refused(out: Path) -> None:
     journal = open_journal(out)
     with pytest.raises(ConfigurationError, match=r"another process writes to .*out\.jsonl: wait"):
@@ -149,15 +158,15 @@ def test_other_settings_are_refused_with_the_difference(out: Path) -> None:
     assert files_of(out) == files
 
 
-def test_other_limits_hold_from_then_on(out: Path) -> None:
-    first, other = {"model": "a", "limits": {"x": 1}}, {"model": "a", "limits": {"x": 2}}
-    open_journal(out, first).close()
-    for flags in ({"takes_others": True}, {}):
-        journal = open_journal(out, other, **flags)
-        assert journal.changed == {"limits.x": 2}
+def test_limits_that_were_taken_once_are_taken_again(out: Path) -> None:
+    """Those of the first command, too. Lines tell a change by what holds now."""
+    flag = {"takes_others": True}
+    for x, flags in ((1, {}), (2, flag), (2, {}), (1, {}), (3, flag), (2, {}), (1, flag), (3, {})):
+        journal = open_journal(out, {"model": "a", "limits": {"x": x}}, **flags)
+        assert journal.changed == ({} if x == 1 else {"limits.x": x})
         journal.close()
-    with pytest.raises(ConfigurationError, match=r"limits\.x was 2 and is 1"):
-        open_journal(out, first)
+    with pytest.raises(ConfigurationError, match=r"limits\.x was 3 and is 4"):
+        open_journal(out, {"model": "a", "limits": {"x": 4}})
 
 
 async def test_other_seed_is_refused_and_no_seed_is_not(out: Path) -> None:

@@ -48,10 +48,11 @@ def test_other_limits_and_prompts_are_taken_by_name() -> None:
         changed_settings(FIRST, {}, other)
     changed = changed_settings(FIRST, {}, other, (1, 1), takes_others=True)
     assert changed == {"prompts": "q", "limits.x": 2}
-    assert changed_settings(FIRST, changed, other) == changed
-    with pytest.raises(ConfigurationError, match=r"^prompts was 'q' and is 'p'; limits\.x was 2 and is 1;"):
-        changed_settings(FIRST, changed, FIRST)
-    assert changed_settings(FIRST, changed, FIRST, takes_others=True) == {}
+    taken = {name: [value] for name, value in changed.items()}
+    assert changed_settings(FIRST, taken, other) == changed
+    assert changed_settings(FIRST, taken, FIRST) == {}
+    with pytest.raises(ConfigurationError, match=r"^limits\.x was 2 and is 3;"):
+        changed_settings(FIRST, taken, other | {"limits": {"x": 3}})
     with pytest.raises(ConfigurationError, match="seed was 1 and is 2"):
         changed_settings(FIRST, {}, FIRST, (1, 2), takes_others=True)
 

@@ -1,12 +1,12 @@
 """The means of a batch: calls are held against them before they are sent."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from rlm_broker.batch.budget import BatchLimits, Metered, Spending
+from rlm_broker.batch.budget import Metered, Spending
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed
+from rlm_broker.limits import BatchLimits
 from rlm_broker.results import Call
 from rlm_broker.usage import Usage
 from tests.support.paying import CLIENT, Provider, request
@@ -130,26 +130,3 @@ async def test_wait_for_calls_ends(hurries: bool) -> None:
     assert not call.done()
     call.cancel()
     await asyncio.wait({call})
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"max_tokens": 0},
-        {"max_tokens": 1.5},
-        {"max_budget_usd": -1},
-        {"max_budget_usd": float("nan")},
-        {"timeout_s": float("inf")},
-        {"timeout_s": "1h"},
-        {"max_tokens": True},
-    ],
-)
-def test_wrong_limit_is_refused(wrong: dict[str, Any]) -> None:
-    (name,) = wrong
-    with pytest.raises(ConfigurationError, match=f"the limit {name} of a batch must be"):
-        BatchLimits(**wrong)
-
-
-def test_limits_may_be_left_out() -> None:
-    assert BatchLimits() == BatchLimits(None, None, None)
-    assert BatchLimits(max_budget_usd=2).max_budget_usd == 2

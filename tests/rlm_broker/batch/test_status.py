@@ -63,6 +63,15 @@ async def test_batch_that_goes_on_is_read_as_it_is_now(out: Path, tmp_path: Path
     assert locked_by(out.stat()) is None
 
 
+def test_results_that_were_cut_are_told(out: Path) -> None:
+    """The journal has their items, so nothing asks them again."""
+    assert read_status(out).cut_bytes == 0
+    size = out.stat().st_size
+    os.truncate(out, size - 7)
+    status = read_status(out)
+    assert (status.cut_bytes, status.to_dict()["cut_bytes"], status.done) == (7, 7, 5)
+
+
 def test_files_are_not_changed(out: Path) -> None:
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.parent.iterdir()}
     read_status(out)

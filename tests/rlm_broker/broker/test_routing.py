@@ -81,7 +81,6 @@ def test_root_model_is_open_as_the_sub_model() -> None:
 
 
 def test_registering_the_root_client_keeps_it_closed() -> None:
-    """Registering the root client under its own name does not open it to code."""
     router = Routing(ROOT, SUB)
     router.register("root", ROOT)
     with pytest.raises(UnknownModel, match=r"allowed: sub$"):
@@ -89,7 +88,6 @@ def test_registering_the_root_client_keeps_it_closed() -> None:
 
 
 def test_equal_root_and_sub_names_differ_by_depth() -> None:
-    """A root model and a sub-model of equal name are told apart by depth."""
     namesake = ScriptedClient([], "root")
     router = Routing(ROOT, namesake)
     assert [router.pick("root", depth) for depth in (0, 1, 2)] == [ROOT, namesake, namesake]
@@ -165,7 +163,6 @@ def test_route_matches_name_alias_pattern_or_depths() -> None:
 
 
 def test_unrouted_name_is_unknown_and_lists_routes() -> None:
-    """A name that no route takes is unknown, and the error lists the routes as allowed names."""
     routing = routed(Route("fast", "openai/*"), Route("fast", "only-deep", "2-"))
     with pytest.raises(
         UnknownModel, match=r"^code may not call model 'only-deep'; allowed: sub, fast, openai/\*, only-"
@@ -200,7 +197,6 @@ def test_first_matching_route_has_the_call() -> None:
     ],
 )
 def test_unreachable_or_dangling_route_is_refused(routes: list[Route], why: str) -> None:
-    """A route that leads to no client or is never taken is refused."""
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         routed(*routes)
 
@@ -268,7 +264,6 @@ def test_another_root_or_sub_client_leaves_everything_else() -> None:
 
 
 def test_error_cuts_the_name_and_suggests_another() -> None:
-    """An error shows 80 characters of a name and the name that was probably meant."""
     for name, shown in (("x" * 80, "x" * 80), ("x" * 81, "x" * 80 + "...")):
         with pytest.raises(UnknownModel, match=f"^code may not call model '{re.escape(shown)}'; "):
             routing().pick_for_code(name, 1)

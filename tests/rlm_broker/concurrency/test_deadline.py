@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -15,31 +14,45 @@ from tests.support.waiting import for_ever, turns
 pytestmark = pytest.mark.usefixtures("leaping_clock")
 
 
-async def test_work_in_time_gives_its_value_or_its_error() -> None:
-    async def fails() -> None:
-        raise KeyError("mine")
+async def fails() -> None:
+    raise KeyError("mine")
 
+
+async def test_work_in_time_gives_its_value_or_its_error() -> None:
     assert await within(60, asyncio.sleep(0, "done")) == "done"
     assert await within(None, asyncio.sleep(0, "done")) == "done"
-    with pytest.raises(KeyError, match="mine"):
-        await within(60, fails())
+    for limit in (within(60, fails()), in_time(60, fails())):
+        with pytest.raises(KeyError, match="mine"):
+            await limit
+
+
+async def test_work_that_never_waits_sets_no_timer() -> None:
+    async def at_once() -> str:
+        assert timers() == 0
+        return "done"
+
+    assert await in_time(60, at_once()) == "done"
 
 
 async def test_work_is_cancelled_once_at_the_limit() -> None:
+    """A result that comes in spite of it counts."""
     cancellations = 0
 
-    async def tidies_up() -> None:
+    async def tidies_up(result: str | None) -> str:
         nonlocal cancellations
         try:
             await for_ever()
         except asyncio.CancelledError:
             cancellations += 1
             await asyncio.sleep(50)
-            raise
+            if result is None:
+                raise
+        return result or ""
 
     with pytest.raises(TimeoutError):
-        await within(10, tidies_up())
+        await within(10, tidies_up(None))
     assert cancellations == 1
+    assert await within(10, tidies_up("saved")) == "saved"
 
 
 async def test_cancellation_while_work_ends_hits_only_the_caller() -> None:
@@ -61,35 +74,12 @@ async def test_cancellation_while_work_ends_hits_only_the_caller() -> None:
     assert ended.is_set()
 
 
-async def test_a_result_that_was_just_in_time_counts() -> None:
-    async def late() -> str:
-        try:
-            await for_ever()
-        except asyncio.CancelledError:
-            return "saved"
-
-    assert await within(10, late()) == "saved"
-
-
 # -- `in_time`: in the caller's task ----------------------------------------------------------------------------------
 
 
 def timers() -> int:
     """Number of timers of the running loop that are set and not cancelled."""
     return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
-
-
-async def test_work_that_never_waits_sets_no_timer() -> None:
-    async def at_once() -> str:
-        assert timers() == 0
-        return "done"
-
-    async def fails() -> None:
-        raise KeyError("mine")
-
-    assert await in_time(60, at_once()) == "done"
-    with pytest.raises(KeyError, match="mine"):
-        await in_time(60, fails())
 
 
 async def test_work_that_waits_often_stays_in_its_task() -> None:
@@ -141,22 +131,12 @@ async def test_time_counts_from_the_start(clock: Clock) -> None:
 
 
 async def test_foreign_timeout_or_cancellation_is_passed_on() -> None:
+    cancelled: list[str] = []
+
     async def own() -> None:
         await asyncio.sleep(0)
         raise TimeoutError("its own")
 
-    with pytest.raises(TimeoutError, match="its own"):
-        await in_time(60, own())
-    cancelled: list[str] = []
-    task = asyncio.create_task(in_time_of_a_minute(cancelled))
-    await turns()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert cancelled == ["once"]
-
-
-async def in_time_of_a_minute(cancelled: list[str]) -> None:
     async def work() -> None:
         try:
             await for_ever()
@@ -164,24 +144,31 @@ async def in_time_of_a_minute(cancelled: list[str]) -> None:
             cancelled.append("once")
             raise
 
-    await in_time(60, work())
+    with pytest.raises(TimeoutError, match="its own"):
+        await in_time(60, own())
+    task = asyncio.create_task(in_time(60, work()))
+    await turns()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled == ["once"]
+
+
+async def cleaned_up(done: list[str]) -> str:
+    for step in ("one", "two", "three"):
+        await turns()
+        done.append(step)
+    return "ended"
 
 
 async def test_cleanup_finishes_despite_cancellations() -> None:
     """Work that cleans up runs to its end, however often it is cancelled."""
     done: list[str] = []
-
-    async def end() -> str:
-        for step in ("one", "two", "three"):
-            await asyncio.sleep(10)
-            done.append(step)
-        return "ended"
-
-    assert await to_its_end(end) == "ended"
+    assert await to_its_end(lambda: cleaned_up(done)) == "ended"
     done.clear()
-    ending = asyncio.create_task(to_its_end(end))
+    ending = asyncio.create_task(to_its_end(lambda: cleaned_up(done)))
     for _ in range(3):
-        await asyncio.sleep(5)
+        await asyncio.sleep(0)
         ending.cancel()
     await asyncio.wait({ending})
     assert ending.cancelled()
@@ -192,13 +179,8 @@ def test_cleanup_outlives_the_end_of_its_loop() -> None:
     """`asyncio.run` cancels all tasks when it ends, those of a clean-up among them, and waits for its end."""
     done: list[str] = []
 
-    async def end() -> None:
-        for step in ("one", "two", "three"):
-            await turns()
-            done.append(step)
-
     async def main() -> None:
-        ending = asyncio.create_task(to_its_end(end))
+        ending = asyncio.create_task(to_its_end(lambda: cleaned_up(done)))
         await asyncio.sleep(0)
         assert not ending.done()
 
@@ -216,39 +198,29 @@ async def _deaf(ended: asyncio.Event) -> str:
         ended.set()
 
 
-@pytest.mark.parametrize("way", ["in_time", "within"])
+@pytest.mark.parametrize("way", ["in_time", "within", "cancelled"])
 async def test_work_ignoring_cancellation_is_closed_after_a_grace(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "GRACE_S", 0.05)
-    ended = asyncio.Event()
-    deaf = _deaf(ended)
-    work = _timed(deaf, 0.01) if way == "in_time" else within(0.01, deadline.closed_if_deaf(deaf))
-    with pytest.raises(Late):
-        await work
-    assert ended.is_set()
-    task = asyncio.current_task()
+    ended, task = asyncio.Event(), asyncio.current_task()
     assert task is not None
-    assert task.cancelling() == 0
-
-
-async def test_caller_of_deaf_work_ends_after_a_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "GRACE_S", 0.05)
-    ended = asyncio.Event()
-    task = asyncio.create_task(_timed(_deaf(ended)))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(asyncio.shield(task), 60)
+    if way == "cancelled":
+        caller = asyncio.create_task(in_time(600, _deaf(ended)))
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(caller), 60)
+    else:
+        deaf = _deaf(ended)
+        with pytest.raises(Late):
+            await (in_time(0.01, deaf) if way == "in_time" else within(0.01, deadline.closed_if_deaf(deaf)))
     assert ended.is_set()
-
-
-async def _timed(work: Coroutine[Any, Any, str], limit_s: float = 600) -> str:
-    return await in_time(limit_s, work)
+    assert task.cancelling() == 0
 
 
 async def test_deaf_work_has_fifteen_seconds_after_its_limit() -> None:
     started = time.monotonic()
     with pytest.raises(Late):
-        await _timed(_deaf(asyncio.Event()), 10)
+        await in_time(10, _deaf(asyncio.Event()))
     assert time.monotonic() - started == pytest.approx(25)
 
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from rlm_broker.concurrency import event_loop
 from rlm_broker.concurrency.event_loop import LOOP_ENDED, EventLoopRef
+from rlm_broker.concurrency.forks import FORKING
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from tests.support.forked_child import in_child
 from tests.support.forked_python import Python
@@ -43,16 +43,20 @@ async def test_waiting_for_the_own_loop_is_refused() -> None:
         EventLoopRef.here().run(loop_of())
 
 
-def test_work_error_is_raised_unchanged() -> None:
-    async def fail() -> None:
-        raise ModelFailed("why")
+async def fail() -> None:
+    raise ModelFailed("why")
 
+
+def test_work_error_is_raised_unchanged() -> None:
     with pytest.raises(ModelFailed, match="why"):
         EventLoopRef.background().run(fail())
 
 
-async def test_cancelling_waits_for_work_on_the_other_loop() -> None:
-    started, ended = threading.Event(), threading.Event()
+@pytest.mark.parametrize("fails", [False, True])
+async def test_cancelling_waits_for_work_on_the_other_loop(fails: bool) -> None:
+    """An error on its way out is not reported."""
+    started, ended, reported = threading.Event(), threading.Event(), list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
 
     async def work() -> None:
         started.set()
@@ -61,6 +65,8 @@ async def test_cancelling_waits_for_work_on_the_other_loop() -> None:
         finally:
             await turns()
             ended.set()
+            if fails:
+                await fail()
 
     task = asyncio.create_task(EventLoopRef.background().arun(work()))
     await asyncio.to_thread(started.wait, WAIT_S)
@@ -68,6 +74,10 @@ async def test_cancelling_waits_for_work_on_the_other_loop() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, WAIT_S)
     assert ended.is_set()
+    del task
+    gc.collect()
+    await asyncio.sleep(0)
+    assert reported == []
 
 
 async def test_early_cancellation_is_not_lost() -> None:
@@ -135,37 +145,10 @@ def test_thread_does_not_wait_for_a_loop_that_was_closed() -> None:
     assert [str(error) for error in errors] == [LOOP_ENDED]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_cancelled_cross_loop_call_is_not_reported(fails: bool) -> None:
-    reported: list[str] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
-    started = threading.Event()
-
-    async def work() -> None:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            if fails:
-                raise ModelFailed("on its way out") from None
-            raise
-
-    task = asyncio.create_task(EventLoopRef.background().arun(work()))
-    await asyncio.to_thread(started.wait, WAIT_S)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, WAIT_S)
-    del task
-    gc.collect()
-    await asyncio.sleep(0)
-    assert reported == []
-
-
 def test_process_that_is_forked_while_the_loop_starts_has_one_of_its_own() -> None:
     def started() -> bool:
         signal.alarm(int(WAIT_S))
         return EventLoopRef.background().is_alive
 
-    with event_loop._starting:
+    with FORKING:
         assert in_child(started)

@@ -19,11 +19,18 @@ from tests.support.waiting import WAIT_S, turns, until, until_now
 class Thing(AsyncResource):
     """Notes what happens to it. Opening waits for `may_open`, closing takes some turns of the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_held: bool = False) -> None:
         self.story: list[str] = []
         self.opening, self.may_open = threading.Event(), threading.Event()
-        self.may_open.set()
+        if not is_held:
+            self.may_open.set()
         self.is_deaf = self.fails = False
+
+    async def begun(self) -> "asyncio.Task[Thing]":
+        """Return an opening, once it is under way."""
+        opening = asyncio.create_task(self.__aenter__())
+        await until(self.opening.is_set)
+        return opening
 
     async def _open(self) -> None:
         self.story.append("opens")
@@ -156,13 +163,11 @@ async def test_opening_that_fails_is_taken_back() -> None:
 
 @pytest.mark.parametrize("is_here", [True, False])
 async def test_opening_that_succeeds_for_a_cancelled_caller_is_closed(is_here: bool) -> None:
-    thing = Thing()
+    thing = Thing(is_held=True)
+    thing.is_deaf = True
     if not is_here:
         thing.bind_loop()
-    thing.may_open.clear()
-    thing.is_deaf = True
-    opening = asyncio.create_task(thing.__aenter__())
-    await until(thing.opening.is_set)
+    opening = await thing.begun()
     opening.cancel()
     await turns()
     thing.may_open.set()
@@ -172,9 +177,8 @@ async def test_opening_that_succeeds_for_a_cancelled_caller_is_closed(is_here: b
 
 
 def test_opening_that_succeeds_for_an_interrupted_caller_is_closed(interrupts: Interrupts) -> None:
-    thing = Thing()
+    thing = Thing(is_held=True)
     thing.is_deaf = True
-    thing.may_open.clear()
     sender = interrupts.then(thing.opening.is_set, 1, thing.may_open.set)
     with pytest.raises(Interrupted):
         thing.__enter__()
@@ -183,10 +187,8 @@ def test_opening_that_succeeds_for_an_interrupted_caller_is_closed(interrupts: I
 
 
 async def test_close_overtakes_an_opening() -> None:
-    thing = Thing()
-    thing.may_open.clear()
-    opening = asyncio.create_task(thing.__aenter__())
-    await until(thing.opening.is_set)
+    thing = Thing(is_held=True)
+    opening = await thing.begun()
     await thing.aclose()
     with pytest.raises(SandboxFailed, match="closed while it was being opened"):
         await opening
@@ -195,11 +197,9 @@ async def test_close_overtakes_an_opening() -> None:
 
 async def test_second_caller_waits_for_the_opening_of_the_first() -> None:
     """Callers that enter at the same time open once. One that is cancelled closes nothing of the other's."""
-    thing = Thing()
-    thing.may_open.clear()
-    first, second = (asyncio.create_task(thing.__aenter__()) for _ in range(2))
-    await until(thing.opening.is_set)
-    third = asyncio.create_task(thing.__aenter__())
+    thing = Thing(is_held=True)
+    first = await thing.begun()
+    second, third = (asyncio.create_task(thing.__aenter__()) for _ in range(2))
     await turns()
     third.cancel()
     await asyncio.wait({third})
@@ -289,10 +289,6 @@ async def test_last_borrower_closes_what_its_owner_has_not_opened() -> None:
         async with thing.borrowed():
             pass
         assert thing.is_open
-
-
-async def test_owner_who_opens_what_is_lent_keeps_it() -> None:
-    thing = Thing()
     async with contextlib.AsyncExitStack() as owner:
         async with thing.borrowed():
             await owner.enter_async_context(thing)

@@ -136,8 +136,7 @@ async def test_cancelling_a_turn_takes_constant_time() -> None:
 async def test_place_is_immediate_only_without_waiters() -> None:
     """A place is taken at once only if no turn waits for it."""
     places = FairSemaphore(1)
-    assert places.take()
-    assert not places.take()
+    assert (places.take(), places.take()) == (True, False)
     waiting = asyncio.create_task(places.acquire("a"))
     await asyncio.sleep(0)
     places.release()  # the place belongs to the waiting turn from here on, even before its task runs
@@ -150,16 +149,13 @@ async def test_place_is_immediate_only_without_waiters() -> None:
 
 async def test_turns_of_a_session_keep_their_order() -> None:
     places = FairSemaphore(1)
-    assert places.take() is True
-    assert places.take() is False
+    assert places.take()
     first, second, third = (asyncio.create_task(places.acquire("a")) for _ in range(3))
     await asyncio.sleep(0)
     first.cancel()
     places.release()  # before the cancelled task runs: its turn is passed over, and the second turn has the place
     await asyncio.wait({first, second})
-    assert first.cancelled()
-    assert not second.cancelled()
-    assert not third.done()
+    assert (first.cancelled(), second.cancelled(), third.done()) == (True, False, False)
     assert (places.taken, places.waiting) == (1, 1)
     places.release()
     await third
@@ -225,52 +221,38 @@ async def test_cancelled_batch_cancels_each_piece_once() -> None:
     assert (begun, cancelled) == (4, 4)
 
 
-async def test_pieces_that_never_wait_run_64_in_a_row() -> None:
-    done = 0
-
-    async def work(_: int) -> None:
-        nonlocal done
-        done += 1
-
-    crew = asyncio.create_task(bounded_map(range(200), work, 1))
-    seen = []
-    while not crew.done():
-        await asyncio.sleep(0)
-        seen.append(done)
-    assert [later - before for before, later in itertools.pairwise([0, *seen]) if later > before] == [64, 64, 64, 8]
-
-
-async def test_tasks_are_started_64_in_a_row() -> None:
+@pytest.mark.parametrize(
+    ("at_once", "waits", "expected"), [(1, False, [0, 64, 128, 192, 200]), (1000, True, [0, 64, 128, 192, 200, 200])]
+)
+async def test_pieces_and_tasks_begin_64_in_a_row(at_once: int, waits: bool, expected: list[int]) -> None:
     begun = 0
 
     async def work(_: int) -> None:
         nonlocal begun
         begun += 1
-        await for_ever()
+        if waits:
+            await for_ever()
 
-    crew = asyncio.create_task(bounded_map(range(200), work, 1000))
+    crew = asyncio.create_task(bounded_map(range(200), work, at_once))
     seen = []
-    for _ in range(6):
+    for _ in expected:
         await asyncio.sleep(0)
         seen.append(begun)
-    assert seen == [0, 64, 128, 192, 200, 200]
+    assert seen == expected
     crew.cancel()
     await asyncio.wait({crew})
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
 async def test_batches_sharing_a_place_take_turns(at_once: int) -> None:
-    places = FairSemaphore(1)
-    done: list[str] = []
+    places, done = FairSemaphore(1), list[str]()
 
     async def work(piece: str) -> None:
         done.append(piece)
         await turns(2)
 
-    async with asyncio.timeout(WAIT_S):
-        await asyncio.gather(
-            *(bounded_map([name] * 4, work, at_once, places=places, session=name) for name in ("a", "b"))
-        )
+    batches = (bounded_map([name] * 4, work, at_once, places=places, session=name) for name in ("a", "b"))
+    await asyncio.wait_for(asyncio.gather(*batches), WAIT_S)
     runs = [len(list(run)) for _, run in itertools.groupby(done)]
     assert done.count("a") == done.count("b") == 4
     assert runs == [1] * 8 if at_once == 1 else max(runs) <= 2  # the first batch queues for its second worker, too
@@ -278,15 +260,13 @@ async def test_batches_sharing_a_place_take_turns(at_once: int) -> None:
 
 
 async def test_batch_uses_a_task_for_each_place() -> None:
-    places = FairSemaphore(2)
-    workers = set()
+    places, workers = FairSemaphore(2), set()
 
     async def work(_: int) -> None:
         workers.add(asyncio.current_task())
         await turns(1)
 
-    async with asyncio.timeout(WAIT_S):
-        await bounded_map(range(20), work, 5, places=places, session="a")
+    await asyncio.wait_for(bounded_map(range(20), work, 5, places=places, session="a"), WAIT_S)
     assert len(workers) == 2
     assert (places.taken, places.waiting) == (0, 0)
 
@@ -301,22 +281,18 @@ async def test_error_of_a_piece_is_raised() -> None:
 
 
 def test_window_has_room_until_the_bound() -> None:
-    """The window has room until the bound, and again when the first entry has left."""
-    window = RateWindow(3)
+    """An entry above the bound passes alone."""
+    window, large, unbounded = RateWindow(3), RateWindow(100), RateWindow(None)
     for now in (0.0, 10.0, 20.0):
         assert window.wait_s(1, now) == 0
         window.use(1, now)
-    assert window.wait_s(1, 20.0) == 40
-    assert window.wait_s(2, 20.0) == 50
-    assert window.wait_s(1, 60.0) == 0
-
-
-def test_entry_above_the_bound_passes_alone() -> None:
-    window = RateWindow(100)
-    assert window.wait_s(500, 0) == 0
-    window.use(500, 0)
-    assert window.wait_s(1, 1) == SPAN_S - 1
-    assert window.wait_s(500, SPAN_S) == 0
+    assert [window.wait_s(1, 20.0), window.wait_s(2, 20.0), window.wait_s(1, 60.0)] == [40, 50, 0]
+    assert large.wait_s(500, 0) == 0
+    large.use(500, 0)
+    assert (large.wait_s(1, 1), large.wait_s(500, SPAN_S)) == (SPAN_S - 1, 0)
+    for _ in range(100):
+        unbounded.use(1e9, 0)
+    assert unbounded.wait_s(1e9, 0) == 0
 
 
 def test_estimate_is_corrected_only_in_the_window() -> None:
@@ -344,13 +320,6 @@ def test_no_minute_ever_holds_more_than_the_bound() -> None:
         now += rng.choice([0, 0, 0.1, 5])
     for start, _ in passed:
         assert sum(amount for when, amount in passed if start <= when < start + SPAN_S) <= 50
-
-
-def test_without_a_bound_there_is_always_room() -> None:
-    window = RateWindow(None)
-    for _ in range(100):
-        window.use(1e9, 0)
-    assert window.wait_s(1e9, 0) == 0
 
 
 async def test_no_two_pieces_share_a_turn() -> None:

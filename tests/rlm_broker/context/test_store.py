@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rlm_broker.context import memfd
-from rlm_broker.context.store import PIECE_BYTES, STREAM_BYTES, Paths, store, store_part
+from rlm_broker.context.found_files import PIECE_BYTES
+from rlm_broker.context.store import STREAM_BYTES, Paths, store, store_part
 from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ContextRefused
 from sandbox_worker.loading.form import ContextForm

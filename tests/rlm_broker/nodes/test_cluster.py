@@ -360,14 +360,6 @@ async def test_agent_without_descriptors_keeps_its_other_repls(monkeypatch: pyte
     await asyncio.wait({serving})
 
 
-async def test_order_is_in_no_command_line_and_no_environment(nodes: LocalNodes) -> None:
-    """An agent has no key of a model and no token but its own, which it got on a pipe."""
-    for agent in nodes.agents.values():
-        process = psutil.Process(agent.pid)
-        assert process.cmdline()[1:] == ["-m", "rlm_broker.nodes.agent"]
-        assert not any("token" in name.lower() for name in process.environ())
-
-
 async def test_abandoned_openings_leave_no_worker(nodes: LocalNodes) -> None:
     """Openings that are cancelled at any moment give their places back, and their workers end."""
     await has_both(nodes)

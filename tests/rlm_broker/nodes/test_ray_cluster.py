@@ -11,6 +11,7 @@ import pytest
 
 from rlm_broker import RLM, ConfigurationError, RayCluster, RunLimits, ScriptedClient
 from rlm_broker.nodes.agent import MODULE
+from tests.support.forked_python import python
 from tests.support.waiting import until_now
 
 pytest.importorskip("ray.cluster_utils", reason="needs the extra ray")  # a folder `ray` is importable as well
@@ -159,6 +160,34 @@ def ray_paths() -> list[str]:
     """Files and sockets of Ray's."""
     session = Path("/tmp/ray/session_latest")
     return ["/tmp/ray", str(session), *map(str, (session / "sockets").iterdir()), str(Path("~/.ray").expanduser())]
+
+
+CANCELS = """
+import asyncio, sys, threading
+import ray
+from rlm_broker import RayCluster
+
+begun, connect = threading.Event(), ray.init
+
+def connects(*given, **named):
+    begun.set()
+    return connect(*given, **named)
+
+async def main():
+    opening = asyncio.create_task(RayCluster(sys.argv[1]).__aenter__())
+    await asyncio.to_thread(begun.wait)
+    opening.cancel()
+    await asyncio.wait({opening})
+    return opening.cancelled()
+
+ray.init = connects
+print(asyncio.run(main()), ray.is_initialized())  # all threads have ended
+"""
+
+
+def test_cancelled_opening_leaves_no_connection_with_ray(machines: Any) -> None:
+    """Ray connects in a thread, which goes on after the cancellation."""
+    assert python("-c", CANCELS, machines.address, check=True).stdout.split() == ["True", "False"]
 
 
 def test_missing_ray_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,6 @@ async def test_batch_keeps_order_and_slots_of_failures() -> None:
 
 
 async def test_tree_bounds_calls_of_all_its_runs() -> None:
-    """All runs of a tree together make at most the given number of concurrent calls."""
     client = Counting()
     calls, _ = calls_with(client, Limits(max_concurrent_calls=3))
     await asyncio.gather(*(calls.slots(CALLER, query(*"abcdefgh")) for _ in range(4)))
@@ -78,7 +77,6 @@ async def test_tree_bounds_calls_of_all_its_runs() -> None:
 
 
 async def test_query_may_lower_its_concurrency_only() -> None:
-    """A query may ask for fewer concurrent calls and not for more."""
     client = Counting()
     calls, _ = calls_with(client, Limits(max_concurrent_calls=4))
     await calls.slots(CALLER, query(*"abcdefgh", max_concurrent=2))
@@ -166,7 +164,6 @@ async def test_equal_prompts_in_a_batch_are_sent_once() -> None:
 
 
 async def test_late_prompt_is_an_error_in_its_slot(leaping_clock: Clock) -> None:
-    """A reply that is late is an error in its slot, and the other replies are present."""
     del leaping_clock
     cancelled = 0
 

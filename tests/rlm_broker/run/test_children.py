@@ -339,7 +339,6 @@ def test_child_with_another_task_has_a_grandchild(sandbox: Sandbox, other: str) 
 
 
 def test_prompt_above_4000_characters_is_a_context(sandbox: Sandbox) -> None:
-    """A prompt of 4,000 characters is a task, and a longer one is a context."""
     for chars in (LONG_TASK_CHARS, LONG_TASK_CHARS + 1):
         client = Tree(f"FINAL(rlm_query('x' * {chars}))")
         assert ran(sandbox, client).response == f"str {chars}"
@@ -349,7 +348,6 @@ def test_prompt_above_4000_characters_is_a_context(sandbox: Sandbox) -> None:
 
 
 async def test_foreign_long_prompt_is_told_by_its_ends() -> None:
-    """A long prompt that the package's own REPL would not send is shown by its two ends."""
     client = Tree("", lambda turn: fenced(LOOK if turn < 3 else TELL))
     async with LMHandler(client) as handler, Sandbox(TWO, warm=0) as sandbox:
         answers = handler.answers(TWO, sandbox=sandbox)
@@ -400,10 +398,7 @@ def test_without_a_time_limit_a_child_has_none(sandbox: Sandbox) -> None:
     assert ran(sandbox, client, limits=limits).response == "None"
 
 
-def test_auto_recursion_gives_numbers_to_a_child(
-    sandbox: Sandbox,
-) -> None:
-    """A short prompt of words is a completion, and a short prompt of numbers is a child."""
+def test_auto_recursion_gives_numbers_to_a_child(sandbox: Sandbox) -> None:
     numbers = "' '.join(map(str, range({}, 500)))"
     code = f"FINAL(str(rlm_query_batched(['What is in here?', {numbers.format(0)}, {numbers.format(9)}])))"
     limits = Limits(max_depth=2, max_children_total=1, max_concurrent_children=1)

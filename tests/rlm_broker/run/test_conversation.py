@@ -19,8 +19,7 @@ from rlm_broker.run.prompts.messages import SUMMARISE
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.text import shorten
-from tests.support.command import run
-from tests.support.fake_openai import Answer, FakeOpenAI, completion, failure
+from tests.support.fake_openai import FakeOpenAI, completion, failure
 from tests.support.waiting import LONGER_AND_LONGER, for_ever
 
 MUCH = "```repl\nprint(''.join(f'{n:04} ' for n in range(4_000)))\n```"
@@ -57,7 +56,6 @@ def test_eight_verbose_turns_fit_a_small_window(open_sandbox: Sandbox) -> None:
 
 
 def test_uncuttable_messages_are_summarised_repeatedly(open_sandbox: Sandbox) -> None:
-    """Messages that cannot be cut are summarised as often as needed, and notes do not pile up."""
     thoughts = "thinking " * 1_500
 
     def reply(request: LMRequest) -> str:
@@ -83,7 +81,6 @@ def test_uncuttable_messages_are_summarised_repeatedly(open_sandbox: Sandbox) ->
 
 
 def test_http_refusal_is_recovered_from_alone(open_sandbox: Sandbox) -> None:
-    """The run recovers over HTTP from the refusal of a long request, and from no other failure."""
     short, refusal = completion(MUCH), failure(400, TOO_LONG)
     with FakeOpenAI(short, short, refusal, completion("FINAL(done)")) as server:
         client = OpenAICompatibleClient(server.base_url, "m")
@@ -99,7 +96,6 @@ def test_http_refusal_is_recovered_from_alone(open_sandbox: Sandbox) -> None:
 
 
 def test_compaction_is_off_without_a_threshold(open_sandbox: Sandbox) -> None:
-    """The run cuts no message and recovers from no refusal if there is no threshold."""
     client = ScriptedClient([MUCH, MUCH, ModelFailed(TOO_LONG)])
     with pytest.raises(ModelFailed, match="maximum context length"):
         RLM(client, limits=Limits(compaction_threshold=None), sandbox=open_sandbox).completion("x" * 100_000, "What?")
@@ -156,18 +152,6 @@ def test_run_timeout_carries_the_partial_answer(open_sandbox: Sandbox) -> None:
         if reached.value.trajectory:
             break
     assert reached.value.partial_answer == "a draft"
-
-
-def test_command_prints_the_partial_answer(tmp_path: Any) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    with FakeOpenAI(completion(IDEA), completion(DRAFT), Answer(401, {"error": {"message": "no key"}})) as server:
-        arguments = ("ask", "?", tmp_path / "a.txt", "-q", "--model", "m", "--base-url", server.base_url)
-        done = run(*arguments)
-        assert (done.returncode, done.stdout) == (5, "a draft\n"), done.stderr
-        assert "no key" in done.stderr
-    with FakeOpenAI(completion(IDEA), Answer(401, {"error": {"message": "no key"}})) as server:
-        done = run(*arguments[:-1], server.base_url, "--json")
-    assert json.loads(done.stdout)["error"]["partial_answer"] == "a first idea"
 
 
 # -- alone -----------------------------------------------------------------------------------------------------------
@@ -309,8 +293,6 @@ def test_how_providers_say_that_a_request_is_too_long() -> None:
 
 
 def test_provider_refusal_is_retried_with_less(open_sandbox: Sandbox) -> None:
-    """A provider that refuses once is asked again with less."""
-
     class Unknown(ScriptedClient):
         """Client that does not state its window, and reads 40,000 characters at most."""
 
@@ -328,7 +310,6 @@ def test_provider_refusal_is_retried_with_less(open_sandbox: Sandbox) -> None:
 
 
 async def test_implausible_token_count_is_corrected() -> None:
-    """A count that is far too low, or zero, is corrected."""
     kept, progress = conversation(1_000, "", "", "")
     await kept.learn(7)
     progress.messages.append(ChatMessage("user", "ab"))

@@ -4,8 +4,6 @@ import re
 import sys
 from typing import Any
 
-import pytest
-
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.models.models import Models
 from rlm_broker.limits import Limits
@@ -13,6 +11,7 @@ from rlm_broker.rlm import RLM
 from rlm_broker.run.runner import MOST_MODELS, reads_chars
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
+from tests.support.tables import table
 
 
 def sized(tokens: int | None, *replies: str, name: str = "scripted") -> ScriptedClient:
@@ -21,9 +20,9 @@ def sized(tokens: int | None, *replies: str, name: str = "scripted") -> Scripted
     return client
 
 
-def told(model: ScriptedClient, sub: ScriptedClient | None = None, **more: Any) -> str:
+def told(sandbox: Sandbox, model: ScriptedClient, sub: ScriptedClient | None = None, **more: Any) -> str:
     """The system prompt of the root."""
-    assert RLM(model, sub, **more).completion("short", "?").response == "done"
+    assert RLM(model, sub, sandbox=sandbox, **more).completion("short", "?").response == "done"
     return str(model.requests[0].messages[0].content)
 
 
@@ -32,35 +31,35 @@ def test_model_reads_three_characters_a_token() -> None:
     assert {tokens: reads_chars(sized(tokens)) for tokens in chars} == chars
 
 
-def test_call_size_is_that_of_the_answering_model() -> None:
-    prompt = told(sized(200_000), sized(64_000, name="sub"))
+def test_call_size_is_that_of_the_answering_model(open_sandbox: Sandbox) -> None:
+    prompt = told(open_sandbox, sized(200_000), sized(64_000, name="sub"))
     assert "It can read 190,000 characters." in prompt
-    assert "It can read" not in told(sized(200_000), sized(None, name="sub"))
+    assert "It can read" not in told(open_sandbox, sized(200_000), sized(None, name="sub"))
 
 
-@pytest.mark.parametrize(("tokens", "is_compact"), [(15_999, True), (16_000, False), (None, False)])
-def test_prompt_length_follows_the_runs_model(tokens: int | None, is_compact: bool) -> None:
-    prompt = told(sized(tokens), sized(200_000, name="sub"))
+@table("tokens is_compact", [(15_999, True), (16_000, False), (None, False)])
+def test_prompt_length_follows_the_runs_model(open_sandbox: Sandbox, tokens: int | None, is_compact: bool) -> None:
+    prompt = told(open_sandbox, sized(tokens), sized(200_000, name="sub"))
     assert ("How to work:" not in prompt) == is_compact
 
 
-def test_further_models_are_told_with_their_sizes() -> None:
+def test_further_models_are_told_with_their_sizes(open_sandbox: Sandbox) -> None:
     models = {"small": sized(10_000, name="provider/small-1"), "other": sized(None, name="other")}
-    prompt = told(sized(None), sized(None, name="sub"), models=models)
+    prompt = told(open_sandbox, sized(None), sized(None, name="sub"), models=models)
     (line,) = [line for line in prompt.splitlines() if line.startswith("- Models for `model=`")]
     assert "`small` (provider/small-1, reads 30,000 characters)" in line
     assert "`other` (of the user's)" in line
     assert "`scripted`" not in line
 
 
-def test_where_code_may_name_no_model_none_is_told() -> None:
+def test_where_code_may_name_no_model_none_is_told(open_sandbox: Sandbox) -> None:
     models = {"small": sized(10_000, name="small")}
-    assert "Models for `model=`" not in told(sized(None), models=Models(models, policy="pinned"))
+    assert "Models for `model=`" not in told(open_sandbox, sized(None), models=Models(models, policy="pinned"))
 
 
-def test_so_many_models_are_told_at_most() -> None:
+def test_so_many_models_are_told_at_most(open_sandbox: Sandbox) -> None:
     models = {f"m{number}": sized(None, name=f"m{number}") for number in range(MOST_MODELS + 10)}
-    assert len(re.findall(r"`m\d+`", told(sized(None), models=models))) <= MOST_MODELS
+    assert len(re.findall(r"`m\d+`", told(open_sandbox, sized(None), models=models))) <= MOST_MODELS
 
 
 def test_told_packages_and_python_exist() -> None:
@@ -81,21 +80,9 @@ def test_told_packages_and_python_exist() -> None:
     assert all(name in prompt for name in named)
 
 
-def test_tools_and_child_turns_are_told(open_sandbox: Sandbox) -> None:
-    def in_stock(name: str) -> int:
-        """Return the number of pieces."""
-        return len(name)
-
+def test_turns_and_children_are_those_of_the_depth(open_sandbox: Sandbox) -> None:
     client = ScriptedClient(["```repl\nFINAL(rlm_query('x'))\n```", "FINAL(done)"])
-    limits = Limits(max_depth=2, max_iterations=(11, 7))
-    assert (
-        RLM(client, tools={"in_stock": in_stock}, limits=limits, sandbox=open_sandbox).completion("short", "?").response
-        == "done"
-    )
+    told(open_sandbox, client, limits=Limits(max_depth=2, max_iterations=(11, 7)))
     root, child = (str(request.messages[0].content) for request in client.requests)
-    assert "in_stock(name: str) -> int" in root
-    assert "Return the number of pieces." in root
-    assert "You have 11 turns" in root
-    assert "You have 7 turns" in child
-    assert "contexts=parts" in root
-    assert "contexts=parts" not in child
+    assert ("You have 11 turns" in root, "contexts=parts" in root) == (True, True)
+    assert ("You have 7 turns" in child, "contexts=parts" in child) == (True, False)

@@ -245,7 +245,6 @@ async def test_depths_are_told_from_the_root_down() -> None:
 
 
 async def test_uncounted_silent_call_costs_what_was_sent() -> None:
-    """A call without counted tokens and without text costs the tokens that were sent."""
     ledger = Ledger(Limits(max_tokens=100))
     hold = await ledger.hold(30, 5)
     ledger.settle(hold, "1", "a", 0, Usage(1, 0, 0), 0)

@@ -30,8 +30,13 @@ def asked(messages: list[dict[str, Any]]) -> str:
     return last.rpartition("Question: ")[2].partition("\n")[0]
 
 
+def answer(sandbox: Sandbox, reply: Any, question: str = "root", **limits: Any) -> str:
+    """The answer of one run whose model is a function, a list of replies, or a client."""
+    model = ScriptedClient(reply) if isinstance(reply, list) else reply
+    return RLM(model, limits=Limits(**limits), sandbox=sandbox).completion("", question).response or ""
+
+
 def test_children_run_concurrently_and_answer_in_order(open_sandbox: Sandbox) -> None:
-    """Children run at the same time, at most the given number, and answer in order."""
     running = most = 0
     lock = threading.Lock()
     meet = threading.Barrier(2)
@@ -49,8 +54,7 @@ def test_children_run_concurrently_and_answer_in_order(open_sandbox: Sandbox) ->
             running -= 1
         return f"FINAL(child {question})"
 
-    limits = Limits(max_depth=2, max_concurrent_children=2)
-    response = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response
+    response = answer(open_sandbox, reply, max_depth=2, max_concurrent_children=2)
     assert response == str([f"child {number}" for number in range(6)])
     assert most == 2
 
@@ -67,7 +71,7 @@ def test_prompt_too_large_is_refused_and_a_large_batch_is_answered(open_sandbox:
             )
         return str(messages[0]["content"]).partition(" ")[0]
 
-    response = RLM(FunctionClient(reply), sandbox=open_sandbox).completion("", "?").response or ""
+    response = answer(open_sandbox, reply)
     assert re.match(
         r"Error: the query is too large: 4,194,\d{3} bytes, 4,194,304 at most; pass a large text as", response
     )
@@ -85,23 +89,17 @@ def test_grandchildren_count_against_the_trees_number(open_sandbox: Sandbox) -> 
                 return "```repl\nFINAL('|'.join(rlm_query_batched(['leaf 1', 'leaf 2'])))\n```"
         return "FINAL(fine)"
 
-    limits = Limits(max_depth=3, max_children_total=4, max_concurrent_children=2)
-    slots = (
-        RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response or ""
-    ).split("|")
+    slots = answer(open_sandbox, reply, max_depth=3, max_children_total=4, max_concurrent_children=2).split("|")
     assert sorted(slots) == ["Error: max_children_total exceeded"] * 2 + ["fine"] * 2
 
 
 def test_answer_of_a_call_and_of_a_child_is_cut(open_sandbox: Sandbox) -> None:
-    """A result is cut at its limit, and the cut is named."""
-
     def reply(request: LMRequest) -> str:
         if request.depth == 0:
             return "```repl\nFINAL(rlm_query('child') + '|' + llm_query('much'))\n```"
         return f"FINAL({'x' * 50})" if request.is_loop else "y" * 500
 
-    limits = Limits(max_depth=2, max_result_chars=10)
-    response = RLM(ScriptedClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response
+    response = answer(open_sandbox, ScriptedClient(reply), max_depth=2, max_result_chars=10)
     assert response == f"{'x' * 10}\n... [40 characters cut]|{'y' * 10}\n... [490 characters cut]"
 
 
@@ -115,8 +113,7 @@ def test_looping_child_is_ended_with_its_partial_answer(open_sandbox: Sandbox) -
         return "FINAL(fine)"
 
     for timeout_s in LONGER_AND_LONGER:
-        limits = Limits(max_depth=2, child_timeout_s=timeout_s)
-        response = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response or ""
+        response = answer(open_sandbox, reply, max_depth=2, child_timeout_s=timeout_s)
         loops, _, answers = response.rpartition("|")
         if answers == "fine":
             break
@@ -190,8 +187,7 @@ async def test_cancelled_run_cancels_its_childs_model_call() -> None:
 
 def test_surplus_children_of_a_batch_each_say_why(open_sandbox: Sandbox) -> None:
     replies = ["```repl\nFINAL(str(rlm_query_batched(['a', 'b', 'c'])))\n```", "FINAL(fine)", "FINAL(fine)"]
-    limits = Limits(max_depth=2, max_children_per_batch=2)
-    response = RLM(ScriptedClient(replies), limits=limits, sandbox=open_sandbox).completion("", "root").response
+    response = answer(open_sandbox, replies, max_depth=2, max_children_per_batch=2)
     assert response == "['fine', 'fine', 'Error: max_children_per_batch exceeded: 3 > 2']"
 
 
@@ -203,23 +199,14 @@ def test_runs_nest_four_deep_with_one_place(open_sandbox: Sandbox) -> None:
         return f"```repl\nFINAL('+'.join(rlm_query_batched(['{level + 1}', '{level + 1}'], samples=True)))\n```"
 
     limits = Limits(max_depth=4, max_concurrent_children=1)
-    done = RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "0")
+    done = RLM(reply, limits=limits, sandbox=open_sandbox).completion("", "0")
     assert (done.response or "").count("leaf") == 16
-    assert {depth: usage.total_calls for depth, usage in done.usage_by_depth.items()} == {
-        0: 1,
-        1: 2,
-        2: 4,
-        3: 8,
-        4: 16,
-    }
+    assert {depth: usage.total_calls for depth, usage in done.usage_by_depth.items()} == {0: 1, 1: 2, 2: 4, 3: 8, 4: 16}
 
 
 def test_code_can_ask_for_its_remaining_budget(open_sandbox: Sandbox) -> None:
     replies = ["```repl\nllm_query('x')\nimport json\nFINAL(json.dumps(budget()))\n```", "y"]
-    limits = Limits(max_llm_calls=10, max_tokens=1000, run_timeout_s=100)
-    left = json.loads(
-        RLM(ScriptedClient(replies), limits=limits, sandbox=open_sandbox).completion("", "?").response or ""
-    )
+    left = json.loads(answer(open_sandbox, replies, max_llm_calls=10, max_tokens=1000, run_timeout_s=100))
     assert left["max_llm_calls"] == 8
     assert 0 < left["max_tokens"] < 1000
     assert left["max_children_total"] == 100
@@ -234,14 +221,13 @@ def test_child_time_is_bounded_by_its_parents(open_sandbox: Sandbox) -> None:
             return "```repl\nFINAL(rlm_query('child'))\n```"
         return "```repl\nFINAL(str(budget()['run_timeout_s'] <= 50))\n```"
 
-    limits = Limits(max_depth=2, run_timeout_s=50, child_timeout_s=500)
-    assert RLM(FunctionClient(reply), limits=limits, sandbox=open_sandbox).completion("", "root").response == "True"
+    assert answer(open_sandbox, reply, max_depth=2, run_timeout_s=50, child_timeout_s=500) == "True"
 
 
 def test_errors_in_a_row_end_a_run(open_sandbox: Sandbox) -> None:
     replies = ["```repl\n1 / 0\n```", "```repl\nprint(1)\n```", *["an idea\n```repl\n1 / 0\n```"] * 5]
     with pytest.raises(LimitReached, match="max_consecutive_errors = 2 was reached, 2 used") as reached:
-        RLM(ScriptedClient(replies), limits=Limits(max_consecutive_errors=2), sandbox=open_sandbox).completion("", "?")
+        answer(open_sandbox, replies, max_consecutive_errors=2)
     assert "an idea" in (reached.value.partial_answer or "")
 
 
@@ -258,9 +244,8 @@ def test_blocks_above_their_number_are_not_run(open_sandbox: Sandbox) -> None:
 
 
 def test_a_turn_that_takes_too_long_ends_the_run(open_sandbox: Sandbox) -> None:
-    limits = Limits(iteration_timeout_s=0.5, block_timeout_s=30)
     with pytest.raises(LimitReached, match="iteration_timeout_s"):
-        RLM(ScriptedClient(["```repl\nwhile True: pass\n```"]), limits=limits, sandbox=open_sandbox).completion("", "?")
+        answer(open_sandbox, ["```repl\nwhile True: pass\n```"], iteration_timeout_s=0.5, block_timeout_s=30)
 
 
 def test_tokens_and_budget_end_a_run(open_sandbox: Sandbox) -> None:
@@ -268,13 +253,11 @@ def test_tokens_and_budget_end_a_run(open_sandbox: Sandbox) -> None:
         return "an idea of seven words or so\n```repl\nprint(1)\n```"
 
     with pytest.raises(LimitReached) as reached:
-        RLM(ScriptedClient(replies), limits=Limits(max_tokens=2000), sandbox=open_sandbox).completion("", "?")
+        answer(open_sandbox, ScriptedClient(replies), max_tokens=2000)
     assert reached.value.limit == "max_tokens"
     assert "an idea" in (reached.value.partial_answer or "")
     with pytest.raises(LimitReached) as reached:
-        RLM(
-            ScriptedClient(replies, cost_per_call=0.3), limits=Limits(max_budget_usd=1.0), sandbox=open_sandbox
-        ).completion("", "?")
+        answer(open_sandbox, ScriptedClient(replies, cost_per_call=0.3), max_budget_usd=1.0)
     assert reached.value.limit == "max_budget_usd"
     assert 1.0 <= reached.value.spent < 1.3
 
@@ -298,12 +281,7 @@ def test_child_may_have_its_own_model_by_policy(open_sandbox: Sandbox) -> None:
     small, sub = (ScriptedClient([f"FINAL({name} speaks)"], name) for name in ("small", "sub"))
     events: list[Event] = []
     rlm = RLM(
-        root,
-        sub,
-        models={"small": small},
-        limits=Limits(max_depth=2),
-        on_event=events.append,
-        sandbox=open_sandbox,
+        root, sub, models={"small": small}, limits=Limits(max_depth=2), on_event=events.append, sandbox=open_sandbox
     )
     response = rlm.completion("", "?").response
     assert response == "small speaks|Error: code may not call model 'root'; allowed: sub, small|sub speaks"
@@ -334,7 +312,6 @@ def test_system_prompts_may_differ_by_depth(open_sandbox: Sandbox) -> None:
 
 
 def test_fifty_concurrent_runs_keep_contexts_apart() -> None:
-    """Fifty runs at once on one handler and one sandbox answer each from its own context."""
     code = "```repl\nFINAL(context[6:] if context.startswith('child ') else rlm_query('child ' + context))\n```"
 
     async def all_of_them() -> list[str | None]:
@@ -348,7 +325,6 @@ def test_fifty_concurrent_runs_keep_contexts_apart() -> None:
 
 
 def test_profile_and_prologue_reach_the_model(open_sandbox: Sandbox) -> None:
-    """A model is told the way to end on which it was trained, behind the user's prologue, which is no template."""
     client = ScriptedClient(["FINAL(done)"])
     instructions = Instructions(profile="answer", prologue="Be {brief}.")
     RLM(client, instructions=instructions, sandbox=open_sandbox).completion("", "?")

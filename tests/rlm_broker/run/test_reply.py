@@ -126,7 +126,6 @@ def test_a_variable_is_taken_after_blocks_that_ran(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("before", [RAISES, "```repl\nimport sys; sys.exit()\n```"])
 def test_variable_after_a_failed_block_is_not_read(sandbox: Sandbox, before: str) -> None:
-    """A variable after a block that failed is not looked up, and the model is told why."""
     done, told = ran(sandbox, SILENT, f"{before}\nFINAL_VAR(x)", "FINAL_VAR(x)")
     assert done.response == "from x"
     assert "Not run: FINAL_VAR('x'). A block before it did not run through: look at its output first" in told[2]
@@ -145,7 +144,6 @@ def test_a_variable_that_is_not_there_is_told(sandbox: Sandbox) -> None:
 
 
 def test_submission_wins_over_the_text_of_its_reply(sandbox: Sandbox) -> None:
-    """Code that submits ends the run, even if the text beside it says otherwise."""
     done, _ = ran(sandbox, "```repl\nprint(1)\nFINAL('seen')\n```\n```repl\nprint('never')\n```\nFINAL(a guess)")
     assert done.response == "seen"
     assert len(done.trajectory[0].blocks) == 1
@@ -217,7 +215,6 @@ async def test_draft_is_kept_until_withdrawn_and_through_a_kill(open_sandbox: Sa
 
 
 async def test_implausible_reply_is_not_read() -> None:
-    """A reply that no model writes is not read, and the model is told so."""
     long = await read_reply("```\n" * (MAX_REPLY_CHARS // 4 + 1))
     assert (long.code, long.final) == ((), None)
     assert [each.what for each in long.not_run] == [f"all of a reply of {4 * (MAX_REPLY_CHARS // 4 + 1):,} characters"]
@@ -266,7 +263,6 @@ async def test_of_several_blocks_the_last_that_ran_decides(open_sandbox: Sandbox
 
 
 async def test_answer_lookup_uses_no_block_of_the_run(open_sandbox: Sandbox) -> None:
-    """Looking up the answer takes no block that another turn could have."""
     async with open_sandbox.repl() as repl:
         actions = ReplyActions(repl, Limits(max_blocks=1), NO_EVENTS, Progress())
         answer, _ = await actions.act(1, f"{SILENT}\nFINAL_VAR(x)", [])

@@ -14,6 +14,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.support.tables import table
 
 
 def add(a: int, b: int = 1) -> int:
@@ -34,23 +35,19 @@ def fails(_what: str) -> None:
     raise LookupError("nothing of that kind")
 
 
-def answer_of(code: str, limits: Limits | None = None, **tools: Any) -> str | None:
-    return (
-        RLM(ScriptedClient([f"```repl\n{code}\n```"] * 3), limits=limits or Limits(), tools=tools)
-        .completion("c", "q")
-        .response
-    )
+def answer_of(sandbox: Sandbox, code: str, limits: Limits | None = None, **tools: Any) -> str | None:
+    client = ScriptedClient([f"```repl\n{code}\n```"] * 3)
+    return RLM(client, limits=limits, tools=tools, sandbox=sandbox).completion("c", "q").response
 
 
-def test_code_calls_functions_of_the_orchestrator_and_finds_values() -> None:
+def test_code_calls_functions_of_the_orchestrator_and_finds_values(open_sandbox: Sandbox) -> None:
     values = "add(2, b=3), add('2'), shout('hello')['said'], LIMIT + len(TABLE['rows']), add.__name__"
     code = f"found = [{values}]\nadd = None\nFINAL(repr(found))"
-    answer = answer_of(code, add=add, shout=shout, LIMIT=10, TABLE={"rows": [1, 2]})
+    answer = answer_of(open_sandbox, code, add=add, shout=shout, LIMIT=10, TABLE={"rows": [1, 2]})
     assert answer == repr([5, 3, "HELLO", 12, "add"])
 
 
 def test_tool_names_return_after_block_and_restart(open_sandbox: Sandbox) -> None:
-    """Names of tools come back in the next block and in a fresh REPL."""
     replies = [
         "```repl\nadd = LIMIT = None\n```",
         "```repl\nimport os; os._exit(1)\n```",
@@ -60,7 +57,7 @@ def test_tool_names_return_after_block_and_restart(open_sandbox: Sandbox) -> Non
     assert done.response == "11"
 
 
-def test_tool_failure_is_a_readable_exception() -> None:
+def test_tool_failure_is_a_readable_exception(open_sandbox: Sandbox) -> None:
     def exits() -> None:
         raise SystemExit(3)
 
@@ -83,12 +80,13 @@ def test_tool_failure_is_a_readable_exception() -> None:
             "FINAL(json.dumps(said))",
         ]
     )
-    said = json.loads(answer_of(code, add=add, fails=fails, exits=exits, returns_a_lock=returns_a_lock) or "")
+    said = json.loads(
+        answer_of(open_sandbox, code, add=add, fails=fails, exits=exits, returns_a_lock=returns_a_lock) or ""
+    )
     assert [call for call in told if told[call] not in said[call] or "/tests/" in said[call]] == []
 
 
 async def test_tool_has_a_deadline_of_its_own() -> None:
-    """A tool's `timeout_s` takes the place of the limit."""
     forever = asyncio.Event()
 
     async def hangs() -> None:
@@ -102,7 +100,6 @@ async def test_tool_has_a_deadline_of_its_own() -> None:
 
 
 async def test_extended_tools_are_all_there() -> None:
-    """Tools can be extended by others, for children as well; a name cannot be taken twice."""
     base = Tools({"add": add, "three": 3})
     more = base.extended({"shout": shout, "four": 4})
     assert (more.names, more.values) == (["add", "shout"], {"three": 3, "four": 4})
@@ -116,7 +113,7 @@ async def test_extended_tools_are_all_there() -> None:
             base.extended({taken: 1})
 
 
-def test_a_tool_that_hangs_in_a_thread_hangs_nothing() -> None:
+def test_a_tool_that_hangs_in_a_thread_hangs_nothing(open_sandbox: Sandbox) -> None:
     stop = threading.Event()
 
     def hangs() -> None:
@@ -124,21 +121,19 @@ def test_a_tool_that_hangs_in_a_thread_hangs_nothing() -> None:
 
     try:
         code = "try: hangs()\nexcept RuntimeError as error: FINAL(str(error))"
-        answer = answer_of(code, Limits(tool_timeout_s=0.2), hangs=hangs)
+        answer = answer_of(open_sandbox, code, Limits(tool_timeout_s=0.2), hangs=hangs)
         assert answer == "hangs() took longer than tool_timeout_s = 0.2 s"
     finally:
         stop.set()
 
 
-def test_tool_result_above_a_frame_is_an_error() -> None:
+def test_tool_result_above_a_frame_is_an_error(open_sandbox: Sandbox) -> None:
     code = "try: large()\nexcept RuntimeError as error: FINAL(str(error))"
-    answer = answer_of(code, Limits(max_frame_bytes=1 << 20), large=lambda: "x" * (2 << 20)) or ""
+    answer = answer_of(open_sandbox, code, Limits(max_frame_bytes=1 << 20), large=lambda: "x" * (2 << 20)) or ""
     assert "the reply is too large" in answer
 
 
 def test_children_inherit_replace_or_lose_tools(open_sandbox: Sandbox) -> None:
-    """Children have the tools of their parent, their own tools, or none."""
-
     def reply(messages: list[dict[str, Any]]) -> str:
         if "Question: root" in messages[1]["content"]:
             return "```repl\nFINAL(rlm_query('child'))\n```"
@@ -214,8 +209,8 @@ async def atool(**given: Any) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("function", [tool, atool])
-def test_tool_is_called_by_the_properties_of_its_schema(function: Any) -> None:
+@table("function", [tool, atool])
+def test_tool_is_called_by_the_properties_of_its_schema(open_sandbox: Sandbox, function: Any) -> None:
     code = (
         "```repl\n"
         "print(say('Ada', age=36), say(name='Eve'))\n"
@@ -223,8 +218,8 @@ def test_tool_is_called_by_the_properties_of_its_schema(function: Any) -> None:
         "try:\n    say()\nexcept Exception as error:\n    print(error)\n"
         "FINAL('done')\n```"
     )
-    rlm = RLM(ScriptedClient([code]), tools={"say": {"tool": function, "description": "Says.", "schema": PERSON}})
-    done = rlm.completion("x", "?")
+    say = {"tool": function, "description": "Says.", "schema": PERSON}
+    done = RLM(ScriptedClient([code]), tools={"say": say}, sandbox=open_sandbox).completion("x", "?")
     printed = done.trajectory[0].blocks[0].stdout
     assert "{'name': 'Ada', 'age': 36} {'name': 'Eve'}" in printed
     assert "say(): name: 36 is not of type 'string'" in printed

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -52,10 +53,23 @@ def test_models_are_found_by_name_or_refused(served: Served) -> None:
 
 
 def test_unknown_paths_and_methods_have_the_envelope(served: Served) -> None:
-    for method, path, status in (("GET", "/v1/nope", 404), ("DELETE", "/v1/models", 405)):
+    for method, path, status, code, allowed in (
+        ("GET", "/v1/nope", 404, "not_found", None),
+        ("DELETE", "/v1/chat/completions", 405, "method_not_allowed", "POST"),
+    ):
         answer = httpx.request(method, served.url + path, headers=served.headers)
-        assert answer.status_code == status
+        assert (answer.status_code, answer.headers.get("allow")) == (status, allowed)
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert answer.json()["error"]["code"] == code
+
+
+def test_small_conveniences(served: Served) -> None:
+    """Each answer has an id, a model was made when the server was opened, and the address itself leads to the viewer."""
+    with openai.OpenAI(base_url=served.base_url, api_key=served.key) as client:
+        model = client.models.retrieve("small")
+        assert str(model._request_id).startswith("req_")
+        assert 0 <= time.time() - model.created < 3_600
+    assert httpx.get(served.url).headers["location"] == "/viewer/"
 
 
 async def test_service_lives_within_another_application() -> None:

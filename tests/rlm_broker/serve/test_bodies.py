@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from rlm_broker.serve.app import HANDLERS
-from rlm_broker.serve.bodies import LARGE_BYTES, MOST_VALUES, body_of, fingerprint_of, idempotency_key, parsed
+from rlm_broker.serve.bodies import LARGE_BYTES, MOST_VALUES, body_of, parsed, repeat_of
 from rlm_broker.serve.errors import ApiError
 from tests.support.asgi_server import http_server
 
@@ -106,19 +106,16 @@ def requested(path: str = "/", **headers: str) -> Request:
     return Request({"type": "http", "path": path, "query_string": b"", "headers": [(b"host", b"h"), *told]})
 
 
-def test_idempotency_key_is_a_short_text() -> None:
-    assert idempotency_key(requested(idempotency_key="k" * 255)) == "k" * 255
-    assert idempotency_key(requested(idempotency_key="")) is None
-    assert idempotency_key(requested()) is None
-    with pytest.raises(ApiError, match=r"^Idempotency-Key has more than 255 characters$") as refused:
-        idempotency_key(requested(idempotency_key="k" * 256))
-    assert (refused.value.status, refused.value.param) == (400, "Idempotency-Key")
-
-
-def test_fingerprint_is_that_of_the_path_and_the_body() -> None:
+def test_repeated_request_has_a_short_key_and_the_same_path_and_body() -> None:
+    key = {"idempotency_key": "k" * 255}
     asked = [("/a", b"x"), ("/a", b"y"), ("/ax", b""), ("/b", b"x")]
-    assert len({fingerprint_of(requested(path), body) for path, body in asked}) == len(asked)
-    assert fingerprint_of(requested("/a"), b"x") == fingerprint_of(requested("/a", other="header"), b"x")
+    made = [repeat_of(requested(path, **key), body) for path, body in asked]
+    assert made[0] == repeat_of(requested("/a", other="header", **key), b"x")
+    assert ({each[0] for each in made if each}, len(set(made))) == ({"k" * 255}, len(asked))
+    assert repeat_of(requested(idempotency_key=""), b"") is repeat_of(requested(), b"") is None
+    with pytest.raises(ApiError, match=r"^Idempotency-Key has more than 255 characters$") as refused:
+        repeat_of(requested(idempotency_key="k" * 256), b"")
+    assert (refused.value.status, refused.value.param) == (400, "Idempotency-Key")
 
 
 async def test_header_of_the_length_is_looked_at_before_the_body() -> None:

@@ -78,6 +78,17 @@ def test_chunks_are_bounded_as_headers_are(served: HttpServer, extra: bytes) -> 
         assert b"200 OK" not in read_to_end(client)
 
 
+@pytest.mark.parametrize("data", [b"POST /unread" + CHUNKED[6:] + b"ffffffffff\r\n", LINE + b"a: " + MUCH])
+def test_endless_request_is_not_read_after_its_answer(served: HttpServer, data: bytes) -> None:
+    with peer(served, data) as client:
+        assert client.recv(5) == b"HTTP/"
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            client.sendall(bytes(1 << 26))
+    with peer(served, b"POST /unread HTTP/1.1\r\nhost: localhost\r\ncontent-length: 200000\r\n\r\n") as client:
+        client.sendall(b"x" * 200_000 + REQUEST + LINE + b"connection: close\r\n\r\n")  # a little is dropped
+        assert read_to_end(client).count(b"200 OK") == 3
+
+
 def test_requests_below_the_bounds_are_served(served: HttpServer) -> None:
     headers = {f"x-{n}": "y" * 400 for n in range(100)}
     with httpx.Client(headers=headers) as client:

@@ -18,6 +18,11 @@ ANY_TEXT = st.text(st.characters(codec=None))
 
 
 WITHIN = "a final answer that begins no line, or does not end"
+MISPLACED = "a ```repl fence that is not on lines of its own"
+UNTAGGED = "an untagged fence"
+MENTIONED = "a final answer inside a sentence"
+EMPTY = "an empty final answer"
+NO_NAME = "a FINAL_VAR without a variable's name"
 
 
 @dataclass(frozen=True)
@@ -36,182 +41,168 @@ class Shape:
         return None if self.final is None else FinalText(self.final)
 
 
+def code(reply: str, *blocks: str) -> Shape:
+    return Shape(reply, blocks)
+
+
+def unused(reply: str, *notes: str) -> Shape:
+    return Shape(reply, not_run=notes)
+
+
+def answer(reply: str, final: str) -> Shape:
+    return Shape(reply, final=final)
+
+
 DOC = 'p = """\n```json\n{}\n```\n"""\nprint(p)'
 TYPO = 'x = """abc'
 
-CODE_SHAPES = {
-    "a repl fence": Shape("Let me look.\n```repl\nprint(len(context))\n```\n", ("print(len(context))",)),
-    "a python fence": Shape("```python\nx = 1\n```", ("x = 1",)),
-    "a py fence": Shape("```py\nx = 1\n```", ("x = 1",)),
-    "a python3 fence without a stray 3": Shape("```python3\nx = 1\n```", ("x = 1",)),
-    "an upper-case tag": Shape("```REPL\nx = 1\n```\n```Python\ny = 2\n```", ("x = 1", "y = 2")),
-    "a space before the tag": Shape("``` repl\nx = 1\n```", ("x = 1",)),
-    "a tag in braces": Shape("```{repl}\nx = 1\n```", ("x = 1",)),
-    "a tag with a dot in braces": Shape("```{.python .numberLines}\nx = 1\n```", ("x = 1",)),
-    "a tag and attributes": Shape('```repl title="count.py"\nx = 1\n```', ("x = 1",)),
-    "a tag and a file name": Shape("```python:main.py\nx = 1\n```", ("x = 1",)),
-    "repl and python blocks in the reply's order": Shape(
-        "```python\na\n```\n```repl\nb\n```\n```python\nc\n```", ("a", "b", "c")
+SHAPES = {
+    "a repl fence": code("Let me look.\n```repl\nprint(len(context))\n```\n", "print(len(context))"),
+    "a python fence": code("```python\nx = 1\n```", "x = 1"),
+    "a py fence": code("```py\nx = 1\n```", "x = 1"),
+    "a python3 fence without a stray 3": code("```python3\nx = 1\n```", "x = 1"),
+    "an upper-case tag": code("```REPL\nx = 1\n```\n```Python\ny = 2\n```", "x = 1", "y = 2"),
+    "a space before the tag": code("``` repl\nx = 1\n```", "x = 1"),
+    "a tag in braces": code("```{repl}\nx = 1\n```", "x = 1"),
+    "a tag with a dot in braces": code("```{.python .numberLines}\nx = 1\n```", "x = 1"),
+    "a tag and attributes": code('```repl title="count.py"\nx = 1\n```', "x = 1"),
+    "a tag and a file name": code("```python:main.py\nx = 1\n```", "x = 1"),
+    "repl and python blocks in the reply's order": code(
+        "```python\na\n```\n```repl\nb\n```\n```python\nc\n```", "a", "b", "c"
     ),
-    "tildes": Shape("~~~repl\nx = 1\n~~~", ("x = 1",)),
-    "backticks inside tildes": Shape('~~~repl\nx = """\n```\n"""\n~~~', ('x = """\n```\n"""',)),
-    "three backticks inside four": Shape("````repl\nx = '''\n```\n'''\n````", ("x = '''\n```\n'''",)),
-    "a shorter fence is content": Shape("````repl\nx = 1\n```\n!y\n````", ("x = 1\n```\n!y",)),
-    "escaped quotes end no string": Shape('```repl\nx = """a \\"""\n```\nb"""\n```', ('x = """a \\"""\n```\nb"""',)),
-    "a longer closing fence": Shape("```repl\nx = 1\n`````\nDone.", ("x = 1",)),
-    "an indented fence": Shape("  ```repl\n  for x in y:\n      z()\n  ```", ("for x in y:\n    z()",)),
-    "an indented fence around code that is not": Shape("   ```repl\nif a:\n  b()\n   ```", ("if a:\n  b()",)),
-    "a fence in a list": Shape("1. ```repl\n   x = 1\n   ```\n2. Done", ("x = 1",)),
-    "a closing fence that is indented": Shape("```repl\nx = 1\n  ```\nThen we see.", ("x = 1",)),
-    "a fence behind a sentence": Shape("Step 1: ```python\nx = 1\n```\nDone.", ("x = 1",)),
-    "a fence behind an exclamation": Shape("Okay! ```repl\nx = 1\n```\nDone.", ("x = 1",)),
-    "a fence behind a whole sentence": Shape("Let me look. ```repl\nx = 1\n```", ("x = 1",)),
-    "a fence behind bold words": Shape("**Code:** ```repl\nx = 1\n```", ("x = 1",)),
-    "a fence right behind a word": Shape("Okay```python\nx = 1\n```", ("x = 1",)),
-    "a fence behind words and code in a line": Shape("I look at `x`. ```repl\nx = 1\n```", ("x = 1",)),
-    "a fence behind code in a line": Shape("`x` first! ```repl\nx = 1\n```", ("x = 1",)),
-    "a fence behind words and a longer span of code": Shape(
-        "I use ```repl``` and ``x``. ```repl\nx = 1\n```", ("x = 1",)
+    "tildes": code("~~~repl\nx = 1\n~~~", "x = 1"),
+    "backticks inside tildes": code('~~~repl\nx = """\n```\n"""\n~~~', 'x = """\n```\n"""'),
+    "three backticks inside four": code("````repl\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
+    "a shorter fence is content": code("````repl\nx = 1\n```\n!y\n````", "x = 1\n```\n!y"),
+    "escaped quotes end no string": code('```repl\nx = """a \\"""\n```\nb"""\n```', 'x = """a \\"""\n```\nb"""'),
+    "a longer closing fence": code("```repl\nx = 1\n`````\nDone.", "x = 1"),
+    "an indented fence": code("  ```repl\n  for x in y:\n      z()\n  ```", "for x in y:\n    z()"),
+    "an indented fence around code that is not": code("   ```repl\nif a:\n  b()\n   ```", "if a:\n  b()"),
+    "a fence in a list": code("1. ```repl\n   x = 1\n   ```\n2. Done", "x = 1"),
+    "a closing fence that is indented": code("```repl\nx = 1\n  ```\nThen we see.", "x = 1"),
+    "a fence behind a sentence": code("Step 1: ```python\nx = 1\n```\nDone.", "x = 1"),
+    "a fence behind an exclamation": code("Okay! ```repl\nx = 1\n```\nDone.", "x = 1"),
+    "a fence behind a whole sentence": code("Let me look. ```repl\nx = 1\n```", "x = 1"),
+    "a fence behind bold words": code("**Code:** ```repl\nx = 1\n```", "x = 1"),
+    "a fence right behind a word": code("Okay```python\nx = 1\n```", "x = 1"),
+    "a fence behind words and code in a line": code("I look at `x`. ```repl\nx = 1\n```", "x = 1"),
+    "a fence behind code in a line": code("`x` first! ```repl\nx = 1\n```", "x = 1"),
+    "a fence behind words and a longer span of code": code("I use ```repl``` and ``x``. ```repl\nx = 1\n```", "x = 1"),
+    "a tag in braces behind words": code("So. ```{repl}\nx = 1\n```", "x = 1"),
+    "a tag and attributes behind words": code("So. ```repl title=x\nx = 1\n```", "x = 1"),
+    "an upper-case fence behind words": code("So. ```REPL \nx = 1\n```", "x = 1"),
+    "a longer fence behind words": code("So. ````repl\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
+    "an unclosed fence behind words": code("Okay! ```repl\nx = 1\nprint(x)", "x = 1\nprint(x)"),
+    "an unclosed fence behind an announcement": code("So: ```repl\n!ls", "!ls"),
+    "fences behind words in a row": code("First. ```repl\nx = 1\n```\nThen. ```repl\ny = 2\n```", "x = 1", "y = 2"),
+    "a fence behind words, not closed before the next": code(
+        "Okay! ```repl\nx = 1\n```repl\ny = 2\n```", "x = 1", "y = 2"
     ),
-    "a tag in braces behind words": Shape("So. ```{repl}\nx = 1\n```", ("x = 1",)),
-    "a tag and attributes behind words": Shape("So. ```repl title=x\nx = 1\n```", ("x = 1",)),
-    "an upper-case fence behind words": Shape("So. ```REPL \nx = 1\n```", ("x = 1",)),
-    "a longer fence behind words": Shape("So. ````repl\nx = '''\n```\n'''\n````", ("x = '''\n```\n'''",)),
-    "an unclosed fence behind words": Shape("Okay! ```repl\nx = 1\nprint(x)", ("x = 1\nprint(x)",)),
-    "an unclosed fence behind an announcement": Shape("So: ```repl\n!ls", ("!ls",)),
-    "fences behind words in a row": Shape("First. ```repl\nx = 1\n```\nThen. ```repl\ny = 2\n```", ("x = 1", "y = 2")),
-    "a fence behind words, not closed before the next": Shape(
-        "Okay! ```repl\nx = 1\n```repl\ny = 2\n```", ("x = 1", "y = 2")
+    "a fence behind the words of a list": code(
+        "1. Let me look. ```repl\n   if x:\n     y()\n   ```\n2. Done", "if x:\n  y()"
     ),
-    "a fence behind the words of a list": Shape(
-        "1. Let me look. ```repl\n   if x:\n     y()\n   ```\n2. Done", ("if x:\n  y()",)
+    "a fence behind an announcement in a list": code("- Code: ```repl\n  x = 1\n  ```", "x = 1"),
+    "a fence behind words inside a string": code(
+        '```repl\nx = """\nOkay! ```repl\n"""\n```', 'x = """\nOkay! ```repl\n"""'
     ),
-    "a fence behind an announcement in a list": Shape("- Code: ```repl\n  x = 1\n  ```", ("x = 1",)),
-    "a fence behind words inside a string": Shape(
-        '```repl\nx = """\nOkay! ```repl\n"""\n```', ('x = """\nOkay! ```repl\n"""',)
+    "a fence behind words in a comment": code("```repl\n# as in ```repl\nx = 1\n```", "# as in ```repl\nx = 1"),
+    "words that end with a tag, and a block": code(
+        "I put code into ```repl\nfences, like so:\n```repl\nx = 1\n```", "x = 1"
     ),
-    "a fence behind words in a comment": Shape("```repl\n# as in ```repl\nx = 1\n```", ("# as in ```repl\nx = 1",)),
-    "words that end with a tag, and a block": Shape(
-        "I put code into ```repl\nfences, like so:\n```repl\nx = 1\n```", ("x = 1",)
+    "CRLF": code("```repl\r\nx = 1\r\ny = 2\r\n```\r\n", "x = 1\ny = 2"),
+    "an unclosed last fence": code("Look:\n```repl\nx = 1\nprint(x)", "x = 1\nprint(x)"),
+    "backticks at the end of a line close nothing": code(
+        "```repl\nprint('```')\nx = '```'\n```", "print('```')\nx = '```'"
     ),
-    "CRLF": Shape("```repl\r\nx = 1\r\ny = 2\r\n```\r\n", ("x = 1\ny = 2",)),
-    "an unclosed last fence": Shape("Look:\n```repl\nx = 1\nprint(x)", ("x = 1\nprint(x)",)),
-    "backticks at the end of a line close nothing": Shape(
-        "```repl\nprint('```')\nx = '```'\n```", ("print('```')\nx = '```'",)
+    "a string that shows a fence": code(f"```repl\n{DOC}\n```\nI wait.", DOC),
+    "a string that shows a fence, unclosed": code(f"```repl\n{DOC}", DOC),
+    "a string that shows a fence, and another block": code(
+        f"```repl\n{DOC}\n```\nAnd:\n```repl\ny = 2\n```", DOC, "y = 2"
     ),
-    "a string that shows a fence": Shape(f"```repl\n{DOC}\n```\nI wait.", (DOC,)),
-    "a string that shows a fence, unclosed": Shape(f"```repl\n{DOC}", (DOC,)),
-    "a string that shows a fence, and another block": Shape(
-        f"```repl\n{DOC}\n```\nAnd:\n```repl\ny = 2\n```", (DOC, "y = 2")
+    "a raw f-string that shows two fences": code(
+        "```repl\nq = rf'''a\n```\nb\n```\n{x}\\''''\n```", "q = rf'''a\n```\nb\n```\n{x}\\''''"
     ),
-    "a raw f-string that shows two fences": Shape(
-        "```repl\nq = rf'''a\n```\nb\n```\n{x}\\''''\n```", ("q = rf'''a\n```\nb\n```\n{x}\\''''",)
+    "a string left open by mistake ends with its fence": code(
+        f"```repl\n{TYPO}\n```\nThen:\n```repl\ny = 2\n```", TYPO, "y = 2"
     ),
-    "a string left open by mistake ends with its fence": Shape(
-        f"```repl\n{TYPO}\n```\nThen:\n```repl\ny = 2\n```", (TYPO, "y = 2")
+    "a string that ends in another block, and is not Python": code(
+        f'```repl\n{TYPO}\n```\nThen:\n```repl\ny = \'a"""\'\n```', TYPO, 'y = \'a"""\''
     ),
-    "a string that ends in another block, and is not Python": Shape(
-        f'```repl\n{TYPO}\n```\nThen:\n```repl\ny = \'a"""\'\n```', (TYPO, 'y = \'a"""\'')
+    "quotes in a comment open no string": code('```repl\n# """\nx = 1\n```\n"""', '# """\nx = 1'),
+    "code that is no Python is run all the same": code("```repl\n!ls -l\n```", "!ls -l"),
+    "a block that was not closed before the next": code("```repl\nx = 1\n```repl\ny = 2\n```", "x = 1", "y = 2"),
+    "a data block that was not closed before the code": code('```json\n{"a": 1}\n```repl\ny = 2\n```', "y = 2"),
+    "a data block that was not closed before several blocks": code(
+        '```json\n{"a": 1}\n```repl\nx = 1\n```repl\ny = 2\n```', "x = 1", "y = 2"
     ),
-    "quotes in a comment open no string": Shape('```repl\n# """\nx = 1\n```\n"""', ('# """\nx = 1',)),
-    "code that is no Python is run all the same": Shape("```repl\n!ls -l\n```", ("!ls -l",)),
-    "a block that was not closed before the next": Shape("```repl\nx = 1\n```repl\ny = 2\n```", ("x = 1", "y = 2")),
-    "a data block that was not closed before the code": Shape('```json\n{"a": 1}\n```repl\ny = 2\n```', ("y = 2",)),
-    "a data block that was not closed before several blocks": Shape(
-        '```json\n{"a": 1}\n```repl\nx = 1\n```repl\ny = 2\n```', ("x = 1", "y = 2")
+    "code indented less than its fence": code("   ```repl\n  x = 1\n   ```", "  x = 1"),
+    "an empty line, and code indented less than its fence": code("   ```repl\n\n  x = 1\n   ```", "\n  x = 1"),
+    "a stray closing fence before the code": code("Done.\n```\n\nNow:\n```repl\ny = 2\n```", "y = 2"),
+    "code in thoughts is no code": code(
+        "<think>\n```repl\ndraft()\n```\nFINAL(1)</think>\n```repl\nx = 1\n```", "x = 1"
     ),
-    "code indented less than its fence": Shape("   ```repl\n  x = 1\n   ```", ("  x = 1",)),
-    "an empty line, and code indented less than its fence": Shape("   ```repl\n\n  x = 1\n   ```", ("\n  x = 1",)),
-    "a stray closing fence before the code": Shape("Done.\n```\n\nNow:\n```repl\ny = 2\n```", ("y = 2",)),
-    "code in thoughts is no code": Shape(
-        "<think>\n```repl\ndraft()\n```\nFINAL(1)</think>\n```repl\nx = 1\n```", ("x = 1",)
+    "thoughts that never end are the reply": code("<think>\n```repl\nx = 1\n```", "x = 1"),
+    "a reply of words": unused("I need to look at the context first."),
+    "an empty fence": unused("```repl\n\n```", "an empty ```repl fence"),
+    "code on the line of the tag": unused("```repl print(1)\n```", "an empty ```repl fence"),
+    "a fence on one line": unused("```repl print(1)```", MISPLACED),
+    "a fence on one line behind words": unused("Okay! ```repl print(1)```", MISPLACED),
+    "a quoted fence behind words": unused("> Okay! ```repl\n> x = 1\n> ```", MISPLACED),
+    "words that end with a tag": unused("Code goes into a fence with ```repl\nand I have none.", MISPLACED),
+    "a tag in a span of code at the end of a line": unused("I write `` ```repl ``\nand then code.", MISPLACED),
+    "a tag behind a backtick": unused("I write ` ```repl\nx = 1\n```", MISPLACED),
+    "a fence of data behind words": unused('It is ```json\n{"a": 1}\n```', "a ```json fence"),
+    "bash behind words": unused("Okay! ```bash\nls\n```", "a ```bash fence"),
+    "code in an untagged fence behind words": unused("Okay! ```\nprint(1)\n```", UNTAGGED),
+    "an answer behind an untagged fence behind words": answer("It is: ```\n1, 2\n```\nFINAL(3)", "3"),
+    "an answer behind words that end with backticks": answer("I use ```\nFINAL(3)", "3"),
+    "a mention of a fence, and code": code("I use ```repl``` fences.\n```repl\nx = 1\n```", "x = 1"),
+    "a document that shows a fence behind words": unused(
+        "```markdown\nOkay! ```repl\nx = 1\n```\n", "a ```markdown fence"
     ),
-    "thoughts that never end are the reply": Shape("<think>\n```repl\nx = 1\n```", ("x = 1",)),
-}
-
-NOT_RUN_SHAPES = {
-    "a reply of words": Shape("I need to look at the context first."),
-    "an empty fence": Shape("```repl\n\n```", not_run=("an empty ```repl fence",)),
-    "code on the line of the tag": Shape("```repl print(1)\n```", not_run=("an empty ```repl fence",)),
-    "a fence on one line": Shape("```repl print(1)```", not_run=("a ```repl fence that is not on lines of its own",)),
-    "a fence on one line behind words": Shape(
-        "Okay! ```repl print(1)```", not_run=("a ```repl fence that is not on lines of its own",)
-    ),
-    "a quoted fence behind words": Shape(
-        "> Okay! ```repl\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)
-    ),
-    "words that end with a tag": Shape(
-        "Code goes into a fence with ```repl\nand I have none.",
-        not_run=("a ```repl fence that is not on lines of its own",),
-    ),
-    "a tag in a span of code at the end of a line": Shape(
-        "I write `` ```repl ``\nand then code.", not_run=("a ```repl fence that is not on lines of its own",)
-    ),
-    "a tag behind a backtick": Shape(
-        "I write ` ```repl\nx = 1\n```", not_run=("a ```repl fence that is not on lines of its own",)
-    ),
-    "a fence of data behind words": Shape('It is ```json\n{"a": 1}\n```', not_run=("a ```json fence",)),
-    "bash behind words": Shape("Okay! ```bash\nls\n```", not_run=("a ```bash fence",)),
-    "code in an untagged fence behind words": Shape("Okay! ```\nprint(1)\n```", not_run=("an untagged fence",)),
-    "an answer behind an untagged fence behind words": Shape("It is: ```\n1, 2\n```\nFINAL(3)", final="3"),
-    "an answer behind words that end with backticks": Shape("I use ```\nFINAL(3)", final="3"),
-    "a mention of a fence, and code": Shape("I use ```repl``` fences.\n```repl\nx = 1\n```", ("x = 1",)),
-    "a document that shows a fence behind words": Shape(
-        "```markdown\nOkay! ```repl\nx = 1\n```\n", not_run=("a ```markdown fence",)
-    ),
-    "a quoted fence": Shape("> ```repl\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)),
-    "a quoted fence with an upper-case tag, later": Shape(
-        "Look:\n> ```REPL\n> x = 1\n> ```", not_run=("a ```repl fence that is not on lines of its own",)
-    ),
-    "a value with a type in an untagged fence": Shape("```\nx: int = 5\n```", not_run=("an untagged fence",)),
-    "code in an untagged fence": Shape("```\nprint(1)\n```", not_run=("an untagged fence",)),
+    "a quoted fence": unused("> ```repl\n> x = 1\n> ```", MISPLACED),
+    "a quoted fence with an upper-case tag, later": unused("Look:\n> ```REPL\n> x = 1\n> ```", MISPLACED),
+    "a value with a type in an untagged fence": unused("```\nx: int = 5\n```", UNTAGGED),
+    "code in an untagged fence": unused("```\nprint(1)\n```", UNTAGGED),
     "code in an untagged fence, and code": Shape(
-        "```repl\nx = 1\n```\n```\nx = 2\n```", ("x = 1",), not_run=("an untagged fence",)
+        "```repl\nx = 1\n```\n```\nx = 2\n```", ("x = 1",), not_run=(UNTAGGED,)
     ),
-    "text in an untagged fence": Shape("It printed:\n```\nThe cat sat.\n```\n```\nTotal: 5\n```"),
-    "bash": Shape("```bash\nls\n```", not_run=("a ```bash fence",)),
+    "text in an untagged fence": unused("It printed:\n```\nThe cat sat.\n```\n```\nTotal: 5\n```"),
+    "bash": unused("```bash\nls\n```", "a ```bash fence"),
     "bash, and code": Shape("```bash\nls\n```\n```repl\nx = 1\n```", ("x = 1",), not_run=("a ```bash fence",)),
-    "several languages, each once": Shape(
-        "```sql\nselect 1\n```\n```js\nf()\n```\n```sql\nselect 2\n```", not_run=("a ```sql fence", "a ```js fence")
+    "several languages, each once": unused(
+        "```sql\nselect 1\n```\n```js\nf()\n```\n```sql\nselect 2\n```", "a ```sql fence", "a ```js fence"
     ),
-    "data, and code": Shape('```json\n{"a": 1}\n```\n```repl\nx = 1\n```', ("x = 1",)),
-    "data, and an answer": Shape("```text\nabc\n```\nFINAL(1)", final="1"),
-    "data alone": Shape('```json\n{"a": 1}\n```', not_run=("a ```json fence",)),
-    "an answer inside a text fence": Shape("```text\nFINAL(42)\n```", not_run=("a ```text fence",)),
-    "a document that shows code": Shape(
-        "````markdown\n# How\n```python\nprint(1)\n```\n````", not_run=("a ```markdown fence",)
+    "data, and code": code('```json\n{"a": 1}\n```\n```repl\nx = 1\n```', "x = 1"),
+    "data, and an answer": answer("```text\nabc\n```\nFINAL(1)", "1"),
+    "data alone": unused('```json\n{"a": 1}\n```', "a ```json fence"),
+    "an answer inside a text fence": unused("```text\nFINAL(42)\n```", "a ```text fence"),
+    "a document that shows code": unused("````markdown\n# How\n```python\nprint(1)\n```\n````", "a ```markdown fence"),
+    "a document with as many backticks as its code": code(
+        "```markdown\n# How\n```python\nprint(1)\n```\nEnd.\n```\n```repl\nx = 1\n```", "x = 1"
     ),
-    "a document with as many backticks as its code": Shape(
-        "```markdown\n# How\n```python\nprint(1)\n```\nEnd.\n```\n```repl\nx = 1\n```", ("x = 1",)
+    "a shorter fence closes no document": answer("````text\n```\nFINAL(shown)\n````\nFINAL(meant)", "meant"),
+    "a document that was not closed": code(
+        "```markdown\n# How\n```python\nprint(1)\n```\nAnd\n```repl\nx = 1\n```", "x = 1"
     ),
-    "a shorter fence closes no document": Shape("````text\n```\nFINAL(shown)\n````\nFINAL(meant)", final="meant"),
-    "a document that was not closed": Shape(
-        "```markdown\n# How\n```python\nprint(1)\n```\nAnd\n```repl\nx = 1\n```", ("x = 1",)
+    "code in thoughts alone": unused("<think>\n```repl\nx = 1\n```\n</think>\nDone.", "code inside your reasoning"),
+    "code in thoughts, told before what stands first in the reply": unused(
+        "<think>\n```repl\nx = 1\n```\n</think>```bash\nls\n```", "code inside your reasoning", "a ```bash fence"
     ),
-    "code in thoughts alone": Shape(
-        "<think>\n```repl\nx = 1\n```\n</think>\nDone.", not_run=("code inside your reasoning",)
-    ),
-    "code in thoughts, told before what stands first in the reply": Shape(
-        "<think>\n```repl\nx = 1\n```\n</think>```bash\nls\n```",
-        not_run=("code inside your reasoning", "a ```bash fence"),
-    ),
-    "<tool_call>": Shape(
+    "<tool_call>": unused(
         '<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>',
-        not_run=("<tool_call> markup", "a tool call in JSON"),
+        "<tool_call> markup",
+        "a tool call in JSON",
     ),
-    "<function=…>": Shape("<function=python>\nprint(1)\n</function>", not_run=("<function=…> markup",)),
-    "<invoke …>": Shape(
-        '<function_calls>\n<invoke name="python">', not_run=("<function_calls> markup", "<invoke …> markup")
-    ),
-    "<python>": Shape("Let me run <python>print(1)</python>", not_run=("<python> markup",)),
-    "<code>": Shape("<code>\nprint(1)\n</code>", not_run=("<code> markup",)),
-    "<code> as typography": Shape("The variable <code>x</code> is 1."),
-    "<execute>": Shape("<execute>\nprint(1)\n</execute>", not_run=("<execute> markup",)),
-    "<|python_tag|>": Shape("<|python_tag|>print(1)", not_run=("<|python_tag|> markup",)),
-    "[TOOL_CALLS]": Shape('[TOOL_CALLS] [{"x": 1}]', not_run=("[TOOL_CALLS] markup",)),
-    "a tool call in JSON": Shape(
-        '{"name": "python", "arguments": {"code": "print(1)"}}', not_run=("a tool call in JSON",)
-    ),
+    "<function=…>": unused("<function=python>\nprint(1)\n</function>", "<function=…> markup"),
+    "<invoke …>": unused('<function_calls>\n<invoke name="python">', "<function_calls> markup", "<invoke …> markup"),
+    "<python>": unused("Let me run <python>print(1)</python>", "<python> markup"),
+    "<code>": unused("<code>\nprint(1)\n</code>", "<code> markup"),
+    "<code> as typography": unused("The variable <code>x</code> is 1."),
+    "<execute>": unused("<execute>\nprint(1)\n</execute>", "<execute> markup"),
+    "<|python_tag|>": unused("<|python_tag|>print(1)", "<|python_tag|> markup"),
+    "[TOOL_CALLS]": unused('[TOOL_CALLS] [{"x": 1}]', "[TOOL_CALLS] markup"),
+    "a tool call in JSON": unused('{"name": "python", "arguments": {"code": "print(1)"}}', "a tool call in JSON"),
     "a tool call in a JSON fence": Shape(
         '```json\n{"tool": "python", "input": "1"}\n```\n```repl\nx = 1\n```',
         ("x = 1",),
@@ -220,109 +211,103 @@ NOT_RUN_SHAPES = {
     "markup, and code": Shape(
         "<tool_call>a</tool_call>\n```repl\nx = 1\n```", ("x = 1",), not_run=("<tool_call> markup",)
     ),
-    "markup as an example": Shape("I must not use `<tool_call>` here."),
+    "markup as an example": unused("I must not use `<tool_call>` here."),
     "markup behind an answer": Shape("FINAL(1)<tool_call>", final="1", not_run=("<tool_call> markup",)),
-    "markup in an answer": Shape("FINAL(<python>1</python>)", final="<python>1</python>"),
-}
-
-FINAL_SHAPES = {
-    "a number": Shape("FINAL(42)", final="42"),
-    "at the end of words": Shape("I am sure.\n\nFINAL(42)\n", final="42"),
-    "SUBMIT": Shape("SUBMIT(42)", final="42"),
-    "after whitespace": Shape("   FINAL(42)", final="42"),
-    "bold": Shape("**FINAL(42)**", final="42"),
-    "in a list": Shape("- FINAL(42)", final="42"),
-    "a bold heading in a list": Shape("1. **FINAL(42)**.", final="42"),
-    "quoted": Shape("> FINAL(one\n> two)", final="one\ntwo"),
-    "as code": Shape("`FINAL(42)`", final="42"),
-    "double quotes": Shape('FINAL("Paris, (France)")', final="Paris, (France)"),
-    "single quotes": Shape("FINAL('Paris')", final="Paris"),
-    "triple quotes": Shape('FINAL("""a\nb""")', final="a\nb"),
-    "one pair of quotes only": Shape("""FINAL("'x'")""", final="'x'"),
-    "two quotations are no pair": Shape('FINAL("a" and "b")', final='"a" and "b"'),
-    "two empty quotations are no pair": Shape('FINAL("" and "")', final='"" and ""'),
-    "two quotations with an apostrophe are no pair": Shape("FINAL('It's a' and 'b')", final="'It's a' and 'b'"),
-    "two quotations of sentences are no pair": Shape('FINAL("Yes!" and "no")', final='"Yes!" and "no"'),
-    "an escaped quote inside quotes": Shape(r'FINAL("6\" is half")', final=r"6\" is half"),
-    "an escaped quote before another": Shape(r"FINAL('a\'' b')", final=r"'a\'' b'"),
-    "quotes that do not match": Shape("""FINAL("x')""", final="""\"x'"""),
-    "a quotation inside quotes": Shape('FINAL("He said "yes" twice")', final='He said "yes" twice'),
-    "an apostrophe inside quotes": Shape("FINAL('It's fine')", final="It's fine"),
-    "an apostrophe": Shape("FINAL(It's 42)", final="It's 42"),
-    "two apostrophes and parentheses": Shape("FINAL(It's the dogs' (42))", final="It's the dogs' (42)"),
-    "an open parenthesis in quotes": Shape('FINAL(the sign "(" is 1)', final='the sign "(" is 1'),
-    "a closing parenthesis in quotes": Shape('FINAL(")" is 2)', final='")" is 2'),
-    "a quoted parenthesis, and words after it": Shape('FINAL("(")\nMore (words)', final="("),
-    "apostrophes around a parenthesis": Shape("FINAL(It's (a dogs' b)\nc)", final="It's (a dogs' b)\nc"),
-    "nested parentheses": Shape("FINAL(f(x) = 2 (see (1)))", final="f(x) = 2 (see (1))"),
-    "several lines": Shape("FINAL(\nfirst (a)\n\nsecond\n)\nDone.", final="first (a)\n\nsecond"),
-    "a list as an answer": Shape("FINAL([1, 2, (3, 4)])", final="[1, 2, (3, 4)]"),
-    "a smiley": Shape("FINAL(It is a smiley :))", final="It is a smiley :)"),
-    "a smiley, and words after it": Shape("FINAL(A smiley :))\nBye (for now)", final="A smiley :)"),
-    "a sad smiley": Shape("FINAL(It is sad :()", final="It is sad :("),
-    "a sad smiley, and words after it": Shape("FINAL(sad :()\nBye", final="sad :("),
-    "a sad smiley, and another answer": Shape("FINAL(sad :()\nFINAL(2)", final="sad :("),
-    "a half-open interval": Shape("FINAL([0, 1))", final="[0, 1)"),
-    "another half-open interval": Shape("FINAL((0, 1])", final="(0, 1]"),
-    "an enumeration": Shape("FINAL(\n1) one\n2) two\n)", final="1) one\n2) two"),
-    "a smiley on a later line, and words after it": Shape(
-        "FINAL(First.\nA smiley :))\nBye (for now)", final="First.\nA smiley :)"
+    "markup in an answer": answer("FINAL(<python>1</python>)", "<python>1</python>"),
+    "a number": answer("FINAL(42)", "42"),
+    "at the end of words": answer("I am sure.\n\nFINAL(42)\n", "42"),
+    "SUBMIT": answer("SUBMIT(42)", "42"),
+    "after whitespace": answer("   FINAL(42)", "42"),
+    "bold": answer("**FINAL(42)**", "42"),
+    "in a list": answer("- FINAL(42)", "42"),
+    "a bold heading in a list": answer("1. **FINAL(42)**.", "42"),
+    "quoted": answer("> FINAL(one\n> two)", "one\ntwo"),
+    "as code": answer("`FINAL(42)`", "42"),
+    "double quotes": answer('FINAL("Paris, (France)")', "Paris, (France)"),
+    "single quotes": answer("FINAL('Paris')", "Paris"),
+    "triple quotes": answer('FINAL("""a\nb""")', "a\nb"),
+    "one pair of quotes only": answer("""FINAL("'x'")""", "'x'"),
+    "two quotations are no pair": answer('FINAL("a" and "b")', '"a" and "b"'),
+    "two empty quotations are no pair": answer('FINAL("" and "")', '"" and ""'),
+    "two quotations with an apostrophe are no pair": answer("FINAL('It's a' and 'b')", "'It's a' and 'b'"),
+    "two quotations of sentences are no pair": answer('FINAL("Yes!" and "no")', '"Yes!" and "no"'),
+    "an escaped quote inside quotes": answer(r'FINAL("6\" is half")', r"6\" is half"),
+    "an escaped quote before another": answer(r"FINAL('a\'' b')", r"'a\'' b'"),
+    "quotes that do not match": answer("""FINAL("x')""", """\"x'"""),
+    "a quotation inside quotes": answer('FINAL("He said "yes" twice")', 'He said "yes" twice'),
+    "an apostrophe inside quotes": answer("FINAL('It's fine')", "It's fine"),
+    "an apostrophe": answer("FINAL(It's 42)", "It's 42"),
+    "two apostrophes and parentheses": answer("FINAL(It's the dogs' (42))", "It's the dogs' (42)"),
+    "an open parenthesis in quotes": answer('FINAL(the sign "(" is 1)', 'the sign "(" is 1'),
+    "a closing parenthesis in quotes": answer('FINAL(")" is 2)', '")" is 2'),
+    "a quoted parenthesis, and words after it": answer('FINAL("(")\nMore (words)', "("),
+    "apostrophes around a parenthesis": answer("FINAL(It's (a dogs' b)\nc)", "It's (a dogs' b)\nc"),
+    "nested parentheses": answer("FINAL(f(x) = 2 (see (1)))", "f(x) = 2 (see (1))"),
+    "several lines": answer("FINAL(\nfirst (a)\n\nsecond\n)\nDone.", "first (a)\n\nsecond"),
+    "a list as an answer": answer("FINAL([1, 2, (3, 4)])", "[1, 2, (3, 4)]"),
+    "a smiley": answer("FINAL(It is a smiley :))", "It is a smiley :)"),
+    "a smiley, and words after it": answer("FINAL(A smiley :))\nBye (for now)", "A smiley :)"),
+    "a sad smiley": answer("FINAL(It is sad :()", "It is sad :("),
+    "a sad smiley, and words after it": answer("FINAL(sad :()\nBye", "sad :("),
+    "a sad smiley, and another answer": answer("FINAL(sad :()\nFINAL(2)", "sad :("),
+    "a half-open interval": answer("FINAL([0, 1))", "[0, 1)"),
+    "another half-open interval": answer("FINAL((0, 1])", "(0, 1]"),
+    "an enumeration": answer("FINAL(\n1) one\n2) two\n)", "1) one\n2) two"),
+    "a smiley on a later line, and words after it": answer(
+        "FINAL(First.\nA smiley :))\nBye (for now)", "First.\nA smiley :)"
     ),
-    "a sad smiley, closed on a line of its own": Shape("FINAL(\nIt is sad :(\n)", final="It is sad :("),
-    "a quote that starts an answer, and one after it": Shape("FINAL(' is a quote)\nAnd ' too.", final="' is a quote"),
-    "a quote that starts a mention, and one after it": Shape(
-        "FINAL(' is a quote) or so\nAnd ' too.", not_run=("a final answer inside a sentence",)
-    ),
-    "parentheses behind an answer": Shape("FINAL(1) (see above)", final="1"),
-    "parentheses right behind an answer": Shape("FINAL(x)(y)", final="x"),
-    "a parenthesis": Shape("FINAL())", final=")"),
-    "an enumeration behind an answer": Shape("FINAL(1)! 2) So", final="1"),
-    "LaTeX keeps its backslashes": Shape(r'FINAL("$\frac{1}{2}$ (\n)")', final=r"$\frac{1}{2}$ (\n)"),
-    "a fence inside an answer is the answer": Shape(
-        "FINAL(Use:\n```python\nprint(1)\n```\n)", final="Use:\n```python\nprint(1)\n```"
+    "a sad smiley, closed on a line of its own": answer("FINAL(\nIt is sad :(\n)", "It is sad :("),
+    "a quote that starts an answer, and one after it": answer("FINAL(' is a quote)\nAnd ' too.", "' is a quote"),
+    "a quote that starts a mention, and one after it": unused("FINAL(' is a quote) or so\nAnd ' too.", MENTIONED),
+    "parentheses behind an answer": answer("FINAL(1) (see above)", "1"),
+    "parentheses right behind an answer": answer("FINAL(x)(y)", "x"),
+    "a parenthesis": answer("FINAL())", ")"),
+    "an enumeration behind an answer": answer("FINAL(1)! 2) So", "1"),
+    "LaTeX keeps its backslashes": answer(r'FINAL("$\frac{1}{2}$ (\n)")', r"$\frac{1}{2}$ (\n)"),
+    "a fence inside an answer is the answer": answer(
+        "FINAL(Use:\n```python\nprint(1)\n```\n)", "Use:\n```python\nprint(1)\n```"
     ),
     "an answer that is never closed stops before code": Shape(
         "FINAL(sad :()\n```repl\nprint(1)\n```\n(See above.)", ("print(1)",), final="sad :("
     ),
-    "a fence behind the first words of an answer is the answer": Shape(
-        "FINAL(Use ```python\nprint(1)\n```\n)", final="Use ```python\nprint(1)\n```"
+    "a fence behind the first words of an answer is the answer": answer(
+        "FINAL(Use ```python\nprint(1)\n```\n)", "Use ```python\nprint(1)\n```"
     ),
-    "a fence behind an announcement in an answer is the answer": Shape(
-        "FINAL(Use: ```python\nprint(1)\n```\n)", final="Use: ```python\nprint(1)\n```"
+    "a fence behind an announcement in an answer is the answer": answer(
+        "FINAL(Use: ```python\nprint(1)\n```\n)", "Use: ```python\nprint(1)\n```"
     ),
     "an answer before a fence on its line": Shape("FINAL(1) ```repl\nx = 1\n```", ("x = 1",), final="1"),
-    "never closed": Shape("FINAL(the answer is", not_run=(WITHIN,)),
-    "never closed, with parentheses in it": Shape("FINAL((a) is it\nor not", not_run=(WITHIN,)),
+    "never closed": unused("FINAL(the answer is", WITHIN),
+    "never closed, with parentheses in it": unused("FINAL((a) is it\nor not", WITHIN),
     "code and an answer": Shape("```repl\nx = 1\n```\nFINAL(1)", ("x = 1",), final="1"),
-    "inside code only": Shape("```repl\nFINAL(x)\n```", ("FINAL(x)",)),
-    "the first of several": Shape("FINAL(1)\nFINAL(2)", final="1"),
+    "inside code only": code("```repl\nFINAL(x)\n```", "FINAL(x)"),
+    "the first of several": answer("FINAL(1)\nFINAL(2)", "1"),
     "the first valid one of several": Shape(
         "FINAL()\nFINAL_VAR(1)\nFINAL_VAR(x)",
         var="x",
-        not_run=("an empty final answer", "a FINAL_VAR without a variable's name"),
+        not_run=(
+            EMPTY,
+            NO_NAME,
+        ),
     ),
-    "two on a line": Shape("FINAL(1) FINAL(2)", final="1"),
-    "empty": Shape("FINAL()", not_run=("an empty final answer",)),
-    "an empty quotation": Shape('FINAL("")', not_run=("an empty final answer",)),
-    "a placeholder": Shape("FINAL(...)", not_run=("an empty final answer",)),
-    "a mention": Shape("I will call FINAL() later.", not_run=(WITHIN,)),
-    "a mention with a placeholder": Shape("then use FINAL(answer) when done", not_run=(WITHIN,)),
-    "a mention that a line break put first": Shape(
-        "Then I will use\nFINAL(answer) when done.", not_run=("a final answer inside a sentence",)
-    ),
-    "a mention as code": Shape("`FINAL(x)`: ends the run.", not_run=("a final answer inside a sentence",)),
-    "a mention that starts a sentence": Shape("FINAL() comes later, when I know.", not_run=(WITHIN,)),
-    "prose": Shape("Final answer: 42"),
-    "another function's name": Shape("FINAL_ANSWER(42)\nNOT_FINAL(1)\nFINALLY(2)"),
+    "two on a line": answer("FINAL(1) FINAL(2)", "1"),
+    "empty": unused("FINAL()", EMPTY),
+    "an empty quotation": unused('FINAL("")', EMPTY),
+    "a placeholder": unused("FINAL(...)", EMPTY),
+    "a mention": unused("I will call FINAL() later.", WITHIN),
+    "a mention with a placeholder": unused("then use FINAL(answer) when done", WITHIN),
+    "a mention that a line break put first": unused("Then I will use\nFINAL(answer) when done.", MENTIONED),
+    "a mention as code": unused("`FINAL(x)`: ends the run.", MENTIONED),
+    "a mention that starts a sentence": unused("FINAL() comes later, when I know.", WITHIN),
+    "prose": unused("Final answer: 42"),
+    "another function's name": unused("FINAL_ANSWER(42)\nNOT_FINAL(1)\nFINALLY(2)"),
     "a variable": Shape("FINAL_VAR(result)", var="result"),
     "a quoted variable": Shape('FINAL_VAR("result")', var="result"),
     "a variable as code": Shape("**FINAL_VAR(`result`)**", var="result"),
     "a variable with spaces around it": Shape("FINAL_VAR( result )", var="result"),
-    "an expression is no variable": Shape('FINAL_VAR(result["x"])', not_run=("a FINAL_VAR without a variable's name",)),
-    "a keyword is no variable": Shape("FINAL_VAR(None)", not_run=("a FINAL_VAR without a variable's name",)),
+    "an expression is no variable": unused('FINAL_VAR(result["x"])', NO_NAME),
+    "a keyword is no variable": unused("FINAL_VAR(None)", NO_NAME),
 }
-
-SHAPES = {**CODE_SHAPES, **NOT_RUN_SHAPES, **FINAL_SHAPES}
 
 
 def test_replies_of_these_shapes_say_this() -> None:
@@ -339,7 +324,7 @@ def test_replies_of_these_shapes_say_this() -> None:
 
 def test_reason_is_one_sentence_with_a_remedy() -> None:
     """A reason is one sentence that says what to write instead."""
-    for reason in (note.reason for shape in NOT_RUN_SHAPES.values() for note in parse_reply(shape.reply).not_run):
+    for reason in (note.reason for shape in SHAPES.values() for note in parse_reply(shape.reply).not_run):
         assert reason.endswith(".")
         assert "\n" not in reason
         assert "write" in reason.lower() or "goes into" in reason

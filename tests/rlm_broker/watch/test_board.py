@@ -121,27 +121,24 @@ def test_ended_runs_are_few_and_go(board: Board) -> None:
     ended = board.runs
     assert len(ended) == MOST_ENDED
     for entry in ended:
-        entry._ended = (entry.ended or 0.0) - ENDED_S - 1
+        entry.ended = (entry.ended or 0.0) - ENDED_S - 1
     assert board.runs == []
 
 
-def test_secrets_are_replaced_in_a_question(board: Board) -> None:
+async def test_secrets_are_replaced_in_a_question_and_a_queued_run_is_stopped(board: Board) -> None:
+    """A question has no secret, also before the first event."""
     key = "sk-proj-" + "a1B2" * 12
-    entry = board.add_run("ask_1", f"{'x' * (QUESTION_CHARS - 20)} {key}", "m")
-    assert key[:12] not in str(entry.status().question)
-    assert len(str(entry.status().question)) <= QUESTION_CHARS
-
-
-def test_queued_run_is_stopped_by_its_server(board: Board) -> None:
-    left: list[str] = []
-    entry = board.add_run("ask_1", "why?", "m", owner="key 1", cancel=lambda: left.append("queue"))
-    status = entry.status()
-    assert (status.state, status.doing, status.owner) == ("queued", "waits for its turn", "key 1")
-    entry.stop(now=False)
-    assert left == ["queue"]
-    entry.remove()
-    entry.stop(now=True)
-    assert (left, board.runs) == (["queue"], [])
+    async with RLM(Hanging()) as rlm:
+        run = rlm.start("abc", f"{'x' * (QUESTION_CHARS - 20)} {key}")
+        (entry,) = board.runs
+        board.set_queued(run.id, True)
+        status = entry.status()
+        assert (status.state, status.doing) == ("queued", "waits for its turn")
+        assert key[:12] not in str(status.question)
+        assert len(str(status.question)) <= QUESTION_CHARS
+        entry.stop(now=True)
+        await run.ended()
+        assert (entry.state, entry.status().doing) == ("cancelled", "")
 
 
 async def test_repl_gets_the_id_and_end_of_its_container(board: Board) -> None:
@@ -157,5 +154,4 @@ async def test_repl_gets_the_id_and_end_of_its_container(board: Board) -> None:
         assert (status.id, status.owner, status.memory_bytes) == ("cntr_1", "key 1", 5)
         await entry.stop(now=False)
         assert ended == [False]
-        entry.remove()
-        assert board.repls == []
+    assert board.repls == []

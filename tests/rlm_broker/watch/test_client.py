@@ -90,13 +90,10 @@ async def test_followed_process_that_is_killed_is_named() -> None:
                 pass
 
 
-async def test_process_that_is_not_there_is_named() -> None:
+async def test_folder_without_a_socket_has_no_process_and_keeps_other_files(tmp_path: Path) -> None:
+    assert await client.processes() == []
     with pytest.raises(ConfigurationError, match="there is no process 1 with a control socket"):
         await client.stop(1, PROCESS)
-    assert await client.processes() == []
-
-
-async def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
     with folder.opened(makes=True):
         (tmp_path / "rlm-broker" / "notes").write_text("mine")
     assert await client.processes() == []

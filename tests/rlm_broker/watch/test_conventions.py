@@ -1,29 +1,32 @@
+import ast
+import re
+from pathlib import Path
+
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as published
 from opentelemetry.semconv.attributes import error_attributes
 
-from rlm_broker.watch import conventions as names
-from rlm_broker.watch.conventions import checked_traceparent, error_type, provider_of, traceparent
+from rlm_broker.watch import conventions, spans
+from rlm_broker.watch.conventions import continue_trace, error_type, provider_of, traceparent
 
 NEWER = {"gen_ai.request.stream", "gen_ai.response.time_to_first_chunk"}
 """Names that OpenTelemetry's Python package may lack: it follows the conventions later."""
 
 
-def test_names_are_those_of_the_conventions() -> None:
-    """Each name is in OpenTelemetry's own package, or is this package's."""
+def test_names_and_values_are_those_of_the_conventions() -> None:
+    """Each name and each fixed value in a span is in OpenTelemetry's own package, or is this package's."""
     known = {value for name, value in vars(published).items() if name.startswith("GEN_AI_")}
     known |= {error_attributes.ERROR_TYPE, *NEWER}
-    ours = {value for value in vars(names).values() if isinstance(value, str) and "." in value and value != "1.42.0"}
-    attributes = {name for name in ours if name.startswith(("gen_ai.", "error."))}
+    texts = {
+        each.value for each in ast.walk(ast.parse(Path(spans.__file__).read_text())) if isinstance(each, ast.Constant)
+    }
+    attributes = {text for text in texts if isinstance(text, str) and re.fullmatch(r"(gen_ai|error)\.[a-z_.]+", text)}
     assert attributes - known == set()
     assert len(attributes) > 15
-
-
-def test_values_are_those_of_the_conventions() -> None:
     operations = {each.value for each in published.GenAiOperationNameValues}
-    assert {names.CHAT, names.INVOKE_AGENT, names.EXECUTE_TOOL} <= operations
+    assert {"chat", "invoke_agent", "execute_tool"} <= operations
     providers = {each.value for each in published.GenAiProviderNameValues} | {"moonshot_ai"}
-    assert set(names._PROVIDERS.values()) <= providers
-    assert error_attributes.ErrorTypeValues.OTHER.value == names.OTHER_ERROR
+    assert set(conventions._PROVIDERS.values()) <= providers
+    assert error_attributes.ErrorTypeValues.OTHER.value == error_type("") == "_OTHER"
 
 
 def test_provider_is_told_by_the_name() -> None:
@@ -43,15 +46,18 @@ def test_error_type_has_no_text_of_others() -> None:
         "ZeroDivisionError: division by zero": "ZeroDivisionError",
         "lookup() raised KeyError: 'secret'": "KeyError",
         "MadeUpByCodeError: a private text": "_OTHER",
-        "": "_OTHER",
     }
     assert {text: error_type(text) for text in kinds} == kinds
 
 
 def test_traceparent_of_another_form_is_none() -> None:
     good = f"00-{'ab' * 16}-{'cd' * 8}-01"
-    assert checked_traceparent(good) == checked_traceparent(f" {good} ") == good
+
+    def taken(header: object) -> str | None:
+        continue_trace(header)
+        return traceparent.get()
+
+    assert taken(good) == taken(f" {good} ") == good
     zeros = (f"00-{'0' * 32}-{'cd' * 8}-01", f"00-{'ab' * 16}-{'0' * 16}-01")
     others = (None, "", "00", good.upper(), good.replace("00-", "ff-", 1), *zeros, f"{good}\r\nx: y", f"{good}-more")
-    assert {checked_traceparent(header) for header in others} == {None}
-    assert traceparent.get() is None
+    assert {taken(header) for header in (5, *others)} == {None}

@@ -15,7 +15,7 @@ from rlm_broker.events.trace import TraceWriter, events
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.watch import otlp as module
-from rlm_broker.watch.otlp import otlp, otlp_lines
+from rlm_broker.watch.otlp import export, otlp
 from rlm_broker.watch.spans import Spans
 from tests.support.otlp_receiver import Received, received
 
@@ -92,7 +92,7 @@ def test_file_and_live_spans_are_the_same(trace: Path) -> None:
         (span.name, span.start_ns, span.end_ns, span.attributes | span.results) for span in live
     ]
     assert not [text for text in ("question", "look()", "of one", "division", "below") if text in document]
-    assert "\n".join(otlp_lines(trace)) == "\n".join(otlp(events(trace)))
+    assert "\n".join(export(trace, None)) == "\n".join(otlp(events(trace)))
 
 
 def test_trace_that_breaks_off_has_all_spans(trace: Path) -> None:
@@ -112,7 +112,7 @@ def test_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match="is not a trace"):
-        next(otlp_lines(path))
+        next(export(path, None))
 
 
 def test_hostile_events_make_a_document() -> None:

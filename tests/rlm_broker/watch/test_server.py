@@ -16,13 +16,12 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.watch import client, folder, server
+from rlm_broker.watch import client, folder, messages, server
 from rlm_broker.watch.board import BOARD
 from rlm_broker.watch.messages import (
     MAX_REQUEST_BYTES,
     PROCESS,
     RefusedReply,
-    StatusReply,
     StatusRequest,
     read_frame,
     replies,
@@ -67,16 +66,6 @@ async def told(reader: asyncio.StreamReader) -> object:
         return replies.decode(await read_frame(reader, 1 << 20))
 
 
-@pytest.mark.usefixtures("control")
-async def test_status_tells_the_process(tmp_path: Path) -> None:
-    async with connection(tmp_path) as (reader, writer):
-        writer.write(STATUS)
-        reply = await told(reader)
-    assert isinstance(reply, StatusReply)
-    assert (reply.process.pid, reply.process.command) == (HERE, "serve")
-    assert reply.process.memory_bytes > 1 << 20
-
-
 def test_socket_is_only_there_while_it_is_open(tmp_path: Path) -> None:
     assert not BOARD.is_on
     with ControlSocket("ask"):
@@ -113,7 +102,9 @@ async def test_frame_that_cannot_be_read_ends_its_connection(tmp_path: Path) -> 
             writer.write(sent)
             writer.write_eof()
             await ended(reader)
-    assert len(await client.processes(WAIT_S)) == 1
+    (status,) = await client.processes(WAIT_S)
+    assert (status.pid, status.command) == (HERE, "serve")
+    assert status.memory_bytes > 1 << 20
 
 
 @pytest.mark.usefixtures("control")
@@ -122,7 +113,7 @@ async def test_stalled_request_and_too_many_connections_end(tmp_path: Path, monk
         patched.setattr(server, "MOST_CONNECTIONS", 1)
         async with connection(tmp_path), connection(tmp_path) as (reader, _):
             await ended(reader)
-    monkeypatch.setattr(server, "REQUEST_S", 0.01)
+    monkeypatch.setattr(messages, "REQUEST_S", 0.01)
     async with connection(tmp_path) as (reader, writer):
         writer.write(b"\0\0")
         await ended(reader)
@@ -131,7 +122,7 @@ async def test_stalled_request_and_too_many_connections_end(tmp_path: Path, monk
 @pytest.mark.usefixtures("control")
 async def test_stalled_follower_harms_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The follower never reads: the run ends, and then the connection does."""
-    monkeypatch.setattr(server, "STALLED_S", 0.05)
+    monkeypatch.setattr(messages, "STALLED_S", 0.05)
     prints = "```repl\nfor i in range(40): print('x' * 100_000)\nFINAL(1)\n```"
     async with RLM(ScriptedClient([prints])) as rlm:
         run = rlm.start("abc", "How long?")
@@ -174,7 +165,7 @@ async def test_follower_that_leaves_is_forgotten() -> None:
 @pytest.mark.usefixtures("control")
 async def test_quiet_run_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its follower would else take it for hung."""
-    monkeypatch.setattr(server, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(messages, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(client, "SILENT_S", 1.0)
     hanging = Hanging()
     async with RLM(hanging) as rlm, rlm.start("abc", "How long?") as run:

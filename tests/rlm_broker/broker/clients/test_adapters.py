@@ -122,8 +122,6 @@ def test_clients_of_this_package_are_not_wrapped() -> None:
 
 
 def test_client_kind_follows_from_the_given_model() -> None:
-    """The object that is given as a model decides which client it becomes."""
-
     class Theirs:
         def completion(self, prompt: Any) -> str:
             return str(prompt)
@@ -152,7 +150,6 @@ async def test_handler_returns_the_given_client_and_bounds_calls(tmp_path: Path)
 
 
 async def test_run_checks_the_users_clients_first() -> None:
-    """A run checks the user's own clients before it starts."""
     with pytest.raises(ModelFailed, match="the server is down"):
         await RLM(Able(), limits=Limits(max_depth=0)).acompletion("x", "?")
     unpriced = Plain()
@@ -167,21 +164,7 @@ async def test_run_needs_only_name_and_complete() -> None:
     assert done.response == "called"
 
 
-def test_none_from_completion_is_an_empty_reply() -> None:
-    class Field:
-        calls = 0
-
-        def completion(self, prompt: Any) -> Any:
-            del prompt
-            self.calls += 1
-            return "FINAL(at last)" if self.calls == 2 else None
-
-    assert RLM(Field()).completion("short", "?").response == "at last"
-
-
 def test_token_count_of_the_original_is_used() -> None:
-    """An original that counts tokens is asked, and a result other than a number becomes None."""
-
     class Counting:
         model_name = "counting"
 

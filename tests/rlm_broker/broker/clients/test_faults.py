@@ -118,7 +118,6 @@ async def test_failure_tells_kind_and_whether_to_retry(
 
 @both
 async def test_provider_retry_time_is_heeded(make: Make) -> None:
-    """The time at which a provider asks to come back is heeded."""
     with FakeOpenAI(failure(429, "slow down", retry_after="7")) as server, pytest.raises(ModelFailed) as failed:
         await make(server).complete(REQUEST)
     assert failed.value.retry_after_s == 7
@@ -140,7 +139,6 @@ async def test_call_is_retried_and_counts_once(make: Make, monkeypatch: pytest.M
 
 @both
 async def test_silent_server_is_left_on_time(make: Make) -> None:
-    """A server that never answers is left on time, and it sees the connection close."""
     with FakeOpenAI(Answer(never=True)) as server:
         client = make(server)
         handler = LMHandler(client)

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.broker.clients.adapters import FieldClient, field_client
+from rlm_broker.broker.clients.adapters import FieldClient, adapted
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.errors import ConfigurationError, ModelFailed
 from rlm_broker.results import ChatMessage
-from rlm_broker.rlm import RLM
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
 
@@ -113,16 +112,9 @@ async def test_client_exception_is_a_failed_call() -> None:
         await FieldClient(Confused()).complete(request("x"))
 
 
-def test_rlm_takes_a_foreign_client_unchanged() -> None:
-    theirs = Theirs()
-    answered = RLM(theirs).completion("some text", "FINAL(yes) or what")
-    assert answered.root_model == "theirs"
-    assert theirs.prompts
-
-
 async def test_object_has_one_turn_if_given_twice() -> None:
     theirs = Theirs()
-    one, other = field_client(theirs), field_client(theirs)
+    one, other = adapted(theirs), adapted(theirs)
     await asyncio.gather(*(client.complete(request("x" * n)) for n in range(1, 10) for client in (one, other)))
     assert theirs.most == 1
 

@@ -197,7 +197,6 @@ def test_missing_key_is_named(model_name: str, variables: list[str], monkeypatch
 
 
 def test_missing_key_of_a_rare_provider_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable of a less known provider is named too."""
     with pytest.raises(ConfigurationError, match="'nvidia_nim/llama' needs NVIDIA_NIM_API_KEY, which is not set"):
         LiteLLMClient("nvidia_nim/llama").check()
     monkeypatch.setenv("NVIDIA_NIM_API_KEY", "key")
@@ -216,7 +215,6 @@ def test_a_stream_is_refused_at_construction() -> None:
 
 @pytest.mark.parametrize("provider", ["hosted_vllm", "lm_studio", "llamafile"])
 def test_own_server_needs_its_address(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of the user is not called without its address."""
     variable = f"{provider.upper()}_API_BASE"
     monkeypatch.delenv(variable, raising=False)
     with pytest.raises(ConfigurationError, match=f"on a server of your own: set {variable}"):

@@ -138,7 +138,6 @@ def test_half_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
 
 
 def test_late_addition_reaches_no_other_file(tmp_path: Path) -> None:
-    """A call that is added after the end reaches no other file."""
     recorder = Recorder(tmp_path / "run.jsonl", MODELS)
     recorder.close()
     with (tmp_path / "other").open("w") as other:  # it gets the number of the one that was closed

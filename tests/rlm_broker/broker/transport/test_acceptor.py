@@ -45,8 +45,6 @@ def test_refusal_of_all_families_names_the_setting() -> None:
 
 
 async def test_numeric_host_is_bound_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number is bound without a thread, and a name says what it lacks."""
-
     def refused(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -147,7 +147,6 @@ async def test_queries_are_answered_when_ready(pair: tuple[Connection, Worker]) 
 
 
 async def test_query_gets_its_reply_despite_any_error(pair: tuple[Connection, Worker]) -> None:
-    """An error, or a number of answers that is not that of the prompts, fills each slot."""
     failures: dict[str, Exception] = {
         "the provider is down": ModelFailed("the provider is down"),
         "RuntimeError: a bug": RuntimeError("a bug"),
@@ -173,10 +172,7 @@ async def test_too_large_reply_says_so_in_its_place(pair: tuple[Connection, Work
     assert (reply.slots[0].error or "").startswith("the reply is too large: frame of 65,")
 
 
-async def test_query_with_oversized_errors_ends_the_connection(
-    pair: tuple[Connection, Worker],
-) -> None:
-    """A query whose errors alone are too large ends the connection and does not stay open."""
+async def test_query_with_oversized_errors_ends_the_connection(pair: tuple[Connection, Worker]) -> None:
     block = await running(pair)
     pair[1].say(query(1, *[""] * 10_000))
     with pytest.raises(ProtocolViolation, match="the errors of 10,000 prompts do not fit into a reply"):
@@ -185,7 +181,6 @@ async def test_query_with_oversized_errors_ends_the_connection(
 
 
 async def test_query_above_any_batch_is_not_counted() -> None:
-    """A query with more prompts than any batch is refused before its prompts are counted."""
     asked: list[Query] = []
 
     async def answer(seen: Query) -> list[Slot]:
@@ -226,9 +221,7 @@ async def test_query_too_large_is_answered_and_the_connection_goes_on() -> None:
     assert [each.id for each in asked] == ["1:9"]
 
 
-async def test_worker_breaking_the_protocol_ends_its_block(
-    pair: tuple[Connection, Worker],
-) -> None:
+async def test_worker_breaking_the_protocol_ends_its_block(pair: tuple[Connection, Worker]) -> None:
     block = await running(pair)
     pair[1].say(Result(block=2, status="ok"))
     with pytest.raises(ProtocolViolation, match="Result of block 2 while block 1 runs"):
@@ -268,10 +261,7 @@ async def test_settling_cancels_and_awaits_open_answers(pair: tuple[Connection, 
     assert await pair[1].hear() == Reply(id="1:1", slots=[Slot(error="cancelled, the block that asked has ended")])
 
 
-async def test_reading_pauses_at_the_bound_of_open_queries(
-    pair: tuple[Connection, Worker],
-) -> None:
-    """The connection reads no more at the bound of open queries until a query is answered."""
+async def test_reading_pauses_at_the_bound_of_open_queries(pair: tuple[Connection, Worker]) -> None:
     release = asyncio.Semaphore(0)
     asked: list[str] = []
 
@@ -314,7 +304,6 @@ async def test_worker_that_reads_no_replies_is_not_read(pair: tuple[Connection, 
 
 
 async def test_closing_waits_for_the_end_of_answers(pair: tuple[Connection, Worker]) -> None:
-    """Closing ends the answers under way before it returns, and has no effect when repeated."""
     answer = Waiting()
     block = await running(pair, answer)
     pair[1].say(query(1))

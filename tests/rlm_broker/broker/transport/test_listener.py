@@ -212,7 +212,6 @@ async def test_stop_ends_all_calls_at_once() -> None:
 
 @pytest.mark.parametrize("caller_left", [False, True], ids=["caller_waits", "caller_left"])
 async def test_stop_awaits_the_cleanup_of_calls(caller_left: bool) -> None:
-    """Stopping lets a call clean up and waits for it."""
     asked, tidying, may_end, ended = (asyncio.Event() for _ in range(4))
 
     async def serve(_payload: bytes) -> bytes:

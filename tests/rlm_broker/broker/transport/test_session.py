@@ -103,7 +103,6 @@ def test_a_message_that_names_another_block_is_a_violation() -> None:
 
 
 def test_open_query_id_is_not_reusable() -> None:
-    """An open query id cannot be used again until its query is answered."""
     session, query = running(), frame(SAMPLES[Query])
     receive(session, query)
     session.reply(Reply(id="1:1", slots=[Slot("x")]))
@@ -152,7 +151,6 @@ def test_displays_of_a_block_are_bounded() -> None:
 
 
 def test_open_query_weight_falls_with_replies() -> None:
-    """The weight of open queries counts bytes, prompts and contexts, and falls with replies."""
     session = running(1 << 23)
     two = encode(Query(id="1:1", want="llm", prompts=["a", "b"]))
     receive(session, encode_frame(two, 1 << 23))
@@ -181,7 +179,6 @@ def long_query(id: str, payload_bytes: int) -> bytes:
 
 @pytest.mark.parametrize("step_bytes", [1 << 16, 1 << 30])
 def test_query_too_large_is_open_without_being_kept(step_bytes: int) -> None:
-    """A query one byte too large is refused, waits for a reply like any other, and the session goes on."""
     session = running(64 << 20)
     stream = long_query("1:1", MAX_QUERY_BYTES) + long_query("1:2", MAX_QUERY_BYTES + 1) + frame(SAMPLES[Output])
     got = [each for at in range(0, len(stream), step_bytes) for each in receive(session, stream[at : at + step_bytes])]

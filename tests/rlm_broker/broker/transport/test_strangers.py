@@ -80,7 +80,6 @@ async def test_silent_callers_give_way_to_a_token(monkeypatch: pytest.MonkeyPatc
 
 
 def test_callers_share_their_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers without a token share their weight, and a single caller has room."""
     monkeypatch.setattr(strangers, "MOST_WEIGHT", 100)
     counted, first, second = Strangers(WAIT_S), Named("a", []), Named("b", [])
     assert counted.weigh(first, 1000)

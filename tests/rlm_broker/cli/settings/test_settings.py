@@ -105,7 +105,8 @@ def test_invalid_file_is_named_with_its_error(text: str, sentence: str) -> None:
 def test_variable_that_is_no_setting_is_named_but_for_that_of_the_control_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("RLM_BROKER_CONTROL", "1")
+    for name in ("RLM_BROKER_CONTROL", "RLM_BROKER_KEY"):
+        monkeypatch.setenv(name, "1")
     assert "control" not in Settings({}).all()
     monkeypatch.setenv("RLM_BROKER_MAX_DEPHT", "2")
     with pytest.raises(ConfigurationError, match=r"RLM_BROKER_MAX_DEPHT: .* did you mean max_depth\?"):

@@ -21,7 +21,6 @@ START = ContextBeginning("Once upon a time" * 200, False)
 
 
 def test_opening_describes_the_context() -> None:
-    """The opening tells kind, size and beginning of the context and asks to look first."""
     told = Messages("Who?").opening(TEXT, START)
     assert "a str with 1,234,567 characters" in told
     assert repr(START.text[:BEGINNING_CHARS]) in told
@@ -91,7 +90,6 @@ def test_oversized_context_is_refused_without_a_repl() -> None:
 
 
 def test_opening_tells_omissions_replacements_and_origin() -> None:
-    """The opening tells what was omitted or replaced and what the context was."""
     info = ContextInfo("dict", 10, (), 0, {"binary": 2}, 3, 1, "Invoice")
     lines = Messages("q").opening(info, START).splitlines()
     assert lines[0] == "`context` is a dict made of an object of class Invoice, with 10 characters in all."

@@ -24,7 +24,6 @@ def test_long_output_keeps_head_and_tail() -> None:
 
 
 def test_blocks_of_a_turn_share_one_bound() -> None:
-    """One bound holds for all blocks of a turn, and short outputs are whole."""
     blocks = [Block("c", "ok", stdout="a" * 50_000, stderr="b" * 50_000) for _ in range(5)]
     blocks.append(Block("c", "ok", stdout="the small result"))
     told = observation(blocks, [], 2_000, "?")
@@ -33,8 +32,6 @@ def test_blocks_of_a_turn_share_one_bound() -> None:
 
 
 def test_block_ends_explain_what_happens_to_variables() -> None:
-    """Each way in which a block ends is told with its effect on the variables."""
-
     def told(**fields: object) -> str:
         return observation([Block(code="c", **fields)], [], 100, "go on")  # type: ignore[arg-type]
 

@@ -62,7 +62,6 @@ def test_prompts_match_their_snapshots() -> None:
 
 
 def test_compact_prompt_is_used_for_a_small_window() -> None:
-    """The compact prompt is short, and a small window gets it unless another was chosen."""
     facts = Facts(DEEP)
     assert len(system_prompt(facts, "compact")) < len(system_prompt(facts)) / 2
     assert fitting("both", SMALL_WINDOW_TOKENS - 1) == "compact"

@@ -48,32 +48,41 @@ def test_lib64_that_is_no_link_is_searched_too(written: Path) -> None:
     assert read_venv(written).search == (packages_of(written), other)
 
 
-def test_missing_venv_file_or_folder_is_refused(tmp_path: Path) -> None:
+@table(
+    "given, why",
+    [
+        *((each, "python must be the path of a virtual environment") for each in (7, b"/venv", ["/venv"], True)),
+        ("a\0b", "cannot be read"),
+        ("nowhere", "there is no"),
+        ("file", "is a file"),
+        ("folder", "not a virtual environment"),
+    ],
+)
+def test_path_without_an_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, why: str
+) -> None:
     (tmp_path / "file").touch()
-    for path, why in (("nowhere", "there is no"), ("file", "is a file"), ("", "not a virtual environment")):
-        with pytest.raises(ConfigurationError, match=f"python: .*{why}") as refused:
-            Sandbox(python=tmp_path / path)
-        assert len(str(refused.value)) < 400
-
-
-@table("given", [7, b"/venv", ["/venv"], True])
-def test_invalid_venv_path_is_refused(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="python must be the path of a virtual environment"):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"^python.*{why}|^{why}") as refused:
         Sandbox(python=given)
+    assert len(str(refused.value)) < 400
 
 
-def test_name_that_no_file_can_have_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        Sandbox(python="a\0b")
-
-
-@table("line", ["version = 3.9.18", "version_info = 3.99.0.final.0"])
-def test_other_version_is_refused_with_what_to_do(written: Path, line: str) -> None:
-    (written / "pyvenv.cfg").write_text(f"home = /usr/bin\n{line}\n")
-    with pytest.raises(ConfigurationError) as why:
+@table(
+    "lines, why",
+    [
+        ("version = 3.9.18", f"is for Python 3.9.18, .*uv venv --python {VERSION}"),
+        ("version_info = 3.99.0.final.0", f"is for Python 3.99.0.final.0, .*uv venv --python {VERSION}"),
+        (f"implementation = PyPy\nversion_info = {VERSION}.1", "is for PyPy, and REPLs run on cpython"),
+        (f"version = {VERSION}.1\ninclude-system-site-packages = true", "include-system-site-packages"),
+    ],
+)
+def test_other_python_or_packages_of_the_system_are_refused(tmp_path: Path, lines: str, why: str) -> None:
+    written = a_venv(tmp_path / "written")
+    (written / "pyvenv.cfg").write_text(f"home = /usr/bin\n{lines}\n")
+    with pytest.raises(ConfigurationError, match=why):
         Sandbox(python=written)
-    assert f"is for Python {line.split()[-1]}" in str(why.value)
-    assert f"uv venv --python {VERSION}" in str(why.value)
 
 
 def test_other_version_is_seen_by_its_folders(written: Path) -> None:
@@ -81,19 +90,6 @@ def test_other_version_is_seen_by_its_folders(written: Path) -> None:
     (written / "pyvenv.cfg").write_text("home = /usr/bin\n")
     packages_of(written).parent.rename(written / "lib" / "python3.9")
     with pytest.raises(ConfigurationError, match=r"is for python3\.9, and REPLs run on"):
-        Sandbox(python=written)
-
-
-def test_other_implementation_is_refused(written: Path) -> None:
-    (written / "pyvenv.cfg").write_text(f"home = /usr/bin\nimplementation = PyPy\nversion_info = {VERSION}.1\n")
-    with pytest.raises(ConfigurationError, match="is for PyPy, and REPLs run on cpython"):
-        Sandbox(python=written)
-
-
-def test_venv_with_system_packages_is_refused(written: Path) -> None:
-    with (written / "pyvenv.cfg").open("a") as config:
-        config.write("include-system-site-packages = true\n")
-    with pytest.raises(ConfigurationError, match="include-system-site-packages"):
         Sandbox(python=written)
 
 

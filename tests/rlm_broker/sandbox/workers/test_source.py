@@ -8,6 +8,7 @@ import os
 import signal
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 
 from rlm_broker.broker.transport.provisions import Provisions
@@ -118,9 +119,8 @@ async def test_dead_warm_worker_is_not_given_out() -> None:
 async def test_repls_come_from_the_next_fork_server() -> None:
     async with Sandbox(warm=2) as sandbox:
         await until(lambda: ready(sandbox) == 2)
-        for process in living_below():
-            if process.ppid() == os.getpid():
-                process.kill()
+        for fork_server in psutil.Process().children():
+            fork_server.kill()
         waiting = list(pool_of(sandbox).ready)
         await until(lambda: all(each.worker.gone.is_set() for each in waiting))
         async with sandbox.repl("context") as repl:

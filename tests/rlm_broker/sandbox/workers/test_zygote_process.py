@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from rlm_broker.concurrency import forks
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
 from rlm_broker.sandbox.workers import zygote_process
-from rlm_broker.sandbox.workers.zygote_process import raise_descriptor_limit
-from sandbox_worker.wire.level import STANDARD, STRICT
+from rlm_broker.sandbox.workers.fork_server import ForkServer
+from rlm_broker.sandbox.workers.zygote_process import Preparation, raise_descriptor_limit
+from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
+from tests.support.processes import lives, living_below
 from tests.support.tables import table
-from tests.support.waiting import WAIT_S, until_now
+from tests.support.waiting import WAIT_S, until, until_now
 
 
 @pytest.fixture
@@ -74,6 +78,40 @@ def test_fork_in_another_thread_does_not_delay_the_start(forker: Forker, monkeyp
     os.close(pidfd)
     process.kill()
     process.communicate()
+
+
+async def test_fork_server_stopped_before_its_exec_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Popen` returns although the process that it forked is stopped before it runs a program."""
+    real: Any = subprocess.Popen
+    stopped: list[int] = []
+
+    def stopped_at_first(*arguments: Any, **options: Any) -> Any:
+        stopped.append(0)
+        if len(stopped) > 1:
+            return real(*arguments, **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(forks, "_left", {})  # `preexec_fn` makes it a fork of this process, which would close them
+            return real(*arguments, **options, preexec_fn=lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+    monkeypatch.setattr(zygote_process, "EXEC_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(subprocess, "Popen", stopped_at_first)
+    server = ForkServer(PROCESS, True)
+    try:
+        await server.start()
+    finally:
+        await server.close()
+    assert len(stopped) == 2
+    assert not living_below()
+
+
+async def test_late_fork_server_ends_with_what_it_forked(tmp_path: Path) -> None:
+    """A process that it has just forked may be stopped before it asked to be ended with its parent."""
+    setup = f"import os, time\nif not os.fork(): open('{tmp_path}/pid', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    server = ForkServer(PROCESS, True, preparation=Preparation(setup=setup, timeout_s=1))
+    with pytest.raises(SandboxFailed, match="took longer"):
+        await server.start()
+    child = int((tmp_path / "pid").read_text())
+    await until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)))
 
 
 def test_raised_limit_of_open_files_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

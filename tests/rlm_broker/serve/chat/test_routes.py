@@ -317,7 +317,7 @@ def test_question_of_a_chat_is_its_task(client: openai.OpenAI, served: Served) -
 
     async def started() -> Any:
         (hosted,) = [hosted for hosted in served.parts.runs.all() if hosted.id == run]
-        return await anext(hosted.events())
+        return await anext(hosted.run.events())
 
     assert served.run(started()).question == "Say hello."
 
@@ -421,7 +421,7 @@ def test_leaving_client_ends_a_running_block(stream: bool, open_sandbox: Sandbox
         (run,) = own.parts.runs.all()
 
         async def printed() -> None:
-            async for event in run.events():
+            async for event in run.run.events():
                 if isinstance(event, BlockPrinted):
                     return
 

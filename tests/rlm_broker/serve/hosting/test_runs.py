@@ -39,7 +39,7 @@ async def test_run_is_answered_and_kept_for_its_owner(open_sandbox: Sandbox) -> 
         hosted = runs.begin(ANN, "text", "Is it?")
         assert (state(hosted), hosted.is_paid) == ("queued", False)
         async with hosted.joined():
-            async for event in hosted.events():
+            async for event in hosted.run.events():
                 assert hosted.is_paid or not isinstance(event, CallStarted)
             assert (await hosted.completion()).response == "yes"
         assert state(hosted) == "ended"
@@ -48,7 +48,7 @@ async def test_run_is_answered_and_kept_for_its_owner(open_sandbox: Sandbox) -> 
         assert not runs.of(BOB)
         with pytest.raises(UnknownHandle, match="there is no run"):
             runs.get(BOB, hosted.id)
-        assert [event async for event in hosted.events()][-1].__class__ is RunEnded
+        assert [event async for event in hosted.run.events()][-1].__class__ is RunEnded
 
 
 async def test_places_go_round_the_owners(open_sandbox: Sandbox) -> None:
@@ -97,7 +97,7 @@ async def test_run_that_waits_for_its_client_gives_its_place(open_sandbox: Sandb
             second = runs.begin(BOB, "text", "second")
             await until(lambda: len(gate.asked) == 2)
             assert first.is_away
-            second.cancel()
+            second.run.cancel()
             await second.run.ended()
         assert first.has_place
         gate.is_open.set()
@@ -119,13 +119,13 @@ async def test_cancelled_wait_for_a_client_takes_a_place_again(open_sandbox: San
         second = runs.begin(BOB, "text", "second")
         await until(lambda: runs.queued == 1)
         assert not first.run.is_done
-        first.cancel()
+        first.run.cancel()
         await until(lambda: len(gate.asked) == 2)
         assert state(second) == "running"
         waiting = asyncio.ensure_future(waits_for_client(runs, second))  # a run that ends so frees no second place
         await until(lambda: second.is_away)
         waiting.cancel()
-        second.cancel()
+        second.run.cancel()
         await second.run.ended()
         two = [runs.begin(ANN, "text", str(number)) for number in range(2)]
         await until(lambda: len(gate.asked) == 3)
@@ -166,16 +166,16 @@ async def test_run_may_outlive_its_followers(open_sandbox: Sandbox) -> None:
 
 async def test_same_key_joins_the_run_that_exists(open_sandbox: Sandbox) -> None:
     async with hosting(open_sandbox, ScriptedClient(lambda _: "FINAL(yes)"), most_kept=1) as runs:
-        hosted = runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f")
-        assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
+        hosted = runs.begin(ANN, "text", "Is it?", repeat=("k", "f"))
+        assert runs.begin(ANN, "text", "Is it?", repeat=("k", "f")) is hosted
         await hosted.completion()
-        assert runs.begin(ANN, "text", "Is it?", key="k", fingerprint="f") is hosted
+        assert runs.begin(ANN, "text", "Is it?", repeat=("k", "f")) is hosted
         with pytest.raises(ConfigurationError, match="Idempotency-Key was used for another request"):
-            runs.begin(ANN, "text", "Other?", key="k", fingerprint="g")
-        other = runs.begin(BOB, "text", "Is it?", key="k", fingerprint="f")
+            runs.begin(ANN, "text", "Other?", repeat=("k", "g"))
+        other = runs.begin(BOB, "text", "Is it?", repeat=("k", "f"))
         assert other is not hosted
         await other.completion()  # it takes the room of the first one, whose key is free then
-        assert runs.begin(ANN, "text", "Other?", key="k", fingerprint="g") is not hosted
+        assert runs.begin(ANN, "text", "Other?", repeat=("k", "g")) is not hosted
 
 
 async def test_spent_money_stops_all_runs_of_the_owner(open_sandbox: Sandbox) -> None:

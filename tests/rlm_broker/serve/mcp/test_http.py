@@ -14,9 +14,11 @@ from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from rlm_broker import RLM
-from rlm_broker.serve.hosting.owner import NotAllowed, Owner
+from rlm_broker.serve.guard import ServerKey
+from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.mcp import http
+from rlm_broker.serve.settings import RIGHTS
 from tests.support.mcp_clients import OWNER, held, over_http, served
 from tests.support.service import serving
 from tests.support.tables import table
@@ -121,24 +123,17 @@ async def test_made_up_sessions_are_not_kept(url: str) -> None:
         tracemalloc.stop()
 
 
-async def test_right_and_model_are_asked_for() -> None:
-    """A tool whose right the key lacks is refused, and so is a question to a model that its owner may not use."""
-
-    def require(_scope: Any, right: str) -> None:
-        if right == "execute":
-            raise NotAllowed(f"this key may not {right}")
-
-    owner = Owner("ann", models=frozenset({"other"}))
-    async with RLM("offline") as rlm, HeldRepls() as repls:
-        more = {"owner_of": lambda _: owner, "require": require}
-        async with held(served(rlm, repls, **more)) as address, held(over_http(address, "legacy")) as client:
-            executed = await client.call_tool("execute_python", {"code": "1"})
-            assert executed.is_error
-            assert "this key may not execute" in str(executed.content)
-            asked = await client.call_tool("ask_large_context", {"question": "?", "context": "a"})
-            assert asked.is_error
-            assert "may not use the model 'offline'" in str(asked.content)
-            assert "there is no run" in str((await client.call_tool("stop_run", {"run": "x"})).content)
+async def test_model_of_the_key_is_asked_for() -> None:
+    key = ServerKey(Owner("ann", models=frozenset({"other"})), RIGHTS)
+    async with (
+        RLM("offline") as rlm,
+        HeldRepls() as repls,
+        held(served(rlm, repls, key)) as address,
+        held(over_http(address, "legacy")) as client,
+    ):
+        asked = await client.call_tool("ask_large_context", {"question": "?", "context": "a"})
+        assert asked.is_error
+        assert "may not use the model 'offline'" in str(asked.content)
 
 
 async def test_keys_of_the_server_have_their_own_repls_and_rights() -> None:

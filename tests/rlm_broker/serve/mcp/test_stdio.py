@@ -196,13 +196,14 @@ def test_wrong_settings_are_a_sentence() -> None:
 
 
 def test_missing_extra_is_a_sentence(tmp_path: Path) -> None:
-    """Without the SDK the command says what to install."""
-    blocked = (
-        "import sys; sys.argv = ['rlm-broker', 'mcp']\n"
-        "for name in [name for name in sys.modules if name.startswith(('mcp', 'rlm_broker.serve.mcp'))]: del sys.modules[name]\n"
-        "sys.modules['mcp'] = None\n"
-    )
-    code = f"{blocked}from rlm_broker.cli.main import main; main()"
-    done = python("-c", code, cwd=tmp_path, env=command.ENVIRONMENT)
-    assert done.returncode == 2
-    assert done.stderr.strip().endswith("pip install 'rlm-broker[mcp]'")
+    """Without the SDK, or without Ray for a cluster, the command says what to install."""
+    for package, options in {"mcp": [], "ray": ["--cluster", "auto"]}.items():
+        blocked = (
+            f"import sys; sys.argv = ['rlm-broker', 'mcp', *{options}]\n"
+            "for name in [name for name in sys.modules if name.startswith(('mcp', 'rlm_broker.serve.mcp'))]: "
+            f"del sys.modules[name]\nsys.modules[{package!r}] = None\n"
+        )
+        code = f"{blocked}from rlm_broker.cli.main import main; main()"
+        done = python("-c", code, cwd=tmp_path, env=command.ENVIRONMENT)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), package
+        assert done.stderr.strip().endswith(f"pip install 'rlm-broker[{package}]'")

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.serve.chat.routes import ChatRequest
+from rlm_broker.serve.chat import ChatRequest
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.materials import InlineFile, Material, Text
 from rlm_broker.serve.questions.conversation import EARLIER, Dialogue, divided, inline_file, read
 from rlm_broker.serve.questions.request import RlmOptions
-from rlm_broker.serve.responses.request import ResponseRequest
+from rlm_broker.serve.responses.bodies import ResponseRequest
 
 FILE, OTHER = InlineFile("a.txt", b"hello"), InlineFile("b.txt", b"b")
 CHAT_FILE = {"type": "file", "file": {"file_id": "file-1"}}

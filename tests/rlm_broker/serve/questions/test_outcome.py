@@ -6,8 +6,8 @@ import pytest
 
 from rlm_broker.events.event import BlockEnded, CallStarted, CallText, Event, EventsMissed, Replied, RunStarted
 from rlm_broker.results import Block, Completion
-from rlm_broker.serve.questions.outcome import Telling, outcome_of
 from rlm_broker.serve.questions.request import AnswerForm
+from rlm_broker.serve.questions.runs import Telling, outcome_of
 from rlm_broker.usage import UsageSummary
 
 

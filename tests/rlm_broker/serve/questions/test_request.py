@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from rlm_broker.serve.bodies import validated
-from rlm_broker.serve.chat.routes import ChatRequest
+from rlm_broker.serve.chat import ChatRequest
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Busy, Owner
 from rlm_broker.serve.questions import client_tools
 from rlm_broker.serve.questions.client_tools import MOST_TOOLS, checked_in_turn, forced_call, safe_schema, tools_of
 from rlm_broker.serve.questions.request import MOST_FILES, MOST_ITEMS, AnswerForm, DialectRequest
-from rlm_broker.serve.responses.request import ResponseRequest
+from rlm_broker.serve.responses.bodies import ResponseRequest
 from tests.support.waiting import WAIT_S
 
 ANN = Owner("ann")
@@ -118,7 +118,10 @@ def test_what_changes_the_meaning_is_refused() -> None:
 # -- the form of the answer ------------------------------------------------------------------------------------------
 
 SHIP = function("ship", properties={"name": {"$ref": "#/$defs/name"}}, **{"$defs": {"name": {"type": "string"}}})
-SINK = function("sink", properties={"depth": {"type": "integer"}}, required=["depth"])
+SINK = function("sink", properties={"depth": {"type": "integer"}, "$schema": {"type": "string"}}, required=["depth"])
+
+ODD = {"name": "sink", "arguments": {"depth": 3, "$schema": 5}}
+"""A call with a property whose name is a keyword at the root of a schema."""
 
 
 async def form_of(kind: type[DialectRequest], choice: Any, *functions: Any) -> AnswerForm:
@@ -147,7 +150,7 @@ async def test_one_of_several_functions_is_a_call_by_name() -> None:
     assert [tool.name for tool in form.tools] == ["ship", "sink"]
     checked = form.output_type.checked  # type: ignore[union-attr]
     checked.require({"name": "ship", "arguments": {"name": "Rhea"}}, "answer")
-    for wrong in ({"name": "ship", "arguments": {"name": 5}}, {"name": "sink", "arguments": {}}, {"name": "x"}):
+    for wrong in ({"name": "ship", "arguments": {"name": 5}}, {"name": "sink", "arguments": {}}, ODD, {"name": "x"}):
         with pytest.raises(ValueError, match="not valid under any"):
             checked.require(wrong, "answer")
     call = forced_call(form.forced, {"name": "sink", "arguments": {"depth": 3}})

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rlm_broker import RLM, LMReply, LMRequest, ScriptedClient
 from rlm_broker.serve.hosting.owner import Owner
-from rlm_broker.serve.responses import answers as answering
+from rlm_broker.serve.responses import routes as answering
 from rlm_broker.serve.settings import ServeSettings
 from tests.support.response_types import check_body, check_events, check_items
 from tests.support.service import Served, serving

@@ -14,7 +14,7 @@ from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.repls import HeldRepls
 from rlm_broker.serve.responses import store
-from rlm_broker.serve.responses.resource import Resource
+from rlm_broker.serve.responses.bodies import Resource
 from rlm_broker.serve.responses.store import LastingRepl, Made, ResponseEvents, Responses
 
 ALICE, BOB = Owner("alice"), Owner("bob")

@@ -20,10 +20,9 @@ from rlm_broker import (
     Usage,
 )
 from rlm_broker.serve.questions.client_tools import ClientCall
-from rlm_broker.serve.questions.outcome import RunOutcome
+from rlm_broker.serve.questions.runs import RunOutcome
+from rlm_broker.serve.responses.bodies import Resource, ResponseRequest, repeated
 from rlm_broker.serve.responses.events import LOGS_CHARS, Teller
-from rlm_broker.serve.responses.request import ResponseRequest
-from rlm_broker.serve.responses.resource import Resource, repeated
 from rlm_broker.serve.responses.store import ResponseEvents
 from tests.support.response_types import check_body, check_events
 
@@ -53,7 +52,7 @@ def outcome(text: str, *, limit: str | None = None) -> RunOutcome:
 
 
 def end(made: Teller, ended: RunOutcome) -> None:
-    made.ended(ended, {"run": "5f", **ended.told()})
+    made.ended(ended, {"run": "5f", "cost_usd": ended.usage.total_cost, "limit": ended.limit})
 
 
 def run_of_two_turns(made: Teller) -> None:

@@ -7,23 +7,18 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.routing import Route
 
-from rlm_broker import RunFailed, RunLimits, Usage
-from rlm_broker.serve.bodies import fingerprint_of, idempotency_key, parsed
+from rlm_broker import RunFailed, RunLimits
+from rlm_broker.serve.bodies import repeat_of
 from rlm_broker.serve.errors import ApiError, api_error_of
 from rlm_broker.serve.guard import key_of
-from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.questions.client_tools import ClientCall
 from rlm_broker.serve.questions.conversation import ROLES, Item, read
-from rlm_broker.serve.questions.outcome import RunOutcome, Telling
-from rlm_broker.serve.questions.question import QuestionRequest
 from rlm_broker.serve.questions.request import COUNTED, DialectRequest, Tokens
-from rlm_broker.serve.questions.runs import BEGINNING, Asked, Following, Since
+from rlm_broker.serve.questions.runs import BEGINNING, RUN_HEADER, Asked, Following, RunOutcome, Since, Telling
 from rlm_broker.serve.replies import EventStream, SlowJson, sse
 
 PATH: Final = "/v1/chat/completions"
-RUN_HEADER: Final = "x-rlm-run"
-"""Header of a response with the id of its run."""
 _FIELDS: Final = frozenset({"role", "content", "name", "tool_call_id", "tool_calls"})
 
 
@@ -83,31 +78,23 @@ def routes(parts: Parts) -> list[Route]:
     """Return the route of chat completions."""
 
     async def completed(request: Request) -> Any:
-        key = key_of(request)
-        key.require("run")
-        chat, body = await parsed(request, ChatRequest, parts.settings.body_bytes, parts.settings.stall_s)
+        owner, heartbeat_s = key_of(request).require("run"), parts.settings.heartbeat_s
+        chat, body = await parts.parsed(request, ChatRequest)
         chat.require_supported()
-        asked, since = await _asked(parts, key.owner, chat, idempotency_key(request), fingerprint_of(request, body))
-        replies, heartbeat_s = Replies(asked, since), parts.settings.heartbeat_s
+        model = parts.models.named(owner, chat.model)
+        said = read(list(chat.items()), lambda id, param: parts.file(owner, id, param))
+        if (asked := parts.asking.resumed(owner, said, f"{said.results_at}.tool_call_id")) is not None:
+            since = asked.since
+        else:
+            asked = await parts.asking.begin(owner, chat, said, model, said.files, repeat=repeat_of(request, body))
+            since = BEGINNING
+        replies = Replies(asked, since)
         if not chat.stream:
             return Following(asked, SlowJson(replies.whole, heartbeat_s, replies.failed))
         chunks = replies.chunks(with_usage=chat.stream_options is not None and chat.stream_options.include_usage)
         return Following(asked, EventStream(chunks, heartbeat_s, replies.headers))
 
     return [Route(PATH, completed, methods=["POST"])]
-
-
-async def _asked(
-    parts: Parts, owner: Owner, chat: ChatRequest, key: str | None, fingerprint: str
-) -> tuple[Asked, Since]:
-    """Return the run that a request begins or resumes, and the point at which its response begins."""
-    model = parts.models.named(owner, chat.model)
-    said = read(list(chat.items()), lambda id, param: parts.file(owner, id, param))
-    if (asked := parts.asking.resumed(owner, said, f"{said.results_at}.tool_call_id")) is not None:
-        return asked, asked.since
-    form, inline_chars = await chat.form(owner), parts.settings.inline_chars
-    wanted = QuestionRequest.of(chat, said, model, form, earlier=said.files, inline_chars=inline_chars)
-    return await parts.asking.begin(owner, wanted, key, fingerprint), BEGINNING
 
 
 class Replies:
@@ -173,25 +160,21 @@ class Replies:
                 if step.calls:
                     calls = [{"index": number, **call} for number, call in enumerate(_calls(step.calls))]
                     yield self._chunk({"tool_calls": calls}, **none)
-                yield self._chunk({}, _finish(step), **none, rlm=self._asked.told(step))
+                told = self._asked.told(step)
+                yield self._chunk({}, _finish(step), **none, rlm=told)
                 if with_usage:
-                    usage = _usage(step.usage, self._since.usage)
-                    yield sse({**self._chunk_head, "choices": [], "usage": usage, "rlm": self._asked.told(step)})
+                    yield self._chunk(None, usage=_usage(*self._since.more(step.usage)), rlm=told)
         except RunFailed as failed:
             raise self._error(failed) from failed
         yield sse("[DONE]")
 
-    @property
-    def _chunk_head(self) -> dict[str, Any]:
-        return {**self._head, "object": "chat.completion.chunk"}
-
-    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return sse({**self._chunk_head, "choices": [choice], **more})
+    def _chunk(self, delta: Mapping[str, Any] | None, finish: str | None = None, **more: Any) -> bytes:
+        choices = [] if delta is None else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
+        return sse({**self._head, "object": "chat.completion.chunk", "choices": choices, **more})
 
     def _completion(self, message: Mapping[str, Any], finish: str, end: RunOutcome) -> dict[str, Any]:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-        usage = {"usage": _usage(end.usage, self._since.usage), "rlm": self._asked.told(end)}
+        usage = {"usage": _usage(*self._since.more(end.usage)), "rlm": self._asked.told(end)}
         return {**self._head, "object": "chat.completion", "choices": [choice], **usage}
 
     def _error(self, failed: RunFailed) -> ApiError:
@@ -211,11 +194,8 @@ def _calls(calls: Sequence[ClientCall]) -> list[dict[str, Any]]:
     ]
 
 
-def _usage(usage: Usage, told: Usage) -> dict[str, Any]:
+def _usage(read: int, cached: int, written: int) -> dict[str, Any]:
     """Return the tokens of the whole tree that no earlier response has told."""
-    read = usage.total_input_tokens - told.total_input_tokens
-    written = usage.total_output_tokens - told.total_output_tokens
-    cached = usage.cached_input_tokens - told.cached_input_tokens
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
