@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, PIPE_BYTES, Memory, most_in_a_socket
-from sandbox_worker.init.procfs import Proc, Seen
+from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, PIPE_BYTES, Mappings, Memory, most_in_a_socket
+from sandbox_worker.init.procfs import Proc, Seen, Status, Times
 from tests.support.clock import Clock
 
 MIB = 1 << 20
@@ -212,3 +212,30 @@ def test_pages_that_init_shares_out_count_once() -> None:
         readers.proc.shared_out_bytes = lambda _: 30 * MIB  # type: ignore[assignment, method-assign]
         used = memory.used_bytes(seen) - memory._held_bytes(seen)
     assert 30 * MIB <= used < max(alone, 0) + 60 * MIB
+
+
+def test_mappings_are_charged_beyond_the_free_ones_and_counted_rarely() -> None:
+    proc, counts, counted = Proc(), {1: 20_000}, list[int]()
+    proc.mappings = lambda speaker: counted.append(speaker) or counts[speaker]  # type: ignore[method-assign,func-returns-value]
+    mappings = Mappings(proc)
+
+    def charged(*processes: tuple[int, float]) -> int:
+        """Return how many mappings are charged. The first process is the parent of the second."""
+        parents = {2: 1}
+        seen = [
+            Seen(pid, Status(parents.get(pid, 0), 1, speaker=pid), Times(system_s=system_s))
+            for pid, system_s in processes
+        ]
+        held, rest = divmod(mappings.held_bytes(seen), 320)
+        assert rest == 0
+        return held
+
+    assert charged((1, 0.019)) == 0
+    assert charged((1, 0.02)) == 20_000 - 16_384
+    assert charged((1, 0.03), (2, 0.0)) == 2 * 20_000 - 16_384  # a new process has its parent's mappings
+    assert counted == [1]
+    counts |= {1: 1_000, 2: 15_385}
+    assert charged((1, 0.041), (2, 0.0)) == 21_000 - 16_384
+    assert charged((1, 0.05), (2, 0.02)) == 1
+    assert charged((1, 0.05), (2, 0.02), (3, 0.0)) == 1
+    assert counted == [1, 1, 2]
