@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from rlm_broker.broker.client_queue import BACKOFF_S, ClientQueue, ClientStats, PendingCall, Serving
+from rlm_broker.broker.client_queue import BACKOFF_S, ClientQueue, PendingCall, Serving
 from rlm_broker.broker.clients.base import BaseClient, Client, LMReply, LMRequest
 from rlm_broker.concurrency.turns import SPAN_S
 from rlm_broker.errors import FailureCause, ModelFailed
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
+from rlm_broker.values.stats import ClientStats
 from tests.support.waiting import for_ever, turns
 
 REQUEST = LMRequest((ChatMessage("user", "hello"),))
