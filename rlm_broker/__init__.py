@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from rlm_broker.batch.items import BatchItem as BatchItem
     from rlm_broker.batch.items import BatchResult as BatchResult
     from rlm_broker.batch.items import ItemStatus as ItemStatus
+    from rlm_broker.batch.items_file import ItemsFile as ItemsFile
     from rlm_broker.batch.progress import BatchProgress as BatchProgress
     from rlm_broker.batch.score import Score as Score
+    from rlm_broker.batch.shards import Shard as Shard
     from rlm_broker.broker.cache import Cache as Cache
     from rlm_broker.broker.client_queue import OnRetry as OnRetry
     from rlm_broker.broker.client_queue import Serving as Serving
@@ -87,6 +89,7 @@ if TYPE_CHECKING:
     from rlm_broker.events.event import RunStarted as RunStarted
     from rlm_broker.events.event import ToolEnded as ToolEnded
     from rlm_broker.events.event import ToolStarted as ToolStarted
+    from rlm_broker.events.event import all_of as all_of
     from rlm_broker.events.progress import RunProgress as RunProgress
     from rlm_broker.events.trace import TraceWriter as TraceWriter
     from rlm_broker.limits import BatchLimits as BatchLimits
@@ -139,10 +142,20 @@ if TYPE_CHECKING:
     from rlm_broker.values.stats import HandlerStats as HandlerStats
     from rlm_broker.values.stats import NodeStats as NodeStats
     from rlm_broker.values.stats import SandboxStats as SandboxStats
+    from rlm_broker.values.text import printable as printable
     from rlm_broker.watch.callbacks import Callbacks as Callbacks
+    from rlm_broker.watch.client import MachineRuns as MachineRuns
+    from rlm_broker.watch.collector import exported_spans as exported_spans
+    from rlm_broker.watch.messages import ProcessStatus as ProcessStatus
+    from rlm_broker.watch.messages import ReplStatus as ReplStatus
     from rlm_broker.watch.messages import RunStatus as RunStatus
+    from rlm_broker.watch.messages import StopOutcome as StopOutcome
+    from rlm_broker.watch.progress_line import ProgressLine as ProgressLine
+    from rlm_broker.watch.server import ControlSocket as ControlSocket
+    from rlm_broker.watch.server import OnStop as OnStop
     from rlm_broker.watch.telemetry import OpenTelemetry as OpenTelemetry
     from rlm_broker.watch.terminal import print_events as print_events
+    from rlm_broker.watch.trace_tree import Trace as Trace
     from rlm_broker.watch.viewer.live import LiveSource as LiveSource
     from rlm_broker.watch.viewer.live import live_app as live_app
     from sandbox_worker.wire.level import LevelName as LevelName
@@ -164,8 +177,10 @@ _MODULES = {
     "batch.batch": "Batch",
     "batch.feed": "Items",
     "batch.items": "BatchItem BatchResult ItemStatus",
+    "batch.items_file": "ItemsFile",
     "batch.progress": "BatchProgress",
     "batch.score": "Score",
+    "batch.shards": "Shard",
     "broker.cache": "Cache",
     "broker.client_queue": "OnRetry Serving",
     "broker.clients.adapters": "AsyncFieldLike FieldLike SyncFieldLike",
@@ -186,7 +201,7 @@ _MODULES = {
     "RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable "
     "WorkerDied",
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
-    "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted",
+    "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted all_of",
     "events.progress": "RunProgress",
     "events.trace": "TraceWriter",
     "limits": "BatchLimits Limits ReplLimits RunLimits",
@@ -216,10 +231,16 @@ _MODULES = {
     "values.display": "Display",
     "values.json_schemas": "CheckedSchema",
     "values.stats": "ClientStats HandlerStats NodeStats SandboxStats",
+    "values.text": "printable",
     "watch.callbacks": "Callbacks",
-    "watch.messages": "RunStatus",
+    "watch.client": "MachineRuns",
+    "watch.collector": "exported_spans",
+    "watch.messages": "ProcessStatus ReplStatus RunStatus StopOutcome",
+    "watch.progress_line": "ProgressLine",
+    "watch.server": "ControlSocket OnStop",
     "watch.telemetry": "OpenTelemetry",
     "watch.terminal": "print_events",
+    "watch.trace_tree": "Trace",
     "watch.viewer.live": "LiveSource live_app",
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
@@ -245,6 +266,7 @@ _EXTRAS = {
     "Metrics": "serve",
     "OpenTelemetry": "otel",
     "Service": "serve",
+    "exported_spans": "otel",
     "live_app": "serve",
 }
 """Maps a public name that needs further packages to the extra that has them."""

@@ -42,6 +42,22 @@ FailureCause = Literal["transient", "request", "provider"]
 """
 
 
+_TOO_LONG = (
+    "context_length_exceeded",
+    "contextwindowexceeded",
+    "context length",
+    "context window",
+    "context size",
+    "maximum number of tokens",
+    "too many tokens",
+    "too long",
+    "input length",
+    "input token",
+    "prompt tokens",
+)
+"""Phrases with which providers refuse a request that is too long, in lower case."""
+
+
 class RlmBrokerError(Exception):
     """Base of every error that this package raises on purpose.
 
@@ -269,6 +285,12 @@ class ModelFailed(RunFailed):
         self.cause: FailureCause = cause
         self.retry_after_s = retry_after_s
         self.is_lasting = is_lasting
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the provider's message says that the request was longer than its model reads."""
+        lower = str(self).lower()
+        return any(each in lower for each in _TOO_LONG)
 
 
 class ReplayDiverged(ModelFailed):

@@ -192,6 +192,16 @@ class Block(_WithValues):
         fields = {name: getattr(self, name) for name in named}
         return f"Block({described(**{name: value for name, value in fields.items() if value not in (None, '', ())})})"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as values that JSON has, under their own names; bytes of displays are base64.
+
+        Example:
+            ```python
+            repl.execute("print(1)").to_dict()["stdout"]  # '1\\n'
+            ```
+        """
+        return {each.name: jsonable(getattr(self, each.name)) for each in dataclasses.fields(self)}
+
     def __reduce__(self) -> tuple[Any, ...]:
         fields = tuple(getattr(self, each.name) for each in dataclasses.fields(self))
         return _block, (fields, self._value, self._final_value)

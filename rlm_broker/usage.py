@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rlm_broker.values.words import spent
+
 K = TypeVar("K")
 
 
@@ -12,9 +14,11 @@ K = TypeVar("K")
 class Usage:
     """Usage of calls to one model. `a + b` adds two; the sum's cost is known only if both costs are.
 
+    Its `str` is for people: a cost that is not known is called unknown, and zeros are left out.
+
     Example:
         ```python
-        print(Usage(total_calls=1, total_cost=0.5) + Usage(total_calls=2, total_cost=0.25))
+        print(Usage(total_calls=1, total_cost=0.5) + Usage(total_calls=2, total_cost=0.25))  # 3 calls, $0.7500
         ```
 
     Attributes:
@@ -34,6 +38,14 @@ class Usage:
 
     def __add__(self, other: "Usage") -> "Usage":
         return total_of((self, other))
+
+    def __str__(self) -> str:
+        return spent(self)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens, input and output."""
+        return self.total_input_tokens + self.total_output_tokens
 
     def to_dict(self) -> dict[str, Any]:
         """Return the shape of other RLM runtimes: `total_cost` only if known, the last two only if above 0.

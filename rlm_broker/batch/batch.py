@@ -1,14 +1,14 @@
-"""The handle of a batch that goes on, and its work: items in, runs at the same time, results out.
+"""The handle of a batch and its work: items in, runs at the same time, results out.
 
 Theory of operation. One task pulls items, and begins a task for each as soon as one of `max_concurrent` places is free.
-An item keeps its place until its result has room among those that the caller has not taken yet. So a caller that stops
-taking results stops the feeding, and memory stays flat.
+An item keeps its place until its result has room in the queue for the caller. So a caller without interest in further
+results stops the feeding, and memory stays flat.
 
-A batch ends in one of these ways. All pass through `_end`, and the caller gets the results that are there first:
+A batch ends in one of these ways. All pass through `_end`, and the caller first gets the results so far:
 
 - All items are finished.
-- A limit of the batch, a failure that every further call would meet, a full disk, `stop` or Ctrl+C: no further
-  call is sent, those that are under way have `DRAIN_S` to end, and then all runs are cancelled. Their items stay
+- A limit of the batch, a lasting failure such as a wrong key, a full disk, `stop` or Ctrl+C: no further call is
+  sent, calls under way have `DRAIN_S` to end, and then all runs are cancelled. Their items stay
   unfinished, and the answers are in the journal.
 - `cancel`, a second `stop`, or leaving the context manager: all runs are cancelled at once.
 - An item cannot be used, or the iterable of the items raises: the runs under way go on to their end.
@@ -17,7 +17,6 @@ A batch ends in one of these ways. All pass through `_end`, and the caller gets 
 import asyncio
 import contextlib
 import os
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,6 @@ from rlm_broker.batch.journal import Journal
 from rlm_broker.batch.progress import BatchProgress, Counting
 from rlm_broker.batch.score import Score, Scoring
 from rlm_broker.batch.settings import settings_of
-from rlm_broker.broker.models.registry import require_priced
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
@@ -42,11 +40,10 @@ from rlm_broker.limits import BatchLimits
 from rlm_broker.results import Completion
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.request import RunRequest
-from rlm_broker.sandbox.sandbox import SEED_BITS
 from rlm_broker.usage import Usage
 
 TELLS_SECONDS_S = 5.0
-"""Seconds between two notes of the time that was worked."""
+"""Seconds between two notes of the time worked."""
 DRAIN_S = 20.0
 """Seconds for calls under way when a batch ends: their answers are paid, and are kept in the journal."""
 
@@ -56,17 +53,17 @@ class BatchRequest:
     """The request for a batch.
 
     Attributes:
-        items: Items, in any form that `RLM.batch` takes.
+        items: Items, in any form of `RLM.batch`.
         max_concurrent: Runs at the same time.
         limits: Limits of the whole batch.
-        fail_fast: Whether the first item that fails ends it.
-        score: Function that judges each result, or None.
+        fail_fast: Whether the first failed item ends it.
+        score: Judge of each result, or None.
         trajectories: Whether lines of results have the conversations.
         out: File of results; None keeps none.
-        retry_failed: Whether items that have failed run again.
-        settings_changed: Whether other limits than the journal has are taken for the items left.
-        samples: Times that each item is asked.
-        root: Folder to which names of paths are relative in digests; None takes names as they are.
+        retry_failed: Whether failed items run again.
+        settings_changed: Whether other limits than the journal's hold for the items left.
+        samples: Runs of each item.
+        root: Folder of relative paths in digests; None takes names as they are.
 
     Raises:
         ConfigurationError: A value cannot be used.
@@ -103,8 +100,8 @@ class BatchRequest:
 class Batch(AsyncResource):
     """Many questions being answered. `RLM.batch` makes it.
 
-    Iterate over it, with `for` or `async for`: each `BatchResult` comes as its item is done. It begins with the first
-    result that is asked for, or as a context manager, which ends all runs when it is left.
+    Iterate over it, with `for` or `async for`: each `BatchResult` comes as its item is done. It begins with
+    the first request for a result, or as a context manager. Leaving that ends all runs.
 
     Example:
         ```python
@@ -179,7 +176,7 @@ class Batch(AsyncResource):
     def stop(self) -> None:
         """Send no further call, let those under way end for 20 s, and keep their answers in the journal.
 
-        Items that are not finished stay so, and iterating raises `RunCancelled`. A second call ends all runs at once.
+        Unfinished items stay so, and iterating raises `RunCancelled`. A second call ends all runs at once.
 
         Example:
             ```python
@@ -241,11 +238,10 @@ class Batch(AsyncResource):
                 journal = await in_thread(lambda _: Journal(out), discard=Journal.close)
                 own.push_async_callback(journal.aclose)
             if not engine.is_open:
-                known = None if journal is None else journal.seed
-                own.enter_context(engine.seeded(secrets.randbits(SEED_BITS) if known is None else known))
+                own.enter_context(engine.seeded(None if journal is None else journal.seed))
             await own.enter_async_context(engine.borrowed())
             if batch.limits.max_budget_usd is not None:
-                await require_priced("max_budget_usd", engine.handler.routing.clients)
+                await engine.require_priced("max_budget_usd")
             if journal is not None:
                 start = partial(journal.start, settings_of(engine, self._settings), engine.seed)
                 flags = {"retry_failed": batch.retry_failed, "takes_others": batch.settings_changed}
@@ -331,14 +327,14 @@ class Batch(AsyncResource):
                     await self._places.acquire()
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - raised to the caller after the results that are under way
+        except BaseException as error:  # noqa: BLE001 - raised to the caller after the results under way
             failure = error
         while self._running:
             await asyncio.wait(self._running)
         self._error = self._error or failure
 
     def _require_means(self) -> None:
-        """Refuse to begin an item where a limit is reached already. A batch that is finished needs no means.
+        """Refuse to begin an item at a limit. A finished batch needs no means.
 
         Raises:
             LimitReached: Earlier processes have spent all.
@@ -409,7 +405,7 @@ class Batch(AsyncResource):
         self._counting.skipped += number
 
     async def _note_time(self) -> None:
-        """Write down the time that was worked, and end the batch when it is used up, unless no item runs."""
+        """Write down the time worked, and end the batch when it is used up, unless no item runs."""
         limit_s = self._batch.limits.timeout_s
         while True:
             worked_s = self._earlier_s + self._counting.seconds

@@ -1,8 +1,7 @@
 """The means of a whole batch: each call is held against its limits before it is sent, and counted after it.
 
-A call that may not be sent waits, and never fails: the batch is about to end, and an error would become the result of
-an item that a further process could answer. So does a call whose failure every further call would meet, such as that
-of a wrong key.
+A call beyond them waits, and never fails: the batch is about to end, and an error would become the result of an item
+in reach of a further process. So does a call with a lasting failure, such as a wrong key.
 """
 
 import asyncio
@@ -18,16 +17,16 @@ from rlm_broker.run.ledger import Ledger
 from rlm_broker.usage import Usage
 
 MOST_LASTING = 10
-"""Failures in a row, of the kind that every further call would meet, that end a batch which had answers before."""
+"""Lasting failures in a row; with these a batch ends, also after answers."""
 
 
 class Spending:
-    """Means that all items of a batch share. Lives on one event loop.
+    """The common means of all items of a batch, on one event loop.
 
     Args:
         limits: Limits of the batch.
         earlier: Usage by model of earlier processes.
-        end: Called with the error that ends the batch: a limit is reached, or every further call would fail.
+        end: Called with the end of the batch: a limit, or a lasting failure.
 
     Attributes:
         usage: Usage of all processes so far. It may be read from any thread.
@@ -55,15 +54,15 @@ class Spending:
         self._ledger.require_means()
 
     def stop(self) -> None:
-        """Send no further call. Those that were sent go on."""
+        """Send no further call. Calls under way go on."""
         self._is_ended = True
 
     def hurry(self) -> None:
-        """Wait no longer for the calls that were sent."""
+        """Wait no longer for calls under way."""
         self._idle.set()
 
     async def drained(self, timeout_s: float) -> None:
-        """Wait until the calls that were sent have ended, but no longer than this."""
+        """Wait for the calls under way, but no longer than this."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -105,7 +104,7 @@ class Spending:
         return answer
 
     async def _fail(self, error: ModelFailed) -> None:
-        """Count a failure that every further call would meet, and end the batch if that is certain by now."""
+        """Count a lasting failure, and end the batch if it is certain by now."""
         self._lasting += 1
         if not self._was_answered or self._lasting >= MOST_LASTING:
             await self._ends(ModelFailed(f"every call would fail: {error}", error.cause, is_lasting=True))

@@ -14,11 +14,10 @@ from typing import Any, Final, NamedTuple
 from rlm_broker.batch.items import BatchItem
 from rlm_broker.batch.journal import DIGEST_BYTES, key_of
 from rlm_broker.concurrency.threads import DaemonThreads
-from rlm_broker.context.files import find_files
 from rlm_broker.context.store import Encoded, Paths
 from rlm_broker.errors import ConfigurationError, ContextRefused
 from rlm_broker.run.request import require_question
-from rlm_broker.values.text import clip, printable
+from rlm_broker.values.text import printable
 from rlm_broker.values.validation import suggestion
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
@@ -30,7 +29,7 @@ MOST_LINE_BYTES = 1 << 30
 
 
 def item_of(given: object, where: str) -> BatchItem:
-    """Return the item that a user gave: itself, or made of a mapping.
+    """Return an item of the user's: itself, or made of a mapping.
 
     Args:
         given: A `BatchItem`, or a mapping with the keys `KEYS`.
@@ -48,13 +47,13 @@ def item_of(given: object, where: str) -> BatchItem:
         raise ConfigurationError(f"{where} must be a BatchItem or a dict, not {type(given).__name__}")
     for key in given:
         if key not in KEYS:
-            raise ConfigurationError(f"{where} has an unknown key {_short(key)}{suggestion(str(key), KEYS)}")
+            raise ConfigurationError(f"{where} has an unknown key {key!r:.80}{suggestion(str(key), KEYS)}")
     if "id" not in given:
         raise ConfigurationError(f"{where} has no id: give each item one of its own")
     number = given["id"]
     id = str(number) if isinstance(number, int) and not isinstance(number, bool) else number
     _require_id(id, where)
-    where = f"{where} (id {_short(id)})"
+    where = f"{where} (id {id!r:.80})"
     if ("context" in given) == ("path" in given):
         both = "both a context and a path: give one of them" if "path" in given else "neither a context nor a path"
         raise ConfigurationError(f"{where} has {both}")
@@ -134,9 +133,9 @@ def _parts_of_files(paths: Paths, root: Path | None) -> Iterator[bytes]:
     for path in paths:
         yield os.fsencode(path.relative_to(root) if root is not None and path.is_relative_to(root) else path)
     try:
-        for file in find_files(paths)[0]:
-            found = Path(file.path).stat()
-            yield os.fsencode(file.name)
+        for name, path in paths.files().items():
+            found = path.stat()
+            yield os.fsencode(name)
             yield f"{found.st_size} {int(found.st_mtime)}".encode()
     except (ContextRefused, OSError, ValueError):
         yield b"missing"
@@ -167,14 +166,10 @@ def _require_metadata(metadata: object, where: str) -> None:
         raise ConfigurationError(f"the metadata of {where} must be JSON values: {error}") from None
 
 
-def _short(value: object) -> str:
-    return clip(repr(value), 80)
-
-
 MOST_AHEAD = 64
-"""Items that are pulled in one step of the thread."""
+"""Items of a list for one step of the thread."""
 PULLED: Final = b""
-"""Digest of an item that was pulled: an id that comes again is refused, and no more of the item is needed."""
+"""Digest of an item after it was pulled: its id is refused when it comes again."""
 STEP_S = 0.005
 """Seconds of one step of the thread; at least one item is pulled in it."""
 Items = Iterable[BatchItem | Mapping[str, Any]] | AsyncIterable[BatchItem | Mapping[str, Any]]
@@ -182,7 +177,7 @@ Items = Iterable[BatchItem | Mapping[str, Any]] | AsyncIterable[BatchItem | Mapp
 
 
 class Fed(NamedTuple):
-    """An item that is to run.
+    """An item to run.
 
     Attributes:
         digest: Digest of its question and context.
@@ -197,17 +192,17 @@ class Fed(NamedTuple):
 
 
 class Feeding:
-    """Pulls items, checks them, and leaves out those that are finished.
+    """Pulls items, checks them, and leaves out finished ones.
 
-    A plain iterable is pulled in a thread, so that one that blocks holds no event loop.
+    A plain iterable is pulled in a thread, so that it may block.
 
     Args:
         items: Items, or mappings to make items of.
-        known: Maps the key of each finished item or sample to the digest of the item. The keys of items that are
-            pulled are added, so that no id comes twice.
+        known: Key of each finished item or sample -> digest of the item. Pulled items are added, so that no id comes
+            twice.
         on_skipped: Called with the number of items left out, on the thread or the event loop.
-        samples: Times that each item is asked.
-        root: Folder to which names of paths are relative in digests.
+        samples: Runs of each item.
+        root: Folder of relative paths in digests.
     """
 
     def __init__(
@@ -227,7 +222,7 @@ class Feeding:
         self._is_at_end = False
 
     async def fed(self) -> AsyncGenerator[Fed, None]:
-        """Yield the items that are to run.
+        """Yield the items to run.
 
         Raises:
             ConfigurationError: An item cannot be used, has the id of another one, or is not the finished one
@@ -239,11 +234,13 @@ class Feeding:
                     yield fed
             return
         threads = DaemonThreads(1)
+        # The next item of a stream may be late, and the one before it shall not wait.
+        most = 1 if total_of(self._items) is None else MOST_AHEAD
         try:
             iterator = iter(self._items)
             while not self._is_at_end:
                 chunk: list[Fed] = []
-                pulled = threads.submit(lambda chunk=chunk: self._pull(iterator, chunk))  # type: ignore[misc]
+                pulled = threads.submit(lambda chunk=chunk: self._pull(iterator, chunk, most))  # type: ignore[misc]
                 error = await asyncio.wrap_future(pulled)
                 for fed in chunk:
                     yield fed
@@ -252,10 +249,10 @@ class Feeding:
         finally:
             threads.close(RuntimeError("the batch has ended"))
 
-    def _pull(self, iterator: Iterator[Any], chunk: list[Fed]) -> BaseException | None:
+    def _pull(self, iterator: Iterator[Any], chunk: list[Fed], most: int) -> BaseException | None:
         until = time.monotonic() + STEP_S
         try:
-            while len(chunk) < MOST_AHEAD:
+            while len(chunk) < most:
                 chunk += self._checked(next(iterator))
                 if time.monotonic() > until:
                     break
@@ -301,7 +298,7 @@ def require_items(items: object) -> None:
 
 
 def total_of(items: Items) -> int | None:
-    """Return the number of items; None if that is not known before they are pulled."""
+    """Return the number of items; None for a stream."""
     try:
         return len(items)  # type: ignore[arg-type]
     except TypeError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlm_broker.errors import ConfigurationError
 
 PRIVATE = 0o600
-"""Mode of files that this user alone can read."""
+"""Mode of files for this user alone."""
 
 
 class ResultsFile:

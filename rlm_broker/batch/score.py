@@ -11,12 +11,12 @@ from rlm_broker.batch.items import BatchItem, BatchResult
 from rlm_broker.concurrency.deadline import closed_if_deaf
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.events.redaction import redact, secrets_of_environment
+from rlm_broker.events.redaction import in_words
 
 Score = Callable[[BatchItem, BatchResult], Any]
-"""Function that judges a result: it returns a JSON value, or an awaitable of one. A plain function runs in a thread."""
+"""Judge of a result: it returns a JSON value, or an awaitable of one. A plain function runs in a thread."""
 MAX_THREADS = 8
-"""Plain score functions that run at the same time; further ones wait."""
+"""Plain score functions at the same time; further ones wait."""
 
 
 class Scoring:
@@ -49,8 +49,7 @@ class Scoring:
                     value = await closed_if_deaf(value)
             return replace(result, score=_as_json(value))
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the function is the user's
-            why = redact(f"{type(error).__name__}: {error}", secrets_of_environment())
-            return replace(result, score_error=why)
+            return replace(result, score_error=in_words(error))
 
     def close(self) -> None:
         """End the threads."""

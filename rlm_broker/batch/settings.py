@@ -1,4 +1,4 @@
-"""The settings on which the results of a batch depend, as values that a journal keeps and compares."""
+"""The settings of a batch with an effect on its results, as values for the journal."""
 
 import hashlib
 import json
@@ -9,14 +9,13 @@ from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.models.model import Model
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.run.engine import Engine
-from rlm_broker.run.prompts.system import prompts_digest
 from rlm_broker.run.request import RunRequest
-from rlm_broker.values.text import clip, jsonable
+from rlm_broker.values.text import jsonable
 
 MOST_CHARS = 200
-"""Characters of a text that a journal keeps; of a longer one it has the beginning and the digest."""
+"""Characters of a text in a journal; of a longer one it has the beginning and the digest."""
 MOST_SHOWN, MOST_SHOWN_CHARS = 3, 60
-"""Differences that an error names, and characters of a value in it."""
+"""Differences in an error, and characters of a value in it."""
 
 
 def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
 
     system = instructions.system
     return {
-        "prompts": prompts_digest(instructions.profile),
+        "prompts": request.prompts_digest,
         "model": model(routing.root),
         "sub_model": None if routing.sub is None else model(routing.sub),
         "models": {name: model(client) for name, client in by_name.items() if name in routing.names},
@@ -63,17 +62,17 @@ def changed_settings(
     *,
     takes_others: bool = False,
 ) -> dict[str, Any]:
-    """Return the settings by name that are others now than in the beginning of a batch.
+    """Return the settings by name with another value than in the beginning of a batch.
 
     Args:
         first: Settings in the beginning.
-        taken: Other values that earlier processes have taken, by name. They need no flag again.
+        taken: Other values of earlier processes, by name. They need no flag again.
         now: Settings of this process.
         seeds: The seed before and now, if both are known.
         takes_others: Whether other limits and prompts are taken for the items left.
 
     Raises:
-        ConfigurationError: A setting has a value that no process before has taken. The message shows the first ones.
+        ConfigurationError: A setting has a new value. The message shows the first ones.
     """
     beginning, present = dict(_flat(first)), dict(_flat(now))
     before, after = {name: [value] for name, value in beginning.items()}, dict(present)
@@ -104,7 +103,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return clip(repr(value), MOST_SHOWN_CHARS)
+    return f"{value!r:.{MOST_SHOWN_CHARS}}"
 
 
 def _model(client: BaseClient, described: Model | None) -> str:
@@ -121,7 +120,7 @@ def _model(client: BaseClient, described: Model | None) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= MOST_CHARS else f"{clip(text, MOST_CHARS)} {_digest(text)}"
+    return text if text is None or len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}... {_digest(text)}"
 
 
 def _digest(text: str) -> str:

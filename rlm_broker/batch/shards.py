@@ -14,16 +14,21 @@ from typing import NamedTuple
 from rlm_broker.errors import ConfigurationError
 
 INDEX_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
-"""Variables with the number of this task, in the order in which they are looked for."""
+"""Variables with the number of this task; the first one that is set counts."""
 _GIVEN = re.compile(r"(auto|\d{1,7})/(\d{1,7})")
 _NAME = re.compile(r"\.(\d+)-of-(\d+)\Z")
 
 
 class Shard(NamedTuple):
-    """The items whose number has a certain remainder.
+    """The items of one remainder of their numbers.
+
+    Example:
+        ```python
+        list(rlm.batch(ItemsFile("questions.jsonl", shard=Shard(1, 3)), out=Shard(1, 3).file(Path("answers.jsonl"))))
+        ```
 
     Attributes:
-        remainder: Remainder of the numbers, which begin at 1.
+        remainder: Remainder of the numbers from 1.
         of: Number of shards.
     """
 
@@ -40,9 +45,9 @@ class Shard(NamedTuple):
 
 
 def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
-    """Return the shard that `3/100` names, or `auto/100` by the number of this task.
+    """Return the shard of `3/100`, or of `auto/100` by the number of this task.
 
-    The numbers of tasks may begin at 0 or at 1, and some of them may run again: it is the remainder that counts.
+    The numbers of tasks may begin at 0 or at 1, and some of them may run again: the remainder counts.
 
     Raises:
         ConfigurationError: It names none, or no variable has the number of a task.
@@ -64,7 +69,7 @@ def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
 
 
 def shards_of(out: Path) -> dict[Shard, Path]:
-    """Return the files of results of all shards that are beside a file of results.
+    """Return the files of results of all shards beside a file of results.
 
     Raises:
         ConfigurationError: They are of batches with other numbers of shards.

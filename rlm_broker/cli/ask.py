@@ -1,5 +1,6 @@
 """`rlm-broker ask QUESTION PATH...`: settings, one run, and what the user learns of it."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -9,26 +10,29 @@ from typing import Any
 
 import click
 
-from rlm_broker.broker.clients.offline.client import NOTE, OfflineClient
 from rlm_broker.broker.models.models import Models
 from rlm_broker.cli.composition import models_of, rlm_of
 from rlm_broker.cli.failures import fail
 from rlm_broker.cli.parameters import exists
-from rlm_broker.cli.progress import ProgressLine
-from rlm_broker.cli.settings.settings import Settings, assigned
+from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned
 from rlm_broker.cli.settings.user_files import schema_of
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
 from rlm_broker.context.stored_context import StoredContext
-from rlm_broker.context.text import Errors
 from rlm_broker.errors import ConfigurationError, LimitReached, RunCancelled, RunFailed
 from rlm_broker.events.event import Emit, all_of
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.results import Completion
-from rlm_broker.values.text import as_json as to_json
-from rlm_broker.values.words import counted, spent, tokens
+from rlm_broker.values.words import counted
+from rlm_broker.watch.progress_line import ProgressLine
 from rlm_broker.watch.server import ControlSocket
+
+NOTE = (
+    "The model offline is a stand-in: it searches, quotes and counts, and does not reason. Name a real model with "
+    "--model NAME (or RLM(model=...))."
+)
+"""Advice to users beside an answer of the model offline."""
 
 
 def run(
@@ -53,17 +57,16 @@ def run(
     """
     if not paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
-    errors: Errors = "strict" if strict_text else "replace"
     try:
         with ExitStack() as stack:
             progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
-            sources = partial(stored, paths, encoding, errors, names_left_out=verbose)
+            sources = partial(stored, paths, encoding, is_strict=strict_text, names_left_out=verbose)
             completion = _completion(question, paths, sources, progress, **options)
     except (LimitReached, RunCancelled) as stopped:
         if stopped.partial_answer and not as_json:
             say(stopped.partial_answer)
         raise
-    answer = completion.response if completion.parsed is None else to_json(completion.parsed)
+    answer = completion.response if completion.parsed is None else json.dumps(completion.parsed, ensure_ascii=False)
     if answer is None:
         if completion.is_stopped:
             fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
@@ -93,7 +96,7 @@ def _completion(
     replay: Path | None,
     **flags: Any,
 ) -> Completion:
-    """Run the question, with the trace and the recording that the options name.
+    """Run the question, with the trace and the recording of the options.
 
     Args:
         sources: Reads the context.
@@ -150,14 +153,14 @@ def _require_fit(question: str, paths: tuple[str, ...], files: Mapping[str, Path
 
 
 def _require_no_address(paths: tuple[str, ...]) -> None:
-    """Refuse an address before it becomes a `Path`, which drops one of its two slashes: the error would show one."""
+    """Refuse an address before it becomes a `Path` and loses one of its two slashes."""
     for path in paths:
         if "://" in path and not exists(path):
             raise ConfigurationError(f"{path!r} is an address, and ask reads files: download it, and name the file")
 
 
 def _require_apart(trace: Path | None, record: Path | None) -> None:
-    """Refuse one file for both: the recording, which is opened second, would be refused because the file exists."""
+    """Refuse one file for both: the recording is opened second, and the file would exist by then."""
     if trace is not None and record is not None and trace.resolve() == record.resolve():
         raise ConfigurationError(f"--trace and --record name the same file, {trace}: give each its own")
 
@@ -178,26 +181,26 @@ def _require_order(question: str, paths: tuple[str, ...]) -> None:
 def _say_used(ended: Completion | RunFailed) -> None:
     """Print what a run took and used in one line, and a table by model and by depth if there are several.
 
-    After a run of the model offline it prints what that model is.
+    After a run of the model offline it prints a note on that model.
     """
     if not ended.execution_time:  # no run had begun
         return
     turns = counted(len(ended.trajectory), "turn")
-    say(f"{ended.execution_time:.1f} s, {turns}, {spent(ended.usage_summary.total)}", err=True)
-    if OfflineClient.model_name in ended.usage_summary.model_usage_summaries:
+    say(f"{ended.execution_time:.1f} s, {turns}, {ended.usage_summary.total}", err=True)
+    if DEFAULTS["model"] in ended.usage_summary.model_usage_summaries:
         say(NOTE, err=True)
-    if not any(tokens(usage) for usage in ended.usage_by_depth.values()):
+    if not any(usage.total_tokens for usage in ended.usage_by_depth.values()):
         return
     models = list(ended.usage_summary.model_usage_summaries.items())
     depths = [(f"depth {depth}", usage) for depth, usage in ended.usage_by_depth.items()]
     rows = [*(models if len(models) > 1 else []), *(depths if len(depths) > 1 else [])]
     width = max((len(name) for name, _ in rows), default=0)
     for name, usage in rows:
-        say(f"  {name:{width}}  {spent(usage)}", err=True)
+        say(f"  {name:{width}}  {usage}", err=True)
 
 
 def _in_json(completion: Completion) -> str:
-    """Return a completion as one JSON object, without the context and without the conversation, which a trace holds."""
+    """Return a completion as one JSON object, without the context and the conversation: a trace holds these."""
     shown = completion.to_dict()
     del shown["messages"], shown["trajectory"], shown["prompt"]
-    return to_json(shown)
+    return json.dumps(shown, ensure_ascii=False)

@@ -1,5 +1,6 @@
 """`rlm-broker batch INPUT --out OUT`: settings, one batch, and what the user is told of it."""
 
+import json
 import sys
 import threading
 from collections import Counter
@@ -13,11 +14,11 @@ from click.core import ParameterSource
 
 from rlm_broker.batch.batch import Batch
 from rlm_broker.batch.items import BatchResult
+from rlm_broker.batch.items_file import ItemsFile
 from rlm_broker.batch.progress import BatchProgress
 from rlm_broker.batch.shards import merge as merge_shards
 from rlm_broker.batch.shards import shard_of
 from rlm_broker.cli import signals
-from rlm_broker.cli.batch_input import BatchInput
 from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
 from rlm_broker.cli.composition import rlm_of
 from rlm_broker.cli.parameters import exists
@@ -25,17 +26,16 @@ from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.settings.user_files import function_of, schema_of
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.spans import sent_spans
-from rlm_broker.cli.terminal import say
+from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, RunCancelled
 from rlm_broker.limits import BatchLimits
-from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.words import counted
 from rlm_broker.watch.server import ControlSocket
 
 LIMITS = {"max_budget_usd": "--batch-budget-usd", "max_tokens": "--batch-tokens", "timeout_s": "--batch-timeout"}
-"""Limit of a batch -> the option that sets it."""
+"""Limit of a batch -> its option."""
 ARGUMENTS = ("max_concurrent", "fail_fast", "trajectories", "retry_failed", "settings_changed", "samples")
-"""Options that are arguments of `RLM.batch` as they are."""
+"""Options with the names of arguments of `RLM.batch`."""
 GO_ON = "the same command goes on"
 STOPPING = "stopping: calls under way have 20 s to end; once more ends them at once"
 
@@ -110,13 +110,15 @@ def _answered(
     schema = settings.path("output_type")
     part = None if shard is None else shard_of(shard)
     out = out if part is None else part.file(out)
-    items = BatchInput(input, root, encoding, "strict" if strict_text else "replace", part)
+    items = ItemsFile(input, root, encoding, "strict" if strict_text else "replace", part)
     items.check()
+    if input == STDIN:
+        say_if_typed()
     with ExitStack() as stack:
         told = stack.enter_context(sent_spans())
         rlm = rlm_of(settings, system_prompt=system, on_event=told)
         batch = rlm.batch(
-            items.items,
+            items,
             out=out,
             root=items.folder,
             limits=limits,
@@ -133,7 +135,7 @@ def _answered(
 
 
 def _require_alone(input: str | None, option: str) -> None:
-    """Refuse options of a batch beside --status or --merge, which would have no effect.
+    """Refuse options without effect beside --status or --merge.
 
     Raises:
         click.UsageError: There is an argument or another option.
@@ -149,7 +151,7 @@ def _require_alone(input: str | None, option: str) -> None:
 
 
 def _require_apart(input: str, out: Path) -> None:
-    """Refuse to write the results into the file that is read, or to stdout, beside which there is no journal."""
+    """Refuse to write the results into the input, or to stdout, which has no place for a journal."""
     if str(out) == STDIN:
         raise ConfigurationError("--out - names no file: name one, since the journal of a batch lies beside it")
     if input != STDIN and exists(out) and exists(input) and out.samefile(input):
@@ -222,11 +224,11 @@ def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool
 
 
 def _end_of(error: BaseException, failed: BatchResult | None, *, was_stopped: bool) -> _Ended | None:
-    """Return an end of the batch in words; None for an error that is none of them.
+    """Return an end of the batch in words; None for any other error.
 
     Args:
-        error: Error that ended it.
-        failed: Item that ended it, if the first failure does.
+        error: The error.
+        failed: Failed item at the end, if the first failure is one.
         was_stopped: Whether `rlm-broker stop` has come.
     """
     match error:
@@ -266,7 +268,7 @@ def _told(batch: Batch, counts: _Counts, ended: _Ended | None, out: Path, *, is_
         say(_summary(progress, counts), err=True)
     if as_json:
         error = {} if ended is None else {"error": {"kind": ended.kind, "message": ended.sentence}}
-        say(to_json(_in_json(progress, counts) | error))
+        say(json.dumps(_in_json(progress, counts) | error, ensure_ascii=False))
     elif ended is not None:
         say(f"rlm-broker batch: {ended.sentence}", err=True)
     return 0 if ended is None else ended.exit_code
@@ -287,7 +289,7 @@ def _summary(progress: BatchProgress, counts: _Counts) -> str:
 
 
 def _in_json(progress: BatchProgress, counts: _Counts) -> dict[str, Any]:
-    """Return the same for programs. Names that `--status --json` has too mean the same, for this process alone."""
+    """Return the same for programs. Names of `--status --json` mean the same, for this process alone."""
     return {
         "total": progress.total,
         "done": progress.done,

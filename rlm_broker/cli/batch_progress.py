@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,13 +12,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.batch.progress import BatchProgress
 from rlm_broker.batch.status import BatchStatus, read_status
-from rlm_broker.cli.progress import ROOM_FOR_CTRL_C, live_line
 from rlm_broker.cli.ps import seconds
 from rlm_broker.cli.terminal import say
-from rlm_broker.values.text import as_json as to_json
 from rlm_broker.values.text import printable
-from rlm_broker.values.words import counted, spent
-from rlm_broker.watch.terminal import takes_panels
+from rlm_broker.values.words import counted
+from rlm_broker.watch.progress_line import live_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -27,8 +26,10 @@ LINE_EACH_S = 30.0
 BAR_COLUMNS = 16
 """Columns of the bar, on a terminal of at least `WIDE_COLUMNS`."""
 WIDE_COLUMNS = 72
+ROOM_FOR_CTRL_C = 3
+"""Columns that the live line leaves free. A terminal writes ^C there; without room it would begin a further line."""
 MOST_NOTES = 10
-"""Failures that are told as they happen. Further ones are only counted: the file of results has them all."""
+"""Failures told as they happen. Further ones are only counted: the file of results has them all."""
 
 
 class BatchLine:
@@ -43,7 +44,7 @@ class BatchLine:
         self._progress = progress
         self._notes = 0
         self._is_over = threading.Event()
-        self._live = live_line(self, stream) if takes_panels(stream) else None
+        self._live = live_line(self, stream)
         self._thread = None if self._live else threading.Thread(target=self._print_lines, daemon=True)
         if self._thread is not None:
             self._thread.start()
@@ -111,11 +112,11 @@ def used(progress: BatchProgress) -> str:
     """Return calls, tokens and cost of this batch, and how many of its calls an earlier process has paid."""
     replayed = progress.replayed.total_calls
     told = f"{counted(replayed, 'call')} replayed" if replayed else ""
-    return ", ".join(filter(None, (spent(progress.usage), told)))
+    return ", ".join(filter(None, (str(progress.usage), told)))
 
 
 def show_status(out: Path, *, as_json: bool, of_shards: bool = False) -> BatchStatus:
-    """Print the state of the batch that writes a file of results, and return it.
+    """Print the state of the batch of a file of results, and return it.
 
     Args:
         out: The file.
@@ -127,7 +128,7 @@ def show_status(out: Path, *, as_json: bool, of_shards: bool = False) -> BatchSt
     """
     status = read_status(out, of_shards=of_shards)
     if as_json:
-        say(to_json(status.to_dict()))
+        say(json.dumps(status.to_dict(), ensure_ascii=False))
         return status
     rows = list(_rows(status))
     width = max(len(name) for name, _ in rows)
@@ -137,7 +138,7 @@ def show_status(out: Path, *, as_json: bool, of_shards: bool = False) -> BatchSt
 
 
 def by_kind(numbers: Mapping[str, int]) -> str:
-    """Return a number, and the parts that it has if they are named: `3 (provider 2, sandbox 1)`."""
+    """Return a number and its parts by name: `3 (provider 2, sandbox 1)`."""
     parts = ", ".join(f"{kind} {number:,}" for kind, number in sorted(numbers.items()))
     return f"{sum(numbers.values()):,}{f' ({parts})' if parts else ''}"
 
@@ -152,13 +153,13 @@ def _rows(status: BatchStatus) -> Iterator[tuple[str, str]]:
     yield "answered", f"{status.answered:,}"
     yield "limited", by_kind(status.limited)
     yield "failed", by_kind(status.failed)
-    calls = spent(status.unfinished_usage)
-    yield "unfinished", f"{status.unfinished:,} with paid calls{f' ({calls})' if status.unfinished else ''}"
+    calls = f" ({status.unfinished_usage})" if status.unfinished else ""
+    yield "unfinished", f"{status.unfinished:,} with paid calls{calls}"
     yield "time", seconds(status.seconds)
     total = status.usage.total
-    yield "used", spent(total)
+    yield "used", str(total)
     models = status.usage.model_usage_summaries
     for model, usage in models.items() if len(models) > 1 else ():
-        yield f"  {model}", spent(usage)
+        yield f"  {model}", str(usage)
     if status.replayed.total_calls:
-        yield "replayed", spent(status.replayed)
+        yield "replayed", str(status.replayed)

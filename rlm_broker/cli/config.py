@@ -1,4 +1,4 @@
-"""`rlm-broker config show`: every setting, its value, where that came from, and what it is."""
+"""`rlm-broker config show`: every setting with its value, its source and a sentence about it."""
 
 import json
 import re
@@ -29,7 +29,7 @@ ABOUT = {
     "recursion": "Which children get a REPL: always or auto",
     "prompt_profile": "What the model is told to end with: both, final, answer or compact",
 }
-"""Setting that is not a limit -> its description. A limit has a docstring."""
+"""Other settings than limits -> description. A limit has a docstring."""
 
 
 def trust() -> None:
@@ -40,7 +40,7 @@ def trust() -> None:
 
 
 def show(*, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Print each setting with the value that holds, its source, and a sentence about it."""
+    """Print each setting with its value, its source, and a sentence about it."""
     found = Settings(assigned(assignments), is_looked_at=True)
     settings = found.all()
     if found.refusal is not None:

@@ -13,7 +13,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.evaluation.arms import arms_of
 from rlm_broker.evaluation.questions import own
 from rlm_broker.evaluation.tasks import TASKS, chars_of
-from rlm_broker.values.validation import did_you_mean
+from rlm_broker.values.validation import suggestion
 
 OFFLINE = "offline"
 
@@ -49,7 +49,7 @@ def run(
         if not named:
             raise ConfigurationError(f"there is no task: name some of {', '.join(TASKS)}")
         for name in (each for each in named if each not in TASKS):
-            raise ConfigurationError(f"there is no task {name[:40]!r}{did_you_mean(name, TASKS)}")
+            raise ConfigurationError(f"there is no task {name[:40]!r}{suggestion(name, TASKS)}")
         lengths = _listed(length)
         for each in lengths:
             chars_of(each)
@@ -68,7 +68,7 @@ def run(
 
 
 def _require_no_tasks() -> None:
-    """Refuse options of generated tasks beside --data, which would have no effect.
+    """Refuse options of generated tasks beside --data: they have no effect there.
 
     Raises:
         click.UsageError: There is one.

@@ -1,9 +1,10 @@
 """`rlm-broker exec FILE ARGS...`: a program runs in a REPL, with its arguments, files and stdin.
 
-A REPL runs blocks, and not programs, so that a program is the second of three blocks.
+A REPL runs blocks, and not programs: `SandboxedRepl.execute_script` makes blocks of it.
 """
 
 import dataclasses
+import json
 import select
 import signal
 import sys
@@ -17,19 +18,15 @@ from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused
 from rlm_broker.results import Block
-from rlm_broker.sandbox.programs import blocks_of, with_its_end
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.values.text import as_json as to_json
-from rlm_broker.values.text import jsonable
 from rlm_broker.watch.server import ControlSocket
 
 if TYPE_CHECKING:
     from rlm_broker.limits import Limits
-    from rlm_broker.sandbox.blocks.block_result import OnOutput
     from rlm_broker.sandbox.repl import SandboxedRepl
 
 OF_SOURCE = "utf-8-sig"
-"""Encoding of a program: UTF-8, with or without the byte order mark that some editors write."""
+"""Encoding of a program: UTF-8, with or without the byte order mark of some editors."""
 OUTPUT_LOST = signal.SIGUSR1
 """Interrupts the main thread when the reader of the output has gone; see `_Echo`."""
 OF_LIMITS = {
@@ -37,7 +34,7 @@ OF_LIMITS = {
     "RuntimeError: can't start new thread": "max_processes",
     "BlockingIOError: [Errno 11]": "max_processes",
 }
-"""Beginning of an error of Python -> the limit whose refusal by the kernel most likely caused it."""
+"""Beginning of an error of Python -> the limit that most likely caused it."""
 ITS_BLOCK = "<block 2>"
 """File name of the program in tracebacks. Its own name is put in its place."""
 
@@ -60,7 +57,7 @@ class Script:
 
 
 def run(file: str, arguments: Sequence[str], **options: Any) -> int:
-    """Run a program, and return the exit code that `python` would give it, or 3 if a limit ended it."""
+    """Run a program, and return the exit code of `python`, or 3 if a limit ended it."""
     block = execute(file, arguments, **options)
     if block.status == "exited":
         return block.exit_code or 0
@@ -103,10 +100,13 @@ def execute(
         with ControlSocket("exec"), made as sandbox, sandbox.repl() as repl:
             repl.kills_when_cancelled = True
             _put(repl, program, placed)
-            block = _at_its_limit(_run(repl, program, None if as_json else _Echo(program)))
+            told = None if as_json else _Echo(program)
+            block = repl.execute_script(program.code, program.argv, program.name, stdin=program.stdin, on_output=told)
+            block = _at_its_limit(block)
             block = dataclasses.replace(block, stderr=_with_its_name(block.stderr, program))
             if as_json:
-                say(to_json(jsonable(block) | {"isolation": jsonable(repl.isolation)}))
+                shown = block.to_dict() | {"isolation": dataclasses.asdict(repl.isolation)}
+                say(json.dumps(shown, ensure_ascii=False))
             else:
                 for line in _notes(block, settings.limits):
                     say(f"rlm-broker exec: {line}", err=True)
@@ -169,7 +169,7 @@ def _placed(files: Sequence[str], program: str | None) -> dict[str, str]:
 
 
 def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> None:
-    """Write the program and its files into the scratch folder, which is its current folder."""
+    """Write the program and its files into the scratch folder, its current folder."""
     try:
         for name, local in placed.items():
             repl.files.write(name, Path(local))
@@ -180,18 +180,6 @@ def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> N
 
 
 # -- its run -----------------------------------------------------------------------------------------------------------
-
-
-def _run(repl: "SandboxedRepl", program: Script, on_output: "OnOutput | None") -> Block:
-    before, code, after = blocks_of(program.code, program.argv, program.name)
-    start = repl.execute(before, on_output=on_output)
-    if start.status != "ok":
-        return start
-    block = repl.execute(code, on_output=on_output, stdin=program.stdin)
-    if block.status == "killed":
-        return block
-    end = repl.execute(after, on_output=on_output)
-    return dataclasses.replace(with_its_end(block, end), code=program.code)
 
 
 def _at_its_limit(block: Block) -> Block:
@@ -226,8 +214,8 @@ def _with_its_name(text: str, program: Script) -> str:
 class _OutputLost(BaseException):
     """An interruption of the main thread, raised when output cannot be written.
 
-    It is no OSError: asyncio passes over an OSError of the write that wakes a loop, in which the signal may find the
-    main thread. The program would then run on without a reader.
+    It is no OSError: asyncio passes over an OSError of the write to wake a loop, and the signal may find the main
+    thread there. The program would then run on without a reader.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -238,9 +226,9 @@ class _OutputLost(BaseException):
 class _Echo:
     """Prints the program's output as it comes, on the event loop's thread, until it cannot be written.
 
-    Then the command ends: a signal interrupts the main thread, which waits for the program. The signal is not SIGPIPE.
-    The kernel sends that also for the main thread's own writes, beside their BrokenPipeError: the second of these two
-    exceptions would be raised within the handling of the first, and be shown as a traceback.
+    Then the command ends: a signal interrupts the main thread in its wait for the program. The signal is not SIGPIPE.
+    The kernel sends SIGPIPE also for the main thread's own writes, beside their BrokenPipeError: the second of these
+    two exceptions would be raised within the handling of the first, and be shown as a traceback.
     """
 
     def __init__(self, program: Script) -> None:

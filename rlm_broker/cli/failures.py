@@ -13,7 +13,7 @@ from rlm_broker.errors import ModelFailed, RlmBrokerError, RunCancelled, RunFail
 from rlm_broker.values.text import shorten
 
 LONGEST_CHARS = 4_000
-"""Maximum characters of a sentence; a longer one, which repeats what the user has given, loses its middle."""
+"""Maximum characters of a sentence; a longer one repeats the user's input, and loses its middle."""
 
 
 def fail(
@@ -38,7 +38,7 @@ def fail(
 
 @contextmanager
 def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[None]:
-    """Turn the errors that the library raises on purpose into the end of a command. `debug` lets them pass."""
+    """Turn the library's own errors into the end of a command. `debug` lets them pass."""
     warnings.showwarning = _warn
     try:
         yield
@@ -57,7 +57,7 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
 
 
 def _had(run: RunFailed) -> dict[str, Any]:
-    """Return what a failed run had, under the names that the JSON of an answer has; empty if no run had begun."""
+    """Return the facts of a failed run, by their names in the JSON of an answer; empty if no run had begun."""
     partial = {} if run.partial_answer is None else {"partial_answer": run.partial_answer}
     if not run.execution_time:
         return partial

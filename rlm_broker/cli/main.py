@@ -85,17 +85,17 @@ def main() -> None:
     except SystemExit as end:
         if end.code != signals.exit_code():
             raise
-        # No orderly end: it waits for an import in the background, which a second Ctrl+C would hit.
+        # No orderly end: it waits for an import in the background, and a second Ctrl+C would hit that.
         _leave_at_once(end.code)
     except OSError as error:
         _leave_without_output(error)
 
 
 def _prepare_streams() -> None:
-    """Open those of the three streams that the parent process has closed, and make them take any text.
+    """Open closed ones of the three streams, and make them take any text.
 
-    Python sets a closed stream to None. Lone surrogates, for which no encoding has bytes, are written as escapes, which
-    are valid in JSON, too.
+    Python sets a closed stream to None. Lone surrogates have no bytes in any encoding, and are written as escapes: JSON
+    has the same.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -117,7 +117,7 @@ def _leave_without_output(error: OSError) -> NoReturn:
 
 
 def _leave_at_once(exit_code: int, why: str = "") -> NoReturn:
-    """End the process without the interpreter's own end, which waits for imports on background threads.
+    """End the process without the interpreter's own end and its wait for imports on background threads.
 
     Sandboxes are closed by then, or end because their sockets do.
     """

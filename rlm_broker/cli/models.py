@@ -1,12 +1,11 @@
-"""`rlm-broker models [NAME]`: models, routes and keys; with a NAME, the model that would serve a call, and why."""
+"""`rlm-broker models [NAME]`: models, routes and keys; with a NAME, the model for a call, and why."""
 
 import asyncio
 import json
 from typing import Any
 
-from rlm_broker.broker.broker import Broker
 from rlm_broker.broker.clients.base import BaseClient
-from rlm_broker.broker.clients.litellm import providers_with_keys
+from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.broker.models.model import Model
 from rlm_broker.broker.models.models import Models
@@ -14,17 +13,18 @@ from rlm_broker.broker.models.registry import Registry
 from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ModelFailed
+from rlm_broker.run.lm_handler import LMHandler
 
 
 def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
-    """Print models, routes, a server's models and keys; or the model that would serve a call by `name`."""
+    """Print models, routes, a server's models and keys; or the model for a call by `name`."""
     settings = Settings(assigned((), **flags))
     is_named = settings["model"] != DEFAULTS["model"]
     models = Registry(
         settings.model("model") if is_named else None,
         settings.model("sub_model"),
         Models(settings.models, settings.routes, settings["model_policy"]),
-        Broker,
+        LMHandler,
         lists=True,
     )
     routing = models.handler(settings.limits).routing
@@ -37,7 +37,7 @@ def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
     entries += [_entry(entry, client, settings) for entry, client in models.named.items()]
     routes = [{"match": each.match, "depths": each.depths, "to": each.to} for each in settings.routes]
     server = None if settings["base_url"] is None else _server(settings)
-    providers = providers_with_keys()
+    providers = LiteLLMClient.providers_with_keys()
     if as_json:
         found = {"models": entries, "routes": routes, "server": server, "providers": providers}
         say(json.dumps(found, ensure_ascii=False))

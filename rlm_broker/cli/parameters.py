@@ -6,27 +6,27 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from rlm_broker.cli.failures import failures
 from rlm_broker.values.extras import require_extra
-from sandbox_worker.wire.level import LEVELS
+from sandbox_worker.wire.level import LevelName
 
 FILE = click.Path()
-"""A file that a shell completes. Whether it exists is found out, and said, when it is opened."""
+"""A file, completed by shells. Whether it exists shows when it is opened."""
 FOLDER = click.Path(file_okay=False)
 """A folder, likewise."""
 PATH = click.Path(path_type=Path)
 """The same as a `Path`."""
-ISOLATION = click.Choice(("auto", *(level.name for level in LEVELS)))
-"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
+ISOLATION = click.Choice(("auto", *get_args(LevelName)))
+"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic in 0.2 s."""
 FROM_ENVIRONMENT = "env:"
 
 
 def exists(path: str | Path) -> bool:
-    """Whether a user's text is the path of a file or folder. A paragraph is not, for which `Path.exists` raises."""
+    """Whether a user's text is the path of a file or folder. For a paragraph, `Path.exists` raises."""
     return os.path.exists(path)  # noqa: PTH110 - before Python 3.14, `Path` raises OSError for a name of 256 bytes
 
 
@@ -56,7 +56,7 @@ class Option(click.Option):
     """An option of one value. A metavar says what the value is.
 
     Args:
-        names: Its flags, and the name of its parameter if that is another one: `"--json as_json"`.
+        names: Its flags, and another name of its parameter if it has one: `"--json as_json"`.
         metavar: What the help shows for the value.
         help: One sentence.
         multiple: Whether it may be given several times.
@@ -91,10 +91,10 @@ class Flag(click.Option):
 
 
 class LazyCommand(click.Command):
-    """A command whose work is a function of a module that is imported when the command is called.
+    """A command with its work in a function of a module, imported when the command is called.
 
     The import may take a second, and `--help` need not wait for it. The function gets each parameter by its name. It
-    returns the exit code, or None for 0. Errors that the library raises on purpose end the command with one sentence.
+    returns the exit code, or None for 0. The library's own errors end the command with one sentence.
 
     Args:
         name: Its name.
@@ -102,7 +102,7 @@ class LazyCommand(click.Command):
         parameters: Its arguments and options, in the order of the help.
         epilog: What the help ends with.
         work: `MODULE` or `MODULE.FUNCTION` in `rlm_broker.cli`; the function is `run` if none is named.
-        extra: Extra of the installation whose packages the module imports.
+        extra: Extra of the installation for the module's imports.
         context_settings: As `click.Command` has them.
     """
 
@@ -148,7 +148,7 @@ class LazyCommand(click.Command):
 
 
 class Group(click.Group):
-    """A group that answers a mistyped command with the one that was meant."""
+    """A group with an answer to a mistyped command: a similar one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -160,14 +160,14 @@ class Group(click.Group):
         """
         name = args[0]
         if name not in self.list_commands(ctx) and not name.startswith("-"):
-            raise click.UsageError(f"No such command {name!r}{self.suggested(ctx, name) or '.'}", ctx)
+            raise click.UsageError(f"No such command {name!r}{self.suggested(ctx, name)}", ctx)
         return super().resolve_command(ctx, args)
 
     def suggested(self, ctx: click.Context, name: str) -> str:
-        """Return what ends the sentence about an unknown command; empty if no command is like it."""
-        from rlm_broker.values.validation import did_you_mean  # imports pydantic, which --help need not wait for
+        """Return what ends the sentence about an unknown command."""
+        from rlm_broker.values.validation import suggestion  # imports pydantic: not for --help
 
-        return did_you_mean(name, self.list_commands(ctx))
+        return suggestion(name, self.list_commands(ctx))
 
 
 class TraceGroup(Group):

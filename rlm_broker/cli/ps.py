@@ -12,7 +12,7 @@ import msgspec
 
 from rlm_broker.cli.terminal import say
 from rlm_broker.values.text import printable
-from rlm_broker.watch import client
+from rlm_broker.watch.client import MachineRuns
 from rlm_broker.watch.messages import ProcessStatus, ReplStatus, RunStatus
 
 NONE_RUNS = "no process of rlm-broker runs"
@@ -37,7 +37,7 @@ def run(*, as_json: bool, watch: bool) -> None:
     if watch:
         _watch()
         return
-    found = asyncio.run(client.processes())
+    found = asyncio.run(MachineRuns().processes())
     if as_json:
         say(json.dumps({"processes": msgspec.to_builtins(found)}, ensure_ascii=False))
     else:
@@ -45,7 +45,7 @@ def run(*, as_json: bool, watch: bool) -> None:
 
 
 def table(found: Sequence[ProcessStatus], width: int | None = None) -> list[str]:
-    """Return the lines of the table. Each character that could steer a terminal is an escape.
+    """Return the lines of the table. Characters with a power over terminals are escapes.
 
     Args:
         found: Processes.
@@ -117,7 +117,7 @@ def _watch() -> None:
     """Draw the table again each second, in place on a terminal, below each other elsewhere."""
     if not sys.stdout.isatty():
         while True:
-            say("\n".join(table(asyncio.run(client.processes()))))
+            say("\n".join(table(asyncio.run(MachineRuns().processes()))))
             sys.stdout.flush()
             time.sleep(REDRAWN_S)
     from rich.live import Live
@@ -125,6 +125,6 @@ def _watch() -> None:
 
     with Live(Text(), auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
-            lines = table(asyncio.run(client.processes()))
+            lines = table(asyncio.run(MachineRuns().processes()))
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             time.sleep(REDRAWN_S)

@@ -10,8 +10,6 @@ import ssl
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from rlm_broker.cli.composition import rlm_of
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.spans import sent_spans
@@ -20,11 +18,10 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.serve.app import Service
 from rlm_broker.serve.http_server import BoundedServer, configured
 from rlm_broker.serve.settings import RIGHTS, ServeSettings
-from rlm_broker.values.validation import first_complaint
 from rlm_broker.watch.server import ControlSocket
 
 OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")
-"""Options that stand for settings of the same name in the table `serve`."""
+"""Options for settings of the same name in the table `serve`."""
 
 
 def run(
@@ -51,7 +48,7 @@ def serve_settings(
 
     Args:
         table: Table `serve` of the settings files.
-        options: Options of the command line, which replace the table's.
+        options: Options of the command line; they replace the table's.
         contexts: `NAME=PATH` of the command line.
         key: Variable holding a key with all rights, as "env:NAME", or None.
 
@@ -70,11 +67,7 @@ def serve_settings(
         together["contexts"] = {**together.get("contexts", {}), **named}
     if key is not None:
         together["keys"] = {**together.get("keys", {}), "default": {"key": key, "rights": sorted(RIGHTS)}}
-    try:
-        return ServeSettings.model_validate(together)
-    except ValidationError as error:
-        _, said = first_complaint(error, "serve", "setting", within="serve", known=ServeSettings.model_fields)
-        raise ConfigurationError(said) from None
+    return ServeSettings.model_validate(together)
 
 
 def require_safe(settings: ServeSettings) -> None:
@@ -95,7 +88,7 @@ def require_safe(settings: ServeSettings) -> None:
 
 
 def _require_pair(certificate: str, private_key: str) -> None:
-    """Refuse a certificate and a key that TLS cannot use, before an address is printed.
+    """Refuse a certificate and a key without use for TLS, before an address is printed.
 
     Raises:
         ConfigurationError: A file cannot be read or is no PEM, the two do not fit, or the key has a passphrase.

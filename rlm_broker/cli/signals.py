@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that `timeout`, `docker stop` and systemd send, and that a closed terminal causes."""
+"""Signals of `timeout`, `docker stop`, systemd, and of a closed terminal."""
 
 _received = signal.SIGINT
 
@@ -18,7 +18,7 @@ class EndedBySignal(KeyboardInterrupt):
 def listen() -> None:
     """Raise `EndedBySignal` in the main thread for each of `SIGNALS`, and KeyboardInterrupt for Ctrl+C.
 
-    A signal that `nohup` ignores stays ignored.
+    A signal ignored by `nohup` stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,7 +53,7 @@ def has_come() -> bool:
 
 
 def exit_code() -> int:
-    """Return the exit code of a stopped command: 128 plus the number of the signal, which is SIGINT by default."""
+    """Return the exit code of a stopped command: 128 plus the number of the signal, by default of SIGINT."""
     return 128 + _received
 
 

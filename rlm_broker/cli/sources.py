@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Literal
 
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Encoded, Paths, store
@@ -15,7 +14,7 @@ from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError
 
 STDIN = "-"
-"""Path, or file of a program, that means stdin."""
+"""Path, or file of a program, for stdin."""
 SILENCE_S = 1.0
 """Seconds without a byte on a pipe. After them the user is informed about the wait."""
 MOST_BYTES = 4 << 30
@@ -63,7 +62,7 @@ class Pipe:
 
 
 def stored(
-    paths: Sequence[str], encoding: str | None, errors: Literal["strict", "replace"], *, names_left_out: bool = False
+    paths: Sequence[str], encoding: str | None, *, is_strict: bool = False, names_left_out: bool = False
 ) -> StoredContext:
     """Store what is asked about, and say what of it was left out or replaced.
 
@@ -71,6 +70,7 @@ def stored(
 
     Args:
         paths: As the command line has them. None at all, like `-`, is stdin.
+        is_strict: Whether undecodable bytes are refused.
         names_left_out: Whether names of left-out files are said, beside their number.
 
     Raises:
@@ -78,7 +78,7 @@ def stored(
     """
 
     def encoded(source: object) -> StoredContext:
-        context = store(Encoded(source, encoding, errors))
+        context = store(Encoded(source, encoding, "strict" if is_strict else "replace"))
         for remark in context.info.remarks(with_names=names_left_out):
             say(f"warning: {remark}", err=True)
         return context

@@ -9,13 +9,13 @@ import msgspec
 
 from rlm_broker.cli.terminal import say
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
-from rlm_broker.watch import client
+from rlm_broker.watch.client import MachineRuns
 from rlm_broker.watch.messages import ProcessStatus, StopOutcome
 
 _WHOLE = "process"
-"""Kind of a target, and of an outcome, that is a process as a whole."""
+"""Kind of a target and of an outcome: a process as a whole."""
 MOST_NAMED = 8
-"""Ids that a sentence about an ambiguous beginning lists."""
+"""Ids in a sentence about an ambiguous beginning."""
 
 
 class StopTarget(NamedTuple):
@@ -36,15 +36,14 @@ class StopTarget(NamedTuple):
 
 def run(target: str, *, now: bool, dry_run: bool, as_json: bool) -> int:
     """Stop what an id means, wait for its end, and return the exit code."""
-    processes = asyncio.run(client.processes())
+    processes = asyncio.run(MachineRuns().processes())
     found = target_of(target, processes)
     if dry_run:
         would = {"pid": found.pid, "kind": found.kind, "id": found.id}
         say(json.dumps({"would_stop": would}) if as_json else f"would {_verb(now)} {found.name}")
         return 0
     _require_answer(found, processes)
-    name = _WHOLE if found.kind == _WHOLE else found.id
-    outcomes = asyncio.run(client.stop(found.pid, name, now))
+    outcomes = asyncio.run(MachineRuns().end(found.pid, None if found.kind == _WHOLE else found.id, now))
     if as_json:
         say(json.dumps({"outcomes": msgspec.to_builtins(outcomes)}, ensure_ascii=False))
     else:
@@ -56,7 +55,7 @@ def run(target: str, *, now: bool, dry_run: bool, as_json: bool) -> int:
 
 
 def _require_answer(target: StopTarget, found: Sequence[ProcessStatus]) -> None:
-    """Refuse to stop a process that hangs: it would not answer.
+    """Refuse to stop a hung process: it would not answer.
 
     Raises:
         RlmBrokerError: The process hangs.

@@ -1,10 +1,9 @@
-"""`rlm-broker view`: the runs of this user's processes in the browser, on loopback, for those who have the link."""
+"""`rlm-broker view`: the runs of this user's processes in the browser, on loopback, for readers with the link."""
 
 import asyncio
 import secrets
 import socket
 import webbrowser
-from collections.abc import AsyncIterator, Sequence
 
 import uvicorn
 
@@ -15,18 +14,17 @@ from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.http_server import BoundedServer, configured
 from rlm_broker.serve.settings import RIGHTS
 from rlm_broker.serve.status import viewer_app
-from rlm_broker.watch import client
-from rlm_broker.watch.messages import RunStatus
+from rlm_broker.watch.client import MachineRuns
 from rlm_broker.watch.viewer.live import LiveSource
 
 HOSTS = ("127.0.0.1", "localhost")
-"""Addresses at which the viewer may listen. It has no TLS, so no other machine shall reach it."""
+"""Addresses of the viewer. It has no TLS, so no other machine shall reach it."""
 MOST_CONNECTIONS = 200
 """Connections at the same time. Any user of the machine can connect, so the server has the bounds of `serve`."""
 STALL_S = 30.0
-"""Seconds without a byte after which a body is given up."""
+"""Seconds without a byte; then a body is given up."""
 LEAVE_S = 1.0
-"""Seconds that open connections have when the command ends."""
+"""Seconds of open connections at the end of the command."""
 
 
 def run(*, port: int, host: str, no_open: bool) -> None:
@@ -38,47 +36,8 @@ def run(*, port: int, host: str, no_open: bool) -> None:
     asyncio.run(viewer.serve())
 
 
-class MachineSource:
-    """The runs of this user's processes, by their control sockets."""
-
-    def __init__(self) -> None:
-        self._processes: dict[str, int] = {}
-
-    async def runs(self) -> Sequence[RunStatus]:
-        """Return the runs of all processes that answer."""
-        found = [run for process in await client.processes() for run in process.runs]
-        self._processes = {run.id: run.pid for run in found}
-        return found
-
-    async def lines(self, run: str, after: int) -> AsyncIterator[bytes]:
-        """Yield the events of a run as lines of a trace, until it ends.
-
-        Raises:
-            LookupError: There is no such run.
-            RlmBrokerError: Its process ended or hangs.
-        """
-        async for line in client.follow(await self._process(run), run, after):
-            yield line
-
-    async def stop(self, run: str, now: bool) -> bool:
-        """Stop a run, and return whether there was one.
-
-        Raises:
-            RlmBrokerError: Its process hangs.
-        """
-        try:
-            return bool(await client.stop(await self._process(run), run, now))
-        except (LookupError, ConfigurationError):
-            return False
-
-    async def _process(self, run: str) -> int:
-        if run not in self._processes:
-            await self.runs()
-        return self._processes[run]
-
-
 class _Server(BoundedServer):
-    """The server of `rlm-broker serve`, which takes the signals itself, and ends streams of events without a word."""
+    """The server of `rlm-broker serve`, with its own signals, and silent ends of streams of events."""
 
     capture_signals = uvicorn.Server.capture_signals
 
@@ -113,7 +72,7 @@ class Viewer:
         key = secrets.token_urlsafe(24)
         self.link = f"http://{host}:{port}/#key={key}"
         keys = Keys([(ServerKey(Owner("view"), RIGHTS), key)])
-        guarded = Guard(viewer_app(source or MachineSource(), STALL_S), keys, open_paths=frozenset({"/"}))
+        guarded = Guard(viewer_app(source or MachineRuns(), STALL_S), keys, open_paths=frozenset({"/"}))
         self._server = _Server(configured(guarded), MOST_CONNECTIONS, close_s=LEAVE_S, says_cut=False)
 
     async def serve(self) -> None:

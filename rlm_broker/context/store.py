@@ -53,6 +53,19 @@ class Paths(tuple[Path, ...]):
         except TypeError as error:
             raise ContextRefused(f"Paths takes a list of paths: {error}") from None
 
+    def files(self) -> dict[str, Path]:
+        """Return the files that they stand for, by their names in a context. What a context leaves out is not there.
+
+        Example:
+            ```python
+            print(list(Paths([Path("logs")]).files()))
+            ```
+
+        Raises:
+            ContextRefused: A path does not exist, or is likely a secret.
+        """
+        return {file.name: Path(file.path) for file in find_files(self)[0]}
+
 
 def refuse_a_name(text: object, what: str = "the context", remedy: str = "give Path({0!r})") -> None:
     """Raise ContextRefused for a text of one line that is an address, or the name of a file, in place of the content.

@@ -1,6 +1,6 @@
 """The arms of an evaluation: the same model, plainly asked or with runs of a maximum depth, and with other settings.
 
-A plain arm is an `RLM` with `max_depth=0`, whose runs have no REPL. So all arms share the client, with its retries,
+A plain arm is an `RLM` with `max_depth=0`, and so without REPLs. So all arms share the client, with its retries,
 cache and prices, and the form of results.
 """
 
@@ -15,7 +15,6 @@ from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, Out
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
-from rlm_broker.run.conversation import says_too_long
 from rlm_broker.run.prompts.instructions import Instructions
 
 PLAIN: Final = "plain"
@@ -52,14 +51,14 @@ class Arm:
         """Return the answer to a question about a context, and the facts of the run for the log.
 
         Raises:
-            RunFailed: The model or the sandbox failed; a context that is too long for a plain arm is no such failure.
+            RunFailed: The model or the sandbox failed; too long a context for a plain arm is no such failure.
         """
         try:
             run = await self.rlm(client, sub_client).acompletion(context, question)
         except (LimitReached, OutputInvalid) as stopped:
             return stopped.partial_answer or "", _facts(stopped, "limited", len(stopped.trajectory))
         except ModelFailed as failed:
-            if self.max_depth or not says_too_long(str(failed)):
+            if self.max_depth or not failed.is_too_long:
                 raise
             return "", _facts(failed, "does_not_fit", 0)
         return run.response or "", _facts(run, "answered" if run.limit is None else "limited", run.iterations)

@@ -18,12 +18,11 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.evaluation.scoring import Key, Scoring, dates_in
 from rlm_broker.evaluation.tasks import TASKS, Problem, chars_of
 from rlm_broker.values.text import printable
-from rlm_broker.values.validation import did_you_mean
 
 OWN: Final = "own"
 """Name of the task of the user's questions, and of the length of their contexts."""
 COMPARED: Final = ["more common than", "less common than", "same frequency as"]
-"""Answers of OOLONG to a question that compares."""
+"""Answers of OOLONG to a comparing question."""
 Source = list[str | int]
 """Origin of a context, as a log can keep it: a task and what was drawn, or a file and the place of a line."""
 
@@ -33,8 +32,8 @@ class TaskQuestion:
     """One question of an evaluation, without its context.
 
     Attributes:
-        id: Text that no other question of the evaluation has.
-        kind: What it asks for, or the task that a line of a file names.
+        id: Text, unique in the evaluation.
+        kind: Subject of the question, or the task of a line of a file.
         length: Length of its context as the user wrote it; "own" for a context of the user's.
         text: The question.
         key: Expected answer.
@@ -52,10 +51,10 @@ class TaskQuestion:
 def generated(
     task: str, lengths: Iterable[str], samples: int, seed: int, asked: Iterable[str] = ()
 ) -> list[TaskQuestion]:
-    """Return `samples` questions of a task at each length in tokens, by turns of the things that are asked.
+    """Return `samples` questions of a task at each length in tokens, by turns of their kinds.
 
     Args:
-        asked: What is asked for; nothing stands for everything that the task has.
+        asked: Kinds of questions; nothing stands for all of the task.
 
     Raises:
         ConfigurationError: A name, a length or a number cannot be used.
@@ -63,8 +62,7 @@ def generated(
     every = TASKS[task][1]
     chosen = tuple(asked) or every
     for name in (each for each in chosen if each not in every):
-        known = ", ".join(every)
-        raise ConfigurationError(f"{task} cannot ask for {name[:40]!r}{did_you_mean(name, every)}: it has {known}")
+        raise ConfigurationError(f"{task} cannot ask for {name[:40]!r}: it has {', '.join(every)}")
     if samples < 1:
         raise ConfigurationError(f"{task} needs at least one sample, not {samples}")
     return [
@@ -78,7 +76,7 @@ def generated(
 
 
 def context_of(source: Source) -> object:
-    """Return the context of a question, which is made or read again.
+    """Make or read the context of a question again.
 
     Raises:
         ConfigurationError: The file cannot be read, or the line has changed and is no question any more.

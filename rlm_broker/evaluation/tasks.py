@@ -40,7 +40,7 @@ def texts() -> dict[str, Any]:
 
 
 def filling(make: Callable[[], T], chars: int) -> list[T]:
-    """Return made values whose texts have together, with a line break each, at most `chars` characters."""
+    """Make values of at most `chars` characters together, with a line break each, and return them."""
     values: list[T] = []
     left = chars
     while left >= (needed := len(str(value := make())) + 1):
@@ -50,7 +50,7 @@ def filling(make: Callable[[], T], chars: int) -> list[T]:
 
 
 def chars_of(length: str) -> int:
-    """Return the characters of a context whose length in tokens is written as 8k, 1.5m or 64000.
+    """Return the characters of a context of 8k, 1.5m or 64000 tokens.
 
     Raises:
         ConfigurationError: The length cannot be read, or is too short or too long.
@@ -71,7 +71,7 @@ NAME_ALONE: Final = "Answer with the name alone, or with NONE if the text does n
 
 
 def needles(draw: Random, chars: int, asked: str) -> Problem:
-    """Return a question for one fact, which shares no word with it.
+    """Return a question for one fact without a common word.
 
     Beside the fact are lines with the question's words and another meaning, and facts of other questions about
     other persons. So neither a search for words nor one for unusual lines finds it.
@@ -122,20 +122,20 @@ _NEEDLES: Final[dict[str, Callable[[Random, dict[str, Any], list[str], list[str]
 # -- messages to be judged ---------------------------------------------------------------------------------------------
 
 KINDS: Final = ("complaint", "question", "order", "thanks")
-"""Kinds of messages, in the order in which `texts.toml` has them."""
+"""Kinds of messages, in the order of `texts.toml`."""
 EXPLAINED: Final = (
     "Each message to a shop is of one of four kinds: complaint (the customer is not satisfied), question (the customer "
     "wants to know something before buying), order (the customer buys), thanks (the customer praises). "
 )
 HEAD: Final = "date | user | message"
 SHARES: Final = (2, 3, 4, 6)
-"""Frequencies of the kinds in one context; which kind has which is drawn."""
+"""Frequencies of the kinds in one context, in drawn order."""
 CHARS_PER_USER: Final = 1_000
 """Characters of a context for each user: some ten messages."""
 FEWEST_USERS: Final = 5
 CODES: Final = range(1_000_000, 10_000_000)
 ASKED_USERS: Final = 8
-"""Most users that a question for some of them names."""
+"""Most users in a question for some of them."""
 USER: Final = r"\bU-\d{7}\b"
 NUMBER_ALONE: Final = "Answer with the number alone."
 
@@ -250,4 +250,4 @@ TASKS: Final[dict[str, tuple[Callable[[Random, int, str], Problem], tuple[str, .
     "needles": (needles, tuple(_NEEDLES)),
     "messages": (messages, tuple(_MESSAGES)),
 }
-"""Name of a task → the function that makes a problem of about so many characters, and what it may ask for."""
+"""Name of a task → the maker of a problem of about so many characters, and its kinds of questions."""

@@ -308,7 +308,14 @@ Emit = Callable[[Event], None]
 
 
 def all_of(receivers: Sequence[Emit]) -> Emit:
-    """Return a receiver for all of these, also for later members of the list."""
+    """Return a receiver for all of these, also for later members of the list.
+
+    Example:
+        ```python
+        with TraceWriter("all.jsonl") as trace:
+            RLM("offline", on_event=all_of([trace, print_events])).completion("a", "Which letter is it?")
+        ```
+    """
 
     def tell(event: Event) -> None:
         for receive in receivers:

@@ -23,20 +23,6 @@ AFTER_REFUSAL: Final = 0.7
 LEAST_FACTOR: Final = 0.5
 """Least ratio of the provider's count of input tokens to our own. A lower one is no count of the whole request: some
 providers leave out what they had cached."""
-_TOO_LONG: Final = (
-    "context_length_exceeded",
-    "contextwindowexceeded",
-    "context length",
-    "context window",
-    "context size",
-    "maximum number of tokens",
-    "too many tokens",
-    "too long",
-    "input length",
-    "input token",
-    "prompt tokens",
-)
-"""Phrases of providers for too long a request, in lower case."""
 Summarise = Callable[[], Awaitable[None]]
 """Replaces all messages of a conversation but the last by a summary."""
 
@@ -119,13 +105,7 @@ class Conversation:
 
     async def takes_refusal(self, failed: ModelFailed) -> bool:
         """Whether a shorter request may replace a failed one. If so, lower the limit."""
-        if self._limit_tokens is None or len(self._progress.messages) <= 2 or not says_too_long(str(failed)):
+        if self._limit_tokens is None or len(self._progress.messages) <= 2 or not failed.is_too_long:
             return False
         self._limit_tokens = min(self._limit_tokens, AFTER_REFUSAL * await self.tokens())
         return True
-
-
-def says_too_long(message: str) -> bool:
-    """Whether a provider's message refuses a request as too long."""
-    lower = message.lower()
-    return any(each in lower for each in _TOO_LONG)

@@ -128,15 +128,23 @@ class Engine(AsyncResource):
         return self._seed
 
     @contextlib.contextmanager
-    def seeded(self, seed: int) -> Iterator[None]:
-        """Give the sandbox this seed if it has none and is not open yet."""
+    def seeded(self, seed: int | None) -> Iterator[None]:
+        """Give the sandbox this seed, or a drawn one, if it has none and is not open yet."""
         before = self._seed
         if before is None and (self._sandbox is None or not self._sandbox.is_open):
-            self._seed = seed
+            self._seed = secrets.randbits(SEED_BITS) if seed is None else seed
         try:
             yield
         finally:
             self._seed = before
+
+    async def require_priced(self, limit: str) -> None:
+        """Refuse a limit in US dollars if the price of a model is not known.
+
+        Raises:
+            ConfigurationError: There is such a model.
+        """
+        await require_priced(limit, self.handler.routing.clients)
 
     @property
     def run_loop(self) -> EventLoopRef | None:

@@ -17,6 +17,7 @@ from rlm_broker.limits import Limits, ReplLimits, RunLimits, with_set
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.prompts.instructions import Instructions
+from rlm_broker.run.prompts.system import prompts_digest
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 
@@ -72,6 +73,11 @@ class RunRequest:
 
     def __post_init__(self) -> None:
         require_question(self.question)
+
+    @property
+    def prompts_digest(self) -> str:
+        """Digest of what models are told. It changes with the words of a release, not with the settings."""
+        return prompts_digest(self.instructions.profile)
 
     @property
     def prompt(self) -> str | None:

@@ -428,21 +428,35 @@ atexit._run_exitfuncs()
 """
 
 
-def blocks_of(code: str, argv: Sequence[str], file: str | None = None) -> tuple[str, str, str]:
-    """Return a program as three blocks, which do what the interpreter does.
+async def run_script(
+    execute: Callable[..., Awaitable[Block]],
+    code: str,
+    argv: Sequence[str],
+    file: str | None,
+    stdin: str | None,
+    timeout_s: float | None,
+) -> Block:
+    """Run a Python program in three blocks, which do what the interpreter does.
 
     The first sets `sys.argv` and the path; it binds no name in the program's namespace but `__file__`, if the program
     has a file. The second is the program. The third waits for its threads and calls its functions of `atexit`.
+
+    Args:
+        execute: Runs one block.
+        timeout_s: Seconds of all blocks, waiting included; None: each has the limits of the REPL.
     """
     start = _AT_ITS_START.format(argv=[*argv]) + ("" if file is None else _ITS_FILE.format(file=file))
-    return start, code + _NO_DISPLAY, _AT_ITS_END
-
-
-def with_its_end(block: Block, end: Block) -> Block:
-    """Return the outcome of a program: of its block, and of the last of `blocks_of`."""
+    if (block := await execute(start)).status != "ok":
+        return dataclasses.replace(block, code=code)
+    block = await execute(code + _NO_DISPLAY, timeout_s, wall_timeout_s=timeout_s, stdin=stdin)
+    block = dataclasses.replace(block, code=code)
+    if block.status == "killed" or (timeout_s is not None and block.status == "interrupted"):
+        return block
+    left_s = None if timeout_s is None else max(0.001, timeout_s - block.execution_time)
+    end = await execute(_AT_ITS_END, left_s, wall_timeout_s=left_s)
     return dataclasses.replace(
         block if end.status == "ok" else end,
-        code=block.code,
+        code=code,
         stdout=block.stdout + end.stdout,
         stderr=block.stderr + end.stderr,
         execution_time=block.execution_time + end.execution_time,

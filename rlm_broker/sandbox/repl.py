@@ -31,7 +31,7 @@ from rlm_broker.sandbox.blocks.block_result import (
 )
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.files import ReplFiles
-from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms
+from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.sandbox.workers.worker import Worker
@@ -186,6 +186,52 @@ class SandboxedRepl(AsyncResource):
         """Run one block as `execute` does, awaited."""
         wanted = Wanted(value, stdin=stdin, variables=variables)
         return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
+
+    def execute_script(
+        self,
+        code: str,
+        argv: Sequence[str] = ("main.py",),
+        file: str | None = None,
+        *,
+        stdin: str | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> Block:
+        """Run a Python program as `python FILE ARGS...` would: with its arguments, threads and functions of `atexit`.
+
+        Its names are variables of the REPL. For a program of its own, in a process of its own, see `run`.
+
+        Example:
+            ```python
+            repl.execute_script("import sys\\nprint(sys.argv[1])", ["main.py", "a"]).stdout  # 'a\\n'
+            ```
+
+        Args:
+            code: Source of the program.
+            argv: Its `sys.argv`.
+            file: Its file in the scratch folder, for `__file__`; None if it has none.
+            stdin: Text that it reads, as for `execute`.
+            timeout_s: Seconds of all of it, waiting included; None takes the limits of the REPL.
+            on_output: Called with each piece of output as it comes.
+
+        Raises:
+            ConfigurationError, ReplBusy, ReplClosed, SandboxFailed: As for `execute`.
+        """
+        execute = partial(self.aexecute, on_output=on_output)
+        return self.bind_loop().run(run_script(execute, code, argv, file, stdin, timeout_s))
+
+    async def aexecute_script(
+        self,
+        code: str,
+        argv: Sequence[str] = ("main.py",),
+        file: str | None = None,
+        *,
+        stdin: str | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> Block:
+        """Run a Python program as `execute_script` does, awaited."""
+        return await run_script(partial(self.aexecute, on_output=on_output), code, argv, file, stdin, timeout_s)
 
     def get(self, *names: str) -> Any:
         """Return values of variables: for one name its value, for several a tuple. Model code decides what they are.

@@ -1,12 +1,24 @@
 """Settings of the server: its bounds, its keys and the folders it answers about."""
 
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import RunLimits
+from rlm_broker.values.validation import first_complaint
 
 Right = Literal["run", "execute", "watch", "stop", "metrics"]
 """A thing that a key may do: ask questions, run code, watch runs, stop runs of other keys, read `/metrics`.
@@ -86,6 +98,16 @@ class ServeSettings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Raise `ConfigurationError` in place of pydantic's error."""
+        try:
+            return validate(given)
+        except ValidationError as error:
+            _, said = first_complaint(error, "serve", "setting", within="serve", known=cls.model_fields)
+            raise ConfigurationError(said) from None
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8_700

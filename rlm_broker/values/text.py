@@ -13,7 +13,15 @@ SHOWN_CHARS = 200
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return text in which characters that are not printable are escapes (\\x1b), except for the ones in `keep`."""
+    """Return text in which characters that are not printable are escapes, except for the ones in `keep`.
+
+    So text of models and of code can steer no terminal.
+
+    Example:
+        ```python
+        print(printable("red \\x07"))
+        ```
+    """
     return "".join(
         character if character.isprintable() or character in keep else character.encode("unicode_escape").decode()
         for character in text

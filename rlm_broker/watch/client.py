@@ -7,14 +7,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.watch import folder, messages
 from rlm_broker.watch.folder import SocketName
-from rlm_broker.watch.messages import ProcessStatus, StopOutcome
+from rlm_broker.watch.messages import ProcessStatus, RunStatus, StopOutcome
 from sandbox_worker.wire.frames import encode_frame
 
 HUNG_S = 0.25
@@ -90,6 +90,90 @@ async def stop(pid: int, target: str, now: bool = False) -> tuple[StopOutcome, .
             return (StopOutcome("process", str(pid), "ended", has_ended=True),)
     assert isinstance(reply, messages.StopReply)
     return reply.outcomes
+
+
+class MachineRuns:
+    """The runs and REPLs of this user's processes: what `rlm-broker ps`, `stop` and `view` see. It is a `LiveSource`.
+
+    Example:
+        ```python
+        async def in_use():
+            return sum(len(process.repls) for process in await MachineRuns().processes())
+        ```
+    """
+
+    def __init__(self) -> None:
+        self._pids: dict[str, int] = {}
+
+    async def processes(self) -> list[ProcessStatus]:
+        """Return what each process with a control socket does, the oldest first; see `ControlSocket`.
+
+        Example:
+            ```python
+            async def hung():
+                return [process.pid for process in await MachineRuns().processes() if process.is_hung]
+            ```
+
+        Raises:
+            ConfigurationError: The folder of the sockets cannot be trusted.
+        """
+        return await processes()
+
+    async def end(self, pid: int, target: str | None = None, now: bool = False) -> tuple[StopOutcome, ...]:
+        """Stop a run, a REPL, or all of a process, and wait some seconds for the end.
+
+        Example:
+            ```python
+            async def end_all():
+                return [await MachineRuns().end(each.pid) for each in await MachineRuns().processes()]
+            ```
+
+        Args:
+            pid: Process of the run or REPL.
+            target: Id of a run or a REPL; None: all runs of the process, and all its REPLs of no run.
+            now: Whether a run is cancelled, and a REPL closed. If not, a run ends with its best answer so far, and the
+                block of a REPL is interrupted.
+
+        Returns:
+            One outcome for each run and REPL that was stopped.
+
+        Raises:
+            ConfigurationError: There is no such process, run or REPL.
+            RlmBrokerError: The process hangs.
+        """
+        return await stop(pid, messages.PROCESS if target is None else target, now)
+
+    async def runs(self) -> Sequence[RunStatus]:
+        """Return the runs of all processes that answer."""
+        found = [run for process in await processes() for run in process.runs]
+        self._pids = {run.id: run.pid for run in found}
+        return found
+
+    async def lines(self, run: str, after: int) -> AsyncIterator[bytes]:
+        """Yield the events of a run as lines of a trace, until it ends.
+
+        Raises:
+            LookupError: There is no such run.
+            RlmBrokerError: Its process ended or hangs.
+        """
+        async for line in follow(await self._pid(run), run, after):
+            yield line
+
+    async def stop(self, run: str, now: bool) -> bool:
+        """Stop a run, and return whether there was one.
+
+        Raises:
+            RlmBrokerError: Its process hangs.
+        """
+        try:
+            return bool(await stop(await self._pid(run), run, now))
+        except (LookupError, ConfigurationError):
+            return False
+
+    async def _pid(self, run: str) -> int:
+        if run not in self._pids:
+            await self.runs()
+        return self._pids[run]
 
 
 class _PeerEnded(RlmBrokerError):

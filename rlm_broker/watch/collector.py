@@ -1,8 +1,10 @@
-"""Spans of a command, sent to the collector of the environment within a bounded time."""
+"""Spans for the collector that the environment names, sent within a bounded time."""
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -12,10 +14,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from rlm_broker.events.event import Emit
+from rlm_broker.watch.conventions import continue_trace
 from rlm_broker.watch.telemetry import OpenTelemetry
 
-END_S: Final = 3.0
-"""Seconds to wait for the collector at the end of a command."""
+PROTOCOL: Final = "http/protobuf"
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
 class _Exporter(OTLPSpanExporter):
@@ -32,13 +35,27 @@ class _Exporter(OTLPSpanExporter):
 
 
 @contextmanager
-def exporting(tell: Callable[[str], object], end_s: float = END_S) -> Iterator[Emit]:
-    """Yield a receiver of events, and send their spans to the collector of the `OTEL_EXPORTER_OTLP_*` variables.
+def exported_spans(end_s: float = 3.0) -> Iterator[Emit | None]:
+    """Yield a receiver of events that sends spans to the collector of the `OTEL_EXPORTER_OTLP_*` variables.
+
+    `TRACEPARENT` names the span of the caller, for example a CI job's. Spans that were lost are a warning. So is a
+    protocol other than http/protobuf, and the receiver is then None.
+
+    Example:
+        ```python
+        with exported_spans() as spans:
+            RLM("offline", on_event=spans).completion("a", "Which letter is it?")
+        ```
 
     Args:
-        tell: Called with one sentence if spans were lost.
         end_s: Seconds to wait for the collector at the end.
     """
+    protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), PROTOCOL)
+    if protocol != PROTOCOL:
+        _warn(f"no spans are sent: the protocol {protocol[:40]!r} is not supported, {PROTOCOL} is")
+        yield None
+        return
+    continue_trace(os.environ.get("TRACEPARENT"))
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # else each attempt is printed to stderr
     exporter = _Exporter()
     # `create` lets OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win only over names that are not set here.
@@ -55,9 +72,13 @@ def exporting(tell: Callable[[str], object], end_s: float = END_S) -> Iterator[E
         ending.start()
         ending.join(end_s)
         if ending.is_alive():
-            tell(f"spans were not sent: no answer of the OpenTelemetry collector within {end_s:g} s")
+            _warn(f"spans were not sent: no answer of the OpenTelemetry collector within {end_s:g} s")
         elif exporter.lost:
-            tell(f"{exporter.lost:,} spans were not sent: the OpenTelemetry collector did not take them")
+            _warn(f"{exporter.lost:,} spans were not sent: the OpenTelemetry collector did not take them")
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, stacklevel=4)  # the caller of the context manager
 
 
 def _named() -> Resource:

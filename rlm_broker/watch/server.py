@@ -53,11 +53,18 @@ CLOSING_S = 0.5
 """Seconds at the end of the process for replies under way: the last events of a run, or the end of a stop."""
 
 OnStop = Callable[[bool], Awaitable[object]]
+"""Function that stops a process as a whole; it is called with whether to end all at once."""
 _log = logging.getLogger("rlm_broker")
 
 
 class ControlSocket:
     """Control socket of this process, for `rlm-broker ps`, `stop` and the viewer. A process has at most one.
+
+    Example:
+        ```python
+        with ControlSocket("nightly"):
+            RLM("offline").completion("a", "Which letter is it?")
+        ```
 
     Use it as a context manager (`with`), or call `start` and `close`. The variable RLM_BROKER_CONTROL=0 prevents it.
     Where no socket can be made, the log says so at the level INFO, and the command runs without it.

@@ -1,14 +1,21 @@
 """A trace file as text: the tree of its runs, with the work, the time and the cost of each."""
 
+import os
+import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.event import BlockEnded, BlockStarted, CallEnded, Event, IterationStarted, RunEnded, RunStarted
+from rlm_broker.events.story import Story
 from rlm_broker.events.trace import events
 from rlm_broker.values.text import label
+from rlm_broker.watch.otlp import export
+from rlm_broker.watch.terminal import StoryPrinter
+from rlm_broker.watch.viewer.page import write_page
 
 TEXT_CHARS = 60
 """Characters of a question or an answer; longer text is cut."""
@@ -32,6 +39,90 @@ class _Run:
     response: str | None = None
     error: str | None = None
     is_stopped: bool = False
+
+
+class Trace:
+    """A trace file: its events, and what they say in other forms. Nothing is read before it is asked for.
+
+    Example:
+        ```python
+        with TraceWriter("traced.jsonl") as writer:
+            RLM("offline", on_event=writer).completion("a", "Which letter is it?")
+        print(*Trace("traced.jsonl").tree(), sep="\\n")
+        ```
+
+    Each method raises `ConfigurationError` if the file cannot be read, or is not a trace.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events as they were given to `on_event`."""
+        return events(self._path)
+
+    def tree(self) -> list[str]:
+        """Return the runs in three lines each: question, work and end. Children are below their parents.
+
+        Example:
+            ```python
+            print(*Trace("run.jsonl").tree(), sep="\\n")
+            ```
+        """
+        return tree(self._path)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the same as plain values: for each run its name, question, model, calls, tokens, cost and end.
+
+        `duration_s` is None for a run that did not end, and `cost_usd` where a price is not known.
+
+        Example:
+            ```python
+            print(sum(run["calls"] for run in Trace("run.jsonl").runs()))
+            ```
+        """
+        return runs(self._path)
+
+    def show(self, stream: TextIO | None = None) -> None:
+        """Print all that the runs said and did, to stdout if no stream is given.
+
+        Example:
+            ```python
+            Trace("run.jsonl").show()
+            ```
+        """
+        show_event = StoryPrinter(Story("all"), sys.stdout if stream is None else stream, has_no_bound=True)
+        for event in self:
+            show_event(event)
+
+    def write_page(self, out: str | os.PathLike[str]) -> tuple[str, ...]:
+        """Write the trace as one page for a browser that needs no network, and return notes on what it leaves out.
+
+        Example:
+            ```python
+            Trace("run.jsonl").write_page("run.html")
+            ```
+
+        Raises:
+            ConfigurationError: The page cannot be written, or `out` is another file.
+        """
+        return write_page(self._path, Path(out)).notes
+
+    def otlp(self, out: str | os.PathLike[str] | None = None) -> Iterator[str]:
+        """Yield the trace as lines of one OTLP/JSON document, as OpenTelemetry's collectors read it.
+
+        Example:
+            ```python
+            document = "\\n".join(Trace("run.jsonl").otlp())
+            ```
+
+        Args:
+            out: A new file for the document. Nothing is yielded then.
+
+        Raises:
+            ConfigurationError: The file exists, or cannot be written.
+        """
+        return export(self._path, None if out is None else Path(out))
 
 
 def tree(path: Path) -> list[str]:

@@ -68,18 +68,6 @@ MAX_CONCURRENT = 256
 """Default maximum of concurrent requests of one client; further calls wait."""
 
 
-def is_hosted(model_name: str) -> bool:
-    """Whether a name can lead only to a well-known provider, and to no other address."""
-    provider, _, model = (full_name(model_name) or "").partition("/")
-    return provider in _KEYS and "://" not in model
-
-
-def providers_with_keys() -> dict[str, str]:
-    """Return the well-known providers whose key is set: provider -> the variable that has it. It imports nothing."""
-    found = {name: next(filter(os.environ.get, variables), None) for name, variables in _KEYS.items()}
-    return {name: variable for name, variable in found.items() if variable is not None}
-
-
 def full_name(model_name: str) -> str | None:
     """Return `provider/model`, also for a well-known bare name such as `gpt-5-mini`; None for any other name.
 
@@ -160,6 +148,30 @@ class LiteLLMClient(BaseClient):
         self._options = options
         self._context_tokens = context_tokens
         self._litellm_name = full_name(model_name) or model_name
+
+    @staticmethod
+    def is_hosted(model_name: str) -> bool:
+        """Whether a name can lead only to a well-known provider, and to no other address.
+
+        Example:
+            ```python
+            print(LiteLLMClient.is_hosted("gpt-5-mini"))  # True
+            ```
+        """
+        provider, _, model = (full_name(model_name) or "").partition("/")
+        return provider in _KEYS and "://" not in model
+
+    @staticmethod
+    def providers_with_keys() -> dict[str, str]:
+        """Return the well-known providers whose key is set: provider -> the variable that has it.
+
+        Example:
+            ```python
+            print(LiteLLMClient.providers_with_keys())
+            ```
+        """
+        found = {name: next(filter(os.environ.get, variables), None) for name, variables in _KEYS.items()}
+        return {name: variable for name, variable in found.items() if variable is not None}
 
     @property
     def context_tokens(self) -> int | None:  # type: ignore[override]

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from rlm_broker.broker.models.model import FROM_ENVIRONMENT, Model
+from rlm_broker.broker.models.model import Model
 from rlm_broker.broker.routing import ModelPolicy, Route
+from rlm_broker.cli.parameters import FROM_ENVIRONMENT
 from rlm_broker.cli.settings import trust, user_files
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
 from rlm_broker.run.prompts.instructions import Profile
-from rlm_broker.sandbox.workers.levels import CHOICES, no_such_level
-from rlm_broker.values.validation import shown, suggestion
+from rlm_broker.values.text import printable
+from rlm_broker.values.validation import suggestion
+from sandbox_worker.wire.level import LevelName
 
 PREFIX = "RLM_BROKER_"
 """Prefix of environment variables with settings, for example `RLM_BROKER_MODEL` and `RLM_BROKER_MAX_ITERATIONS`."""
@@ -46,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "prompt_profile": "both",
 }
 _VALUES: dict[str, tuple[str, ...]] = {
+    "isolation": ("auto", *get_args(LevelName)),
     "model_policy": get_args(ModelPolicy),
     "recursion": ("always", "auto"),
     "prompt_profile": get_args(Profile),
@@ -65,19 +68,18 @@ class Setting:
 
 
 class Settings:
-    """All settings, each with the value that holds.
+    """All settings, each with its value.
 
     Args:
-        flags: Name → value of the settings that the command line gave.
-        is_looked_at: Whether the settings are only shown. A project's file that is not trusted is then accepted.
-        file: File that replaces the project's file. It needs no trust, since the user has named it.
+        flags: Name → value of the settings of the command line.
+        is_looked_at: Whether the settings are only shown. An untrusted project's file is then accepted.
+        file: File in place of the project's. It needs no trust, since the user has named it.
 
     Attributes:
-        project: Content of the project's file, with a digest of the file of tools it names; None if there is no
-            file.
+        project: Content of the project's file, with a digest of the file of tools it names; None if there is no file.
         refusal: Reason why the project's file is not used, if the user has not trusted it, else None.
-        limits: Limits that hold.
-        risks: Settings of the project's file that need the user's trust; see `trust`.
+        limits: The limits.
+        risks: Settings of the project's file in need of trust; see `trust`.
         serve: Content of the tables `serve` of both files, for the server to check; the project's replaces the user's.
         models, routes: Models and routes of both files. A model of the project replaces the user's of the same name,
             and the project's routes come first.
@@ -103,7 +105,7 @@ class Settings:
             self.routes[:0] = _routes(source, document.pop("routes", []))
         for source, values in (*files, ("environment", _environment()), (FLAGS, flags)):
             for name, value in values.items():
-                where = shown(f"{PREFIX}{name.upper()}") if source == "environment" else source
+                where = printable(f"{PREFIX}{name.upper()}") if source == "environment" else source
                 _require_known(name, where)
                 _require_value(name, value, "" if source == FLAGS else f"{where}: ")
                 if name == "tools" and source not in (FLAGS, own):
@@ -124,9 +126,9 @@ class Settings:
         return DEFAULTS[name] if found is None else found.value
 
     def all(self) -> dict[str, Setting]:
-        """Return every setting by name, with the value that holds and its source. A key is not shown.
+        """Return every setting by name, with its value and its source. A key is not shown.
 
-        A value from a project's file that is not trusted says so in its source.
+        The source of a value from an untrusted project's file says so.
         """
         told = {name: self._found.get(name, Setting(value, BUILT_IN)) for name, value in DEFAULTS.items()}
         key = told["api_key"]
@@ -141,7 +143,7 @@ class Settings:
         return told
 
     def model(self, name: str) -> str | Model | None:
-        """Return the model that the setting `model` or `sub_model` means.
+        """Return the model of the setting `model` or `sub_model`.
 
         A name without an entry gets the settings `base_url` and `api_key`.
 
@@ -159,12 +161,12 @@ class Settings:
         return Model.model_validate({"name": given, "base_url": base_url, "api_key": api_key}, context=name)
 
     def path(self, name: str) -> Path | None:
-        """Return the path that a setting names, with `~` replaced by the user's home; None if it is not set."""
+        """Return the path of a setting, with `~` replaced by the user's home; None if it is not set."""
         return None if self[name] is None else _path(self[name])
 
     @property
     def packages(self) -> list[str] | None:
-        """Packages that code can import, or None. The setting is text with spaces between packages."""
+        """Packages for code, or None. The setting is text with spaces between packages."""
         given: str | None = self["packages"]
         return None if given is None else given.split()
 
@@ -175,7 +177,7 @@ class Settings:
 
     @property
     def resources(self) -> dict[str, float] | None:
-        """Resources that each node of the cluster must have, or None. The setting is text, such as "rlm=1 gpu=0.5"."""
+        """Resources of each node of the cluster, or None. The setting is text, such as "rlm=1 gpu=0.5"."""
         given: str | None = self["resources"]
         return None if given is None else dict(_resource(each) for each in given.replace(",", " ").split())
 
@@ -190,7 +192,7 @@ def trust_project() -> list[str]:
     """Trust the project's file with its present content.
 
     Returns:
-        The settings in it that needed trust.
+        The settings in need of trust.
 
     Raises:
         ConfigurationError: There is no such file, a setting in it is wrong, or the trust cannot be stored.
@@ -203,7 +205,7 @@ def trust_project() -> list[str]:
 
 
 def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
-    """Return the settings that the command line gave: `NAME=VALUE` of `--limit`, and options of their own.
+    """Return the settings of the command line: `NAME=VALUE` of `--limit`, and options of their own.
 
     Args:
         assignments: Values of `--limit`.
@@ -232,10 +234,9 @@ def _files(project: bytes | None, name: str) -> list[tuple[str, dict[str, Any]]]
 
 
 def _users_file() -> tuple[Path, bytes | None]:
-    """Return the path of the user's file and its content, or None for a home that does not exist or cannot be entered.
+    """Return the path of the user's file and its content, or None without a home or access to it.
 
-    HOME may be another user's: after `su` without `-`, or in an image with `ENV HOME=/root` that runs as `--user
-    1000`.
+    HOME may be another user's: after `su` without `-`, or in an image with `ENV HOME=/root` that runs as `--user 1000`.
     """
     if folder := os.environ.get("XDG_CONFIG_HOME"):
         path = Path(folder, "rlm-broker", "config.toml")
@@ -267,7 +268,7 @@ def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
     """Return a file's settings, with its limits among them."""
     try:
         document = tomllib.loads((content or b"").decode())
-        repr(document)  # raises now for numbers and nesting that no error message could show
+        repr(document)  # raises now for numbers and nesting beyond any error message
     except ValueError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
@@ -278,7 +279,7 @@ def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
     for name in limits:
         if name not in Limits.model_fields:
             raise ConfigurationError(
-                f"{path}: limits.{shown(name)} is not a limit{suggestion(name, Limits.model_fields)}"
+                f"{path}: limits.{printable(name)} is not a limit{suggestion(name, Limits.model_fields)}"
             )
     for name in document:
         if name in Limits.model_fields:
@@ -298,11 +299,11 @@ def _models(source: str, tables: Any) -> dict[str, Model]:
         raise ConfigurationError(f"{source}: models must be tables: write [models.NAME], and its fields below it")
     found = {}
     for name, table in tables.items():
-        where = f"{source}: models.{shown(name)}"
+        where = f"{source}: models.{printable(name)}"
         _require_no_key(f"{where}.api_key", table.get("api_key"))
         headers = table.get("headers")
         for header, value in headers.items() if isinstance(headers, dict) else ():
-            _require_no_key(f"{where}.headers.{shown(header)}", value)
+            _require_no_key(f"{where}.headers.{printable(header)}", value)
         found[name] = Model.model_validate({"name": name, **table}, context=where)
     return found
 
@@ -358,8 +359,6 @@ def _require_value(name: str, value: Any, where: str) -> None:
             raise ConfigurationError(f"{where}{name} = {value!r}: give a number of nodes")
     elif name in DEFAULTS and not isinstance(value, str):
         raise ConfigurationError(f"{where}{name} = {value!r}: give text")
-    if name == "isolation" and value not in CHOICES:
-        raise ConfigurationError(where + no_such_level(value))
     if name in _VALUES and value not in _VALUES[name]:
         raise ConfigurationError(f"{where}no {name} {value!r}; choose one of: {', '.join(_VALUES[name])}")
 
@@ -376,9 +375,9 @@ def _resource(text: str) -> tuple[str, float]:
 
 
 def _require_own_place(tools: str, where: str) -> None:
-    """Refuse a relative path of a file of tools, which the command line runs.
+    """Refuse a relative path of a file of tools.
 
-    In each folder it names another file, which another user may have written.
+    In each folder it names another file, perhaps of another user, and the command line runs it.
     """
     if not _path(tools).is_absolute():
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Trust in projects' files: which settings need the user's consent, and which files have it.
+"""Trust in projects' files: settings in need of the user's consent, and files with it.
 
 A project may be the work of another person. Its file must not send documents or keys elsewhere, run code or weaken the
 isolation until the user has looked at it and run `rlm-broker config trust`. The consent holds for one path and one
@@ -11,29 +11,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlm_broker.broker.clients.litellm import is_hosted
+from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.models.model import SAMPLING
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.values.validation import shown
+from rlm_broker.values.text import printable
 
 _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
     | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
 )
-"""Fields of a model that decide neither where a request is sent nor with which key."""
+"""Fields of a model without an effect on the address of a request and its key."""
 _ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "cluster", "tools", "output_type", "serve")
-"""Settings that are a risk with any value."""
+"""Settings with a risk in any value."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
-"""Limits that are a risk if the project's value is above the user's."""
+"""Limits with a risk in a value above the user's."""
 _FREER: Mapping[str, Sequence[str]] = {
     "isolation": ("strict", "auto", "standard", "process"),
     "model_policy": ("pinned", "allow", "open"),
 }
-"""Values of a setting, from the one that lets code do least to the one that lets it do most."""
+"""Values of a setting, from the strictest to the freest."""
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings of a project's file that need the user's trust.
+    """Yield the settings of a project's file in need of the user's trust.
 
     Such a setting could send documents or keys elsewhere, run code on the host, weaken the isolation, or install
     packages. It could also show other files of the user to code or a model, or raise the cost.
@@ -72,7 +72,9 @@ def refusal(path: Path, content: bytes, found: Sequence[str]) -> str | None:
     """Return the reason why a project's file with risks is not used, or None if it was trusted with this content."""
     if not found or _line(path, content) in _trusted():
         return None
-    return f"{path} sets {', '.join(map(shown, found))}: look at it, and if you trust it run `rlm-broker config trust`"
+    return (
+        f"{path} sets {', '.join(map(printable, found))}: look at it, and if you trust it run `rlm-broker config trust`"
+    )
 
 
 def trust(path: Path, content: bytes) -> None:
@@ -107,7 +109,9 @@ def _is_known(name: object, users: Mapping[str, Any]) -> bool:
     It is then the offline model, a model of a well-known provider, or an entry of the user's own file.
     """
     own = users.get("models")
-    return name == "offline" or (isinstance(name, str) and (is_hosted(name) or (isinstance(own, dict) and name in own)))
+    return name == "offline" or (
+        isinstance(name, str) and (LiteLLMClient.is_hosted(name) or (isinstance(own, dict) and name in own))
+    )
 
 
 def _is_freer(setting: str, projects: object, users: object) -> bool:

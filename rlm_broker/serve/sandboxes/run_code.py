@@ -17,7 +17,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlm_broker import Block, FileRefused, ReplLimits, SandboxedRepl
-from rlm_broker.sandbox.programs import blocks_of, with_its_end
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.hosting.owner import Owner
@@ -98,22 +97,11 @@ async def _ran(
         repl.kills_when_cancelled = True
         for path, data in files.items():
             await repl.files.awrite(path, data)
-        block = await _run(repl, asked)
+        block = await repl.aexecute_script(asked.code, stdin=asked.stdin, timeout_s=asked.run_timeout)
         fetched = await _fetched(repl, asked.fetch_files)
     result = _result(block)
     is_good = result["status"] == "Finished" and result["return_code"] == 0
     return _response("Success" if is_good else "Failed", "", result, fetched)
-
-
-async def _run(repl: SandboxedRepl, asked: RunCodeRequest) -> Block:
-    before, code, after = blocks_of(asked.code, ["main.py"])
-    await repl.aexecute(before)
-    seconds: dict[str, Any] = {"timeout_s": asked.run_timeout, "wall_timeout_s": asked.run_timeout}
-    block = await repl.aexecute(code, stdin=asked.stdin, **seconds)
-    if block.status in ("interrupted", "killed"):
-        return block
-    left_s = max(0.001, asked.run_timeout - block.execution_time)
-    return with_its_end(block, await repl.aexecute(after, left_s, wall_timeout_s=left_s))
 
 
 async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:

@@ -84,19 +84,19 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 
 WRITES = """
 import os, sys
-from rlm_broker.cli import exec as exec_command
 from rlm_broker.cli import main
 from rlm_broker.results import Block
+from rlm_broker.sandbox.repl import SandboxedRepl
 reader, writer = os.pipe()
 os.close(reader)
-def run(*_):
+def run(*_, **__):
     for _ in range(200):
         try:
             os.write(writer, b"x")
         except OSError:
             pass
     return Block("", "ok", stdout="written")
-exec_command._run = run
+SandboxedRepl.execute_script = run
 sys.argv = ["rlm-broker", "exec", "--json", "-"]
 main.main()
 """
@@ -113,16 +113,17 @@ import sys
 from rlm_broker.cli import exec as exec_command
 from rlm_broker.cli import main
 from rlm_broker.results import Block
+from rlm_broker.sandbox.repl import SandboxedRepl
 def closed(*_, **__):
     raise BrokenPipeError(32, "Broken pipe")
-def run(repl, program, on_output):
+def run(*_, on_output, **__):
     exec_command.say = closed
     try:  # as asyncio does around the write that wakes a loop
         on_output("stdout", "x")
     except OSError:
         pass
     return Block("", "ok")
-exec_command._run = run
+SandboxedRepl.execute_script = run
 sys.argv = ["rlm-broker", "exec", "-"]
 main.main()
 """

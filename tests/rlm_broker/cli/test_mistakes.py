@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlm_broker.cli.commands import COMMANDS
 from tests.support import forked_client, forked_python
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S
 from tests.support.forked_python import python
@@ -106,7 +107,7 @@ SERVE = [
     ("--max-runs 0", 2, "serve.max_runs: input should be greater than 0"),
 ]
 OTHERS = [
-    ("fly", 2, "rlm-broker: No such command 'fly'. See `rlm-broker --help`."),
+    ("fly", 2, f"rlm-broker: No such command 'fly'; there are: {', '.join(COMMANDS)}. See `rlm-broker --help`."),
     ("aks q f", 2, "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
     ("help aks", 2, "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
     ("--fast", 2, "rlm-broker: No such option '--fast'. See `rlm-broker --help`."),

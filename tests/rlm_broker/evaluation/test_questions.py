@@ -40,7 +40,7 @@ def test_generated_questions_are_made_again_from_their_source() -> None:
         ({"lengths": ["huge"]}, "length 'huge' cannot be read"),
         ({"lengths": ["1"]}, "length '1' is not from 1,000"),
         ({"samples": 0}, "at least one sample"),
-        ({"asked": ["tow"]}, "needles cannot ask for 'tow'; did you mean two?: it has one, two, missing"),
+        ({"asked": ["tow"]}, "needles cannot ask for 'tow': it has one, two, missing"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], why: str) -> None:

@@ -14,7 +14,7 @@ from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
-from rlm_broker.run.conversation import FEWEST_LAST_CHARS, FEWEST_OLDER_CHARS, LEAST_FACTOR, Conversation, says_too_long
+from rlm_broker.run.conversation import FEWEST_LAST_CHARS, FEWEST_OLDER_CHARS, LEAST_FACTOR, Conversation
 from rlm_broker.run.prompts.messages import SUMMARISE
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -289,7 +289,7 @@ def test_how_providers_say_that_a_request_is_too_long() -> None:
         "Input length 9000 exceeds the maximum",
     ]
     others = ["429: rate limit reached", "invalid api key", "unknown model 'x'", "connection lost"]
-    assert [said for said in (*long, *others) if says_too_long(said)] == long
+    assert [said for said in (*long, *others) if ModelFailed(said).is_too_long] == long
 
 
 def test_provider_refusal_is_retried_with_less(open_sandbox: Sandbox) -> None:

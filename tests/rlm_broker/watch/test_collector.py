@@ -1,19 +1,21 @@
+import warnings
+
 import pytest
 
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.rlm import RLM
-from rlm_broker.watch.collector import exporting
+from rlm_broker.watch.collector import exported_spans
 from tests.support.otlp_receiver import OtlpReceiver
 
 
 def _sent(endpoint: str, end_s: float = 60) -> list[str]:
     """Lines that a user reads while the spans of a run go to a collector."""
-    told: list[str] = []
-    with pytest.MonkeyPatch.context() as environment:
+    with pytest.MonkeyPatch.context() as environment, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-        with exporting(told.append, end_s) as receiver:
+        with exported_spans(end_s) as receiver:
             RLM(ScriptedClient(["FINAL(a)"]), on_event=receiver).completion("c", "q")
-    return told
+    return [str(each.message) for each in told if "spans" in str(each.message)]
 
 
 def test_spans_are_sent_before_the_end_and_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 """The default model, which needs no key and no network. It searches, quotes and counts, and does not reason."""
 
-from rlm_broker.broker.clients.offline.client import NOTE, OfflineClient
+from rlm_broker.broker.clients.offline.client import OfflineClient
 
-__all__ = ["NOTE", "OfflineClient"]
+__all__ = ["OfflineClient"]

@@ -15,12 +15,6 @@ from rlm_broker.results import ChatMessage
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.names import CONTEXT
 
-NOTE = (
-    "The model offline is a stand-in: it searches, quotes and counts, and does not reason. Name a real model with "
-    "--model NAME (or RLM(model=...))."
-)
-"""Advice to users, which the command line prints beside the answer."""
-
 _CONTEXT_NAME = re.compile(rf"^`({CONTEXT}(?:_\d+)?)` is a ", re.MULTILINE)
 """Line of a run's first message that names the variable of its context."""
 

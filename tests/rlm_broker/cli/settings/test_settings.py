@@ -86,9 +86,9 @@ WRONG_FILES = [
     ("[[routes]]\nmatch = 'x'", "route 1: `to` is missing"),
     ("[[routes]]\nto = 'x'\ndepths = 1", "route 1: depths must be text, not 1"),
     ("[[routes]]\nto = 'x'\ndepths = '2-1'", "route 1: route (no model named) at depth 2-1 to x: there is no depth"),
-    ('[limits]\n"\\u001b[2J" = 1', r"limits.'\x1b[2J' is not a limit"),
-    ('[models."\\u001b[2J"]\napi_key = "x"', r"models.'\x1b[2J'.api_key"),
-    ('[models."\\u001b[2J"]\nname = "x"\nbase_url = "http://localhost"', r"sets 'models.\x1b[2J.base_url'"),
+    ('[limits]\n"\\u001b[2J" = 1', r"limits.\x1b[2J is not a limit"),
+    ('[models."\\u001b[2J"]\napi_key = "x"', r"models.\x1b[2J.api_key"),
+    ('[models."\\u001b[2J"]\nname = "x"\nbase_url = "http://localhost"', r"sets models.\x1b[2J.base_url"),
 ]
 
 
@@ -141,7 +141,7 @@ WRONG_VARIABLES = [
     ("PROMPT_PROFILE", "x", "no prompt_profile 'x'; choose one of: both, final, answer, compact"),
     ("ALLOW_EXEC", "maybe", "allow_exec = 'maybe': give true or false"),
     ("TOOLS", "tools.py", "tools = 'tools.py' names another file in each folder, and is run: give an absolute path"),
-    ("ISOLATION", "vault", "no isolation level 'vault'; choose one of: auto, strict, standard, process"),
+    ("ISOLATION", "vault", "no isolation 'vault'; choose one of: auto, strict, standard, process"),
 ]
 
 

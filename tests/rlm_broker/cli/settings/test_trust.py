@@ -139,7 +139,7 @@ MISTAKES = [
         "give sampling arguments in `options`",
     ),
     ("[models.fast]\nname = 'openai/x'\nopions = {api_base = 'http://x/v1'}", "did you mean options?"),
-    ("isolation = 'stanard'", "rlm-broker.toml: no isolation level 'stanard'; choose one of: auto, strict, standard"),
+    ("isolation = 'stanard'", "rlm-broker.toml: no isolation 'stanard'; choose one of: auto, strict, standard"),
     ("cache = 'x'\nmodel = 5", "rlm-broker.toml: model = 5: give text"),
     ("api_key = 'sk-in-the-clear'", "rlm-broker.toml: api_key: write 'env:NAME'"),
     ("cache = 'x'\n[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): "),

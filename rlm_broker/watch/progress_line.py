@@ -1,10 +1,11 @@
-"""Progress of `ask`: one live line on a terminal, plain lines elsewhere.
+"""One live line on a terminal about a run that goes on; plain lines elsewhere.
 
 rich draws the live line again 8 times a second, on a thread of its own. So its clock goes on while the run waits. The
 end of a line that is too long is cut: what changes most, the time, comes first.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from rlm_broker.events.event import Event
 from rlm_broker.events.progress import RunProgress
 from rlm_broker.events.story import Story
-from rlm_broker.values.words import counted, dollars, tokens
+from rlm_broker.values.words import counted
 from rlm_broker.watch.terminal import StoryPrinter, console_of, takes_panels
 
 if TYPE_CHECKING:
@@ -26,17 +27,27 @@ ROOM_FOR_CTRL_C = 3
 
 
 class ProgressLine:
-    """Follows a run's events. On a terminal it keeps one line up to date, and prints failures above it. Elsewhere it
-    prints a line for each event that matters.
+    """The progress of a run, as `rlm-broker ask` shows it. Give it as `on_event`, and close it.
+
+    On a terminal it keeps one line up to date, and prints failures above it. Elsewhere it prints a line for each event
+    that matters.
+
+    Example:
+        ```python
+        with contextlib.closing(ProgressLine()) as line:
+            RLM("offline", on_event=line).completion("a", "Which letter is it?")
+        ```
 
     Args:
+        stream: Receiver of the text; None is stderr.
         is_verbose: Whether each turn's reply, code, output and calls are shown, too.
     """
 
-    def __init__(self, stream: TextIO, *, is_verbose: bool = False) -> None:
+    def __init__(self, stream: TextIO | None = None, *, is_verbose: bool = False) -> None:
+        stream = stream or sys.stderr
         self._started = time.monotonic()
         self._progress = RunProgress()
-        self._live = live_line(self, stream) if takes_panels(stream) else None
+        self._live = live_line(self, stream)
         console = None if self._live is None else self._live.console
         self._story = Story("texts" if is_verbose else "titles", tells_answer=False)
         self._printer = None if self._live and not is_verbose else StoryPrinter(self._story, stream, console=console)
@@ -47,30 +58,39 @@ class ProgressLine:
         if self._printer is not None:
             self._printer(event)
         elif self._live and (passage := self._story.passage(event)) and passage.is_trouble:
-            from rich.text import Text
-
-            self._live.console.print(Text(passage.line), soft_wrap=True)
+            self._live.console.print(passage.line, markup=False, emoji=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep the live line away while the user types."""
+        """Keep the live line away while the user types.
+
+        Example:
+            ```python
+            with (line := ProgressLine()).paused():
+                line.close()
+            ```
+        """
         self.close()
         yield
         if self._live is not None:
             self._live.start()
 
     def close(self) -> None:
-        """Remove the live line from the terminal. A second call has no effect."""
+        """Remove the live line from the terminal. A second call has no effect.
+
+        Example:
+            ```python
+            ProgressLine().close()
+            ```
+        """
         if self._live is not None:
             with contextlib.suppress(OSError):  # the terminal was closed
                 self._live.stop()
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         """Yield the present line. rich asks for it at each refresh."""
-        from rich.text import Text
-
-        del console
-        line = Text(self._line(), no_wrap=True)
+        line = console.render_str(self._line(), markup=False, emoji=False, highlight=False)
+        line.no_wrap = True
         line.truncate(options.max_width - ROOM_FOR_CTRL_C, overflow="ellipsis")
         yield line
 
@@ -81,7 +101,7 @@ class ProgressLine:
         if not progress.started:
             return f"{seconds}, starting: modules, context, sandbox"
         total = progress.usage
-        cost = f", {dollars(total.total_cost)}" if total.total_cost else ""
+        cost = f", ${total.total_cost:.4f}" if total.total_cost else ""
         most = "" if progress.most_turns is None else f" of {progress.most_turns:,}"
         parts = [seconds, f"turn {progress.turn}{most}{cost}"]
         parts += [f"{progress.started} runs"] if progress.started > 1 else []
@@ -90,12 +110,18 @@ class ProgressLine:
             parts.append(f"batch {batch[0]:,} of {batch[1]:,}")
         elif progress.open_calls:
             parts.append(f"waiting for {counted(progress.open_calls, 'call')}")
-        parts += [f"{counted(total.total_calls, 'call')} done", tokens(total)]
-        return ", ".join(filter(None, parts))
+        parts.append(f"{counted(total.total_calls, 'call')} done")
+        parts += [f"{total.total_tokens:,} tokens"] if total.total_tokens else []
+        return ", ".join(parts)
 
 
-def live_line(line: "RenderableType", stream: TextIO) -> "Live":
-    """Show a line on a terminal, and return what draws it again and again until it is stopped."""
+def live_line(line: "RenderableType", stream: TextIO) -> "Live | None":
+    """Show a line on a terminal, and return what draws it again and again until it is stopped.
+
+    Nothing is shown on a stream whose cursor cannot be moved, and None is returned.
+    """
+    if not takes_panels(stream):
+        return None
     from rich.live import Live  # 0.1 s, which only a terminal pays
 
     live = Live(

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.batch import feed
+from rlm_broker.batch import feed, items_file
 from rlm_broker.batch.items import BatchItem
-from rlm_broker.cli import batch_input
-from rlm_broker.cli.batch_input import BatchInput, SeenIds
+from rlm_broker.batch.items_file import ItemsFile
 from rlm_broker.context.store import store
 from rlm_broker.errors import ConfigurationError, ContextRefused
 
@@ -22,10 +21,10 @@ def file(tmp_path: Path) -> Path:
 def read(file: Path, *lines: Any, root: Path | None = None, encoding: str | None = None) -> list[BatchItem]:
     """Write the lines, check them, and return their items."""
     file.write_bytes(b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines))
-    items = BatchInput(str(file), None if root is None else str(root), encoding, "replace")
+    items = ItemsFile(file, root, encoding)
     items.check()
     found = list(items)
-    assert items.total == len(found)
+    assert len(items) == len(found)
     return found
 
 
@@ -89,7 +88,7 @@ def test_wrong_line_is_named_before_a_run(file: Path, line: Any, said: str) -> N
 
 
 def test_long_line_is_refused_before_it_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_input, "MOST_LINE_BYTES", 100)
+    monkeypatch.setattr(items_file, "MOST_LINE_BYTES", 100)
     monkeypatch.setattr(feed, "MOST_LINE_BYTES", 100)
     with pytest.raises(ConfigurationError, match=r"line 2 of .* has more than 100 bytes: give the context by its path"):
         read(file, ITEM, {**ITEM, "context": "x" * 100})
@@ -98,13 +97,6 @@ def test_long_line_is_refused_before_it_is_read(file: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(("name", "said"), [("nowhere", "No such file"), ("empty", "no item")])
 def test_unusable_input_is_one_sentence(tmp_path: Path, name: str, said: str) -> None:
     (tmp_path / "empty").write_text("\n")
-    items = BatchInput(str(tmp_path / name), None, None, "replace")
+    items = ItemsFile(tmp_path / name)
     with pytest.raises(ConfigurationError, match=said):
         items.check()
-
-
-def test_seen_ids_are_few_bytes_each() -> None:
-    seen = SeenIds()
-    assert all(seen.add(f"item {number}") for number in range(10_000))
-    assert not any(seen.add(f"item {number}") for number in range(10_000))
-    assert seen.add("item")
