@@ -81,7 +81,7 @@ def _be_init(proc: Proc, bell: mmap.mmap) -> None:
         poll = select.poll()
         control = InitSocket(theirs, poll)
         output = ReplOutput(poll, PRINTED, control.say, bell)
-        watch = Watch(proc, ENOUGH, ENOUGH, proc.others)
+        watch = Watch(proc, ENOUGH, ENOUGH, lambda: proc.others()[:1])  # the host may have thousands
         for message in SAID_BY_INIT:
             control.say(message)
         for message in SAID_TO_INIT:

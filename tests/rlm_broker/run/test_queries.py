@@ -311,17 +311,17 @@ def test_system_prompts_may_differ_by_depth(open_sandbox: Sandbox) -> None:
     assert [request.messages[0].content for request in client.requests] == [f"{prompt}0", f"{prompt}1"]
 
 
-def test_fifty_concurrent_runs_keep_contexts_apart() -> None:
+def test_twenty_concurrent_runs_keep_contexts_apart() -> None:
     code = "```repl\nFINAL(context[6:] if context.startswith('child ') else rlm_query('child ' + context))\n```"
 
     async def all_of_them() -> list[str | None]:
         handler = LMHandler(FunctionClient(lambda _: code))
         async with handler, place(Sandbox(), listener=handler.listener) as sandbox:
             rlms = [RLM(handler=handler, sandbox=sandbox, limits=Limits(max_depth=2)) for _ in range(5)]
-            runs = [rlms[number % 5].acompletion(f"the secret of {number}", "q") for number in range(50)]
+            runs = [rlms[number % 5].acompletion(f"the secret of {number}", "q") for number in range(20)]
             return [done.response for done in await asyncio.gather(*runs)]
 
-    assert asyncio.run(all_of_them()) == [f"the secret of {number}" for number in range(50)]
+    assert asyncio.run(all_of_them()) == [f"the secret of {number}" for number in range(20)]
 
 
 def test_profile_and_prologue_reach_the_model(open_sandbox: Sandbox) -> None:
