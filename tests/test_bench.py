@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scripts.bench import peer
-from scripts.bench.__main__ import main
+from scripts.bench import baseline, peer
+from scripts.bench.__main__ import MEASUREMENTS, main
 from scripts.bench.picture import svg
 from scripts.bench.row import Curve, Row, Side, side
 from tests.support.places import PROJECT
@@ -43,6 +43,33 @@ def test_help_names_measurements(capsys: pytest.CaptureFixture[str]) -> None:
     assert "{" not in shown
 
 
+def test_failed_row_and_slower_rows_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failed row makes it exit with 1. A row is slower by its ratio to the floor, and by more than it spreads."""
+    monkeypatch.setattr(baseline, "FILE", tmp_path / "baseline.json")
+
+    def one(unit: str, ours: list[float], floor: list[float]) -> Row:
+        return Row(f"a row in {unit}", Side("ours", unit, ours), [Side("gone", unit, []), Side("floor", unit, floor)])
+
+    def run(*rows: Row, options: tuple[str, ...] = ()) -> str:
+        monkeypatch.setitem(MEASUREMENTS, "made", lambda _effort: rows)
+        main(["made", *options])
+        return capsys.readouterr().out.partition("rows in it:")[2]
+
+    run(one("ms", [2.0] * 5, [4.0] * 5), one("/s", [9.0] * 5, [9.0] * 5), options=("--write-baseline",))
+    assert json.loads(baseline.FILE.read_text())["made"]["costs"]["a row in ms"]["floor"]["cost"] == 0.5
+    assert run(one("ms", [4.0] * 5, [8.0] * 5), one("/s", [18.0] * 5, [9.0] * 5)).split() == ["none"]
+    assert run(one("ms", [1.0, 2.6, 2.6, 2.6, 9.0], [4.0] * 5)).split() == ["none"]
+    said = run(one("ms", [2.6] * 5, [4.0] * 5), one("/s", [9.0] * 5, [18.0] * 5))
+    assert "made: a row in ms: 0.65 x floor, was 0.5 x" in said
+    assert "made: a row in /s: 2 x floor, was 1 x" in said
+    monkeypatch.setitem(MEASUREMENTS, "broken", lambda _effort: [][1])
+    with pytest.raises(SystemExit, match="failed: broken"):
+        main(["broken", "made", "--quick"])
+    assert "a row in ms" in capsys.readouterr().out
+
+
 def test_peer_not_installable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that cannot be installed says so and gives no figures."""
 
@@ -57,13 +84,19 @@ def test_peer_not_installable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.ours.at_most_times(1, row.others[0]).met is None
 
 
-def test_peer_that_dies_says_why(tmp_path: Path) -> None:
+def test_peer_that_dies_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('chatter', flush=True)\nraise SystemExit('some Error: it has no legs')")
-    with peer.Peer("somebody", str(script)) as somebody:
+    monkeypatch.setattr(peer, "python_of", lambda _environment: Path(sys.executable))
+    with peer.Peer("somebody", str(script), "jupyter") as somebody:
         assert somebody.samples("walk") == []
         assert somebody.samples("walk") == []
     assert somebody.problem == "does not run here: some Error: it has no legs"
+    with (
+        pytest.raises(RuntimeError, match="somebody does not run here: some Error"),
+        peer.Peer("somebody", str(script)) as own,
+    ):
+        own.samples("walk")
 
 
 def test_row_goals_are_judged_by_medians() -> None:

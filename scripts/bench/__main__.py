@@ -5,6 +5,7 @@
     .venv/bin/python -m scripts.bench --quick               # whether it runs; the figures say little
     .venv/bin/python -m scripts.bench costs --against HEAD~3   # page faults, system calls, frames: counts, no times
 
+A row that fails makes it exit with 1. Rows that became slower than `baseline.json` are named below the table.
 Everything runs the public API with its defaults. Peers are installed when they are first asked for, into a folder of
 the bench's own below the user's cache. Figures of a shared machine wander: compare the ratios, and run it twice.
 """
@@ -27,6 +28,7 @@ from rich.table import Table
 
 from rlm_broker import __version__
 from scripts.bench import (
+    baseline,
     batches,
     blocks,
     chatting,
@@ -111,28 +113,35 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *MEASUREMENTS, *LONG], help=named)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, and curves to FILE.svg")
     parser.add_argument("--quick", action="store_true", help="few repetitions of small things: does it run?")
+    parser.add_argument("--write-baseline", action="store_true", help="later runs are compared with this one")
     options = parser.parse_args(given)
-    effort, measured = Effort(options.quick), dict[str, Sequence[Row | Curve]]()
+    if options.quick and options.write_baseline:
+        parser.error("--quick measures too little for a baseline")
+    effort, measured, failed = Effort(options.quick), dict[str, Sequence[Row | Curve]](), list[str]()
     for name in options.names or MEASUREMENTS:
         started = time.perf_counter()
         try:
             measured[name] = (MEASUREMENTS | LONG)[name](effort)
         except Exception as error:  # noqa: BLE001 - the others are worth minutes, and the row says what happened
             traceback.print_exc()
+            failed.append(name)
             measured[name] = [Row(name, Side(OURS, "", []), note=f"failed: {type(error).__name__}: {error}")]
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
     results = [result for results in measured.values() for result in results]
-    rows = [result for result in results if isinstance(result, Row)]
     curves = [result for result in results if isinstance(result, Curve)]
     console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(_table(rows))
-    for curve in curves:
-        console.print(_curve_table(curve))
+    console.print(_table([result for result in results if isinstance(result, Row)]), *map(_curve_table, curves))
     if options.json:
         document = {**machine(), "quick": options.quick, **_by_name(measured)}
         options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        if curves:
-            options.json.with_suffix(".svg").write_text(picture.svg(curves))
+    if options.json and curves:
+        options.json.with_suffix(".svg").write_text(picture.svg(curves))
+    if options.write_baseline:
+        baseline.write(measured, machine())
+    elif not options.quick:
+        print("slower than the baseline, of the rows in it:", *(baseline.slower(measured) or ["none"]), sep="\n  ")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def machine() -> dict[str, Any]:

@@ -62,12 +62,11 @@ def waits(effort: Effort) -> list[Row]:
     first, events = [], []
     with Peer("", SERVER, None, "runs") as server, Connection(**server.ask("address")) as connection:
         for _ in range(effort.times(60)):
-            started = time.perf_counter()
-            pieces = connection.stream(CHAT, asked(stream=True))
-            next(pieces)
-            first.append(time.perf_counter() - started)
-            arrived = [time.time() for piece in pieces if b"reasoning" in piece]
-            events.append(arrived[0] - server.ask("replied")[0])
+            started = time.time()
+            arrived = [(time.time(), piece) for piece in connection.stream(CHAT, asked(stream=True))]
+            first.append(arrived[0][0] - started)
+            event_at = next(at for at, piece in arrived if b"reasoning" in piece)  # it may be with the first byte
+            events.append(event_at - server.ask("replied")[0])
     gone = []
     with Peer("", SERVER, None, "hanging") as server:
         for _ in range(effort.times(40)):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 
-from scripts.bench.measure import Effort, seconds
+from scripts.bench.measure import Effort, bare_python, by_turns, seconds
 from scripts.bench.row import OURS, Row, side
 
 PROCESSES = 10
@@ -31,9 +31,11 @@ def ps(effort: Effort) -> list[Row]:
             process.stdout.readline()
 
         def listed() -> None:
-            done = subprocess.run(["rlm-broker", "ps"], env=environment, capture_output=True, text=True, check=True)
+            command = [sys.executable, "-m", "rlm_broker", "ps"]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             assert done.stdout.count("python") >= PROCESSES, done.stdout
 
         listed()
-        taken = side(OURS, "s", seconds(listed, effort.times(20)))
-    return [Row(f"`rlm-broker ps` of {PROCESSES} processes", taken, [], [taken.at_most(0.4)])]
+        ours, bare = by_turns(effort.times(20), lambda: seconds(listed), lambda: seconds(bare_python))
+    taken, floor = side(OURS, "s", ours), side("python -I", "s", bare)
+    return [Row(f"`rlm-broker ps` of {PROCESSES} processes", taken, [floor], [taken.at_most(0.4)])]

@@ -37,7 +37,7 @@ class Peer:
     """A peer's script: it is sent words, one a line, and answers each with a line of JSON.
 
     Use it as a context manager. A peer that cannot be installed, or dies, has a `problem` and gives no samples; the
-    bench goes on without it.
+    bench goes on without it. One that runs in our own interpreter has no excuse: the `with` raises `RuntimeError`.
 
     Args:
         name: What the table calls it.
@@ -86,6 +86,8 @@ class Peer:
                 self._process.kill()
                 self._process.communicate()
         self._complaints.close()
+        if self.problem and self._environment is None:
+            raise RuntimeError(f"{self.name or self._script} {self.problem}") from error
 
     def ask(self, word: str) -> Any:
         """Return its answer, or None if it has a problem."""

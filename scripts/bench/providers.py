@@ -65,7 +65,7 @@ def _row(
         finally:
             server.kill()
     rate, peer, bare = side(OURS, "/s", ours), litellm.side("/s", theirs), side("aiohttp alone", "/s", http)
-    return [Row(what, rate, (peer, bare), checks(rate, peer, bare), f"{AT_ONCE} at a time")]
+    return [Row(what, rate, (bare, peer), checks(rate, peer, bare), f"{AT_ONCE} at a time")]
 
 
 async def _client_rate(client: Client, calls: int) -> float:
