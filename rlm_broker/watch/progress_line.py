@@ -91,7 +91,7 @@ class ProgressLine:
         """Yield the present line. rich asks for it at each refresh."""
         line = console.render_str(self._line(), markup=False, emoji=False, highlight=False)
         line.no_wrap = True
-        line.truncate(options.max_width - ROOM_FOR_CTRL_C, overflow="ellipsis")
+        line.truncate(options.max_width, overflow="ellipsis")
         yield line
 
     def _line(self) -> str:
@@ -122,15 +122,16 @@ def live_line(line: "RenderableType", stream: TextIO) -> "Live | None":
     """
     if not takes_panels(stream):
         return None
-    from rich.live import Live  # 0.1 s, which only a terminal pays
+    from rich import constrain, live  # 0.1 s, which only a terminal pays
 
-    live = Live(
-        line,
-        console=console_of(stream),
+    console = console_of(stream)
+    shown = live.Live(
+        get_renderable=lambda: constrain.Constrain(line, console.width - ROOM_FOR_CTRL_C),
+        console=console,
         refresh_per_second=REFRESHES_PER_S,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=True,  # warnings appear above the line
     )
-    live.start()
-    return live
+    shown.start()
+    return shown
