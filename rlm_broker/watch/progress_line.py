@@ -8,6 +8,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.events.event import Event
@@ -122,16 +123,25 @@ def live_line(line: "RenderableType", stream: TextIO) -> "Live | None":
     """
     if not takes_panels(stream):
         return None
-    from rich import constrain, live  # 0.1 s, which only a terminal pays
+    from rich.live import Live  # 0.1 s, which only a terminal pays
 
-    console = console_of(stream)
-    shown = live.Live(
-        get_renderable=lambda: constrain.Constrain(line, console.width - ROOM_FOR_CTRL_C),
-        console=console,
+    live = Live(
+        _Narrowed(line),
+        console=console_of(stream),
         refresh_per_second=REFRESHES_PER_S,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=True,  # warnings appear above the line
     )
-    shown.start()
-    return shown
+    live.start()
+    return live
+
+
+@dataclass(frozen=True)
+class _Narrowed:
+    """A line that leaves the columns for ^C free."""
+
+    line: "RenderableType"
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        yield from console.render(self.line, options.update_width(options.max_width - ROOM_FOR_CTRL_C))
