@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from rlm_broker.events.event import all_of as all_of
     from rlm_broker.events.progress import RunProgress as RunProgress
     from rlm_broker.events.trace import TraceWriter as TraceWriter
+    from rlm_broker.events.trace import trace_line as trace_line
     from rlm_broker.limits import BatchLimits as BatchLimits
     from rlm_broker.limits import Limits as Limits
     from rlm_broker.limits import ReplLimits as ReplLimits
@@ -142,10 +143,12 @@ if TYPE_CHECKING:
     from rlm_broker.values.stats import HandlerStats as HandlerStats
     from rlm_broker.values.stats import NodeStats as NodeStats
     from rlm_broker.values.stats import SandboxStats as SandboxStats
+    from rlm_broker.values.text import jsonable as jsonable
     from rlm_broker.values.text import printable as printable
     from rlm_broker.watch.callbacks import Callbacks as Callbacks
     from rlm_broker.watch.client import MachineRuns as MachineRuns
     from rlm_broker.watch.collector import exported_spans as exported_spans
+    from rlm_broker.watch.conventions import continue_trace as continue_trace
     from rlm_broker.watch.messages import ProcessStatus as ProcessStatus
     from rlm_broker.watch.messages import ReplStatus as ReplStatus
     from rlm_broker.watch.messages import RunStatus as RunStatus
@@ -203,7 +206,7 @@ _MODULES = {
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
     "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted all_of",
     "events.progress": "RunProgress",
-    "events.trace": "TraceWriter",
+    "events.trace": "TraceWriter trace_line",
     "limits": "BatchLimits Limits ReplLimits RunLimits",
     "nodes.ray_cluster": "RayCluster",
     "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
@@ -231,10 +234,11 @@ _MODULES = {
     "values.display": "Display",
     "values.json_schemas": "CheckedSchema",
     "values.stats": "ClientStats HandlerStats NodeStats SandboxStats",
-    "values.text": "printable",
+    "values.text": "jsonable printable",
     "watch.callbacks": "Callbacks",
     "watch.client": "MachineRuns",
     "watch.collector": "exported_spans",
+    "watch.conventions": "continue_trace",
     "watch.messages": "ProcessStatus ReplStatus RunStatus StopOutcome",
     "watch.progress_line": "ProgressLine",
     "watch.server": "ControlSocket OnStop",

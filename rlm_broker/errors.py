@@ -1,4 +1,4 @@
-"""Errors that this package raises on purpose.
+"""The errors of this package.
 
 RlmBrokerError
 ├── ConfigurationError       an argument or a setting cannot be used; no process was started
@@ -8,16 +8,16 @@ RlmBrokerError
 │   └── UnknownModel         no client is registered under that name
 ├── FileRefused              a file of a REPL cannot be read, written or listed
 ├── ProgramNotStarted        a program cannot be started in a sandbox
-├── IsolationUnavailable     this machine cannot give the isolation level that was asked for
+├── IsolationUnavailable     this machine cannot give the wanted isolation level
 ├── ValueUnavailable         a variable of a REPL does not exist, or its value cannot be transferred
-├── ProtocolViolation        a peer sent a message that is not allowed now; its connection is closed
+├── ProtocolViolation        a peer sent a message out of turn; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
 └── RunFailed                can end a run; it then carries the run's messages, usage and partial answer
     ├── SandboxFailed        the sandbox itself broke; the state of the code in it is unknown
     │   ├── WorkerDied       a worker's processes ended before their block did
     │   └── ReplClosed       the REPL was closed, or may not be restarted again
     ├── ModelFailed          a language model call failed
-    │   └── ReplayDiverged   a replayed run asked for a reply that was not recorded
+    │   └── ReplayDiverged   a replayed run asked for an unrecorded reply
     ├── OutputInvalid        the answer is not of the wanted type; carries the last answer
     ├── LimitReached         a limit ended the run
     └── RunCancelled         the run was stopped, for example by Ctrl+C
@@ -59,9 +59,7 @@ _TOO_LONG = (
 
 
 class RlmBrokerError(Exception):
-    """Base of every error that this package raises on purpose.
-
-    Errors can be pickled, with all their attributes.
+    """Base of all errors of this package. They can be pickled, with all their attributes.
 
     Example:
         ```python
@@ -80,13 +78,12 @@ class RlmBrokerError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __reduce__(self) -> tuple[Callable[..., "RlmBrokerError"], tuple[Any, ...], dict[str, Any]]:
-        """Pickle without `__init__`, whose parameters differ from `args`: process pools pickle the errors of their
-        workers."""
+        """Pickle without `__init__`: its parameters differ from `args`, and process pools pickle errors."""
         return _unpickled, (type(self), *self.args), self.__dict__
 
 
 class ConfigurationError(RlmBrokerError):
-    """An argument, a setting or a file that the caller gave cannot be used.
+    """An argument, a setting or a file of the caller cannot be used.
 
     Example:
         ```python
@@ -141,7 +138,7 @@ class ProgramNotStarted(RlmBrokerError):
 
 
 class IsolationUnavailable(RlmBrokerError):
-    """This machine cannot give the isolation level that was asked for. No code ran at a weaker level.
+    """This machine cannot give the wanted isolation level. No code ran at a weaker level.
 
     Example:
         ```python
@@ -153,9 +150,9 @@ class IsolationUnavailable(RlmBrokerError):
         ```
 
     Attributes:
-        layer: Name of the layer that failed, or None if the cause is not a layer.
+        layer: Name of the failed layer, or None if the cause is not a layer.
         reason: Why it failed, or None.
-        remedy: A change of the machine that would make it available, or None.
+        remedy: A change of the machine to make it available, or None.
     """
 
     kind = "isolation"
@@ -177,14 +174,14 @@ class ValueUnavailable(RlmBrokerError):
 
 
 class ProtocolViolation(RlmBrokerError):
-    """A peer sent a message that is not allowed at that point; its connection is closed."""
+    """A peer sent a message out of turn; its connection is closed."""
 
     kind = "protocol"
     exit_code = 4
 
 
 class RunFailed(RlmBrokerError):
-    """Base of the errors that can end a run. An error that ended a run carries what the run had by then.
+    """Base of the errors at the end of a run, with its partial results.
 
     The attributes are empty if no run had begun, for example when a client raises `ModelFailed` on its own.
     `Completion` has fields of the same names.
@@ -198,14 +195,14 @@ class RunFailed(RlmBrokerError):
         ```
 
     Attributes:
-        partial_answer: Best answer so far: what code has put into `answer["content"]`, else the text of the model's
-            last reply outside of its code, else None.
+        partial_answer: Best answer so far: the draft in `answer["content"]`, else the text of the model's last reply
+            outside of its code, else None.
         root_model: Name of the run's model.
-        isolation: Isolation that was enforced, or None if the run had no REPL.
+        isolation: Enforced isolation, or None if the run had no REPL.
         messages: Conversation with the root model.
-        trajectory: Turns of the run. The last turn may lack the block that was running.
-        child_traces: Child runs that the run started.
-        usage_summary: Usage of the run and everything below it, by model. A call that was under way is not counted.
+        trajectory: Turns of the run. The last turn may lack the running block.
+        child_traces: Child runs of the run.
+        usage_summary: Usage of the run and everything below it, by model, without a call under way.
         usage_by_depth: The same usage by depth.
         execution_time: Duration of the run in seconds.
     """
@@ -221,12 +218,7 @@ class RunFailed(RlmBrokerError):
     execution_time: float = 0.0
 
     def take(self, run: Completion, partial_answer: str | None) -> None:
-        """Copy the results of a run that ended without a response.
-
-        Args:
-            run: Outcome of the run, with `response` None.
-            partial_answer: Best answer so far; an answer that the error already has is kept.
-        """
+        """Copy the results of a run without a response. A partial answer in the error is kept."""
         self.partial_answer = self.partial_answer or partial_answer
         self.messages, self.trajectory, self.child_traces = run.messages, run.trajectory, run.child_traces
         self.usage_summary, self.usage_by_depth = run.usage_summary, run.usage_by_depth
@@ -266,8 +258,8 @@ class ModelFailed(RunFailed):
 
     Attributes:
         cause: Whether another attempt, or another model, may help; see `FailureCause`.
-        retry_after_s: Seconds that the provider asks to wait before the next call, or None if it does not say.
-        is_lasting: Whether every further call would meet the same: a wrong key, a model or a host that does not exist.
+        retry_after_s: Seconds to wait before the next call by the provider's wish, or None.
+        is_lasting: Whether every further call would fail alike: with a wrong key, or a missing model or host.
     """
 
     kind = "provider"
@@ -294,9 +286,9 @@ class ModelFailed(RunFailed):
 
 
 class ReplayDiverged(ModelFailed):
-    """A replayed run asked for a reply that was not recorded; the message shows the difference.
+    """A replayed run asked for an unrecorded reply; the message shows the difference.
 
-    It is also raised at the call during which the recorded run was stopped.
+    It is also raised at the last call of a stopped run.
 
     Example:
         ```python
@@ -395,28 +387,23 @@ SHORT_OF: Mapping[int, str] = MappingProxyType(
         errno.ENOBUFS: "free some memory, or raise the container's limit of it",
     }
 )
-"""Error number of the kernel that says what the process or the machine is short of → what would help."""
+"""Error number of the kernel for a shortage of the process or the machine → its remedy."""
 
 
 def refused_by_machine(what: str, error: OSError) -> SandboxFailed:
-    """Return the error for something that the kernel refused.
-
-    Args:
-        what: What cannot be done, as the beginning of the sentence.
-        error: Error of the kernel.
-    """
+    """Return the error for a refusal by the kernel. `what` is the beginning of its sentence."""
     remedy = SHORT_OF.get(error.errno or 0)
     return SandboxFailed(f"{what}: {error.strerror or error}" + (f"; {remedy}" if remedy else ""))
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return whether the error says that the process or the machine is short of something, see `SHORT_OF`."""
+    """Whether the error is a shortage of the process or the machine, see `SHORT_OF`."""
     return isinstance(error, OSError) and error.errno in SHORT_OF
 
 
 @contextlib.contextmanager
 def shortage_told(what: str) -> Iterator[None]:
-    """Raise `SandboxFailed` in place of an error that `is_shortage`. `what` is the beginning of its sentence."""
+    """Raise `SandboxFailed` in place of a shortage. `what` is the beginning of its sentence."""
     try:
         yield
     except OSError as error:
@@ -426,15 +413,12 @@ def shortage_told(what: str) -> Iterator[None]:
 
 
 def require_kind(what: str, value: object, *kinds: type) -> None:
-    """Refuse a value of another type. A bool does not count as a number.
+    """Raise `ConfigurationError` if a value is of none of the `kinds`. A bool does not count as a number.
 
     Args:
         what: Name of the value in the message.
         value: Value to check.
         kinds: Allowed types; with `type(None)` among them, None is allowed.
-
-    Raises:
-        ConfigurationError: The value is of none of the `kinds`.
     """
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = [kind.__name__ for kind in kinds if kind is not type(None)]

@@ -28,17 +28,14 @@ from sandbox_worker.wire.messages import MAX_PROMPTS
 BLOCKS_EACH_TURN = 5
 """Default of `max_blocks`, per turn of the root run."""
 MOST = 1 << 50
-"""Largest limit in bytes: 1 PiB, which no machine has. Far larger numbers would not fit into the kernel's 64-bit
+"""Largest limit in bytes: 1 PiB, more than any machine has. Far larger numbers would not fit into the kernel's 64-bit
 fields."""
 FEWEST_TURNS = 3
-"""Turns that a child run gets at least, if the root run has as many."""
+"""Minimum turns of a child run, if the root run has as many."""
 MOST_CHARS = 200
-"""Characters of a refused value that an error message shows. Longer text is cut and marked with "..."."""
+"""Characters of a refused value in an error message. Longer text is cut and marked with "..."."""
 MOST_DIGITS = 18
-"""Digits of a whole number given as text; longer text is not read as a number.
-
-18 digits stay below the 4,300 at which `int` raises `ValueError`, and above any limit with a meaning.
-"""
+"""Maximum digits of a whole number given as text: above any limit with a meaning, and far below `int`'s own bound."""
 
 
 def _short(value: object) -> str:
@@ -51,7 +48,7 @@ def _short(value: object) -> str:
 
 
 class _Bounds(BaseModel):
-    """A frozen set of limits that is checked when it is made."""
+    """A frozen set of limits, checked when it is made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -281,7 +278,7 @@ class ReplLimits(_Bounds):
     """
 
     def repl_bounds(self) -> ReplBounds:
-        """Return the limits that a worker enforces: those whose names are fields of `ReplBounds`."""
+        """Return the limits for workers: the fields of `ReplBounds`."""
         return ReplBounds(**{name: getattr(self, name) for name in ReplBounds.__struct_fields__})
 
 
@@ -319,13 +316,13 @@ class Limits(ReplLimits, RunLimits):
         536870912
 
     Raises:
-        ConfigurationError: A name is not that of a limit, or a value is not allowed for its limit.
+        ConfigurationError: A name is not a limit's, or a value is not allowed for its limit.
     """
 
 
 def with_set(base: RunLimits | ReplLimits, limits: RunLimits | ReplLimits) -> Limits:
-    """Return `base` with the fields replaced that were set when `limits` was made."""
+    """Return `base` with the set fields of `limits` in place of its own."""
     fields = {**base.model_dump(), **limits.model_dump(include=limits.model_fields_set)}
     if "max_blocks" not in base.model_fields_set | limits.model_fields_set:
-        fields.pop("max_blocks", None)  # `Limits` derives it again, from the turns that hold now
+        fields.pop("max_blocks", None)  # `Limits` derives it again, from the new turns
     return Limits(**fields)

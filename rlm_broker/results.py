@@ -1,4 +1,4 @@
-"""Results of runs, blocks and calls: frozen values that every package here may import."""
+"""Results of runs, blocks and calls: frozen values for every package here."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One language model call that was answered. `LMHandler.batch_completion` also returns calls that failed.
+    """One answered language model call. `LMHandler.batch_completion` also returns failed calls.
 
     Example:
         ```python
@@ -40,8 +40,8 @@ class Call:
         ```
 
     Attributes:
-        root_model: Name of the model that served the call.
-        requested_model: Name that was asked for, if it differs from `root_model`, else None.
+        root_model: Name of the serving model.
+        requested_model: Requested name, if it differs from `root_model`, else None.
         execution_time: Duration in seconds.
         problem: Reason why `response` is empty: the provider sent no text, or the call failed. None if there is text.
         extra: Token ids and log probabilities, as in `LMReply.extra`.
@@ -83,7 +83,7 @@ class PostMortem:
         ```
 
     Attributes:
-        where: Sentence about the line that the block was executing; empty if the line is unknown.
+        where: Sentence about the block's present line; empty if the line is unknown.
         stack: Whole stack, newest frame first. The REPL reported it, so it is not trusted.
         memory_bytes, processes, threads: Totals of all its processes.
         cpu_s: CPU time of the block in seconds.
@@ -119,7 +119,7 @@ class Variable:
 
 
 class Sent(Protocol):
-    """A value that code in a REPL has sent. It is decoded when it is first read."""
+    """A value from code in a REPL. It is decoded when it is first read."""
 
     @property
     def value(self) -> Any:
@@ -133,7 +133,7 @@ class Sent(Protocol):
 
 
 class _WithValues(Presentable):
-    """Values of a block that are not dataclass fields, because they are of any class and may have no JSON form."""
+    """Values of a block outside of its dataclass fields: they are of any class, and may have no JSON form."""
 
     __slots__ = ("_final_value", "_value")
     _value: Sent | None
@@ -157,16 +157,16 @@ class Block(_WithValues):
         stdout, stderr: Printed text, each at most `Limits.max_output_bytes`: head, a note on what was cut, tail.
         error: One line with the reason, unless `ok`.
         exit_code: For `exited`, the argument of `sys.exit` as a process's exit status.
-        final_answer: Answer that the code submitted, or None.
-        draft: Text in `answer["content"]` that is not submitted, the best answer so far; at most 65,536 characters.
+        final_answer: Submitted answer, or None.
+        draft: Text in `answer["content"]` before a submission, the best answer so far; at most 65,536 characters.
         execution_time: Seconds, with waits for replies.
-        limit: Name of the limit that interrupted or killed it, or None.
+        limit: Name of the limit behind its interrupt or kill, or None.
         post_mortem: Usage of the killed REPL, for `killed` alone.
-        displays: Pictures and tables that it showed, in order: up to 32, each up to 4 MiB and together 16 MiB, counted
-            as JSON. A killed block keeps those that it showed before.
-        displays_omitted: Number of further displays that were not kept.
-        variables: If asked for, the first 40 by name of the variables that it created, rebound or changed in length.
-            Empty for a killed block.
+        displays: Its pictures and tables, in order: up to 32, each up to 4 MiB and together 16 MiB, counted as JSON. A
+            killed block keeps its earlier ones.
+        displays_omitted: Number of dropped displays.
+        variables: If asked for, the first 40 by name of its created, rebound or resized variables. Empty for a killed
+            block.
     """
 
     code: str
@@ -218,7 +218,7 @@ class Block(_WithValues):
 
     @property
     def final_value(self) -> Any:
-        """Submitted answer with its type, whose text is `final_answer`; None if it cannot be transferred."""
+        """Submitted answer with its type; None if it cannot be transferred. `final_answer` is its text."""
         return self.final_answer if self._final_value is None else self._final_value.value
 
     @property
@@ -233,7 +233,7 @@ def _block(fields: tuple[Any, ...], value: Sent | None, final_value: Sent | None
 
 
 def with_values(block: Block, value: Sent | None, final_value: Sent | None) -> Block:
-    """Attach the values that the REPL has sent, and return the block. `dataclasses.replace` drops them."""
+    """Attach the values from the REPL, and return the block. `dataclasses.replace` drops them."""
     object.__setattr__(block, "_value", value)
     object.__setattr__(block, "_final_value", final_value)
     return block
@@ -249,7 +249,7 @@ def without_displays(block: Block, omitted: int = 0) -> Block:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Iteration:
-    """One turn of a run: its number from 1, the model's whole reply, and the blocks that ran for it, in order.
+    """One turn of a run: its number from 1, the model's whole reply, and its executed blocks in order.
 
     Example:
         ```python
@@ -319,12 +319,12 @@ class Completion(Presentable):
         iterations: Number of turns taken.
         execution_time: Duration in seconds.
         usage_summary, usage_by_depth: Usage of this run and everything below it. Depth 0 is the root's own loop.
-        limit: Name of the limit at which the model was asked for its best answer so far; None if it answered by itself.
-        is_stopped: Whether `Run.stop` ended the run. `response` is then the best answer that it had.
+        limit: Name of the limit behind a request for the best answer so far; None if the model answered by itself.
+        is_stopped: Whether `Run.stop` ended the run. `response` is then its best answer so far.
         parsed: Answer as a value of the wanted `output_type`, or None.
-        isolation: Isolation that was enforced; None if the run had no REPL.
+        isolation: Enforced isolation; None if the run had no REPL.
         trajectory: Turns of this run.
-        child_traces: Child runs that this run started.
+        child_traces: Child runs of this run.
         messages: Conversation with the root model.
         prompt: Context, if it is text of at most 65,536 characters, else None.
         root_prompt: Question, as it was given.
@@ -353,7 +353,7 @@ class Completion(Presentable):
         return f"Completion({described(**fields)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as values that JSON has, under their own names.
+        """Return all fields as values of JSON, under their own names.
 
         Usage has the shape of `Usage.to_dict`. In `parsed`, pydantic models, dataclasses and Structs become dicts.
         Values without a JSON form become text, and NaN and infinities become None.
@@ -369,11 +369,5 @@ class Completion(Presentable):
         return shown
 
     def to_json(self) -> str:
-        """Return `to_dict` as JSON text.
-
-        Example:
-            ```python
-            Path("answer.json").write_text(rlm.completion("a", "How many?").to_json())
-            ```
-        """
+        """Return `to_dict` as JSON text."""
         return as_json(self.to_dict())

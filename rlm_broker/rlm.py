@@ -1,4 +1,4 @@
-"""The front door: `RLM`, which composes all other packages."""
+"""The front door: `RLM`. It composes all other packages."""
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -62,11 +62,11 @@ WRITTEN: Final = {
     "custom_system_prompt": 'RLM(model, instructions="...")',
     "logger": 'RLM(model, on_event=TraceWriter("run.jsonl"))',
 }
-"""Name that `RLM` took before, or that the reference runtime takes → how its argument is written now."""
+"""Earlier name of an argument, or the reference runtime's → how its argument is written now."""
 
 
 class RLM(AsyncResource):
-    """A language model whose context is a variable in a sandboxed REPL.
+    """A language model with its context as a variable in a sandboxed REPL.
 
     Within `with` it keeps its handler and fork server between calls; otherwise each call starts its own and ends them.
 
@@ -80,27 +80,25 @@ class RLM(AsyncResource):
         model: Root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object or a
             function, see `FunctionClient`. None is "offline".
         sub_model: Model for what code in the REPL asks. None is the root model.
-        models: Further models by name, which code may name; or a `Models`, which also has routes, policy and files.
-        limits: Limits of each run tree and its REPLs. A field that is not set is taken from `sandbox`, or has its
-            default.
-        tools: Name → a function for code, a plain value, or `{"tool": either, "description": text}`; or a `Tools`,
-            which also has those of child runs. Functions run in this process. Annotations validate their arguments.
-        instructions: System prompt that replaces the built-in one, or `Instructions`.
-        recursion: "always" gives a REPL to each child that may have one. "auto" does so only if its prompt is too long
-            for its model, or asks for code. A function replaces the recursion: it gets a run's name, its depth and its
-            default query handler, and returns the query handler of the run's REPL.
+        models: Further models for code, by name; or a `Models`, with routes, policy and files as well.
+        limits: Limits of each run tree and its REPLs. An unset field is taken from `sandbox`, or has its default.
+        tools: Name → a function for code, a plain value, or `{"tool": either, "description": text}`; or a `Tools`, with
+            tools of child runs as well. Functions run in this process. Annotations validate their arguments.
+        instructions: System prompt in place of the built-in one, or `Instructions`.
+        recursion: "always" gives a REPL to each child, down to `Limits.max_depth`. "auto" does so only if its prompt is
+            too long for its model, or asks for code. A function replaces the recursion: it gets a run's name, its depth
+            and its default query handler, and returns the query handler of the run's REPL.
         on_event: Called with each event. It must not block. Its first exception is logged.
         verbose: Show the run: a display in a notebook, else lines on stderr.
         persistent: Keep the REPL between calls, within `with`. Variables stay, and each call adds its context as
             `context_1` and so on, and its messages as `history_0` and so on.
-        sandbox: Isolation level ("auto", "strict", "standard", "process"), or a `Sandbox`, which several RLMs may
-            share; a `RayCluster` is one whose REPLs are on other machines. What is open stays open; what is closed is
-            opened while it is used.
-        handler: Handler that several RLMs may share, in place of models. Its owner opens and closes it.
+        sandbox: Isolation level ("auto", "strict", "standard", "process"), or a `Sandbox` for any number of RLMs; the
+            REPLs of a `RayCluster` are on other machines. A closed one is opened while it is used.
+        handler: Handler for any number of RLMs, in place of models. Its owner opens and closes it.
 
     Attributes:
-        limits: Limits that hold.
-        tools: Tools that code has.
+        limits: The effective limits.
+        tools: Tools for code.
         instructions: Instructions to the model.
 
     Raises:
@@ -152,12 +150,12 @@ class RLM(AsyncResource):
 
     @property
     def handler(self) -> LMHandler:
-        """Handler that all runs share, within `with`. Outside of it, `SandboxFailed` is raised."""
+        """Handler of all runs, within `with`. Outside of it, `SandboxFailed` is raised."""
         return self._engine.handler
 
     @property
     def sandbox(self) -> Sandbox:
-        """Sandbox that all runs share, within `with`. Outside of it, `SandboxFailed` is raised."""
+        """Sandbox of all runs, within `with`. Outside of it, `SandboxFailed` is raised."""
         return self._engine.sandbox
 
     def completion(
@@ -182,8 +180,7 @@ class RLM(AsyncResource):
         Args:
             prompt, context: Context, under one of its names: text, plain values or a path; see `context.store`.
             root_prompt, question: Question, under one of its names. None: the task is in the context.
-            output_type: Type of the answer: a pydantic model, or another type that pydantic can validate. The value is
-                `Completion.parsed`.
+            output_type: Type of the answer, for pydantic or a JSON Schema. The value is `Completion.parsed`.
             model, limits, timeout_s: For this run alone, as in `start`.
 
         Raises:
@@ -235,7 +232,7 @@ class RLM(AsyncResource):
         """Answer as `acompletion` does, and yield each event of the run, then the completion.
 
         Leaving the loop ends the run and everything below it; use `contextlib.aclosing`. For a partial answer use
-        `start`, whose handle outlives the loop.
+        `start`: its handle outlives the loop.
 
         Example:
             ```python
@@ -280,14 +277,14 @@ class RLM(AsyncResource):
         Args:
             context: Text, a dict or list of plain values, or a path; see `context.store`.
             question: Question; None: the task is in the context.
-            model, sub_model, instructions, tools: As for `RLM`. With a lent handler, `model` is a name that it knows.
-            limits: Fields that were set hold for this run; the others are those of the `RLM`.
+            model, sub_model, instructions, tools: As for `RLM`. With a lent handler, `model` is one of its names.
+            limits: Set fields hold for this run; the others are the `RLM`'s.
             timeout_s: Short for `limits=RunLimits(run_timeout_s=...)`, in seconds.
             output_type: As for `completion`.
-            on_event: Called with each event of this run, in addition to that of the `RLM`.
-            place: Async context manager that the run enters before it begins, and leaves at its end, for example an
-                `asyncio.Semaphore`. The wait for it does not count as time of the run.
-            repl: REPL of `persistent_repl` that the run takes in place of one of its own.
+            on_event: Called with each event of this run, beside the callback of the `RLM`.
+            place: Async context manager around the run, for example an `asyncio.Semaphore`. The wait for it does not
+                count as time of the run.
+            repl: REPL of `persistent_repl` in place of one of its own.
 
         Raises:
             ConfigurationError: An argument cannot be used. Errors of the context or a model are raised by the run.
@@ -340,10 +337,10 @@ class RLM(AsyncResource):
         samples: int = 1,
         root: FilePath | None = None,
     ) -> Batch:
-        """Answer many questions, and return a handle that yields each result as it is done.
+        """Answer many questions, and return a handle for iterating over the results as they come.
 
-        With `out`, a killed call is gone on with by the same call: finished items are left out, and calls of
-        models that were paid are answered from the journal beside the file.
+        With `out`, the same call goes on after a kill: finished items are left out, and paid calls of models are
+        answered from the journal beside the file.
 
         Example:
             ```python
@@ -355,19 +352,19 @@ class RLM(AsyncResource):
             items: Iterable or async iterable of `BatchItem`, or of dicts with the keys `id`, `question`, `context` or
                 `path`, and `metadata`. It is pulled as places get free.
             max_concurrent: Maximum runs at the same time.
-            out: File to which each result is appended as a line of JSON. None keeps no results.
-            limits: Limits of the whole batch, over all calls that go on with it.
+            out: File for the results, a line of JSON each. None keeps no results.
+            limits: Limits of the whole batch, over all calls with the same `out`.
             output_type: Type of all answers, as for `completion`.
-            fail_fast: End the batch with the error of the first item that fails.
-            score: Function that judges each result; see `Score`.
+            fail_fast: End the batch with the error of the first failed item.
+            score: Function for judging each result; see `Score`.
             trajectories: Add the conversations of each run and its children to its line, as chat messages, with token
                 ids and log probabilities where the server gives them.
-            retry_failed: Run the items again that have failed before. If the provider or the sandbox was at fault,
-                calls that were paid are answered from the journal.
-            settings_changed: Take other limits, and the prompts of another release, for the items that are left. Their
+            retry_failed: Run failed items again. If the provider or the sandbox was at fault, paid calls are answered
+                from the journal.
+            settings_changed: Take other limits, and the prompts of another release, for the remaining items. Their
                 lines say so.
-            samples: Times that each item is asked; each sample has a line, with its number.
-            root: Folder to which paths of contexts are relative, where the journal tells whether an item is the same.
+            samples: Answers to each item; each sample has a line, with its number.
+            root: Base of the contexts' paths, for recognizing items in the journal.
 
         Raises:
             ConfigurationError: An argument cannot be used.
@@ -411,15 +408,7 @@ class RLM(AsyncResource):
 
 
 def _refuse(unknown: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse names that `RLM` does not take, and say how their arguments are written.
-
-    Args:
-        unknown: Names that the caller gave.
-        known: Names that `RLM` takes.
-
-    Raises:
-        ConfigurationError: There is an unknown name.
-    """
+    """Refuse the first unknown name, and say how its argument is written."""
     for name in unknown:
         if name in WRITTEN:
             raise ConfigurationError(f"RLM takes no {name}: write {WRITTEN[name]}")
@@ -432,11 +421,7 @@ def _refuse(unknown: Iterable[str], known: Sequence[str]) -> None:
 
 
 def _require_apart(model: object, sub_model: object, models: Models, handler: object) -> None:
-    """Refuse models beside a handler or a recording, which bring their own.
-
-    Raises:
-        ConfigurationError: Both were given.
-    """
+    """Refuse models beside a handler or a recording, since both bring their own."""
     has_models = model is not None or sub_model is not None
     if handler is not None and (has_models or models.needs_own_handler):
         raise ConfigurationError("give either models or a handler: a handler brings its own models")

@@ -22,7 +22,7 @@ class Usage:
         ```
 
     Attributes:
-        total_calls: Calls that were made. A call with several attempts counts once.
+        total_calls: Number of calls. A call with several attempts counts once.
         total_input_tokens, total_output_tokens: Tokens as the provider counted them; 0 if it did not.
     """
 
@@ -34,7 +34,7 @@ class Usage:
     stored_calls: int = 0
     """Calls among `total_calls` answered from a cache or a recording: no request was sent, and none was paid."""
     cached_input_tokens: int = 0
-    """Tokens among `total_input_tokens` that the provider had in its own cache; 0 if it does not say."""
+    """Tokens among `total_input_tokens` from the provider's own cache; 0 if it does not say."""
 
     def __add__(self, other: "Usage") -> "Usage":
         return total_of((self, other))
@@ -114,7 +114,7 @@ def totals_by(usages: Iterable[tuple[K, Tally]]) -> dict[K, Usage]:
 
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
-    """Usage by the name of the model that served the calls.
+    """Usage by the name of the serving model.
 
     Example:
         ```python
@@ -151,13 +151,7 @@ class UsageSummary:
         return self.total.total_cost
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the shape of other RLM runtimes: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`.
-
-        Example:
-            ```python
-            UsageSummary({"gpt-5": Usage(total_calls=1)}).to_dict()["model_usage_summaries"]["gpt-5"]
-            ```
-        """
+        """Return the shape of other RLM runtimes: `{"model_usage_summaries": {model: {...}}, "total_cost"?}`."""
         summary: dict[str, Any] = {
             "model_usage_summaries": {model: usage.to_dict() for model, usage in self.model_usage_summaries.items()}
         }

@@ -91,13 +91,7 @@ class Route:
         return first <= depth <= last and _matches(self.match, model or None)
 
     def hides(self, later: "Route") -> bool:
-        """Whether this route takes all calls of `later`.
-
-        Example:
-            ```python
-            Route("large", match="gpt-*").hides(Route("small", match="gpt-5-mini"))  # True
-            ```
-        """
+        """Whether this route takes all calls of `later`."""
         first, last = self.range
         return first <= later.range[0] and later.range[1] <= last and _matches(self.match, later.match)
 

@@ -192,13 +192,19 @@ _TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FairSemaphore]" = 
 """Turns of the works of each event loop."""
 
 
-async def aside(work: Callable[[], T], whose: Hashable) -> T:
+async def aside(work: Callable[[], T], whose: Hashable, most_waiting: int | None = None) -> T:
     """Do work in a thread, with turns of all owners, for example a check by an untrusted schema, which may take
     seconds.
 
     The work is not begun if the caller is cancelled while it waits for its turn.
+
+    Raises:
+        asyncio.QueueFull: `most_waiting` works of the owner wait already.
     """
-    loop, turns = asyncio.get_running_loop(), _turns()
+    loop = asyncio.get_running_loop()
+    turns = _TURNS.setdefault(loop, FairSemaphore(_PLACES))
+    if most_waiting is not None and turns.waiting_of(whose) >= most_waiting:
+        raise asyncio.QueueFull
     await turns.acquire(whose)
     try:
         working = _THREADS.submit(work)
@@ -208,15 +214,6 @@ async def aside(work: Callable[[], T], whose: Hashable) -> T:
     working.add_done_callback(lambda _: _pass_on(loop, turns))  # also if the caller is cancelled: a thread goes on
     done: T = await asyncio.wrap_future(working)
     return done
-
-
-def waiting(whose: Hashable) -> int:
-    """Return how many calls of `aside` of an owner wait for their turn on this event loop."""
-    return _turns().waiting_of(whose)
-
-
-def _turns() -> FairSemaphore:
-    return _TURNS.setdefault(asyncio.get_running_loop(), FairSemaphore(_PLACES))
 
 
 def _pass_on(loop: asyncio.AbstractEventLoop, turns: FairSemaphore) -> None:

@@ -19,14 +19,9 @@ EVENT_CHARS = 200
 
 
 class EventLog:
-    """Keeps events in the order of their numbers, from 1 without a gap. It can be used from any thread.
+    """Keeps events in the order of their numbers, from 1 without a gap. It can be used from any thread."""
 
-    Args:
-        most_chars: Maximum characters kept.
-    """
-
-    def __init__(self, most_chars: int = MOST_CHARS) -> None:
-        self._most_chars = most_chars
+    def __init__(self) -> None:
         self._chars = 0
         self._kept: deque[tuple[Event, int]] = deque()
         self._last = 0
@@ -46,7 +41,7 @@ class EventLog:
             self._kept.append((event, chars))
             self._last = event.n
             self._chars += chars
-            while self._chars > self._most_chars and len(self._kept) > 1:
+            while self._chars > MOST_CHARS and len(self._kept) > 1:
                 self._chars -= self._kept.popleft()[1]
         self._wake()
 

@@ -150,6 +150,19 @@ def plain(event: Event) -> dict[str, Any]:
     return {"n": 0, "time": 0, "event": name_of(type(event)), **msgspec.to_builtins(event)}
 
 
+def trace_line(event: Event) -> bytes:
+    """Return an event as a line of a trace, without its newline, for a `LiveSource` of your own.
+
+    Example:
+        ```python
+        async def lines(self, run, after):
+            async for event in self.started[run].events(after):
+                yield trace_line(event)
+        ```
+    """
+    return encoded(plain(event))
+
+
 def encoded(line: dict[str, Any]) -> bytes:
     """Return a line of a trace as bytes, without its newline. It takes tens of milliseconds per megabyte."""
     return encode_escaped(line)

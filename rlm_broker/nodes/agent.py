@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from fcntl import F_ADD_SEALS, fcntl
 from typing import Any
 
@@ -28,7 +28,7 @@ from rlm_broker import errors
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.memfd import new_memfd
 from rlm_broker.context.stored_context import ContextInfo, StoredContext
-from rlm_broker.errors import ProtocolViolation, SandboxFailed, WorkerDied
+from rlm_broker.errors import SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes import messages
 from rlm_broker.nodes.link import Link
@@ -73,7 +73,12 @@ class AgentOrder(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """Does what the orchestrator says, as long as the link lasts."""
+    """Does what the orchestrator says, as long as the link lasts.
+
+    Attributes:
+        link: Link to the orchestrator.
+        memory: Key of a held memfd → its descriptor.
+    """
 
     def __init__(self, order: AgentOrder) -> None:
         self._order = order
@@ -84,9 +89,9 @@ class Agent:
         self._sandbox: Sandbox | None = None
         self._servers: dict[int, Forker] = {}
         self._relays: dict[int, Relay] = {}
-        self._forking: dict[int, asyncio.Task[None]] = {}
-        self._preparing: dict[int, asyncio.Task[None]] = {}
-        self._memory: dict[str, int] = {}
+        self._beginning: dict[int, asyncio.Task[None]] = {}
+        """Number of a worker or a fork server → the task of its start."""
+        self.memory: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> str:
@@ -135,38 +140,37 @@ class Agent:
     def _take(self, message: messages.FromOrchestrator) -> None:
         match message:
             case messages.Say() if (relay := self._relays.get(message.worker)) is not None:
-                relay.say(message, self._memory)
+                relay.say(message)
             case messages.Fork():
-                forking = self._forking[message.worker] = self._answer(message.request, self._fork(message))
-                forking.add_done_callback(lambda _: self._forking.pop(message.worker, None))
+                self._answer(message.request, self._fork(message), begins=message.worker)
             case messages.Kill():
-                self._begin(self._kill(message.worker))
+                self.begin(self._kill(message.worker))
             case messages.HoldMemory():
                 self._begin_to_hold(message)
-            case messages.DropMemory() if (fd := self._memory.pop(message.key, -1)) >= 0:
+            case messages.DropMemory() if (fd := self.memory.pop(message.key, -1)) >= 0:
                 os.close(fd)
             case messages.OpenNode():
                 self._answer(message.request, self._open(message))
             case messages.Prepare():
-                preparing = self._preparing[message.server] = self._answer(message.request, self._prepare(message))
-                preparing.add_done_callback(lambda _: self._preparing.pop(message.server, None))
+                self._answer(message.request, self._prepare(message), begins=message.server)
             case messages.EndServer():
                 self._end_server(message.server)
 
     def _end_server(self, number: int) -> None:
         if (server := self._servers.pop(number, None)) is not None:
-            self._begin(server.close())
-        elif (preparing := self._preparing.get(number)) is not None:
+            self.begin(server.close())
+        elif (preparing := self._beginning.get(number)) is not None:
             preparing.cancel()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Begin work that is cancelled with the agent."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _answer(self, request: int, work: Any) -> "asyncio.Task[None]":
-        """Do what a request asks, and answer it, also if it is cancelled."""
+    def _answer(self, request: int, work: Any, *, begins: int = 0) -> None:
+        """Do the work of a request, and answer it, also if the work is cancelled."""
 
         async def answered() -> None:
             try:
@@ -178,7 +182,10 @@ class Agent:
                 raise
             self.link.post(answer)
 
-        return self._begin(answered())
+        task = self.begin(answered())
+        if begins:
+            self._beginning[begins] = task
+            task.add_done_callback(lambda _: self._beginning.pop(begins, None))
 
     async def _open(self, asked: messages.OpenNode) -> messages.NodeOpened:
         if self._sandbox is not None:
@@ -203,7 +210,7 @@ class Agent:
     async def _prepare(self, asked: messages.Prepare) -> messages.RequestDone:
         context = None
         if asked.pieces is not None:
-            held = [os.dup(self._memory[key]) for key in asked.keys]
+            held = [os.dup(self.memory[key]) for key in asked.keys]
             context = StoredContext(zip(held, asked.pieces, strict=True), ContextInfo("", 0))
         preparation = Preparation(asked.imports, asked.setup, context, asked.timeout_s)
         server = self._servers[asked.server] = await self._servers[0].prepared(preparation)
@@ -214,12 +221,12 @@ class Agent:
         if server is None:
             raise SandboxFailed("its fork server has ended")
         worker = await server.spawn(ReplLimits(**asked.limits))
-        self._relays[asked.worker] = Relay(self.link, asked.worker, worker, server, self._begin)
+        self._relays[asked.worker] = Relay(self, asked.worker, worker, server)
         return messages.RequestDone(asked.request)
 
     async def _kill(self, number: int) -> None:
         """End a worker, as soon as it is forked."""
-        if (forking := self._forking.get(number)) is not None:
+        if (forking := self._beginning.get(number)) is not None:
             await asyncio.wait({forking})
         if (relay := self._relays.pop(number, None)) is not None:
             await relay.end()
@@ -243,7 +250,7 @@ class Agent:
         except BaseException:
             os.close(fd)
             raise
-        self._memory[asked.key] = fd
+        self.memory[asked.key] = fd
         return messages.RequestDone(asked.request)
 
 
@@ -251,38 +258,26 @@ class Relay:
     """Passes on what crosses between an init of this node and the orchestrator.
 
     Args:
-        link: Link to the orchestrator.
+        agent: The agent.
         number: Number of the worker.
         worker: The worker.
         server: Its fork server.
-        begin: Begins work of the agent.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        number: int,
-        worker: Worker,
-        server: Forker,
-        begin: Callable[[Coroutine[Any, Any, None]], object],
-    ) -> None:
-        self._link = link
+    def __init__(self, agent: Agent, number: int, worker: Worker, server: Forker) -> None:
+        self._agent = agent
+        self._link = agent.link
         self._number = number
         self._worker = worker
         self._server = server
-        self._begin = begin
         self._opening: tuple[int, control.OpenToRead | control.OpenToWrite] | None = None
         worker.init.listener = self
 
-    def say(self, said: messages.Say, memory: dict[str, int]) -> None:
-        """Pass a packet on to init, with what travels beside it.
-
-        Raises:
-            ProtocolViolation: A descriptor is missing beside it.
-        """
+    def say(self, said: messages.Say) -> None:
+        """Pass a packet on to init, with its descriptors."""
         message = control.unpack_to_init(said.packet)
         try:
-            self._say(said, message, memory)
+            self._say(said, message)
         except (OSError, WorkerDied) as error:  # the other workers of the node go on
             for number in set(said.streams).difference(self._link.streams):  # those without an end here
                 self._link.send(number, b"")
@@ -292,33 +287,31 @@ class Relay:
             else:
                 self._failed("speak", why)
 
-    def _say(self, said: messages.Say, message: control.ToInit, memory: dict[str, int]) -> None:
+    def _say(self, said: messages.Say, message: control.ToInit) -> None:
         with contextlib.ExitStack() as theirs:
             fds: list[int] = []
             match message:
                 case control.Load() | control.Hand() if said.key:
-                    if said.key not in memory:
+                    if said.key not in self._agent.memory:
                         self._failed("load", "the node does not hold its context any more")
                         return
-                    fds = [memory[said.key]]
+                    fds = [self._agent.memory[said.key]]
                 case control.Load() | control.Hand() if said.data:
                     fds = [self._memfd(said.data, theirs)]
                     fcntl(fds[0], F_ADD_SEALS, SEALS)
-                case control.Start() if said.streams:
+                case control.Start():
                     own, other = socket.socketpair()
                     theirs.callback(other.close)
                     fds = [other.fileno()]
                     DescriptorEnd(self._link, said.streams[0], own.detach())
                 case control.RunProgram():
                     fds = self._beside_a_program(said, theirs)
-                case control.OpenToRead() | control.OpenToWrite() if said.streams:
+                case control.OpenToRead() | control.OpenToWrite():
                     self._opening = (said.streams[0], message)
             self._worker.init.say(message, *fds)
 
     def _beside_a_program(self, said: messages.Say, theirs: contextlib.ExitStack) -> list[int]:
         """Return the memfd and the descriptors 0, 1 and 2 of a program. Our ends are the ends of streams."""
-        if len(said.streams) != 3:
-            raise ProtocolViolation("a program has three streams")
         fds = [self._memfd(said.data, theirs)]
         for place, number in enumerate(said.streams):
             ends = os.pipe()
@@ -351,9 +344,9 @@ class Relay:
         size_bytes = os.fstat(fds[0]).st_size
         self._link.post(messages.Heard(self._number, control.pack(control.Opened()), size_bytes))
         if isinstance(request, control.OpenToRead):
-            self._begin(send_file(self._link, number, fds[0], size_bytes))
+            self._agent.begin(send_file(self._link, number, fds[0], size_bytes))
         else:
-            self._begin(self._stored(number, FileEnd(self._link, number, fds[0], request.size_bytes)))
+            self._agent.begin(self._stored(number, FileEnd(self._link, number, fds[0], request.size_bytes)))
 
     async def _stored(self, number: int, end: FileEnd) -> None:
         error = await end.filled

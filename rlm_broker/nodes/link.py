@@ -69,7 +69,6 @@ class Link(asyncio.Protocol):
         on_lost: Called once, with the reason as one clause.
         beat: Returns the next heartbeat.
         is_patient: Whether to wait for a busy side.
-        silence_s: Seconds of silence until the other side is lost.
 
     Attributes:
         streams: Number → our end of the stream.
@@ -84,7 +83,6 @@ class Link(asyncio.Protocol):
         beat: Callable[[], Beat] = Beat,
         *,
         is_patient: bool = False,
-        silence_s: float = SILENCE_S,
     ) -> None:
         self.streams: dict[int, StreamEnd] = {}
         self.why_lost: str | None = None
@@ -93,7 +91,6 @@ class Link(asyncio.Protocol):
         self._on_lost = on_lost
         self._beat = beat
         self._is_patient = is_patient
-        self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._frames = FrameDecoder(MAX_FRAME_BYTES)
@@ -197,13 +194,13 @@ class Link(asyncio.Protocol):
         now = self._loop.time()
         self._heard = min(now, self._heard + now - due)  # this process stood still since then: no silence of theirs
         silent_s = now - self._heard
-        if silent_s > self._silence_s:
-            limit = PATIENCE_S if self._is_patient and self._is_acknowledged() else self._silence_s
+        if silent_s > SILENCE_S:
+            limit = PATIENCE_S if self._is_patient and self._is_acknowledged() else SILENCE_S
             if silent_s > limit:
                 self.close(f"it was silent for {limit:g} s")
                 return
         self.post(self._beat())
-        pause_s = min(BEAT_S, self._silence_s / 4)
+        pause_s = min(BEAT_S, SILENCE_S / 4)
         self._timer = self._loop.call_later(pause_s, self._tick, now + pause_s)
 
     def _is_acknowledged(self) -> bool:
@@ -211,7 +208,7 @@ class Link(asyncio.Protocol):
         assert self._transport is not None
         connected = self._transport.get_extra_info("socket")
         info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_ACK.size)
-        return len(info) == LAST_ACK.size and LAST_ACK.unpack(info)[0] <= self._silence_s * 1_000
+        return len(info) == LAST_ACK.size and LAST_ACK.unpack(info)[0] <= SILENCE_S * 1_000
 
     def close(self, why: str) -> None:
         """End the link, with all of its streams. Has no effect when repeated."""

@@ -193,7 +193,8 @@ class Gone(LinkMessage, frozen=True):
     worker: Number
 
 
-FromOrchestrator = Credit | Beat | OpenNode | Prepare | EndServer | Fork | Say | Kill | HoldMemory | DropMemory
+AgentRequest = OpenNode | Prepare | Fork | HoldMemory
+FromOrchestrator = AgentRequest | Credit | Beat | EndServer | Say | Kill | DropMemory
 FromAgent = Credit | Beat | NodeOpened | RequestDone | RequestRefused | Heard | Gone
 
 _encoder = msgspec.msgpack.Encoder()

@@ -55,7 +55,6 @@ class Node:
         taken: Taken places.
         has_room: Whether it has memory for another REPL.
         held: Key of a memfd → its size, and the task of bringing it; the most recently used one last.
-        asked: Number of a request → its answer.
     """
 
     def __init__(self, name: str, numbers: Callable[[], int], on_change: Callable[[], None]) -> None:
@@ -66,7 +65,7 @@ class Node:
         self.taken = 0
         self.has_room = True
         self.held: dict[str, tuple[int, asyncio.Task[None]]] = {}
-        self.asked: dict[int, asyncio.Future[Any]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._on_change = on_change
         self._inits: dict[int, NodeInit] = {}
         self._servers: dict[int, asyncio.Task[int]] = {}
@@ -90,7 +89,7 @@ class Node:
         Raises:
             ConfigurationError, IsolationUnavailable, SandboxFailed: It cannot be opened there, or the node is lost.
         """
-        opened = await self._ask(lambda request: msgspec.structs.replace(sandbox, request=request), OPEN_S)
+        opened = await self._ask(msgspec.structs.replace(sandbox, request=self.numbers()), OPEN_S)
         if not isinstance(opened, messages.NodeOpened):
             raise SandboxFailed(f"the node {self.name} answered with another message")
         wanted = [level.name for level in candidates(sandbox.isolation, sandbox.allow_exec)]
@@ -108,7 +107,7 @@ class Node:
         worker.cpus = self.opened.cpus
         given = limits.model_dump(mode="json", include=set(ReplLimits.model_fields))
         try:
-            await self._ask(lambda request: messages.Fork(request, init.number, server, given), END_S)
+            await self._ask(messages.Fork(self.numbers(), init.number, server, given), END_S)
             if worker.gone.is_set():
                 raise WorkerDied(f"a worker ended as it began (on the node {self.name})")
         except BaseException:
@@ -136,8 +135,7 @@ class Node:
         forms = None if context is None else tuple(piece for _, piece in pieces)
         keys = tuple(key_of(fd) for fd, _ in pieces)
         given = preparation.imports, preparation.setup, preparation.timeout_s, forms, keys
-        limit_s = preparation.timeout_s + END_S
-        done = await self._ask(lambda request: messages.Prepare(request, server, *given), limit_s)
+        done = await self._ask(messages.Prepare(self.numbers(), server, *given), preparation.timeout_s + END_S)
         return done.memory_bytes if isinstance(done, messages.RequestDone) else 0
 
     def end_server(self, server: int) -> None:
@@ -146,17 +144,20 @@ class Node:
             task.cancel()
             self.link.post(messages.EndServer(server))
 
-    async def _ask(self, message: Callable[[int], msgspec.Struct], timeout_s: float) -> Any:
+    async def _ask(self, message: messages.AgentRequest, timeout_s: float) -> Any:
+        self.link.post(message)
+        return await self.answer(message.request, timeout_s)
+
+    async def answer(self, request: int, timeout_s: float) -> Any:
+        """Wait for the answer to a request. Raises the error of a refusal, and `WorkerDied` if the node is lost."""
         if self.link.why_lost is not None:
             raise self.loss()
-        request = self.numbers()
-        answer = self.asked[request] = asyncio.get_running_loop().create_future()
-        self.link.post(message(request))
+        answer = self._asked[request] = asyncio.get_running_loop().create_future()
         try:
             async with self.in_time(timeout_s):
                 return await answer
         finally:
-            self.asked.pop(request, None)
+            self._asked.pop(request, None)
 
     @contextlib.asynccontextmanager
     async def in_time(self, timeout_s: float) -> AsyncIterator[None]:
@@ -193,20 +194,13 @@ class Node:
             await asyncio.shield(held[1])
 
     async def _bring(self, key: str, fd: int, size_bytes: int) -> None:
-        sending: list[asyncio.Task[None]] = []
-
-        def hold(request: int) -> messages.HoldMemory:
-            sending.append(_task(send_file(self.link, request, fd, size_bytes)))
-            return messages.HoldMemory(request, key, size_bytes)
-
+        request = self.numbers()
+        _task(send_file(self.link, request, fd, size_bytes))  # begins behind the message
         try:
-            await self._ask(hold, crossing_s(size_bytes))
+            await self._ask(messages.HoldMemory(request, key, size_bytes), crossing_s(size_bytes))
         except WorkerDied:
             self.has_room = False  # until its next heartbeat says otherwise
             raise
-        finally:
-            if not sending:
-                os.close(fd)
 
     def _make_room(self, needed_bytes: int, kept: Sequence[str]) -> None:
         assert self.opened is not None
@@ -228,7 +222,7 @@ class Node:
                     self.has_room = message.has_room
                     self._on_change()
             case messages.RequestDone() | messages.NodeOpened() | messages.RequestRefused():
-                asked = self.asked.get(message.request)
+                asked = self._asked.get(message.request)
                 if asked is None or asked.done():
                     return  # its caller was cancelled
                 if isinstance(message, messages.RequestRefused):
@@ -245,7 +239,7 @@ class Node:
         inits, self._inits = self._inits, {}
         for init in inits.values():
             init.ended(f"its node {self.name} was lost: {why}")
-        for asked in self.asked.values():
+        for asked in self._asked.values():
             if not asked.done():
                 asked.set_exception(self.loss())
         self._on_change()
@@ -341,17 +335,10 @@ class NodeInit:
             FileRefused: It cannot be written there. The message is the rest of a sentence about it.
             WorkerDied: The node is lost.
         """
-        found, node = os.fstat(fd), self._node
+        found, link = os.fstat(fd), self._node.link
         number, _ = self._files.pop(found.st_ino)
-        stored = node.asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            async with node.in_time(crossing_s(found.st_size)):
-                await send_file(node.link, number, os.dup(fd), found.st_size)
-                if node.link.why_lost is not None:
-                    raise node.loss()
-                await stored
-        finally:
-            del node.asked[number]
+        _task(send_file(link, number, os.dup(fd), found.st_size))
+        await self._node.answer(number, crossing_s(found.st_size))
 
     def send_kill(self) -> None:
         """End the worker, without waiting for the end."""

@@ -45,6 +45,7 @@ class AgentPort:
 
     Attributes:
         fingerprint: SHA-256 of the certificate, in hexadecimal digits; None without one.
+        strangers: Connections without a token, the oldest first.
 
     Raises:
         ExtraMissing: The package `cryptography` is not installed.
@@ -57,7 +58,7 @@ class AgentPort:
         self._acceptor: Acceptor | None = None
         self._expected: dict[str, Callable[[], asyncio.Protocol]] = {}
         self._tokens: dict[str, str] = {}
-        self._strangers: dict[Newcomer, None] = {}
+        self.strangers: dict[Newcomer, None] = {}
         self._arriving: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str) -> tuple[str, int]:
@@ -78,7 +79,7 @@ class AgentPort:
         for task in list(self._arriving):
             task.cancel()
         await asyncio.gather(*self._arriving, return_exceptions=True)
-        for stranger in list(self._strangers):
+        for stranger in list(self.strangers):
             stranger.hang_up()
 
     def expect(self, name: str, make: Callable[[], asyncio.Protocol]) -> str:
@@ -95,13 +96,13 @@ class AgentPort:
         task.add_done_callback(self._arriving.discard)
 
     async def _arrive(self, connected: socket.socket) -> None:
-        if len(self._strangers) >= MOST_STRANGERS:
+        if len(self.strangers) >= MOST_STRANGERS:
             self._drop_oldest()
         loop = asyncio.get_running_loop()
         timeout_s = JOIN_TIMEOUT_S if self._tls else None
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
-                stranger = Newcomer(connected, self._claim, self._strangers)
+                stranger = Newcomer(self, connected)
                 await loop.connect_accepted_socket(
                     lambda: stranger, connected, ssl=self._tls, ssl_handshake_timeout=timeout_s
                 )
@@ -110,10 +111,11 @@ class AgentPort:
             connected.close()
 
     def _drop_oldest(self) -> None:
-        if self._strangers:
-            next(iter(self._strangers)).hang_up()
+        if self.strangers:
+            next(iter(self.strangers)).hang_up()
 
-    def _claim(self, join: Join) -> asyncio.Protocol | None:
+    def claim(self, join: Join) -> asyncio.Protocol | None:
+        """Return the taker of an agent's connection, whose token is used up; None for another first frame."""
         if (join.protocol, join.release) != (PROTOCOL, RELEASE):
             return None
         make = self._expected.pop(join.token, None)
@@ -121,21 +123,15 @@ class AgentPort:
 
 
 class Newcomer(asyncio.Protocol):
-    """A connection without a token. It is one of `present` from its beginning, before its TLS handshake."""
+    """A connection without a token. It is one of the strangers from its beginning, before its TLS handshake."""
 
-    def __init__(
-        self,
-        connected: socket.socket,
-        claim: Callable[[Join], asyncio.Protocol | None],
-        present: "dict[Newcomer, None]",
-    ) -> None:
+    def __init__(self, port: AgentPort, connected: socket.socket) -> None:
+        self._port = port
         self._connected = connected
-        self._claim = claim
-        self._present = present
         self._frames = FrameDecoder(MAX_JOIN_BYTES)
         self._transport: asyncio.Transport | None = None
         self._timer = asyncio.get_running_loop().call_later(JOIN_TIMEOUT_S, self.hang_up)
-        present[self] = None
+        port.strangers[self] = None
 
     def hang_up(self) -> None:
         """Close the connection without a message."""
@@ -148,7 +144,7 @@ class Newcomer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self not in self._present:
+        if self not in self._port.strangers:
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -157,7 +153,7 @@ class Newcomer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             payloads = self._frames.feed(data)
-            taker = self._claim(join_decoder.decode(payloads[0])) if payloads else None
+            taker = self._port.claim(join_decoder.decode(payloads[0])) if payloads else None
         except (WireError, msgspec.MsgspecError, RecursionError, UnicodeError):
             taker, payloads = None, [b""]
         if payloads and taker is None:  # no reply: a stranger must not learn of tokens
@@ -173,7 +169,7 @@ class Newcomer(asyncio.Protocol):
 
     def _leave(self) -> None:
         self._timer.cancel()
-        self._present.pop(self, None)
+        self._port.strangers.pop(self, None)
 
 
 def made_certificate() -> tuple[ssl.SSLContext, str]:

@@ -179,14 +179,14 @@ class RayAgents:
             options["runtime_env"] = dict(self._runtime_env)
         actor = ray.remote(AgentActor).options(**options).remote()
         try:
-            starting = asyncio.ensure_future(_awaited(actor.started.remote()))
+            starting = asyncio.ensure_future(actor.started.remote())
             if not (await asyncio.wait({starting}, timeout=START_S))[0]:
                 _log.warning("the node %s gives no REPL yet: Ray has no free CPU for an agent there", node.name)
             await starting
             return str(await actor.run.remote(msgspec.json.encode(self._order(node.name))))
         except asyncio.CancelledError:
             with contextlib.suppress(RayError, TimeoutError):
-                await asyncio.wait_for(_awaited(actor.end.remote()), END_S + 2)
+                await asyncio.wait_for(actor.end.remote(), END_S + 2)
             self._ended(node.name, "its node has left the Ray cluster, or the cluster is closed")
             raise
         except RayError as error:
@@ -227,11 +227,6 @@ def connect(address: str) -> bool:
     return True
 
 
-def disconnect() -> None:
-    """Disconnect this process from Ray."""
-    ray.shutdown()
-
-
 def own_address() -> str:
     """Return the address of this machine for Ray's nodes."""
     return str(ray.util.get_node_ip_address())
@@ -241,7 +236,3 @@ def _shortened(error: RayError) -> str:
     """Return an error in one line: of the many in Ray's messages, the last one with a name of an error says most."""
     lines = [line.strip() for line in str(error).splitlines() if "Error" in line]
     return f"{type(error).__name__}: {(lines or [str(error)])[-1][:MOST_WORDS]}"
-
-
-async def _awaited(reference: Any) -> None:
-    await reference

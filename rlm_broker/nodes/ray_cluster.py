@@ -99,7 +99,7 @@ class RayCluster(NodeSandbox):
         finally:
             if self._owns_ray:
                 self._owns_ray = False
-                await asyncio.to_thread(self._ray.disconnect)
+                await asyncio.to_thread(self._ray.ray.shutdown)
 
     def _ended(self, name: str, why: str) -> None:
         """Take the end of an agent from Ray. Its link may not have noticed yet."""

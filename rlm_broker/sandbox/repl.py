@@ -19,16 +19,9 @@ from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox.arguments import environment_of, require_answer, require_block, require_limits, seconds_or
+from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block import BlockRun
-from rlm_broker.sandbox.blocks.block_result import (
-    BlockOutput,
-    OnOutput,
-    SubmitFields,
-    ended_block,
-    killed_block,
-    located,
-    values_of,
-)
+from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnOutput, SubmitFields
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
@@ -250,12 +243,13 @@ class SandboxedRepl(AsyncResource):
             ValueUnavailable: There is no such variable, or its value cannot be sent as it is.
             ReplClosed, SandboxFailed: As for `execute`.
         """
-        return values_of(names, self.bind_loop().run(self._get(names)))
+        return block_result.values_of(names, self.bind_loop().run(self._get(names)))
 
     async def aget(self, *names: str) -> Any:
         """Return values of variables as `get` does, awaited."""
         block = await self.bind_loop().arun(self._get(names))
-        return await in_thread(lambda _: values_of(names, block))  # decoding may take long, or import a package
+        # In a thread: decoding may take long, or import a package.
+        return await in_thread(lambda _: block_result.values_of(names, block))
 
     def run(
         self,
@@ -504,10 +498,10 @@ class SandboxedRepl(AsyncResource):
                 self._became("idle")
             if result is None:
                 limit = run.limit  # read before `end_repl`, after which the worker may be gone
-                seen = located(await to_its_end(partial(self._worker.end_repl, True)), connection.block)
+                seen = block_result.located(await to_its_end(partial(self._worker.end_repl, True)), connection.block)
                 why = run.killed_because or "its processes are gone"
-                return killed_block(code, output, why, seen, limit, time.monotonic() - started)
-            return ended_block(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
+                return block_result.killed_block(code, output, why, seen, limit, time.monotonic() - started)
+            return block_result.ended_block(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
 
     def _interrupt(self) -> None:
         self._is_interrupted = True

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import logging
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -16,11 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rlm_broker import ConfigurationError, ContextRefused, RlmBrokerError, StoredContext, store
 from rlm_broker.broker.models.registry import require_priced
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.context.store import store
-from rlm_broker.context.stored_context import StoredContext
-from rlm_broker.errors import ConfigurationError, ContextRefused, RlmBrokerError
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.rlm import RLM
 from rlm_broker.serve import metrics
@@ -40,7 +37,7 @@ from rlm_broker.serve.sandboxes import blocks, containers, run_code
 from rlm_broker.serve.settings import ServeSettings
 from rlm_broker.serve.status import Health, viewer_routes
 from rlm_broker.serve.uploads import routes as file_routes
-from rlm_broker.values.validation import suggestion
+from rlm_broker.values.validation import no_such
 
 _log = logging.getLogger("rlm_broker")
 
@@ -92,7 +89,7 @@ class Service:
         self._open = contextlib.AsyncExitStack()
         self._app: ASGIApp = _not_open
         self._parts: Parts | None = None
-        self._health: Health | None = None
+        self._health = Health(rlm)
         self._metrics: Metrics | None = None
 
     async def __aenter__(self) -> Self:
@@ -114,13 +111,16 @@ class Service:
             for name, path in self._settings.contexts.items():
                 stored = await in_thread(partial(_stored, name, path), discard=StoredContext.close)
                 contexts[name] = opening.enter_context(stored)
-            self._parts = await self._parts_of(opening, contexts)
-            self._require_models(self._parts.models)
-            self._health = Health(self._rlm.sandbox)
-            self._metrics = metrics_of(self._parts)
-            routes = [*self._routes(self._parts), *await self._routes_with_state(opening, self._parts)]
-            app = Starlette(routes=routes, exception_handlers=HANDLERS)
-            self._app = Guard(app, self._keys, self._hosts(), on_response=self._metrics.request)
+            self._parts = parts = await self._parts_of(opening, contexts)
+            for name, key in self._settings.keys.items():
+                for unknown in sorted(set(key.models or ()) - set(parts.models.known)):
+                    raise ConfigurationError(
+                        f"serve.keys.{name}.models: {no_such('model', unknown, parts.models.known)}"
+                    )
+            self._metrics = metrics_of(parts)
+            app = Starlette(routes=await self._routes(opening, parts, self._metrics), exception_handlers=HANDLERS)
+            hosts = (self._settings.host, *self._settings.hosts)
+            self._app = Guard(app, self._keys, hosts, on_response=self._metrics.request)
             self._open = opening.pop_all()
         return self
 
@@ -130,7 +130,7 @@ class Service:
         if self._parts is not None:
             await self._parts.runs.drain(0)
         await self._open.aclose()
-        self._parts = self._health = None
+        self._parts = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; open and close the service with the lifespan of a server."""
@@ -149,43 +149,23 @@ class Service:
             ```
 
         Args:
-            drain_s: Seconds after which they are stopped; None takes `ServeSettings.drain_s`. A second call may shorten
+            drain_s: Seconds until they are stopped; None takes `ServeSettings.drain_s`. A second call may shorten
                 the time of the first.
         """
-        if self._parts is not None and self._health is not None:
+        if self._parts is not None:
             self._health.is_draining = True
             await self._parts.runs.drain(self._settings.drain_s if drain_s is None else drain_s)
 
     async def _parts_of(self, opening: contextlib.AsyncExitStack, contexts: dict[str, StoredContext]) -> Parts:
         settings = self._settings
-        runs = HostedRuns(
-            self._rlm,
-            max_runs=settings.max_runs,
-            max_queue=settings.max_queue,
-            keep_s=settings.keep_s,
-            on_event=self._take,
-        )
-        bounds = settings.max_containers, settings.max_containers_per_key
-        repls = await opening.enter_async_context(HeldRepls(*bounds))
+        bounds: Any = {name: getattr(settings, name) for name in ("max_runs", "max_queue", "keep_s")}
+        runs = HostedRuns(self._rlm, on_event=self._take, **bounds)
+        held = HeldRepls(settings.max_containers, settings.max_containers_per_key)
+        repls = await opening.enter_async_context(held)
         files = opening.enter_context(Files(settings.file_bytes, settings.files_bytes, settings.max_files_per_key))
         places = Places(settings.max_executions, settings.max_queue)
         models, asking = ServedModels(self._rlm, contexts), Asking(self._rlm, runs, settings)
         return Parts(settings, self._rlm, runs, repls, files, places, models, asking)
-
-    def _routes(self, parts: Parts) -> Sequence[BaseRoute]:
-        assert self._health is not None
-        assert self._metrics is not None
-        return [
-            *self._health.routes(),
-            *metrics.routes(self._metrics),
-            *_model_routes(parts),
-            *chat_routes(parts),
-            *file_routes(parts),
-            *blocks.routes(parts),
-            *containers.routes(parts),
-            *run_code.routes(parts),
-            *viewer_routes(parts),
-        ]
 
     def _take(self, event: Event) -> None:
         """Pass an event on to the metrics, and to the callback of the caller."""
@@ -194,29 +174,16 @@ class Service:
         if self._on_event is not None:
             self._on_event(event)
 
-    async def _routes_with_state(self, opening: contextlib.AsyncExitStack, parts: Parts) -> Sequence[BaseRoute]:
-        """Return the routes of parts that have to be opened."""
-        routes: list[BaseRoute] = [*(await opening.enter_async_context(ResponseRoutes(parts))).routes()]
+    async def _routes(self, opening: contextlib.AsyncExitStack, parts: Parts, counted: Metrics) -> list[BaseRoute]:
+        responses = await opening.enter_async_context(ResponseRoutes(parts))
+        routes: list[BaseRoute] = [*self._health.routes(), *metrics.routes(counted), *_model_routes(parts)]
+        for of in (chat_routes, file_routes, blocks.routes, containers.routes, run_code.routes, viewer_routes):
+            routes += of(parts)
         if importlib.util.find_spec("mcp") is not None:
             from rlm_broker.serve.mcp.http import mcp_routes  # the SDK takes 0.3 s to import, and is an extra
 
             routes += await opening.enter_async_context(mcp_routes(parts))
-        return routes
-
-    def _require_models(self, served: ServedModels) -> None:
-        """Refuse a key with a model that the server does not have.
-
-        Raises:
-            ConfigurationError: There is such a key.
-        """
-        for name, key in self._settings.keys.items():
-            if unknown := sorted(set(key.models or ()) - set(served.known)):
-                raise ConfigurationError(
-                    f"serve.keys.{name}.models: there is no model {unknown[0]!r}{suggestion(unknown[0], served.known)}"
-                )
-
-    def _hosts(self) -> list[str]:
-        return [self._settings.host, *self._settings.hosts]
+        return [*routes, *responses.routes()]
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -20,7 +20,7 @@ T = TypeVar("T", bound=BaseModel)
 MOST_VALUES: Final = 1 << 17
 """JSON values of one body. Two bytes can become a list of 64 bytes, so they are counted before they are decoded."""
 MOST_DIGITS: Final = 100
-"""Digits of a number in a body of `WholeBodies`, whose application may write it into errors."""
+"""Digits of a number in a body of `WholeBodies`: its application may write it into errors."""
 MOST_KEY_CHARS = 255
 """Characters of an idempotency key."""
 LARGE_BYTES: Final = 1 << 18
@@ -35,7 +35,7 @@ async def chunks_of(request: Request, most_bytes: int, stall_s: float) -> AsyncG
     Args:
         request: The request.
         most_bytes: Bytes beyond which the body is refused.
-        stall_s: Seconds without a piece after which it is given up.
+        stall_s: Seconds without a piece until it is given up.
 
     Raises:
         ApiError: 413, 408, or 400 for a wrong header.
@@ -66,7 +66,7 @@ async def body_of(request: Request, most_bytes: int, stall_s: float) -> bytes:
 
 
 class WholeBodies:
-    """An ASGI application that gets each body as one message, once its bounds have held. Others are answered here.
+    """An ASGI application with each body as one message, once its bounds have held. Others are answered here.
 
     Args:
         app: Application behind it. It may decode the body on the loop.
@@ -114,7 +114,7 @@ async def parsed(request: Request, kind: type[T], most_bytes: int, stall_s: floa
     """Return a JSON body as a model, and its bytes. A large one is read in a thread, beside other requests.
 
     Raises:
-        ApiError: 400: the body is empty, no JSON, not UTF-8, or a field is wrong, which `param` names. Also as for
+        ApiError: 400: the body is empty, no JSON, not UTF-8, or a field is wrong; `param` names it. Also as for
             `chunks_of`.
     """
     body = await body_of(request, most_bytes, stall_s)
@@ -150,7 +150,7 @@ def validated(value: Any, kind: type[T], within: str = "") -> T:
         within: Place of the values in the request, for example "rlm", for errors.
 
     Raises:
-        ApiError: 400: a field is wrong, which `param` names.
+        ApiError: 400: a field is wrong; `param` names it.
     """
     try:
         return kind.model_validate(value)
@@ -207,11 +207,6 @@ def page_of(request: Request, kind: type[P]) -> P:
 
 def listed(items: Sequence[Any], page: Page, shape: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """Return one page of items.
-
-    Args:
-        items: All items, the oldest first.
-        page: Which page.
-        shape: Makes the JSON form of an item, which has an "id".
 
     Raises:
         ApiError: 404: there is no item `after`.

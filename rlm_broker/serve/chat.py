@@ -35,12 +35,12 @@ class ChatRequest(DialectRequest):
     max_completion_tokens: Tokens = None
 
     def limits(self) -> RunLimits | None:
-        """Return the limits of the run that the request sets."""
+        """Return the limits of the run by the request."""
         given = [each for each in (self.max_tokens, self.max_completion_tokens) if each is not None]
         return self.options.limits(max_completion_tokens=min(given, default=None))
 
     def wanted_format(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the form of the answer that the request asks for, and its place in it."""
+        """Return the wanted form of the answer, and its place in the request."""
         return self.response_format, "response_format"
 
     def items(self) -> Iterator[tuple[Item, str]]:
@@ -98,12 +98,7 @@ def routes(parts: Parts) -> list[Route]:
 
 
 class Replies:
-    """Responses of one run.
-
-    Args:
-        asked: The run.
-        since: Point of the run at which the response before has ended.
-    """
+    """Responses of one run."""
 
     def __init__(self, asked: Asked, since: Since) -> None:
         self._asked = asked
@@ -131,7 +126,7 @@ class Replies:
         return 200, self.headers, self._completion(message, _finish(end), end)
 
     def failed(self, error: Exception) -> Any:
-        """Return the body of a response whose run has failed after the status was sent, with its partial answer."""
+        """Return the body of a run failed after the status was sent, with its partial answer."""
         partial = getattr(error.__cause__, "partial_answer", None)
         message = {"role": "assistant", "content": partial or str(error), "refusal": str(error)}
         end = RunOutcome(self._asked.hosted.usage, facts={"error": getattr(error.__cause__, "kind", None)})
@@ -139,9 +134,6 @@ class Replies:
 
     async def chunks(self, *, with_usage: bool) -> AsyncIterator[bytes]:
         """Yield the events of a stream.
-
-        Args:
-            with_usage: Whether a last chunk reports the usage.
 
         Raises:
             ApiError: The run has failed.
@@ -195,7 +187,7 @@ def _calls(calls: Sequence[ClientCall]) -> list[dict[str, Any]]:
 
 
 def _usage(read: int, cached: int, written: int) -> dict[str, Any]:
-    """Return the tokens of the whole tree that no earlier response has told."""
+    """Return the tokens of the whole tree since the last response."""
     return {
         "prompt_tokens": read,
         "completion_tokens": written,

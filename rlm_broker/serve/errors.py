@@ -1,4 +1,4 @@
-"""Errors of requests, in the envelope that OpenAI's clients read."""
+"""Errors of requests, in the envelope of OpenAI's clients."""
 
 import math
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from rlm_broker import (
 from rlm_broker.serve.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
 
 INVALID = "invalid_request_error"
-"""Type of all errors that the request itself has caused."""
+"""Type of all errors of the request itself."""
 MOST_CHARS = 2_000
-"""Characters of an error's message; a longer one, which names what the request has, is cut."""
+"""Characters of an error's message; a longer one, with words of the request, is cut."""
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
-"""Header that keeps OpenAI's clients from sending a request again, which would be paid twice."""
+"""Header against a second sending of a request by OpenAI's clients, paid again."""
 
 
 class ApiError(Exception):
@@ -72,19 +72,19 @@ class ApiError(Exception):
 
 
 def not_found(what: str, id: str, param: str | None = None) -> ApiError:
-    """Return the error for a thing that this key does not have, whether or not another key has it."""
+    """Return the error for a thing unknown to this key, whether or not another key has it."""
     return ApiError(404, f"there is no {what} {id[:100]!r}", code="not_found", param=param)
 
 
 def api_error_of(error: Exception, *, is_paid: bool = False) -> ApiError:
-    """Return the answer to a request that failed with this error.
+    """Return the answer to a request with this error.
 
     Args:
         error: What was raised.
-        is_paid: Whether a model was called, so that the client must not send the request again by itself.
+        is_paid: Whether a model was called: the client must not send the request again by itself.
     """
     made = error if isinstance(error, ApiError) else _made_of(error)
-    if is_paid or isinstance(error, RunCancelled):  # a run that was stopped must not begin again
+    if is_paid or isinstance(error, RunCancelled):  # a stopped run must not begin again
         made.headers |= NO_RETRY
     return made
 

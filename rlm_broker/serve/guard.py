@@ -1,4 +1,4 @@
-"""The first look at each request: its host, its origin and its key, and what that key may do."""
+"""The first look at each request: its host, its origin and its key, and its rights."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ from rlm_broker.serve.settings import RIGHTS, KeySettings, Right
 from rlm_broker.watch.conventions import continue_trace
 
 KEY_BYTES = 24
-"""Random bytes of a key that the server makes."""
+"""Random bytes of a key made by the server."""
 ID_BYTES = 8
 """Random bytes of the id of a request."""
 LEAST_KEY_CHARS = 16
@@ -56,9 +56,6 @@ class ServerKey:
 class Keys:
     """All keys of the server. Their texts are forgotten: a request is found by the digest of what it sends.
 
-    Args:
-        keys: Pairs of a key and its text.
-
     Raises:
         ConfigurationError: A text is too short, or two keys have the same one.
     """
@@ -76,7 +73,7 @@ class Keys:
 
     @classmethod
     def of(cls, settings: Mapping[str, KeySettings]) -> "Keys":
-        """Return the keys that the settings name.
+        """Return the keys of the settings.
 
         Raises:
             ConfigurationError: A variable does not exist, or a key cannot be used.
@@ -103,9 +100,6 @@ class Keys:
 
         A key is also taken as the password of `Basic`: clients without a place for headers, such as SandboxFusion's,
         send that for an address http://:KEY@HOST or a line of ~/.netrc.
-
-        Args:
-            authorization: Value of its header `Authorization`.
 
         Raises:
             ApiError: 401: there is no key, or no such key.
@@ -141,22 +135,22 @@ def _unauthorized(message: str) -> ApiError:
 
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/viewer", "/viewer/"})
-"""Paths that need no key: whether the server lives, and the page of the viewer, whose data needs one."""
+"""Paths that need no key: whether the server lives, and the page of the viewer without its data."""
 KEY: Final = "rlm_broker.key"
 """Name in the scope under which the key of a request stands."""
 REQUEST_ID: Final = "rlm_broker.request"
-"""Name in the scope of the random id of a request, which its answer and the log have."""
+"""Name in the scope of the random id of a request, for its answer and the log."""
 LEFT: Final = 499
-"""Status under which a request is counted that got no answer because its client had left, as nginx has it."""
+"""Status of a request without an answer, whose client had left, as nginx has it."""
 _HOST: Final = re.compile(r"(?:\[(?P<bracketed>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?")
-"""A `Host` header, as a whole. A part that is not read would let the name of another page in."""
+"""A `Host` header, as a whole. An unread part would let the name of another page in."""
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Guard:
-    """Refuses requests that come from a web page of another origin, or without a key, before their bodies are read.
+    """Refuses requests of a web page of another origin, or without a key, before their bodies are read.
 
-    A page that a browser shows must start no run. It could send requests to a port of this machine in two ways, and
+    A page in a browser must start no run. It could send requests to a port of this machine in two ways, and
     both are refused: directly, with its own `Origin`, and by a name of its own that leads to this machine (DNS
     rebinding), with that name as `Host`. No header of CORS is ever sent.
 
@@ -165,7 +159,7 @@ class Guard:
         keys: Keys of the server.
         hosts: Names under which clients may reach it, besides loopback and addresses in numbers.
         open_paths: Paths that need no key.
-        on_response: Called with the route, the status and the seconds of each request that has ended.
+        on_response: Called with the route, the status and the seconds of each ended request.
     """
 
     def __init__(
@@ -234,7 +228,7 @@ class Guard:
 
 
 def key_of(request: Request) -> ServerKey:
-    """Return the key that a request was sent with."""
+    """Return the key of a request."""
     key: ServerKey = request.scope[KEY]
     return key
 
@@ -246,7 +240,7 @@ def _name_of(host: str) -> str | None:
 
 
 def _is_address(host: str) -> bool:
-    """Whether a host is an address in numbers: no page can make the browser believe that one is its own."""
+    """Whether a host is an address in numbers: no page can pass one off as its own."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -19,7 +19,7 @@ Bytes are therefore given to the parser in slices, and counted until it reports 
 body, the end of a message. That bounds headers, the lines between the chunks of a body, and the trailers after it.
 
 No other server does this. h11 bounds headers itself, but 256 KB of tiny chunks hold the loop for 218 ms (httptools:
-2 ms). hypercorn 0.18 has a time limit for headers, none for clients that do not read, and takes 230 µs of CPU a request
+2 ms). hypercorn 0.18 has a time limit for headers, none for clients that never read, and takes 230 µs of CPU a request
 (uvicorn with h11: 130). granian 2.8 answers no more once 400 silent connections meet 256 descriptors. None of them
 closes the oldest silent connection for a new one.
 """
@@ -50,23 +50,23 @@ descriptor is left."""
 HEADER_S: Final = 15.0
 """Seconds for a whole header, and before it for the handshake of TLS."""
 UNREAD_S: Final = 60.0
-"""Seconds for which a client may read no byte of its answer."""
+"""Seconds a client may read no byte of its answer."""
 MOST_HEADERS_BYTES: Final = 32 << 20
-"""Bytes of all headers that are not whole. Beyond, connections are closed as if the server were full."""
+"""Bytes of all unfinished headers. Beyond, connections are closed as if the server were full."""
 MOST_HEADER_BYTES: Final = 1 << 16
-"""Bytes that a client may send without progress of the parser. A slice more may be read before it is noticed."""
+"""Bytes from a client without progress of the parser. A slice more may be read before it is noticed."""
 MOST_FIELDS: Final = 200
 """Fields of a header, with those after a body in chunks."""
 MOST_PIPELINED: Final = 16
-"""Requests that a client may send before the answer to the first one. uvicorn would queue them without bound."""
+"""Requests of a client before the answer to the first one. uvicorn would queue them without bound."""
 SLICE_BYTES: Final = 1 << 14
 LINGER_S: Final = 1.0
-"""Seconds after which the connection of a refused client is closed: to close at once would reset it, and the client
+"""Seconds until the connection of a refused client is closed: to close at once would reset it, and the client
 might not read why."""
 MOST_DROPPED_BYTES: Final = 1 << 18
-"""Bytes of a request that are read and dropped after its answer. Beyond it nothing is read, and the connection ends."""
+"""Bytes of a request read and dropped after its answer. Beyond it nothing is read, and the connection ends."""
 CLOSE_S: Final = 5.0
-"""Seconds that connections have to end, once the server ends. Clients that do not read are then cut."""
+"""Seconds for connections to end, once the server ends. Silent readers are then cut."""
 LATER_S: Final = 10
 """Seconds after that, until uvicorn cancels what is left, and logs each with a traceback."""
 _log = logging.getLogger("rlm_broker")
@@ -78,7 +78,7 @@ def configured(
     """Return the settings of uvicorn.
 
     Args:
-        app: ASGI application, which opens and closes itself.
+        app: ASGI application with a life of its own.
         certificate: PEM file for TLS, or None.
         private_key: PEM file of its key, or None.
         behind_proxy: Whether a proxy on this machine reports the addresses of clients.
@@ -107,14 +107,14 @@ class BoundedServer(uvicorn.Server):
         most: Connections at the same time; None takes half of the process's limit of descriptors, up to
             `MOST_CONNECTIONS`.
         header_s, unread_s: Seconds for a header, and for which a client may read nothing.
-        close_s: Seconds that connections have to end, once the server ends.
+        close_s: Seconds for connections to end, once the server ends.
         says_cut: Whether connections cut at the end are logged.
 
     Attributes:
         most, header_s: As above.
-        late: Connections that owe a header, the oldest first.
-        unread: Connections whose clients do not read, the oldest first.
-        header_bytes: Bytes of all headers that are not whole.
+        late: Connections owing a header, the oldest first.
+        unread: Connections with clients not reading, the oldest first.
+        header_bytes: Bytes of all unfinished headers.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class BoundedServer(uvicorn.Server):
         cutting.cancel()
 
     def close_some(self, number: int) -> int:
-        """Close connections that owe a header, then those that are not read, oldest first. Return how many."""
+        """Close connections owing a header, then unread ones, oldest first. Return how many."""
         closed = 0
         for waiting in (self.late, self.unread):
             while waiting and closed < number:
@@ -277,7 +277,7 @@ class _Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body; drop that of a request that is answered already."""
+        """Take a piece of the body; drop that of an answered request."""
         self._progress()
         if self.cycle.response_complete:
             self._drop(body)
@@ -290,7 +290,7 @@ class _Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Begin the next request that has come already, or begin to wait for the next header."""
+        """Begin the next waiting request, or begin to wait for the next header."""
         super().on_response_complete()
         if self.cycle.response_complete:
             self._await_header()
@@ -348,7 +348,7 @@ class _Connection(HttpToolsProtocol):
         self._linger()
 
     def _drop(self, piece: bytes) -> None:
-        """Count bytes that no one reads, and end a connection that sends too many."""
+        """Count dropped bytes, and end a connection with too many."""
         is_first = self._dropped_bytes <= MOST_DROPPED_BYTES
         self._dropped_bytes += len(piece)
         if is_first and self._dropped_bytes > MOST_DROPPED_BYTES:

@@ -74,9 +74,6 @@ async def stored_of(materials: Sequence[Material]) -> StoredContext:
     A lone text is the text itself, and a lone file its text. Several are a dict from name to text: each by its name,
     and with a number if two have the same; texts in an archive by "ARCHIVE/NAME". Files are shared, and not copied.
 
-    Args:
-        materials: At least one.
-
     Raises:
         ContextRefused: A file has no text, or there is no memory for it.
         UnknownHandle: A file was deleted meanwhile.

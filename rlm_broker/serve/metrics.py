@@ -18,7 +18,7 @@ from rlm_broker.serve.guard import key_of
 from rlm_broker.serve.parts import Parts
 
 OTHER: Final = "other"
-"""Label of a value that is not among the known ones."""
+"""Label of an unknown value."""
 OUTCOMES: Final = frozenset(
     {"answered", "stopped", "cancelled", "limit", "provider", "sandbox", "output", "replay"}
     | {"configuration", "context", "isolation", "unknown_model", "failed"}
@@ -28,17 +28,17 @@ STATUSES: Final = frozenset({"ok", "error", "exited", "interrupted", "killed"})
 MOST_ROUTES: Final = 256
 """Different routes of HTTP requests; further ones are counted as `other`."""
 MOST_TREES: Final = 8_192
-"""Root runs whose models are remembered until they end. Of more, the oldest is counted as `other` at its end."""
+"""Root runs with models remembered until they end. Of more, the oldest is counted as `other` at its end."""
 RUN_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600)
 CALL_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 BLOCK_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 HTTP_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 10, 60, 600)
 GAUGES: Final = {
-    "queued_runs": "Runs that wait for a place.",
-    "active_runs": "Runs that go on.",
-    "live_repls": "REPLs that are open.",
-    "warm_repls": "REPLs that are ready for the next run.",
-    "containers": "Containers that clients hold.",
+    "queued_runs": "Runs waiting for a place.",
+    "active_runs": "Runs under way.",
+    "live_repls": "Open REPLs.",
+    "warm_repls": "REPLs ready for the next run.",
+    "containers": "Containers held by clients.",
     "file_bytes": "Bytes of uploaded files.",
 }
 """Names of the gauges, and what each is."""
@@ -53,9 +53,9 @@ class Metrics:
         >>> body, content_type = metrics.exposition()
 
     Args:
-        models: Names of the models that the server has, which are the values of the label `model`; all other names are
-            `other`. A collection that grows may be given.
-        gauges: Name of a gauge → function that returns its value: `queued_runs`, `active_runs`, `live_repls`,
+        models: Names of the server's models, the values of the label `model`; all other names are `other`. It may be a
+            growing collection.
+        gauges: Name of a gauge → function returning its value: `queued_runs`, `active_runs`, `live_repls`,
             `warm_repls`, `containers`, `file_bytes`. It is called at each scrape, in any thread; one that fails is
             left out.
     """
@@ -109,7 +109,7 @@ class Metrics:
             ```
 
         Args:
-            route: Pattern of the route, for example `/v1/files/{id}`, and never the path that a client sent.
+            route: Pattern of the route, for example `/v1/files/{id}`, and never the path itself.
             status: HTTP status of the answer.
             seconds: Time from the request to the end of the answer.
         """
@@ -129,7 +129,7 @@ class Metrics:
             ```
 
         Args:
-            accept: The `Accept` header of the scraper, which chooses between OpenMetrics and Prometheus' text format.
+            accept: The `Accept` header of the scraper: it chooses between OpenMetrics and Prometheus' text format.
         """
         wants_open = "application/openmetrics-text" in accept  # no further word of the client's gets into a header
         encode, content_type = choose_encoder("application/openmetrics-text; version=1.0.0" if wants_open else "")
@@ -172,13 +172,13 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    """Gauges that are read at each scrape. One whose function fails is left out, so that the others are seen."""
+    """Gauges read at each scrape. One with a failing function is left out, for the others to be seen."""
 
     def __init__(self, readings: Mapping[str, Callable[[], float]]) -> None:
         self._readings = {name: readings[name] for name in GAUGES if name in readings}
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges without values: the registry asks for them before the server has all that they read."""
+        """Yield the gauges without values: the registry asks for them before the server is open."""
         return (GaugeMetricFamily(f"rlm_broker_{name}", about) for name, about in GAUGES.items())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -206,7 +206,7 @@ def metrics_of(parts: Parts) -> Metrics:
 
 
 def routes(metrics: Metrics) -> list[Route]:
-    """Return the route, which needs the right `metrics`."""
+    """Return the route. It needs the right `metrics`."""
 
     async def answered(request: Request) -> Response:
         key_of(request).require("metrics")

@@ -1,4 +1,4 @@
-"""Parts of an open server, which its routes share."""
+"""Parts of an open server, for its routes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class Parts:
 
     Attributes:
         settings: Settings of the server.
-        rlm: The open `RLM` that answers.
+        rlm: The open `RLM`.
         runs: Runs of all keys.
         repls: Live REPLs of all keys, for example containers.
         files: Uploaded files of all keys.
-        places: Places for code that runs in a REPL of its own.
-        models: Models that clients may name.
-        asking: Beginning of runs that requests ask for.
+        places: Places for code in a REPL of its own.
+        models: Models for clients.
+        asking: Beginning of runs of requests.
     """
 
     settings: ServeSettings
@@ -50,7 +50,7 @@ class Parts:
         return await parsed(request, kind, self.settings.body_bytes, self.settings.stall_s)
 
     def file(self, owner: Owner, id: str, param: str) -> UploadedFile:
-        """Return the uploaded file of that id, which `param` of the request names.
+        """Find an uploaded file by its id; `param` is the field of the request with that.
 
         Raises:
             ApiError: 404: the owner has no such file.

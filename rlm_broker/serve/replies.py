@@ -1,4 +1,4 @@
-"""Answers that take long: a stream of events, or a plain body. Both send signs of life, and end with their client.
+"""Slow answers: a stream of events, or a plain body. Both send signs of life, and end with their client.
 
 Theory of operation
 -------------------
@@ -7,7 +7,7 @@ the request again, which would be paid twice. So a stream gets a comment, and a 
 after each `heartbeat_s` of silence. A plain answer keeps its status open until the first sign of life, which it delays:
 an error before it has its own status; a later one is reported in a body of status 200, in the form of the interface.
 
-The work runs in a task of its own, beside a task that reads from the client. `http.disconnect` cancels the work, whose
+The work runs in a task of its own, beside a task reading from the client. `http.disconnect` cancels the work, whose
 `finally` blocks end the run (`HostedRun.joined`). Starlette's `BaseHTTPMiddleware` would hide the disconnect.
 """
 
@@ -47,7 +47,7 @@ class EventStream:
 
     Args:
         events: Makes the stream of encoded events, as of `sse`. It is closed when the client leaves.
-        heartbeat_s: Seconds of silence after which a comment is sent.
+        heartbeat_s: Seconds of silence before a comment is sent.
         headers: Further headers.
     """
 
@@ -74,13 +74,13 @@ class EventStream:
 
 
 class SlowJson:
-    """An answer of one JSON value that takes long.
+    """A slow answer of one JSON value.
 
     Args:
-        value: Makes the value: its status, its headers, and what becomes JSON; text is JSON already. An error that it
-            raises is answered with its own status, as long as that is not sent. It is cancelled when the client leaves.
-        heartbeat_s: Seconds of silence after which a blank line is sent, the first one with status 200.
-        late: Makes the value of an error that comes after that; None sends the envelope of errors. With it, the first
+        value: Makes the value: its status, its headers, and what becomes JSON; text is JSON already. Its error
+            is answered with its own status, if none is sent yet. It is cancelled when the client leaves.
+        heartbeat_s: Seconds of silence before a blank line is sent, the first one with status 200.
+        late: Makes the value of a later error; None sends the envelope of errors. With it, the first
             blank line comes after `PATIENCE` times as many seconds.
     """
 
@@ -188,7 +188,7 @@ def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _failed(error: Exception) -> ApiError:
-    """Return what the client learns of an error. One that no client can cause is logged."""
+    """Return the client's view of an error. One beyond the clients' reach is logged."""
     if not isinstance(error, ApiError | RlmBrokerError):
         _log.error("a request failed", exc_info=error)
     return api_error_of(error)

@@ -21,7 +21,7 @@ from rlm_broker.limits import RunLimits
 from rlm_broker.values.validation import first_complaint
 
 Right = Literal["run", "execute", "watch", "stop", "metrics"]
-"""A thing that a key may do: ask questions, run code, watch runs, stop runs of other keys, read `/metrics`.
+"""A right of a key: ask questions, run code, watch runs, stop runs of other keys, read `/metrics`.
 
 A key may always watch and stop what it started itself. `watch` and `stop` hold for the runs of all keys.
 """
@@ -46,10 +46,9 @@ class KeySettings(BaseModel):
     Attributes:
         key: Variable holding the key, as "env:NAME".
         rights: What the key may do.
-        models: Names of models that its requests may name; None allows all. Which models code may name is the model
-            policy's to say.
+        models: Names of models for its requests; None allows all. The model policy decides about code.
         limits: Limits of each of its runs. A request may tighten them.
-        usd_a_day: US dollars that its runs may cost in one day (UTC); None sets no bound.
+        usd_a_day: US dollars for its runs in one day (UTC); None sets no bound.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,24 +75,24 @@ class ServeSettings(BaseModel):
         behind_proxy: Whether a proxy in front of it speaks TLS, so that it may listen beyond loopback without.
         certificate, private_key: PEM files for TLS, both or neither.
         keys: Name → key. Without any, one is made and printed.
-        contexts: Name → folder or file of the server, which the model `MODEL@NAME` asks about. Relative paths begin in
+        contexts: Name → folder or file of the server, the context of the model `MODEL@NAME`. Relative paths begin in
             the folder in which the server is started.
         max_runs: Runs at the same time, of all keys.
-        max_queue: Runs that may wait for a place.
-        drain_s: Seconds that runs have to end after SIGTERM, before they are stopped with what they have.
-        keep_s: Seconds for which an ended run, its events and its answer are kept.
-        tool_wait_s: Seconds for which a run waits for the result of a tool of the client.
+        max_queue: Runs in the queue for a place.
+        drain_s: Seconds for runs to end after SIGTERM, before they are stopped with their best answers.
+        keep_s: Seconds an ended run, its events and its answer are kept.
+        tool_wait_s: Seconds a run waits for the result of a tool of the client.
         inline_chars: Characters of a lone text beyond which it is a context, with its task in it.
         body_bytes: Bytes of a request's body, other than an upload.
-        stall_s: Seconds without a byte after which a body is given up.
-        heartbeat_s: Seconds of silence after which a sign of life is sent to a client that waits. The first one for a
-            plain answer of a run comes after four times as many, so that an early failure has its own status.
+        stall_s: Seconds without a byte until a body is given up.
+        heartbeat_s: Seconds of silence before a sign of life is sent to a waiting client. The first one for a
+            plain answer of a run comes after four times as many, to let an early failure have its own status.
         file_bytes: Bytes of one uploaded file.
         files_bytes: Bytes of all uploaded files of one key, and of their texts while these are kept.
         max_files_per_key: Uploaded files of one key.
         max_executions: Programs and blocks in REPLs of their own at the same time, of all keys. Further ones wait, up
             to `max_queue`.
-        container_idle_s: Seconds without use after which a container is closed.
+        container_idle_s: Seconds without use until a container is closed.
         max_containers, max_containers_per_key: Containers of all keys, and of one key.
     """
 

@@ -14,34 +14,28 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Scope
 
-from rlm_broker.errors import RlmBrokerError
-from rlm_broker.events.trace import encoded, plain
-from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker import RLM, LiveSource, RlmBrokerError, RunStatus, live_app, trace_line
 from rlm_broker.serve.bodies import WholeBodies
 from rlm_broker.serve.guard import KEY, ServerKey
-from rlm_broker.serve.hosting.runs import HostedRun
+from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.serve.parts import Parts
-from rlm_broker.watch.messages import RunStatus
-from rlm_broker.watch.viewer.live import LiveSource, live_app
+from rlm_broker.serve.settings import Right
 
 PROBE_TIMEOUT_S: Final = 10.0
 """Seconds that a probe has to start a REPL and run a block."""
 PROBE_EVERY_S: Final = 5.0
-"""Seconds for which the outcome of a probe holds, so that many probes do not load the machine."""
+"""Seconds the outcome of a probe holds, so that many probes do not load the machine."""
 
 
 class Health:
     """State of the server for load balancers.
 
-    Args:
-        sandbox: Sandbox in which a probe starts a REPL.
-
     Attributes:
         is_draining: Whether the server is about to end.
     """
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
+    def __init__(self, rlm: RLM) -> None:
+        self._rlm = rlm
         self._probing = asyncio.Lock()
         self._probed_at = float("-inf")
         self._problem: str | None = None
@@ -70,7 +64,7 @@ class Health:
 
     async def _probe(self) -> str | None:
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S), self._sandbox.repl() as repl:
+            async with asyncio.timeout(PROBE_TIMEOUT_S), self._rlm.sandbox.repl() as repl:
                 block = await repl.aexecute("print(6 * 7)")
         except TimeoutError:
             return f"no REPL could be started within {PROBE_TIMEOUT_S:g} seconds"
@@ -89,20 +83,15 @@ PATH = "/viewer"
 
 
 class KeysRuns:
-    """The runs that one key may see, as a source of the viewer.
+    """The runs that one key may see, as a source of the viewer."""
 
-    Args:
-        parts: Parts of the server.
-        key: The key.
-    """
-
-    def __init__(self, parts: Parts, key: ServerKey) -> None:
-        self._runs = parts.runs
+    def __init__(self, runs: HostedRuns, key: ServerKey) -> None:
+        self._runs = runs
         self._key = key
 
     async def runs(self) -> Sequence[RunStatus]:
         """Return the runs of the key, or of all keys if it may watch them."""
-        return [status_of(hosted) for hosted in self._seen(may="watch" in self._key.rights)]
+        return [status_of(hosted) for hosted in self._seen("watch")]
 
     async def lines(self, run: str, after: int) -> AsyncIterator[bytes]:
         """Yield the events of a run, each as a line of a trace, until it ends.
@@ -110,25 +99,22 @@ class KeysRuns:
         Raises:
             LookupError: The key sees no such run.
         """
-        found = self._found(run, may="watch" in self._key.rights)
-        if found is None:
-            raise LookupError(run)
-        async for event in found.run.events(after):
-            yield encoded(plain(event))
+        for found in self._seen("watch", run):
+            async for event in found.run.events(after):
+                yield trace_line(event)
+            return
+        raise LookupError(run)
 
     async def stop(self, run: str, now: bool) -> bool:
         """Stop a run of the key, or of another key if it may stop those; return whether there was one."""
-        found = self._found(run, may="stop" in self._key.rights)
-        if found is None:
-            return False
-        found.stop(now=now)
-        return True
+        found = self._seen("stop", run)
+        for hosted in found:
+            hosted.stop(now=now)
+        return bool(found)
 
-    def _seen(self, *, may: bool) -> list[HostedRun]:
-        return self._runs.all() if may else self._runs.of(self._key.owner)
-
-    def _found(self, run: str, *, may: bool) -> HostedRun | None:
-        return next((hosted for hosted in self._seen(may=may) if hosted.id == run), None)
+    def _seen(self, right: Right, id: str | None = None) -> list[HostedRun]:
+        seen = self._runs.all() if right in self._key.rights else self._runs.of(self._key.owner)
+        return [hosted for hosted in seen if id in (None, hosted.id)]
 
 
 def viewer_routes(parts: Parts) -> list[BaseRoute]:
@@ -137,7 +123,7 @@ def viewer_routes(parts: Parts) -> list[BaseRoute]:
     async def root(request: Request) -> Response:
         return RedirectResponse(f"{request.scope.get('root_path', '')}{PATH}/")
 
-    viewer = viewer_app(lambda scope: KeysRuns(parts, scope[KEY]), parts.settings.stall_s)
+    viewer = viewer_app(lambda scope: KeysRuns(parts.runs, scope[KEY]), parts.settings.stall_s)
     return [Route("/", root), Mount(PATH, viewer)]
 
 

@@ -25,7 +25,7 @@ from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.parts import Parts
 
 Purpose = Literal["assistants", "user_data", "vision"]
-"""Words about a file's use that are taken. They have no effect: what OpenAI does with other ones is not served."""
+"""Accepted words about a file's use. They have no effect: what OpenAI does with other ones is not served."""
 MAX_EXPIRY_S = 2_592_000
 """Longest time until a file is deleted by itself: 30 days, as OpenAI has it."""
 FILE: Final = "file"
@@ -51,9 +51,9 @@ async def received(
 
     Args:
         request: The request.
-        take: Called with each piece of the file. An error that it raises ends the reading.
+        take: Called with each piece of the file. Its error ends the reading.
         most_bytes: Bytes of the file. The whole body may have a little more.
-        stall_s: Seconds without a byte after which the body is given up.
+        stall_s: Seconds without a byte until the body is given up.
 
     Raises:
         ApiError: 400: this is no form, it is cut off, or it has several files or too many fields. Also as for
@@ -113,21 +113,21 @@ def file_name(given: str) -> str:
 
 
 PIECE_BYTES: Final = 1 << 18
-"""Bytes that are read and sent at a time."""
+"""Bytes read and sent at a time."""
 
 
 class Content(StreamingResponse):
-    """An answer that is the content of a file.
+    """An answer with the content of a file.
 
     Args:
-        fd: Descriptor of a regular file, which is closed when the answer has ended.
-        size_bytes: Bytes from its start that are sent.
+        fd: Descriptor of a regular file, closed after the answer.
+        size_bytes: Bytes sent from its start.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         headers = {
             "content-length": str(size_bytes),
-            "content-disposition": "attachment",  # a browser shows no page that code or another client has made
+            "content-disposition": "attachment",  # a browser shows no page of code or of another client
             "x-content-type-options": "nosniff",
         }
         super().__init__(self._pieces(size_bytes), headers=headers, media_type="application/octet-stream")
@@ -141,7 +141,7 @@ class Content(StreamingResponse):
             os.close(self._fd)
 
     async def _pieces(self, size_bytes: int) -> AsyncIterator[bytes]:
-        """Yield the content. A thread reads each piece, so that a client that has left is noticed between them."""
+        """Yield the content. A thread reads each piece, to notice between them if the client has left."""
         done = 0
         while piece := await run_in_threadpool(os.pread, self._fd, min(PIECE_BYTES, size_bytes - done), done):
             done += len(piece)
@@ -152,9 +152,9 @@ class FileFields(BaseModel):
     """Fields of an upload, beside the file.
 
     Attributes:
-        purpose: Its use, which has no effect.
+        purpose: Its use, without effect.
         anchor: From when on `seconds` are counted.
-        seconds: Seconds after which the file is deleted by itself.
+        seconds: Seconds until the file is deleted by itself.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -93,8 +93,17 @@ def as_json(value: Any) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` as values that JSON has. A method `_jsonable_` of a dataclass may return them. pydantic converts
-    other classes, or their `repr` is taken. NaN and the infinities become None."""
+    """Return `value` as values that JSON has.
+
+    It has the outcomes of this package, for example a `Block` or a `Completion`. pydantic converts other classes; what
+    it cannot convert becomes its `repr`. NaN and the infinities become None.
+
+    Example:
+        ```python
+        with RLM("offline") as rlm:
+            json.dumps(jsonable(rlm.completion("a\\nb", "How many lines?")))
+        ```
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -104,7 +113,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(each) for each in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        if as_values := getattr(value, "_jsonable_", None):
+        if as_values := getattr(value, "_jsonable_", None):  # of a class that knows its values better
             return as_values()
         return {each.name: jsonable(getattr(value, each.name)) for each in dataclasses.fields(value)}
     from pydantic_core import to_jsonable_python  # 0.1 s, not needed by most results

@@ -81,6 +81,13 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{
 def continue_trace(header: object) -> None:
     """Make the runs that are started in this context a part of the trace that a client has named.
 
+    Example:
+        ```python
+        async def answer(request):  # of a server of your own
+            continue_trace(request.headers.get("traceparent"))
+            return await rlm.acompletion(request.text)
+        ```
+
     Args:
         header: What the client sent as `traceparent`. It is ignored where it has not the form of W3C Trace Context.
     """

@@ -48,7 +48,7 @@ def export(trace: Path, out: Path | None) -> Iterator[str]:
         raise ConfigurationError(f"cannot write {out}: {error.strerror}") from None
 
 
-def otlp(events: Iterable[Event], *, content: bool = True) -> Iterator[str]:
+def otlp(events: Iterable[Event]) -> Iterator[str]:
     """Yield the lines of one OTLP/JSON document (`resourceSpans`), one for each span.
 
     Ids are hashes of the ids of run trees and the places of spans, so the same trace gives the same document. A span
@@ -56,10 +56,9 @@ def otlp(events: Iterable[Event], *, content: bool = True) -> Iterator[str]:
 
     Args:
         events: Events of the trace, in order.
-        content: Whether spans have prompts, replies, code and output.
     """
     done: list[Span] = []
-    spans = Spans(lambda _: None, done.append, has_content=content)
+    spans = Spans(lambda _: None, done.append, has_content=True)
     resource = {"attributes": [_attribute("service.name", "rlm-broker")]}
     scope = {"name": AGENT}
     yield f'{{"resourceSpans":[{{"resource":{_json(resource)},"scopeSpans":[{{"scope":{_json(scope)},"spans":['

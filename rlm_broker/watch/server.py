@@ -80,7 +80,6 @@ class ControlSocket:
         self._on_stop = on_stop
         self._name = ""
         self._started = time.time()
-        self._socket: socket.socket | None = None
         self._job: Job[None] | None = None
         self._connections: set[asyncio.Task[object]] = set()
         self._at_work: set[asyncio.Task[object]] = set()
@@ -100,12 +99,12 @@ class ControlSocket:
                 with folder.opened(makes=True) as place:
                     assert place is not None
                     self._name = str(folder.SocketName.own(self._command))
-                    self._socket = _listening(place, self._name)
+                    listening = _listening(place, self._name)
             except (OSError, ConfigurationError) as error:
                 _log.info("this process has no control socket, so `rlm-broker ps` does not list it: %s", error)
                 return self
             _own, BOARD.is_on = self, True
-        self._job = EventLoopRef.background().job(self._listen(self._socket))
+        self._job = EventLoopRef.background().job(self._listen(listening))
         self._job.start()
         return self
 
@@ -263,13 +262,12 @@ async def _end_repl(entry: ReplEntry, *, now: bool) -> StopOutcome:
 
 
 async def _follow(request: messages.FollowRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    entry = next((each for each in BOARD.runs if each.id == request.run), None)
-    if entry is None or entry.log is None:
-        why = "has not begun" if entry is not None else "is not, or no longer, a run of this process"
-        await _reply(writer, messages.RefusedReply(f"{request.run!r} {why}"))
+    log = next((entry.log for entry in BOARD.runs if entry.id == request.run), None)
+    if log is None:
+        await _reply(writer, messages.RefusedReply(f"{request.run!r} is not, or no longer, a run of this process"))
         return
     await _reply(writer, messages.FollowReply())
-    pump = asyncio.ensure_future(_pump(entry.log.follow(request.after), writer))
+    pump = asyncio.ensure_future(_pump(log.follow(request.after), writer))
     beside = {asyncio.ensure_future(_beat(writer)), asyncio.ensure_future(_hung_up(reader))}
     try:
         await asyncio.wait({pump, *beside}, return_when=asyncio.FIRST_COMPLETED)

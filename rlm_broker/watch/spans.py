@@ -47,6 +47,15 @@ CHAT: Final = "chat"
 Value = str | bool | int | float
 """Value of an attribute."""
 Attributes = dict[str, Value]
+_Beginning = RunStarted | CallStarted | BlockStarted | ToolStarted
+_End = RunEnded | CallEnded | BlockEnded | ToolEnded
+_KEYS: Final[dict[type[Event], Callable[[Any], str]]] = {
+    **dict.fromkeys((RunStarted, ReplReady, RunEnded), lambda event: f"run {event.run}"),
+    **dict.fromkeys((CallStarted, CallText, CallRetried, CallEnded), lambda event: f"call {event.call}"),
+    **dict.fromkeys((BlockStarted, BlockEnded), lambda event: f"run {event.run}.b{event.block}"),
+    **dict.fromkeys((ToolStarted, ToolEnded), lambda event: f"run {event.run}.t{event.call}"),
+}
+"""Kind of an event → the key of its span."""
 
 
 class SpanEvent(msgspec.Struct):
@@ -105,7 +114,6 @@ class Spans:
         begun: Called with each span at its start.
         ended: Called with each span at its end, children before their parents.
         has_content: Whether prompts, replies, code and output become attributes.
-        most_trees: Trees with open spans at the same time.
     """
 
     def __init__(
@@ -114,43 +122,33 @@ class Spans:
         ended: Callable[[Span], None],
         *,
         has_content: bool = False,
-        most_trees: int = MOST_TREES,
     ) -> None:
         self._begun = begun
         self._ended = ended
         self._has_content = has_content
-        self._most_trees = most_trees
         self._trees: OrderedDict[str, _Tree] = OrderedDict()
         self._lock = threading.RLock()
 
     def take(self, event: Event) -> None:
         """Take one event."""
-        if (key := _key(event)) is None:
+        if (key_of := _KEYS.get(type(event))) is None:
             return
         with self._lock:
             tree = self._trees.get(event.tree)
             if tree is None:
                 tree = self._trees[event.tree] = _Tree()
-                if len(self._trees) > self._most_trees:
+                if len(self._trees) > MOST_TREES:
                     self._abandon(self._trees.popitem(last=False)[1])
             else:
                 self._trees.move_to_end(event.tree)
             tree.last_ns = _ns(event.time)
-            span = tree.open.get(key)
-            if isinstance(event, RunStarted | CallStarted | BlockStarted | ToolStarted):
-                if span is None and len(tree.open) < MOST_OPEN:
-                    self._begin(event, tree, key)
-            elif span is not None and isinstance(event, CallEnded | BlockEnded | ToolEnded | RunEnded):
-                self._finish(event, tree, span)
-            elif span is not None:
-                self._add(event, span, tree.last_ns)
+            span = tree.open.get(key := key_of(event))
+            if span is not None:
+                self._go_on(event, tree, span)
+            elif isinstance(event, _Beginning) and len(tree.open) < MOST_OPEN:
+                self._begin(event, tree, key)
             if not tree.open:
                 self._trees.pop(event.tree, None)
-
-    @property
-    def open_trees(self) -> int:
-        """Number of trees with open spans."""
-        return len(self._trees)
 
     def close(self) -> None:
         """End all open spans as `unfinished`, at the times of the last events of their trees."""
@@ -160,7 +158,7 @@ class Spans:
 
     # -- beginnings --------------------------------------------------------------------------------------------------
 
-    def _begin(self, event: RunStarted | CallStarted | BlockStarted | ToolStarted, tree: _Tree, key: str) -> None:
+    def _begin(self, event: _Beginning, tree: _Tree, key: str) -> None:
         match event:
             case RunStarted(run=run, block=block):
                 name, own = f"invoke_agent {AGENT}", self._of_run(event, tree)
@@ -228,18 +226,23 @@ class Spans:
 
     # -- what comes later --------------------------------------------------------------------------------------------
 
-    def _add(self, event: Event, span: Span, now_ns: int) -> None:
+    def _go_on(self, event: Event, tree: _Tree, span: Span) -> None:
         match event:
+            case CallText():
+                if "gen_ai.request.stream" not in span.results:
+                    span.results["gen_ai.request.stream"] = True
+                    span.results["gen_ai.response.time_to_first_chunk"] = max(0, tree.last_ns - span.start_ns) / 1e9
+            case CallRetried():
+                if len(span.events) < MOST_RETRIES:
+                    self._retry(event, span)
             case ReplReady(isolation=isolation, duration_s=duration_s):
                 span.results["rlm_broker.repl.isolation"] = name_text(isolation.level)
                 span.results["rlm_broker.repl.start_s"] = duration_s
-            case CallText() if "gen_ai.request.stream" not in span.results:
-                span.results["gen_ai.request.stream"] = True
-                span.results["gen_ai.response.time_to_first_chunk"] = max(0, now_ns - span.start_ns) / 1e9
-            case CallRetried() if len(span.events) < MOST_RETRIES:
-                self._retry(event, span)
+            case CallEnded() | BlockEnded() | ToolEnded() | RunEnded():
+                self._finish(event, tree, span)
+                self._end(tree, span)
 
-    def _finish(self, event: CallEnded | BlockEnded | ToolEnded | RunEnded, tree: _Tree, span: Span) -> None:
+    def _finish(self, event: _End, tree: _Tree, span: Span) -> None:
         match event:
             case CallEnded():
                 self._finish_call(event, span)
@@ -255,7 +258,6 @@ class Spans:
                     if each is not span:
                         self._end_unfinished(tree, each)
                 self._finish_run(event, span)
-        self._end(tree, span)
 
     def _retry(self, event: CallRetried, span: Span) -> None:
         facts: Attributes = {
@@ -343,20 +345,6 @@ class Spans:
         """End all open spans of a tree, the last one first."""
         for span in reversed(list(tree.open.values())):
             self._end_unfinished(tree, span)
-
-
-def _key(event: Event) -> str | None:
-    """Return the key of an event's span; None for an event without one."""
-    match event:
-        case CallStarted(call=call) | CallText(call=call) | CallRetried(call=call) | CallEnded(call=call):
-            return f"call {call}"
-        case RunStarted(run=run) | ReplReady(run=run) | RunEnded(run=run):
-            return f"run {run}"
-        case BlockStarted(run=run, block=block) | BlockEnded(run=run, block=block):
-            return f"run {run}.b{block}"
-        case ToolStarted(run=run, call=call) | ToolEnded(run=run, call=call):
-            return f"run {run}.t{call}"
-    return None
 
 
 def _of_tool(tool: str, kind: str, block: int, arguments: str | None) -> Attributes:

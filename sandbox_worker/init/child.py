@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import threading
 from collections.abc import Sequence
+from types import FunctionType
 
 from sandbox_worker.init.procfs import Proc
 from sandbox_worker.isolation import syscalls
@@ -12,6 +14,22 @@ from sandbox_worker.wire.descriptors import GROUP_FD, HANDED_FD, RULESET_FD
 from sandbox_worker.wire.level import Layer
 
 LAST_OF_STDIO = 2
+_AFTER_FORK = getattr(threading, "_after_fork", None)
+"""Function by which `threading` forgets, in a forked process, the threads that the fork has not copied."""
+_FORGET = _AFTER_FORK.__code__ if isinstance(_AFTER_FORK, FunctionType) else None
+
+
+def have_no_threads() -> None:
+    """Have forks skip the search for lost threads, which would copy 50 pages. The fork server, with one thread, calls
+    this for itself and for every init."""
+    if isinstance(_AFTER_FORK, FunctionType):
+        _AFTER_FORK.__code__ = (lambda: None).__code__
+
+
+def may_have_threads() -> None:
+    """Undo `have_no_threads`. Each REPL calls this: model code may fork while it has threads."""
+    if isinstance(_AFTER_FORK, FunctionType) and _FORGET is not None:
+        _AFTER_FORK.__code__ = _FORGET
 
 
 class Confinement:

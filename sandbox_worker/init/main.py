@@ -95,7 +95,7 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
         preloaded: Contexts and values that the fork server has loaded.
     """
     _keep_only(fds)
-    control = socket.socket(fileno=CONTROL_FD)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, CONTROL_FD)  # else three calls would ask for it
     bounds = _worker_bounds(spawn)
     try:
         bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied

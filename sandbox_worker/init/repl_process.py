@@ -9,7 +9,7 @@ import signal
 import socket
 from typing import NoReturn
 
-from sandbox_worker.init.child import Confinement
+from sandbox_worker.init.child import Confinement, may_have_threads
 from sandbox_worker.init.output_pipes import ReplOutput, WriteEnds
 from sandbox_worker.init.sockets import Hands, InitSocket
 from sandbox_worker.isolation.layer import LayerFailed
@@ -143,8 +143,11 @@ class ReplProcess:
             fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
         self._control.close()
+        may_have_threads()
         reserve = Reserve(self._bounds.later_context_bytes)
-        channel = Channel(socket.socket(fileno=CONNECTION_FD), self._bounds.max_frame_bytes, interrupts, reserve)
+        # Family and type are given, since `socket` would else ask for them. It needs them for addresses alone.
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, CONNECTION_FD)
+        channel = Channel(connection, self._bounds.max_frame_bytes, interrupts, reserve)
         gc.enable()
         draw_apart(self._preloaded.seed)
         memory_reserve.report_memory(self._bounds.memory_bytes)

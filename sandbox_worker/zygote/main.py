@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from sandbox_worker.init import main as init
+from sandbox_worker.init.child import have_no_threads
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.isolation.layer import LayerFailed, ZygoteLayers
@@ -44,7 +45,7 @@ from sandbox_worker.wire.control import (
 from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.level import level_named
 from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prepare
-from sandbox_worker.zygote.warm_up import rehearse
+from sandbox_worker.zygote.warm_up import fill_free_blocks, inherit_page_tables, rehearse
 
 
 def main(control_fd: int, orchestrator: int) -> NoReturn:
@@ -88,7 +89,10 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
     if shared.level.is_security_boundary:  # the filters of these levels deny sysinfo
         memory_reserve.replace_sysconf()
     rehearse(shared.landlock_abi)
+    inherit_page_tables()
+    _filling = fill_free_blocks()
     init.handle_no_signals()
+    have_no_threads()
     if shared.level.has_own_root:
         init.live_in(SCRATCH)
     # Keep the collector of workers away from inherited objects: it writes to each object's header, and so would copy

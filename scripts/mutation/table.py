@@ -19,7 +19,10 @@ MODULES = {
     "rlm_broker/run/children.py": ["tests/rlm_broker/run/test_children.py", "tests/rlm_broker/run/test_recursion.py"],
     "rlm_broker/run/conversation.py": ["tests/rlm_broker/run/test_conversation.py"],
     "rlm_broker/run/queries.py": ["tests/rlm_broker/run/test_queries.py"],
-    "rlm_broker/run/runner.py": ["tests/rlm_broker/run/test_reply.py", "tests/e2e/test_rlm.py"],
+    "rlm_broker/run/runner.py": [
+        *(f"tests/rlm_broker/run/test_{name}.py" for name in ("reply", "run", "queries", "conversation")),
+        "tests/e2e/test_rlm.py",
+    ],
     "rlm_broker/sandbox/blocks/block_clock.py": ["tests/rlm_broker/sandbox/blocks/test_block_clock.py"],
     "rlm_broker/broker/routing.py": ["tests/rlm_broker/broker/test_routing.py"],
     "rlm_broker/values/parsing/__init__.py": _PARSING,

@@ -107,11 +107,11 @@ def test_unreadable_folder_costs_only_its_repl(protected: Arena) -> None:
     with protected.sandbox.repl() as repl:
         repl.execute(
             "import os\nos.makedirs('shut/in'); os.chmod('shut', 0)\n"
-            "for _ in range(3000):\n    os.mkdir('d'); os.chdir('d')"
+            "for _ in range(1200):\n    os.mkdir('d'); os.chdir('d')"
         )
         for call in (
             lambda: repl.files.list("shut/in"),
-            lambda: repl.files.write("d/" * 1500 + "x", b""),
+            lambda: repl.files.write("d/" * 1100 + "x", b""),
             lambda: repl.files.write("y", bytes(LIMITS.scratch_bytes + 1)),
         ):
             with contextlib.suppress(FileRefused):

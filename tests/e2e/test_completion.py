@@ -5,7 +5,7 @@ import time
 
 from pydantic import BaseModel
 
-from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.events.event import CallEnded, Event, RunEnded
 from rlm_broker.limits import Limits
@@ -13,6 +13,7 @@ from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.usage import Usage, UsageSummary
+from tests.e2e.conftest import MakeRLM
 
 ROOT_CODE = "answers = llm_query('one') + llm_query('two')\nFINAL({'n': int(rlm_query('child'))})"
 CODE = {0: ROOT_CODE, 1: "FINAL(7)"}
@@ -23,7 +24,7 @@ class Answer(BaseModel):
     n: int
 
 
-class Priced:
+class Priced(BaseClient):
     """Costs by depth, and counts tokens by depth."""
 
     model_name = "priced"
@@ -34,15 +35,12 @@ class Priced:
         text = f"I ask.\n```repl\n{code}\n```" if request.is_loop else "a sub answer"
         return LMReply(text, Usage(1, 100 * (depth + 1), 10, COSTS[depth]))
 
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""
-
 
 def test_completion_has_all_of_a_run(open_sandbox: Sandbox) -> None:
     started = time.monotonic()
-    done = RLM(Priced(), limits=Limits(max_depth=2), sandbox=open_sandbox).completion(
-        "the text", "the question", output_type=Answer
-    )
+    events: list[Event] = []
+    rlm = RLM(Priced(), limits=Limits(max_depth=2), on_event=events.append, sandbox=open_sandbox)
+    done = rlm.completion("the text", "the question", output_type=Answer)
     elapsed_s = time.monotonic() - started
     usage = Usage(4, 700, 40, 0.875)
     (turn,) = done.trajectory
@@ -75,27 +73,17 @@ def test_completion_has_all_of_a_run(open_sandbox: Sandbox) -> None:
     assert (turn.number, block.code, block.status) == (1, ROOT_CODE, "ok")
     assert turn.reply == done.messages[-1].content
     assert (child.depth, child.prompt_preview, child.result_preview, child.error) == (1, "child", "7", None)
-
-
-def test_call_cost_is_in_its_event(open_sandbox: Sandbox) -> None:
-    """The cost of each call is in its event, and the sums are sums of these costs."""
-    events: list[Event] = []
-    done = RLM(Priced(), limits=Limits(max_depth=2), on_event=events.append, sandbox=open_sandbox).completion(
-        "the text", "?"
-    )
+    # The cost of each call is in its event, and the sums are sums of these costs.
     calls = [event for event in events if isinstance(event, CallEnded)]
     assert [(call.depth, call.usage.total_cost) for call in calls] == [(0, 0.5), *[(1, 0.125)] * 3]
     ended = {event.run: event for event in events if isinstance(event, RunEnded)}
     assert {run: event.cost_usd for run, event in ended.items()} == {"1": 0.875, "1.1": 0.125}
     assert ended["1"].usage == done.usage_summary
-    assert done.usage_summary.total_cost == 0.875
-    assert {depth: usage.total_cost for depth, usage in done.usage_by_depth.items()} == {0: 0.5, 1: 0.375}
 
 
-def test_run_without_repl_has_time_and_usage(open_sandbox: Sandbox) -> None:
-    done = RLM(
-        ScriptedClient(["plain"], cost_per_call=0.5), limits=Limits(max_depth=0), sandbox=open_sandbox
-    ).completion("the text", "?")
+def test_run_without_repl_has_time_and_usage(rlm: MakeRLM) -> None:
+    client = ScriptedClient(["plain"], cost_per_call=0.5)
+    done = rlm(client, limits=Limits(max_depth=0)).completion("the text", "?")
     assert (done.response, done.isolation, done.iterations, done.trajectory) == ("plain", None, 0, ())
     assert done.execution_time > 0
     assert done.usage_by_depth[0].total_cost == 0.5

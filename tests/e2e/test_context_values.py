@@ -1,12 +1,13 @@
 """Contexts that are tables, arrays and objects, as a REPL has them: cold, ready, restarted, later, and by a template."""
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlm_broker import RLM, ReplLimits, Sandbox, ScriptedClient, store
+from rlm_broker import RLM, ReplLimits, Sandbox, ScriptedClient, Template, store
 from tests.support.tables import table
 from tests.support.venvs import a_venv
 
@@ -18,6 +19,16 @@ def frame(rows: int) -> Any:
     import pandas
 
     return pandas.DataFrame({"n": range(rows), "text": [f"row {number}" for number in range(rows)]})
+
+
+@pytest.fixture(scope="module")
+def with_pandas() -> Iterator[Template]:
+    """A template whose REPLs have pandas: its import takes half a second in each other one."""
+    with (
+        Sandbox(ReplLimits(later_context_bytes=1 << 30), warm=0) as sandbox,
+        sandbox.template(imports=["pandas"]) as template,
+    ):
+        yield template
 
 
 @table("rows", [3, 50_000])
@@ -32,26 +43,22 @@ def test_context_table_survives_a_kill(rows: int) -> None:
         assert repl.execute(LOOK).stdout == expected
 
 
-def test_context_dict_holds_tables_and_texts() -> None:
+def test_context_dict_holds_tables_and_texts(with_pandas: Template) -> None:
     table = frame(20_000)
     look = "print(context['sales'].shape, context['log'][:2], context['kinds'] == {1, 2})"
-    with Sandbox() as sandbox, sandbox.template(imports=["pandas"]) as template, store(table) as sales:
-        for given in (
-            {"sales": table, "log": "x" * 9, "kinds": {1, 2}},
-            {"sales": sales, "log": "x" * 9, "kinds": {1, 2}},
-        ):
-            with template.repl(context=given) as repl:
+    with store(table) as stored:
+        for sales in (table, stored):
+            with with_pandas.repl(context={"sales": sales, "log": "x" * 9, "kinds": {1, 2}}) as repl:
                 assert repl.execute(look).stdout == "(20000, 2) xx True\n"
 
 
-def test_context_table_comes_later_or_by_template() -> None:
+def test_context_table_comes_later_or_by_template(with_pandas: Template, open_sandbox: Sandbox) -> None:
     table = frame(20_000)
-    with Sandbox(ReplLimits(later_context_bytes=1 << 30)) as sandbox:
-        with sandbox.template(imports=["pandas"]) as ready, ready.repl(context="first") as repl:
-            assert repl.add_context(table) == "context_1"
-            assert repl.execute("print(context, context_1.shape)").stdout == "first (20000, 2)\n"
-        with sandbox.template(context=table, setup="rows = len(context)") as template, template.repl() as repl:
-            assert repl.execute("print(rows, context.shape)").stdout == "20000 (20000, 2)\n"
+    with with_pandas.repl(context="first") as repl:
+        assert repl.add_context(table) == "context_1"
+        assert repl.execute("print(context, context_1.shape)").stdout == "first (20000, 2)\n"
+    with open_sandbox.template(context=table, setup="rows = len(context)") as template, template.repl() as repl:
+        assert repl.execute("print(rows, context.shape)").stdout == "20000 (20000, 2)\n"
 
 
 def test_context_table_without_package_fails_each_block(tmp_path: Path) -> None:

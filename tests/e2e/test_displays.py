@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rlm_broker import RLM, Block, BlockEnded, Display, Event, Limits, Sandbox, ScriptedClient, TraceWriter
+from rlm_broker import Block, BlockEnded, Display, Event, Limits, Sandbox, ScriptedClient, TraceWriter
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES
+from tests.e2e.conftest import MakeRLM
 from tests.support.tables import table
 from tests.support.waiting import WAIT_S, within_longer
 
 MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
-PIL = pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="needs pillow")
 RICH = "class Rich:\n    def __repr__(self): return 'Rich()'\n    "
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -28,6 +28,8 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.fixture(scope="module")
 def drawing(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
     """A REPL that has drawn before: the first time takes a second."""
+    if not all(map(importlib.util.find_spec, ("matplotlib", "PIL"))):
+        pytest.skip("needs matplotlib and pillow")
     with sandbox.repl() as repl:
         block = repl.execute("import io\nimport matplotlib\nimport matplotlib.pyplot as plt\nfrom PIL import Image")
         assert (block.status, block.stdout, block.stderr, block.displays) == ("ok", "", "", ())
@@ -83,16 +85,12 @@ ONCE = {
 }
 
 
-@MATPLOTLIB
-@PIL
 @table("way", ONCE)
 def test_figure_is_shown_once(drawing: SandboxedRepl, way: str) -> None:
     assert types(drawing.execute(ONCE[way])) == [["image/png"]]
     assert drawing.execute("plt.get_fignums()").stdout == "[]\n"
 
 
-@MATPLOTLIB
-@PIL
 def test_figure_is_shown_again_when_changed(drawing: SandboxedRepl) -> None:
     block = drawing.execute("fig, ax = plt.subplots(); fig.show(); ax.set_title('x'); plt.show()")
     assert types(block) == [["image/png"]] * 2
@@ -104,8 +102,6 @@ def test_figure_is_shown_again_when_changed(drawing: SandboxedRepl) -> None:
     assert png(again.displays[0]) == png(block.displays[1])
 
 
-@MATPLOTLIB
-@PIL
 def test_figures_come_in_order(drawing: SandboxedRepl) -> None:
     block = drawing.execute("for n in (1, 2, 3): plt.figure(figsize=(n, n))\nplt.show()")
     sizes = [int.from_bytes(png(each)[16:20]) for each in block.displays]
@@ -113,8 +109,6 @@ def test_figures_come_in_order(drawing: SandboxedRepl) -> None:
     assert sizes == sorted(set(sizes))
 
 
-@MATPLOTLIB
-@PIL
 def test_saved_figure_is_the_one_shown(drawing: SandboxedRepl) -> None:
     block = drawing.execute("plt.plot([1]); plt.savefig('saved.png', dpi=30); plt.close()")
     assert png(block.displays[0]) == drawing.files.read("saved.png")
@@ -122,11 +116,7 @@ def test_saved_figure_is_the_one_shown(drawing: SandboxedRepl) -> None:
     assert types(drawing.execute("plt.figure(); plt.savefig('saved.jpg'); plt.close()")) == [["image/jpeg"]]
 
 
-@MATPLOTLIB
-@PIL
-def test_figure_that_fails_is_an_error(
-    drawing: SandboxedRepl,
-) -> None:
+def test_figure_that_fails_is_an_error(drawing: SandboxedRepl) -> None:
     """A figure that cannot be drawn is an error of `show`, and a note if it was left open."""
     shown = drawing.execute(r"plt.title('$\\frac{$'); plt.show()")
     assert (shown.status, shown.displays) == ("error", ())
@@ -137,16 +127,12 @@ def test_figure_that_fails_is_an_error(
     assert drawing.execute("plt.get_fignums()").stdout == "[]\n"
 
 
-@MATPLOTLIB
-@PIL
 def test_figures_of_a_block_that_raises_are_shown(drawing: SandboxedRepl) -> None:
     block = drawing.execute("plt.plot([1]); 1 / 0")
     assert block.error == "ZeroDivisionError: division by zero"
     assert len(block.displays) == 1
 
 
-@MATPLOTLIB
-@PIL
 def test_font_list_note_is_left_out(drawing: SandboxedRepl) -> None:
     note = "Matplotlib is building the font cache; this may take a moment."
     block = drawing.execute(
@@ -169,8 +155,6 @@ def test_template_with_matplotlib_shows_figures(sandbox: Sandbox) -> None:
         assert types(repl.execute(code)) == [["image/png"]]
 
 
-@MATPLOTLIB
-@PIL
 def test_figures_past_the_bound_are_counted(drawing: SandboxedRepl) -> None:
     more = "Image.new('L', (9, 9)).show(); figs = [plt.figure() for _ in range(3)]; display(figs[0]); figs[1].show()"
     block = drawing.execute(f"for _ in range({MAX_DISPLAYS}): Image.new('L', (9, 9)).show()\n{more}\nNone")
@@ -180,8 +164,6 @@ def test_figures_past_the_bound_are_counted(drawing: SandboxedRepl) -> None:
 # -- PIL, pandas, own objects --------------------------------------------------------------------------------------
 
 
-@MATPLOTLIB
-@PIL
 @table("mode", ["RGB", "RGBA", "L", "1", "P", "F", "CMYK", "HSV"])
 def test_pil_image_is_shown_in_each_mode(drawing: SandboxedRepl, mode: str) -> None:
     block = drawing.execute(f"Image.new({mode!r}, (30, 20)).show('title')")
@@ -190,8 +172,6 @@ def test_pil_image_is_shown_in_each_mode(drawing: SandboxedRepl, mode: str) -> N
     assert block.stdout == ""
 
 
-@MATPLOTLIB
-@PIL
 def test_large_pil_image_is_sent_as_jpeg(drawing: SandboxedRepl) -> None:
     block = drawing.execute("import os; Image.frombytes('RGB', (1300, 1000), os.urandom(3_900_000))")
     assert types(block) == [["image/jpeg", "text/plain"]]
@@ -213,9 +193,9 @@ def test_display_prints_like_the_last_expression(repl: SandboxedRepl) -> None:
     assert repl.execute("display = 5\ndisplay").stdout == "5\n"  # a builtin, which code may hide
 
 
-def test_tool_may_be_named_display(open_sandbox: Sandbox) -> None:
+def test_tool_may_be_named_display(rlm: MakeRLM) -> None:
     script = ScriptedClient(["```repl\nFINAL(display('x'))\n```"])
-    completion = RLM(script, tools={"display": lambda text: f"tool {text}"}, sandbox=open_sandbox).completion("c", "q")
+    completion = rlm(script, tools={"display": lambda text: f"tool {text}"}).completion("c", "q")
     assert completion.response == "tool x"
 
 
@@ -302,8 +282,8 @@ def test_displays_past_the_bound_are_counted(repl: SandboxedRepl) -> None:
     assert types(repl.execute("one.html = 'x'; one")) == [["text/html", "text/plain"]]  # the next block has all of it
 
 
-def test_display_must_fit_into_a_frame() -> None:
-    with Sandbox(Limits(max_frame_bytes=1 << 16), warm=0) as small, small.repl() as repl:
+def test_display_must_fit_into_a_frame(sandbox: Sandbox) -> None:
+    with sandbox.repl(limits=Limits(max_frame_bytes=1 << 16)) as repl:
         block = repl.execute(f"{RICH}def _repr_html_(self): return 'x' * 100_000\nRich()")
     assert (types(block), block.displays_omitted) == ([], 1)
 
@@ -347,7 +327,7 @@ def test_displays_stay_however_the_block_ends(repl: SandboxedRepl, end: str) -> 
 
 
 @MATPLOTLIB
-def test_displays_reach_the_model_and_trace(tmp_path: Path, open_sandbox: Sandbox) -> None:
+def test_displays_reach_the_model_and_trace(tmp_path: Path, rlm: MakeRLM) -> None:
     """The model is told of pictures, and the trace has their sizes."""
     seen: list[str] = []
     code = "import matplotlib.pyplot as plt; plt.figure(figsize=(2, 1)); plt.savefig('x.png', dpi=50); plt.close()"
@@ -363,7 +343,7 @@ def test_displays_reach_the_model_and_trace(tmp_path: Path, open_sandbox: Sandbo
             events.append(event)
             trace(event)
 
-        completion = RLM(reply, on_event=on_event, sandbox=open_sandbox).completion("c", "q")
+        completion = rlm(reply, on_event=on_event).completion("c", "q")
     (block,) = completion.trajectory[0].blocks
     size = len(png(block.displays[0]))
     assert "Block 1: ran\n[picture: image/png, 100 x 50]" in seen[1]

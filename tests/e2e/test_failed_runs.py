@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +12,7 @@ from rlm_broker import (
     LimitReached,
     Limits,
     ModelFailed,
-    Models,
     OutputInvalid,
-    ReplayDiverged,
     RlmBrokerError,
     RunCancelled,
     RunFailed,
@@ -24,6 +21,7 @@ from rlm_broker import (
 from rlm_broker.errors import ReplClosed, WorkerDied
 from rlm_broker.events.event import BlockStarted, Event
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.e2e.conftest import MakeRLM
 from tests.support.tables import table
 
 LOOKS = "an idea\n```repl\nprint(6 * 7)\n```"
@@ -76,32 +74,17 @@ def test_failed_run_includes_its_children(open_sandbox: Sandbox) -> None:
     assert {depth: usage.total_calls for depth, usage in error.usage_by_depth.items()} == {0: 1, 1: 1}
 
 
-def test_ctrl_c_keeps_the_partial_run(open_sandbox: Sandbox) -> None:
+def test_ctrl_c_keeps_the_partial_run(rlm: MakeRLM) -> None:
     def interrupt(event: Event) -> None:
         if isinstance(event, BlockStarted) and event.block == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(RunCancelled) as caught:
-        RLM(ScriptedClient([LOOKS, HANGS]), on_event=interrupt, sandbox=open_sandbox).completion("text", "?")
+        rlm(ScriptedClient([LOOKS, HANGS]), on_event=interrupt).completion("text", "?")
     assert caught.value.partial_answer == "more to come"
     assert len(caught.value.messages) == 5
     assert [len(turn.blocks) for turn in caught.value.trajectory] == [1, 1]
     assert caught.value.usage_summary.total.total_calls == 2
-
-
-def test_diverged_replay_carries_its_run(tmp_path: Path, open_sandbox: Sandbox) -> None:
-    recording = tmp_path / "run.jsonl"
-    with RLM(ScriptedClient([LOOKS, "FINAL(1)"]), models=Models(record=recording), sandbox=open_sandbox) as rlm:
-        rlm.completion("text", "?")
-    with pytest.raises(ReplayDiverged) as caught:
-        RLM(models=Models(replay=recording), sandbox=open_sandbox).completion("text", "another question")
-    assert caught.value.messages
-
-
-async def test_awaited_failed_run_carries_the_same(open_sandbox: Sandbox) -> None:
-    with pytest.raises(ModelFailed) as caught:
-        await RLM(ScriptedClient([LOOKS, RuntimeError("down")]), sandbox=open_sandbox).acompletion("text", "?")
-    assert (caught.value.partial_answer, len(caught.value.trajectory)) == ("an idea", 1)
 
 
 def test_error_outside_a_run_carries_nothing() -> None:

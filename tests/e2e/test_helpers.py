@@ -1,22 +1,17 @@
 """Helpers that code finds for large texts and for queries, in real sandboxes."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from rlm_broker import RLM, LevelName, Query, Sandbox, ScriptedClient, Slot, Variable
-from tests.support.tables import table
+from rlm_broker import Query, Sandbox, ScriptedClient, Slot, Variable
+from tests.e2e.conftest import MakeRLM
 from tests.support.venvs import a_venv
 
 FOLDER = {"a.txt": "alpha\nbeta\n" * 1000, "b.txt": "gamma\n" * 1000 + "beta at last"}
 
 
-@table("isolation", ["strict", "standard", "process"])
-@pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
-def test_helpers_work_on_a_folder_at_each_level(isolation: LevelName) -> None:
-    with Sandbox(isolation=isolation) as sandbox, sandbox.repl(FOLDER) as repl:
+def test_helpers_work_on_a_folder(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(FOLDER) as repl:
         ran = repl.execute("search('beta', context, around=3, limit=1)")
         assert ran.stdout == "1,001 matches, the first 1\n'a.txt', line 2 [6:10] 'ha\\nbeta\\nal'\n", ran.stderr
         code = "[len(chunks(context, 1000)), chunks(context, 1000)[-1].part, lines(context, 1, 1)]"
@@ -54,7 +49,7 @@ def test_helper_names_are_free_for_tools(open_sandbox: Sandbox) -> None:
         assert repl.execute("[search('x'), lines]", value=True).value == ["found", [1]]
 
 
-def test_chunks_are_prompts(open_sandbox: Sandbox) -> None:
+def test_chunks_are_prompts(rlm: MakeRLM) -> None:
     seen: list[Any] = []
 
     def reply(request: Any) -> str:
@@ -64,38 +59,7 @@ def test_chunks_are_prompts(open_sandbox: Sandbox) -> None:
         assert request.temperature == 0
         return str(seen[-1]).upper()
 
-    assert RLM(ScriptedClient(reply), sandbox=open_sandbox).completion("aaa bbb ccc", "?").response == "AAA ,BBB ,CCC"
-
-
-def test_queries_take_messages_and_types(open_sandbox: Sandbox) -> None:
-    def reply(request: Any) -> str:
-        if request.is_loop:
-            return (
-                "```repl\nasked = [{'role': 'system', 'content': 'brief'}, {'role': 'user', 'content': 'n?'}]\n"
-                "one = llm_query(asked, max_tokens=5)\n"
-                "FINAL([one, *llm_query_batched([asked, 'm?'], output_type={'type': 'integer'})])\n```"
-            )
-        roles = [message.role for message in request.messages]
-        return f"{roles}" if request.max_completion_tokens else str(len(roles))
-
-    assert (
-        RLM(ScriptedClient(reply), sandbox=open_sandbox).completion("x", "?").response
-        == "[\"['system', 'user']\", 3, 1]"
-    )
-
-
-def test_block_tells_its_new_variables(open_sandbox: Sandbox) -> None:
-    with open_sandbox.repl("text") as repl:
-        block = repl.execute("n = 5\nrows = [1, 2]\nlines = rows", variables=True)
-        assert block.variables == (Variable("lines", "list", 2), Variable("n", "int"), Variable("rows", "list", 2))
-        assert repl.execute("rows.append(3)\n1 / 0", variables=True).variables == (
-            Variable("lines", "list", 3),
-            Variable("rows", "list", 3),
-        )
-        assert repl.execute("m = 5").variables == ()
-        killed = repl.execute("k = 1\nimport os, signal; os.kill(os.getpid(), signal.SIGKILL)", variables=True)
-        assert (killed.status, killed.variables) == ("killed", ())
-        assert pickle.loads(pickle.dumps(block)) == block
+    assert rlm(ScriptedClient(reply)).completion("aaa bbb ccc", "?").response == "AAA ,BBB ,CCC"
 
 
 def test_unrequested_variables_are_dropped(open_sandbox: Sandbox) -> None:

@@ -32,6 +32,10 @@ async def begun(repl: SandboxedRepl, code: str) -> "asyncio.Task[Block]":
     return task
 
 
+async def never(_query: Query) -> list[Slot]:
+    await for_ever()
+
+
 async def cancelled(task: "asyncio.Task[Block]") -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=WAIT_S)
@@ -97,15 +101,8 @@ async def test_interrupt_while_the_repl_is_replaced_runs_no_block(loop_sandbox: 
 
 
 async def test_interrupt_ends_a_block_that_waits_for_an_answer(loop_sandbox: Sandbox) -> None:
-    asked = asyncio.Event()
-
-    async def never(_query: Query) -> list[Slot]:
-        asked.set()
-        await for_ever()
-
     async with loop_sandbox.repl(answer=never, limits=PATIENT) as repl:
-        task = asyncio.create_task(repl.aexecute("x = 1\nllm_query('?')"))
-        await asyncio.wait_for(asked.wait(), WAIT_S)
+        task = await begun(repl, "x = 1\nprint('asks', flush=True)\nllm_query('?')")
         await repl.ainterrupt()
         assert (await task).status == "interrupted"
         assert (await repl.aexecute("x")).stdout == "1\n"
@@ -204,9 +201,6 @@ def test_times_must_be_positive_numbers(open_sandbox: Sandbox, name: str, given:
 
 
 async def test_wall_time_holds_while_a_block_waits(loop_sandbox: Sandbox) -> None:
-    async def never(_query: Query) -> list[Slot]:
-        await for_ever()
-
     async with loop_sandbox.repl(answer=never, limits=PATIENT) as repl:
         block = await repl.aexecute("llm_query('?')", wall_timeout_s=0.2)
         assert (block.status, block.limit) == ("interrupted", "block_wall_timeout_s")

@@ -44,10 +44,8 @@ NEEDS_PROCESSES = pytest.mark.parametrize("sandbox", ["strict"], indirect=True)
 """At the level standard a REPL is one process."""
 
 
-@pytest.fixture(scope="module")
-def small_frames() -> Iterator[Sandbox]:
-    with Sandbox(Limits(max_frame_bytes=1 << 12), warm=0) as opened:
-        yield opened
+LITTLE_MEMORY = Limits(memory_bytes=48 * MIB)
+SMALL_FRAMES = Limits(max_frame_bytes=1 << 12)
 
 
 def test_memory_limit_raises_memory_error(repl: SandboxedRepl) -> None:
@@ -68,30 +66,28 @@ def test_repl_at_memory_limit_can_free_memory(sandbox: Sandbox, size: int) -> No
 
 
 FILLS = {
-    "anew": "held = []\nwhile True: held.append(bytes({size}))",
-    "on": "held = globals().get('held', [])\nwhile True: held.append(bytes({size}))",
+    "strict": "held = []\nwhile True: held.append(bytes({size}))",
+    "standard": "held = globals().get('held', [])\nwhile True: held.append(bytes({size}))",
 }
-"""Fill the memory: `held` is let go of first, or added to."""
+"""Level → block that fills the memory: `held` is let go of first, or added to."""
 
 
-@table("level, fills", [("strict", "anew"), ("standard", "on")])
-def test_repl_survives_repeated_memory_errors(level: str, fills: str) -> None:
-    with Sandbox(Limits(memory_bytes=48 * MIB), level, warm=0) as sandbox:
-        for size in (700, 20_000, 200_000, 5_000_000):
-            with sandbox.repl() as repl:
-                for _ in range(4):
-                    filled = repl.execute(FILLS[fills].format(size=size))
-                    assert (filled.status, filled.error) == ("error", "MemoryError"), (size, filled.error)
-                    assert repl.execute("print(len(held) > 0)").stdout == "True\n"
-                assert repl.execute("del held").status == "ok"
-                assert repl.execute("held = [bytes(500) for _ in range(20_000)]").status == "ok"
+@table("size", [700, 20_000, 200_000, 5_000_000])
+def test_repl_survives_repeated_memory_errors(sandbox: Sandbox, size: int) -> None:
+    with sandbox.repl(limits=LITTLE_MEMORY) as repl:
+        for _ in range(2):
+            filled = repl.execute(FILLS[sandbox.level].format(size=size))
+            assert (filled.status, filled.error) == ("error", "MemoryError")
+            assert repl.execute("print(len(held) > 0)").stdout == "True\n"
+        assert repl.execute("del held").status == "ok"
+        assert repl.execute("held = [bytes(500) for _ in range(20_000)]").status == "ok"
 
 
 FULL = {
-    "of 1000": "held = []\ntry:\n    while True: held.append(bytes(1000))\nexcept MemoryError: pass\n",
-    "of lists": "held = []\ntry:\n    while True: held.append([None])\nexcept MemoryError: pass\n",
+    "strict": "held = []\ntry:\n    while True: held.append(bytes(1000))\nexcept MemoryError: pass\n",
+    "standard": "held = []\ntry:\n    while True: held.append([None])\nexcept MemoryError: pass\n",
 }
-"""Blocks that go on with full memory."""
+"""Level → block that goes on with full memory."""
 SENT = {
     "lines": "for _ in range(400): print('x' * 1000)",
     "lines of halves of characters": "for _ in range(40): print('\\ud800' * 3000)",
@@ -106,32 +102,30 @@ SENT = {
 }
 
 
-@table("level, full", [("strict", "of 1000"), ("standard", "of lists")])
-def test_repl_sends_what_it_can_with_full_memory(level: str, full: str) -> None:
+@table("name", SENT)
+def test_repl_sends_what_it_can_with_full_memory(sandbox: Sandbox, name: str) -> None:
     """No message ends the REPL, and the memory can be freed."""
 
     async def answer(query: Query) -> list[Slot]:
         return [Slot(text="y" * (300_000 if prompt == "long" else 1000)) for prompt in query.texts]
 
-    with Sandbox(Limits(memory_bytes=48 * MIB), level, warm=0) as sandbox:
-        for name, sends in SENT.items():
-            with sandbox.repl(answer=answer, tools=["tool"]) as repl:
-                sent = repl.execute(FULL[full] + sends, value=True)
-                assert sent.status in ("ok", "error"), (name, sent.error)
-                assert repl.execute("print(len(held) > 0)").stdout == "True\n", name
-                assert repl.execute("del held\nprint(1)").stdout == "1\n", name
+    with sandbox.repl(answer=answer, tools=["tool"], limits=LITTLE_MEMORY) as repl:
+        sent = repl.execute(FULL[sandbox.level] + SENT[name], value=True)
+        assert sent.status in ("ok", "error")
+        assert repl.execute("print(len(held) > 0)").stdout == "True\n"
+        assert repl.execute("del held\nprint(1)").stdout == "1\n"
 
 
 def test_repl_that_prints_with_full_memory_loses_no_line(open_sandbox: Sandbox) -> None:
-    code = "lines = [f'{number} ' + 'x' * 3000 for number in range(200)]\n" + FULL["of 1000"]
+    code = "lines = [f'{number} ' + 'x' * 3000 for number in range(200)]\n" + FULL["strict"]
     with open_sandbox.repl(limits=Limits(memory_bytes=64 * MIB)) as repl:
         block = repl.execute(code + "for line in lines: print(line)")
         assert (block.status, block.error) == ("ok", None)
         assert block.stdout == "".join(f"{number} " + "x" * 3000 + "\n" for number in range(200))
 
 
-def test_print_longer_than_a_message_is_sent_in_pieces(small_frames: Sandbox) -> None:
-    with small_frames.repl() as repl:
+def test_print_longer_than_a_message_is_sent_in_pieces(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(limits=SMALL_FRAMES) as repl:
         for unit in ("x", "\0\n", "\U0001f600"):
             block = repl.execute(f"text = {unit!r} * 30_000\nprint(text)\nprint('end', text, flush=True)")
             assert (block.status, block.stdout) == ("ok", f"{unit * 30_000}\nend {unit * 30_000}\n")
@@ -149,8 +143,8 @@ def test_print_longer_than_a_message_is_sent_in_pieces(small_frames: Sandbox) ->
         "".join(f"variable_{number} = {number}\n" for number in range(200)),
     ],
 )
-def test_result_longer_than_a_message_ends_no_repl(small_frames: Sandbox, code: str) -> None:
-    with small_frames.repl() as repl:
+def test_result_longer_than_a_message_ends_no_repl(open_sandbox: Sandbox, code: str) -> None:
+    with open_sandbox.repl(limits=SMALL_FRAMES) as repl:
         repl.execute("kept = 1")
         assert repl.execute(code, value=True).status != "killed"
         assert repl.execute("print(kept)").stdout == "1\n"
@@ -283,15 +277,9 @@ def test_killed_block_names_its_line(repl: SandboxedRepl) -> None:
 OF_1000_LINES = "0\n1\n2\n\n... [3,876 more cut, lines: 995] ...\n998\n999\n"
 
 
-@pytest.fixture(scope="module")
-def sandbox_of_5_lines() -> Iterator[Sandbox]:
-    with Sandbox(Limits(max_output_lines=5), warm=0) as opened:
-        yield opened
-
-
 @pytest.fixture
-def few_lines(sandbox_of_5_lines: Sandbox) -> Iterator[SandboxedRepl]:
-    with sandbox_of_5_lines.repl() as opened:
+def few_lines(open_sandbox: Sandbox) -> Iterator[SandboxedRepl]:
+    with open_sandbox.repl(limits=Limits(max_output_lines=5)) as opened:
         yield opened
 
 

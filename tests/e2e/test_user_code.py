@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, Out
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
+from tests.e2e.conftest import MakeRLM
 from tests.support.tables import table
 from tests.support.waiting import WAIT_S, for_ever, until
 
@@ -30,73 +32,65 @@ def still_works(sandbox: Sandbox) -> None:
     assert RLM(ScriptedClient(["FINAL(fine)"]), sandbox=sandbox).completion("c", "q").response == "fine"
 
 
-def test_async_tool_that_exits_ends_its_call(open_sandbox: Sandbox) -> None:
-    async def t() -> None:
-        sys.exit(3)
+async def exits() -> None:
+    sys.exit(3)
 
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
-    assert "SystemExit: 3" in (done.response or "")
+
+def generates() -> Iterator[int]:
+    yield 1
+    raise AssertionError("it is run")
+
+
+def takes_long() -> None:
+    raise TimeoutError("the database did not answer")
+
+
+def opens_a_file() -> None:
+    open("/home/somebody/private/file.txt")  # noqa: SIM115
+
+
+class Adder:
+    def __call__(self, a: int = 1) -> int:
+        return a + 1
+
+
+@table(
+    "tool, told",
+    [
+        (exits, "SystemExit: 3"),
+        (generates, r"^t\(\): its result is a generator, which does not cross: return a list$"),
+        (takes_long, r"^t\(\) raised TimeoutError: the database did not answer"),
+        (opens_a_file, "^(?!.*somebody).*file.txt"),  # no path of the host reaches the model
+        (Adder(), "^2$"),
+    ],
+)
+def test_what_a_tool_does_ends_its_call_alone(tool: Any, told: str, open_sandbox: Sandbox, rlm: MakeRLM) -> None:
+    done = rlm(ScriptedClient([block(CATCHES)]), tools={"t": tool}).completion("c", "q")
+    assert re.search(told, done.response or "", re.DOTALL)
     still_works(open_sandbox)
 
 
-def test_async_model_that_exits_fails_its_call(open_sandbox: Sandbox) -> None:
+def test_async_model_that_exits_fails_its_call(open_sandbox: Sandbox, rlm: MakeRLM) -> None:
     async def model(_messages: list[dict[str, Any]]) -> str:
         sys.exit(3)
 
     with pytest.raises(ModelFailed, match="SystemExit"):
-        RLM(model, sandbox=open_sandbox).completion("c", "q")
+        rlm(model).completion("c", "q")
     still_works(open_sandbox)
 
 
-def test_callback_that_exits_stops_nothing(open_sandbox: Sandbox) -> None:
-    done = RLM(ScriptedClient(["FINAL(1)"]), on_event=lambda _: sys.exit(1), sandbox=open_sandbox).completion("c", "q")
+def test_callback_that_exits_stops_nothing(rlm: MakeRLM) -> None:
+    done = rlm(ScriptedClient(["FINAL(1)"]), on_event=lambda _: sys.exit(1)).completion("c", "q")
     assert done.response == "1"
 
 
-def test_prompt_function_that_exits_ends_its_run(open_sandbox: Sandbox) -> None:
+def test_prompt_function_that_exits_ends_its_run(open_sandbox: Sandbox, rlm: MakeRLM) -> None:
     with pytest.raises(SystemExit):
-        RLM(ScriptedClient([]), instructions=lambda _: sys.exit(3), sandbox=open_sandbox).completion("c", "q")
+        rlm(ScriptedClient([]), instructions=lambda _: sys.exit(3)).completion("c", "q")
     still_works(open_sandbox)
 
 
-def test_generator_is_refused_as_tool_result(open_sandbox: Sandbox) -> None:
-    def t() -> Iterator[int]:
-        yield 1
-        raise AssertionError("it is run")
-
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
-    assert done.response == "t(): its result is a generator, which does not cross: return a list"
-
-
-def test_tool_timeout_error_is_its_own(open_sandbox: Sandbox) -> None:
-    def t() -> None:
-        raise TimeoutError("the database did not answer")
-
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
-    assert (done.response or "").startswith("t() raised TimeoutError: the database did not answer")
-
-
-def test_host_paths_do_not_reach_the_model(open_sandbox: Sandbox) -> None:
-    def t() -> None:
-        open("/home/somebody/private/file.txt")  # noqa: SIM115
-
-    done = RLM(ScriptedClient([block(CATCHES)]), tools={"t": t}, sandbox=open_sandbox).completion("c", "q")
-    assert "somebody" not in (done.response or "")
-    assert "file.txt" in (done.response or "")
-
-
-def test_callable_object_is_a_tool(open_sandbox: Sandbox) -> None:
-    class Adder:
-        def __call__(self, a: int = 1) -> int:
-            return a + 1
-
-    assert (
-        RLM(ScriptedClient([block(CATCHES)]), tools={"t": Adder()}, sandbox=open_sandbox).completion("c", "q").response
-        == "2"
-    )
-
-
-def test_hung_tools_leave_other_rlms_alone(open_sandbox: Sandbox) -> None:
+def test_hung_tools_leave_other_rlms_alone(open_sandbox: Sandbox, rlm: MakeRLM) -> None:
     stop = threading.Event()
     code = (
         "import threading\ndef ask():\n    try: hang()\n    except Exception: pass\n"
@@ -111,12 +105,7 @@ def test_hung_tools_leave_other_rlms_alone(open_sandbox: Sandbox) -> None:
             sandbox=open_sandbox,
         )
         assert hangs.completion("c", "q").response == "1"
-        other = RLM(
-            ScriptedClient([block(CATCHES)]),
-            tools={"t": lambda: 7},
-            limits=Limits(tool_timeout_s=30),
-            sandbox=open_sandbox,
-        )
+        other = rlm(ScriptedClient([block(CATCHES)]), tools={"t": lambda: 7}, limits=Limits(tool_timeout_s=30))
         assert other.completion("c", "q").response == "7"
     finally:
         stop.set()
@@ -135,7 +124,7 @@ def test_rlm_used_before_a_fork_works_after() -> None:
         assert pool.map_async(_ask_shared, range(2)).get(WAIT_S) == ["7", "7"]
 
 
-def test_failing_child_leaves_its_siblings_alone(open_sandbox: Sandbox) -> None:
+def test_failing_child_leaves_its_siblings_alone(rlm: MakeRLM) -> None:
     """A child that fails in the user's code leaves its siblings alone."""
 
     def handler(run: str, _depth: int, ours: QueryHandler) -> QueryHandler:
@@ -145,31 +134,31 @@ def test_failing_child_leaves_its_siblings_alone(open_sandbox: Sandbox) -> None:
 
     replies = [block("FINAL(str(rlm_query_batched(['a', 'b', 'c'])))"), *["FINAL(fine)"] * 3]
     limits = Limits(max_depth=2, max_concurrent_children=1)
-    done = RLM(ScriptedClient(replies), recursion=handler, limits=limits, sandbox=open_sandbox).completion("", "q")
+    done = rlm(ScriptedClient(replies), recursion=handler, limits=limits).completion("", "q")
     assert done.response == "['fine', 'Error: ValueError: boom', 'fine']"
 
 
-def test_unsent_calls_are_not_counted(open_sandbox: Sandbox) -> None:
+def test_unsent_calls_are_not_counted(rlm: MakeRLM) -> None:
     async def model(messages: list[dict[str, Any]]) -> str:
         if messages[-1]["content"].startswith("p"):
             await for_ever()
         return block("llm_query_batched([f'p{n}' for n in range(18)], timeout_s=0.5)\nFINAL(budget()['max_llm_calls'])")
 
     limits = Limits(max_concurrent_calls=1, max_llm_calls=19)
-    assert RLM(model, limits=limits, sandbox=open_sandbox).completion("c", "q").response == "17"
+    assert rlm(model, limits=limits).completion("c", "q").response == "17"
 
 
 @table("replies", [["hm", " ", " ", " "], ["I think it is 5.", "perhaps", "who knows", "no"]])
 @table("max_depth", [0, 1])
-def test_answer_of_wrong_type_is_never_taken(replies: list[str], max_depth: int, open_sandbox: Sandbox) -> None:
+def test_answer_of_wrong_type_is_never_taken(replies: list[str], max_depth: int, rlm: MakeRLM) -> None:
     limits = Limits(max_iterations=1, max_depth=max_depth)
     with pytest.raises(OutputInvalid):
-        RLM(ScriptedClient(replies), limits=limits, sandbox=open_sandbox).completion("c", "q", output_type=int)
+        rlm(ScriptedClient(replies), limits=limits).completion("c", "q", output_type=int)
 
 
-def test_block_output_is_told_beside_refused_answer(open_sandbox: Sandbox) -> None:
+def test_block_output_is_told_beside_refused_answer(rlm: MakeRLM) -> None:
     client = ScriptedClient([block("print('important')\nFINAL('x')"), "FINAL(5)"])
-    assert RLM(client, sandbox=open_sandbox).completion("c", "q", output_type=int).parsed == 5
+    assert rlm(client).completion("c", "q", output_type=int).parsed == 5
     told = str(client.requests[1].messages[-1].content)
     assert "important" in told
     assert "Your answer is not of the type that is wanted" in told

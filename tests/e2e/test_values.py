@@ -184,11 +184,6 @@ def test_block_value_is_its_last_expression(repl: SandboxedRepl, code: str, valu
     assert repl.execute(code).value is None
 
 
-def test_failed_block_has_no_value(repl: SandboxedRepl) -> None:
-    block = repl.execute("1 / 0", value=True)
-    assert (block.status, block.value, block.value_problem) == ("error", None, None)
-
-
 @table(
     "code, why",
     [
@@ -261,13 +256,6 @@ def test_get_fails_with_one_error(
     assert repl.get("n") == 1
 
 
-def test_get_after_a_kill_names_the_variable(repl: SandboxedRepl) -> None:
-    repl.execute("n = 1")
-    repl.execute("import os; os._exit(1)")
-    with pytest.raises(ValueUnavailable, match="there is no variable 'n'"):
-        repl.get("n")
-
-
 @table(
     "code, text, value",
     [
@@ -325,10 +313,6 @@ def test_table_crosses_both_ways(run_with_tools: RunWithTools, sandbox: Sandbox)
 
 
 @table("value", [1, None, "yes"])
-def test_value_flag_must_be_a_bool(sandbox: Sandbox, value: Any) -> None:
-    """A `value` that is no bool is refused, and the REPL lives on."""
-    with sandbox.repl() as repl:
-        repl.execute("x = 1")
-        with pytest.raises(ConfigurationError, match="value must be a bool, not"):
-            repl.execute("x", value=value)
-        assert repl.execute("x").stdout == "1\n"
+def test_value_flag_must_be_a_bool(repl: SandboxedRepl, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="value must be a bool, not"):
+        repl.execute("1", value=value)

@@ -9,6 +9,7 @@ import pytest
 from rlm_broker import RLM, Completion, ConfigurationError, LimitReached, Limits, RunLimits, ScriptedClient
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.stand_ins import Hanging
+from tests.support.tables import table
 
 WAYS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     (("text", "What?"), {}),
@@ -28,24 +29,31 @@ def rlm(sandbox: Sandbox) -> RLM:
     return RLM(ScriptedClient(["```repl\nFINAL(context)\n```"]), sandbox=sandbox)
 
 
+async def plain(rlm: RLM, *given: Any, **named: Any) -> Completion:
+    return await asyncio.to_thread(lambda: rlm.completion(*given, **named))
+
+
+async def awaited(rlm: RLM, *given: Any, **named: Any) -> Completion:
+    return await rlm.acompletion(*given, **named)
+
+
+async def streamed(rlm: RLM, *given: Any, **named: Any) -> Any:
+    return [event async for event in rlm.stream(*given, **named)][-1]
+
+
+async def started(rlm: RLM, *given: Any, **named: Any) -> Completion:
+    return await rlm.start(*given, **named)
+
+
 async def test_context_and_question_are_given_once_under_either_name(open_sandbox: Sandbox) -> None:
-    async def plain(*given: Any, **named: Any) -> Completion:
-        return await asyncio.to_thread(lambda: rlm(open_sandbox).completion(*given, **named))
-
-    async def awaited(*given: Any, **named: Any) -> Completion:
-        return await rlm(open_sandbox).acompletion(*given, **named)
-
-    async def streamed(*given: Any, **named: Any) -> Any:
-        return [event async for event in rlm(open_sandbox).stream(*given, **named)][-1]
-
     for ask in (plain, awaited, streamed):
         for given, named in WAYS:
-            done = await ask(*given, **named)
+            done = await ask(rlm(open_sandbox), *given, **named)
             assert done.response == "text"
             assert "What?" in str(done.messages[1].content)
         for given, named, why in REFUSED:
             with pytest.raises(ConfigurationError, match=why):
-                await ask(*given, **named)
+                await ask(rlm(open_sandbox), *given, **named)
 
 
 async def test_completion_has_what_was_asked_and_no_large_context(open_sandbox: Sandbox) -> None:
@@ -62,43 +70,27 @@ async def test_completion_has_what_was_asked_and_no_large_context(open_sandbox: 
         assert (done.to_dict()["prompt"], done.to_dict()["root_prompt"]) == (prompt, question)
 
 
-async def plain(rlm: RLM, **named: Any) -> Completion:
-    return await asyncio.to_thread(lambda: rlm.completion("text", "?", **named))
-
-
-async def awaited_of(rlm: RLM, **named: Any) -> Completion:
-    return await rlm.acompletion("text", "?", **named)
-
-
-async def streamed_of(rlm: RLM, **named: Any) -> Any:
-    return [event async for event in rlm.stream("text", "?", **named)][-1]
-
-
-async def started_of(rlm: RLM, **named: Any) -> Completion:
-    return await rlm.start("text", "?", **named)
-
-
-EACH_WAY = pytest.mark.parametrize("ask", [plain, awaited_of, streamed_of, started_of])
+EACH_WAY = table("ask", [plain, awaited, streamed, started])
 
 
 @EACH_WAY
-async def test_model_and_limits_of_a_run_hold_once(ask: Callable[..., Any]) -> None:
+async def test_model_and_limits_of_a_run_hold_once(open_sandbox: Sandbox, ask: Callable[..., Any]) -> None:
     own = ScriptedClient(["```repl\n1\n```", "the best", "FINAL(own)"], "own")
-    rlm = RLM(own, limits=Limits(max_llm_calls=7))
+    rlm = RLM(own, limits=Limits(max_llm_calls=7), sandbox=open_sandbox)
     other = ScriptedClient(["FINAL(other)"], "other")
-    assert (await ask(rlm, model=other)).root_model == "other"
-    ended = await ask(rlm, limits=RunLimits(max_iterations=1))
+    assert (await ask(rlm, "text", "?", model=other)).root_model == "other"
+    ended = await ask(rlm, "text", "?", limits=RunLimits(max_iterations=1))
     assert (ended.response, ended.limit, ended.root_model) == ("the best", "max_iterations", "own")
-    assert (await ask(rlm)).response == "own"
-    assert rlm.limits == Limits(max_llm_calls=7)
+    assert (await ask(rlm, "text", "?")).response == "own"
+    assert (rlm.limits.max_llm_calls, rlm.limits.max_iterations) == (7, 30)
 
 
 @EACH_WAY
-async def test_time_of_a_run_joins_other_limits(ask: Callable[..., Any]) -> None:
+async def test_time_of_a_run_joins_other_limits(open_sandbox: Sandbox, ask: Callable[..., Any]) -> None:
     for named in ({"timeout_s": 0.2}, {"timeout_s": 0.2, "limits": RunLimits(max_depth=0)}):
-        rlm = RLM(Hanging(), limits=Limits(run_timeout_s=1000))
+        rlm = RLM(Hanging(), limits=Limits(run_timeout_s=1000), sandbox=open_sandbox)
         with pytest.raises(LimitReached) as reached:
-            await ask(rlm, **named)
+            await ask(rlm, "text", "?", **named)
         assert (reached.value.limit, reached.value.allowed) == ("run_timeout_s", 0.2)
 
 
@@ -113,4 +105,4 @@ async def test_argument_invalid_for_a_run_is_refused(ask: Callable[..., Any]) ->
     ]
     for named, why in cases:
         with pytest.raises(ConfigurationError, match=why):
-            await ask(RLM(ScriptedClient(["FINAL(1)"])), **named)
+            await ask(RLM(ScriptedClient(["FINAL(1)"])), "text", "?", **named)

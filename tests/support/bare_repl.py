@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from sandbox_worker import RELEASE
 from sandbox_worker.repl.channel import Channel
@@ -55,10 +55,9 @@ class Ran(NamedTuple):
 class BareRepl:
     """The orchestrator's end of the connection of a REPL."""
 
-    def __init__(self, process: Python, connection: socket.socket, output: BinaryIO) -> None:
+    def __init__(self, process: Python, connection: socket.socket) -> None:
         self.process = process
         self.connection = connection
-        self._output = output
         connection.settimeout(WAIT_S)
         self._frames = FrameDecoder(MAX_FRAME_BYTES)
         self._heard: list[FromWorker] = []
@@ -113,23 +112,18 @@ class BareRepl:
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
-    def written_to_descriptors(self) -> bytes:
-        """Hang up, and return what descriptors 1 and 2 got, which is init's business and not the connection's."""
-        self.connection.close()
-        return self._output.read()
-
 
 @contextmanager
 def bare_repl(**contexts: Any) -> Iterator[BareRepl]:
     """A REPL that holds `contexts`, for the length of a `with`. Its connection comes as its stdin."""
     ours, theirs = socket.socketpair()
-    read, write = os.pipe()
     serve = f"from tests.support.bare_repl import serve; serve({json.dumps(contexts)!r})"
-    with ours, open(read, "rb") as output:
-        with theirs, open(write, "wb"):
-            process = Python(["-c", serve], cwd=PROJECT, stdin=theirs.fileno(), stdout=write, stderr=subprocess.STDOUT)
+    with ours:
+        with theirs:
+            quiet = subprocess.DEVNULL
+            process = Python(["-c", serve], cwd=PROJECT, stdin=theirs.fileno(), stdout=quiet, stderr=quiet)
         try:
-            repl = BareRepl(process, ours, output)
+            repl = BareRepl(process, ours)
             assert repl.hear() == Ready(RELEASE)
             yield repl
         finally:

@@ -27,11 +27,9 @@ from tests.support.waiting import WAIT_S
 T = TypeVar("T")
 
 HELD = "hold"
-"""Part of a question whose run asks its model, and gets no answer."""
 FAILS = "fail"
-"""Part of a question whose run fails."""
 PAIRED = "pair"
-"""Part of a question whose run gets an answer when a second request comes."""
+"""Parts of questions whose run gets no answer of its model, fails, or gets one when a second request comes."""
 OWNER = "x-owner"
 """Header with the name of the owner, which stands for a key."""
 
@@ -98,9 +96,8 @@ async def served(rlm: RLM, repls: HeldRepls, key: ServerKey | None = None) -> As
 
         server = uvicorn.Server(uvicorn.Config(behind_guard, port=0, log_level="warning", lifespan="off"))
         serving = asyncio.get_running_loop().create_task(server.serve())
-        async with asyncio.timeout(WAIT_S):
-            while not server.started:
-                await asyncio.sleep(0.005)
+        while not server.started:
+            await asyncio.sleep(0.005)
         try:
             yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/mcp"
         finally:

@@ -1,17 +1,36 @@
 """The processes that a test is answerable for."""
 
 import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 
 from tests.support.waiting import WAIT_S
 
+LISTS_CHILDREN = Path("/proc/thread-self/children").exists()
+"""Whether the kernel lists the children of a thread. Else psutil looks at all processes of the machine, for 4 ms."""
+
 
 def living_below() -> set[psutil.Process]:
     """All descendants of this process; not those that ended and that their parent has yet to take leave of."""
-    return set(filter(lives, psutil.Process().children(recursive=True)))
+    if not LISTS_CHILDREN:
+        return set(filter(lives, psutil.Process().children(recursive=True)))
+    found = set()
+    for pid in _below(os.getpid()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.add(psutil.Process(pid))
+    return set(filter(lives, found))
+
+
+def _below(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):  # it ends meanwhile
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                yield child
+                yield from _below(child)
 
 
 def lives(process: psutil.Process) -> bool:

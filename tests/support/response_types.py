@@ -1,5 +1,6 @@
 """Bodies and events of responses, checked against the types of OpenAI's client and of Open Responses."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,29 +12,16 @@ _OPENAI: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _OPENAI_BODY = TypeAdapter(Response)
 _OPENAI_ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 _OPEN_EVENTS = {
-    **{
-        f"response.{name}": getattr(open_types, f"Response{kind}StreamingEvent")
-        for name, kind in {
-            "created": "Created",
-            "queued": "Queued",
-            "in_progress": "InProgress",
-            "completed": "Completed",
-            "incomplete": "Incomplete",
-            "failed": "Failed",
-            "output_item.added": "OutputItemAdded",
-            "output_item.done": "OutputItemDone",
-            "content_part.added": "ContentPartAdded",
-            "content_part.done": "ContentPartDone",
-            "output_text.delta": "OutputTextDelta",
-            "output_text.done": "OutputTextDone",
-            "reasoning_summary_part.added": "ReasoningSummaryPartAdded",
-            "reasoning_summary_part.done": "ReasoningSummaryPartDone",
-            "reasoning_summary_text.delta": "ReasoningSummaryDelta",
-            "reasoning_summary_text.done": "ReasoningSummaryDone",
-            "function_call_arguments.delta": "FunctionCallArgumentsDelta",
-            "function_call_arguments.done": "FunctionCallArgumentsDone",
-        }.items()
-    },
+    f"response.{name}": getattr(open_types, f"Response{re.sub('[_.]', '', name.title())}StreamingEvent")
+    for name in (
+        *("created", "queued", "in_progress", "completed", "incomplete", "failed"),
+        *("output_item.added", "output_item.done", "content_part.added", "content_part.done"),
+        *("output_text.delta", "output_text.done", "reasoning_summary_part.added", "reasoning_summary_part.done"),
+        *("function_call_arguments.delta", "function_call_arguments.done"),
+    )
+} | {
+    "response.reasoning_summary_text.delta": open_types.ResponseReasoningSummaryDeltaStreamingEvent,
+    "response.reasoning_summary_text.done": open_types.ResponseReasoningSummaryDoneStreamingEvent,
 }
 
 

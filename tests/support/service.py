@@ -19,16 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs.
-
-    Attributes:
-        url: Its address, such as "http://127.0.0.1:4711".
-        base_url: The same for OpenAI's clients, which want "/v1" at its end.
-        key: Text of its first key.
-        keys: Texts of all keys by name; "default" is the one that the server has made.
-        port: Port on loopback.
-        service: The application. It lives on a loop in a thread of its own.
-    """
+    """A server that runs, on a loop in a thread of its own; `keys` has texts by name, "default" the one it has made."""
 
     url: str
     key: str

@@ -5,15 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 EXTERNAL = ("http:", "https:", "//")
-LOADED = {
-    "script": "src",
-    "img": "src",
-    "iframe": "src",
-    "source": "src",
-    "video": "src",
-    "link": "href",
-    "use": "href",
-}
+LOADED = {"link": "href", "use": "href"} | dict.fromkeys(("script", "img", "iframe", "source", "video"), "src")
 """Element: its attribute whose target a browser loads with the page."""
 UNLOADED_RELATIONS = {"canonical", "next", "prev", "author", "license"}
 """Relations of `<link>` that a browser does not load."""

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.errors import ModelFailed
 from rlm_broker.usage import Usage
 
 
-class Echo:
+class Echo(BaseClient):
     """Replies, fails and uses what the mock behind the recorded frames did."""
 
     def __init__(self, model_name: str) -> None:
@@ -19,11 +19,8 @@ class Echo:
             raise ModelFailed("boom")
         return LMReply(f"ok {last}", Usage(1, 10, 5, 0.01))
 
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""
 
-
-class Hanging:
+class Hanging(BaseClient):
     """Never replies; says when it was asked and when that was cancelled."""
 
     model_name = "hanging"
@@ -42,11 +39,8 @@ class Hanging:
             raise
         raise AssertionError
 
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""
 
-
-class Gate:
+class Gate(BaseClient):
     """A model whose calls wait until the test opens the gate. It notes the questions in their order."""
 
     model_name = "gate"
@@ -65,6 +59,3 @@ class Gate:
             self.cancelled += 1
             raise
         return LMReply("FINAL(yes)", self._usage)
-
-    async def aclose(self) -> None:
-        """Close no resource: there is none."""

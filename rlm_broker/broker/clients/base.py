@@ -221,13 +221,7 @@ class BaseClient:
         """Raise the error of every call, if there is one."""
 
     def count_tokens(self, text: str) -> int | None:  # noqa: ARG002
-        """Return the tokens of a text for the client's model, or None if that is not known.
-
-        Example:
-            ```python
-            ScriptedClient([]).count_tokens("one two three")  # None
-            ```
-        """
+        """Return the tokens of a text for the client's model, or None if that is not known."""
         return None
 
     def start_loading(self) -> None:

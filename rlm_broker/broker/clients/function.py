@@ -30,10 +30,10 @@ class FunctionClient(BaseClient):
 
     Args:
         fn: Sync or async, `fn(messages, model)` or `fn(messages)`. `messages` is a list of dicts with `role` and
-            `content`; `model` is the name that was asked for, or None, and is any second positional parameter. It
-            returns text, None for an empty text, or an `LMReply` with its usage. A sync function runs in up to
-            `MAX_THREADS` threads, so it may block and must be thread-safe.
-        model_name: Name under which it is reported.
+            `content`; `model`, any second positional parameter, is the requested name or None. It returns text, None
+            for an empty text, or an `LMReply` with its usage. A sync function runs in up to `MAX_THREADS` threads, so
+            it may block and must be thread-safe.
+        model_name: Name in reports.
 
     Raises:
         ConfigurationError: `fn` cannot be called in either way.
@@ -71,10 +71,7 @@ class FunctionClient(BaseClient):
         return self._reply(answer)
 
     async def aclose(self) -> None:
-        """End the threads. A thread that is stuck in the function is left behind and delays no other.
-
-        A later call starts new threads. All are daemons, so the process ends without them.
-        """
+        """End the threads. One stuck in the function is left behind, as a daemon. A later call starts new threads."""
         threads, self._threads = self._threads, self._new_threads()
         threads.close(self._closed())
 
@@ -111,10 +108,9 @@ class FunctionClient(BaseClient):
 
 
 def _calling_convention(fn: Callable[..., Any]) -> Callable[[list[dict[str, Any]], str | None], Any]:
-    """Return a function that calls `fn`, chosen by its signature.
+    """Return a function for calling `fn`, chosen by its signature.
 
-    Trying out a call instead would take a TypeError from inside `fn` for a wrong signature, and make and pay the call
-    twice.
+    Trying out a call instead would take a TypeError from inside `fn` for a wrong signature, and pay the call twice.
 
     Raises:
         ConfigurationError: `fn` is not callable, or takes other arguments.

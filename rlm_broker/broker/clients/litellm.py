@@ -32,14 +32,14 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "together_ai": ("TOGETHERAI_API_KEY", "TOGETHER_API_KEY", "TOGETHER_AI_API_KEY"),
     "xai": ("XAI_API_KEY",),
 }
-"""Maps a well-known provider to the variables of which one must be set. They are checked without importing litellm."""
+"""Well-known provider → its variables. One must be set; they are checked without importing litellm."""
 
 _KEYLESS = frozenset(
     {"ollama", "ollama_chat"}  # a local server with a default address
-    | {"bedrock", "sagemaker", "vertex_ai"}  # credentials may come from files or the machine, so only a call shows
+    | {"bedrock", "sagemaker", "vertex_ai"}  # credentials may come from files or the machine
 )
 _SERVERS = {"hosted_vllm": "HOSTED_VLLM_API_BASE", "lm_studio": "LM_STUDIO_API_BASE", "llamafile": "LLAMAFILE_API_BASE"}
-"""Maps a provider that is the user's own server to its address variable: without it litellm calls OpenAI instead."""
+"""Provider on the user's own server → the variable with its address. Without that litellm calls OpenAI instead."""
 
 _BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"gpt-(?!oss)|chatgpt-|o\d+(-|$)"), "openai"),  # gpt-oss models have many hosts
@@ -56,23 +56,19 @@ _READ_BY_IMPORT = {
     "LITELLM_LOG": "ERROR",
     "LITELLM_MODE": "PRODUCTION",  # else the import reads the file .env of the current folder
 }
-"""Variables that litellm reads when it is imported. They are set only meanwhile, and the user's own are kept."""
+"""Variables for litellm's import. They are set only meanwhile, and the user's own are kept."""
 _FILTERED = ("Accessing the.*attribute on the instance", "conflict with protected namespace")
-"""Parts of warnings that litellm's import silences for the whole process; these filters are removed again. A third,
+"""Parts of warnings silenced by litellm's import for the whole process; these filters are removed again. A third,
 "`ReadOnly` qualifier", stays: calls of litellm raise it."""
-
 LIKENESS = 0.8
 """Minimum ratio of `difflib` at which an unknown provider's name is taken for a misspelt known one."""
-
 MAX_CONCURRENT = 256
 """Default maximum of concurrent requests of one client; further calls wait."""
 
 
 def full_name(model_name: str) -> str | None:
     """Return `provider/model`, also for a well-known bare name such as `gpt-5-mini`; None for any other name.
-
-    Whether the provider exists is not checked.
-    """
+    Existence of the provider is not checked."""
     provider, slash, model = model_name.partition("/")
     if slash:
         return model_name if provider and model else None
@@ -84,10 +80,7 @@ def full_name(model_name: str) -> str | None:
 
 @functools.cache
 def prefetch() -> "Future[Any]":
-    """Start litellm's import, which takes 2 to 4 seconds, on a background thread; return a future of the module.
-
-    The thread is a daemon, so that a process that ends meanwhile does not wait for it.
-    """
+    """Start litellm's import, of 2 to 4 seconds, on a daemon thread; return a future of the module."""
     future: Future[Any] = Future()
 
     def load() -> None:
@@ -187,15 +180,7 @@ class LiteLLMClient(BaseClient):
     counts_tokens = True
 
     def count_tokens(self, text: str) -> int | None:
-        """Count with litellm's tokenizer for the model; None while litellm is being imported, or if it has none.
-
-        Example:
-            ```python
-            client = LiteLLMClient("openai/gpt-5-mini")
-            await client.loaded()
-            client.count_tokens("How many tokens are these?")
-            ```
-        """
+        """Count with litellm's tokenizer for the model; None while litellm is being imported, or if it has none."""
         if not prefetch().done():
             return None
         try:
@@ -205,7 +190,7 @@ class LiteLLMClient(BaseClient):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """Text on which its replies depend besides the request: the model and all options but secrets."""
+        """The model and all options but secrets."""
         public = {name: value for name, value in self._options.items() if not is_secret_name(name)}
         return json.dumps([self._litellm_name, public], sort_keys=True, default=str)
 
@@ -223,7 +208,7 @@ class LiteLLMClient(BaseClient):
         return info.get("input_cost_per_token") is not None
 
     def start_loading(self) -> None:
-        """Start litellm's import in the background, which takes 2 to 4 seconds."""
+        """Start litellm's import in the background. It takes 2 to 4 seconds."""
         prefetch()
 
     async def loaded(self) -> None:
@@ -245,14 +230,7 @@ class LiteLLMClient(BaseClient):
             raise self._failed(error) from None
 
     def check(self) -> None:
-        """Check whether a call could be made at all. No request is sent.
-
-        For a provider that is not well known it imports litellm, which takes seconds.
-
-        Example:
-            ```python
-            LiteLLMClient("openai/gpt-5-mini").check()
-            ```
+        """Check whether a call could be made at all. No request is sent; for a rare provider litellm is imported.
 
         Raises:
             ConfigurationError: The provider's key is not set; the message names its variables.
@@ -288,7 +266,7 @@ class LiteLLMClient(BaseClient):
             litellm = await asyncio.wrap_future(prefetch())
             response = await self._asked(litellm, request)
         except Exception as error:  # noqa: BLE001 - six of litellm's errors share no exported base class
-            # `from None`: the text of the cause, and the request that it holds, contain the key.
+            # `from None`: the text of the cause, and its request, contain the key.
             raise self._failed(error) from None
         if response is None or not response.choices:
             raise ModelFailed(f"{self.model_name}: the provider's answer has no choices")
@@ -300,7 +278,7 @@ class LiteLLMClient(BaseClient):
         return LMReply(text or "", self._usage(litellm, response), problem, extra=extra)
 
     async def aclose(self) -> None:
-        """Release no resources: litellm keeps connections per event loop, and closes them when idle or at exit."""
+        """Release no resources: litellm closes its connections when idle or at exit."""
 
     async def _asked(self, litellm: Any, request: LMRequest) -> Any:
         """Call litellm. Apart from `complete`, because tracebacks of its errors would show the key among variables."""
@@ -381,10 +359,8 @@ def _require_installed(model_name: str) -> None:
 
 
 def _refuse_misspelt(model_name: str, provider: str) -> None:
-    """Raise `UnknownModel` if a provider is most likely a misspelt well-known one, without importing litellm.
-
-    None of the 166 further providers of litellm 1.100 has a name so similar to a well-known one.
-    """
+    """Raise `UnknownModel` if a provider is most likely a misspelt well-known one, without importing litellm. None of
+    its 166 further providers (1.100) has so similar a name."""
     known = [*_KEYS, *_KEYLESS, *_SERVERS]
     if close := difflib.get_close_matches(provider.lower(), known, 1, LIKENESS):
         meant = model_name.replace(provider, close[0], 1)
@@ -424,7 +400,7 @@ def _beta_headers_are_read() -> bool:
 
 
 def _forget_filters() -> None:
-    """Remove the filters that litellm's import adds for all warnings of the process, also those of the user."""
+    """Remove the filters of litellm's import, for warnings of the whole process."""
     for each in list(warnings.filters):
         pattern = getattr(each[1], "pattern", None) or each[1]
         if isinstance(pattern, str) and any(part in pattern for part in _FILTERED) and each[2] is Warning:
@@ -432,7 +408,7 @@ def _forget_filters() -> None:
 
 
 async def _streamed(litellm: Any, call: dict[str, Any], on_text: Callable[[str], None]) -> Any:
-    """Return the whole response, after passing on its text as it arrived."""
+    """Pass on the text of a response as it arrives, and return all of it."""
     chunks = []
     async for chunk in await litellm.acompletion(**call, stream=True, stream_options={"include_usage": True}):
         chunks.append(chunk)

@@ -61,12 +61,8 @@ class OpenAICompatibleClient(BaseClient):
         timeout_s: Seconds of one request; None leaves the time to the limit of the call.
         max_concurrent: Maximum concurrent requests; further calls wait.
         usd_per_million_tokens: Prices of input and output in US dollars; None means that they are not known.
-        context_tokens: Size of the model's context window in tokens; None asks the server.
-        model_name: Name under which it is reported; None is `model`.
-
-    Attributes:
-        context_tokens: Size of the context window in tokens; None if neither the caller nor, in `preflight`, the server
-            says.
+        context_tokens: Size of the model's context window in tokens; None asks the server, in `preflight`.
+        model_name: Name in reports; None is `model`.
 
     Raises:
         ConfigurationError: `base_url` is not an HTTP address, the model has no name, or an argument is of the wrong
@@ -117,13 +113,13 @@ class OpenAICompatibleClient(BaseClient):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """Text on which its replies depend besides the request: the address, the model and the options."""
+        """The address, the model and the options."""
         return json.dumps([self._base_url, self._model, self._options], sort_keys=True, default=str)
 
     async def preflight(self) -> None:
         """Check with `GET /models` that the server is up and has the model.
 
-        A server without a list of models passes: a key may be allowed to call a model, and not to list them.
+        A server without a list of models passes: a key may be allowed to call a model, and not to list any.
 
         Example:
             ```python
@@ -146,7 +142,7 @@ class OpenAICompatibleClient(BaseClient):
             raise UnknownModel(f"{self._base_url} has no model {self._model!r}; it has: {failures.one_line(names)}")
 
     async def models(self) -> list[str]:
-        """Return the names of the models that the server lists, each as one line without secrets; none without a list.
+        """Return the names in the server's list of models, each as one line without secrets; none without a list.
 
         Example:
             ```python
@@ -255,7 +251,7 @@ class OpenAICompatibleClient(BaseClient):
         return bytes(body)
 
     async def _streamed(self, response: aiohttp.ClientResponse, on_text: Callable[[str], None]) -> LMReply:
-        """Read server-sent events, and return the reply that they make up."""
+        """Read server-sent events, and return their reply."""
         texts: list[str] = []
         total = 0
         finish_reason, usage, ended = None, None, False
@@ -342,7 +338,7 @@ class _Connector(aiohttp.TCPConnector):
         """Omit aiohttp's warning on stderr: sockets are closed with their transports."""
 
 
-# Fields on which the text does not depend are of type Any: a malformed one must not fail a call that has its text.
+# Fields beside the text are of type Any: a malformed one must not fail the call.
 
 
 def served(body: bytes) -> list[Served]:
@@ -394,7 +390,7 @@ def _text_of(content: str | list[Any] | None, between: str = "\n") -> str | None
 
     Args:
         content: Text, content parts, or None.
-        between: Text between two parts. In a streamed piece it is empty, because each part continues the one before.
+        between: Text between two parts; empty in a streamed piece.
     """
     if not isinstance(content, list):
         return content
@@ -403,7 +399,7 @@ def _text_of(content: str | list[Any] | None, between: str = "\n") -> str | None
 
 
 def _error_in(answer: bytes) -> str | None:
-    """Return the message in an error's body, in any of the shapes that servers use."""
+    """Return the message in an error's body, in any of the servers' shapes."""
     try:
         body = json.loads(answer)
     except (ValueError, RecursionError):
@@ -438,7 +434,7 @@ def _is_host(host: str | None) -> bool:
 
 
 def _abandon(sessions: Mapping[asyncio.AbstractEventLoop, aiohttp.ClientSession]) -> None:
-    """Close the connections of a client that was not closed, on each event loop that still runs."""
+    """Close the connections of an abandoned client, on each running event loop."""
     for loop, session in sessions.items():
         connector = session.connector
         session.detach()  # else it warns on stderr that it was not closed

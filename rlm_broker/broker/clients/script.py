@@ -10,9 +10,7 @@ from rlm_broker.usage import Usage
 
 
 class ScriptedClient(BaseClient):
-    """Gives prepared replies, in the order in which the calls begin.
-
-    It counts words as tokens: text split at white space, of all messages for the input.
+    """Gives prepared replies, in the order of the calls' beginnings. It counts words as tokens.
 
     Example:
         ```python
@@ -21,14 +19,14 @@ class ScriptedClient(BaseClient):
         ```
 
     Args:
-        replies: One reply for each call, with an exception for a call that fails; or a function from the request to the
-            text. A sequence that is used up fails the next call.
-        model_name: Name under which it is reported.
-        delay_s: Seconds that each call takes.
-        cost_per_call: US dollars reported for each call; None means that the price is not known.
+        replies: One reply for each call, with an exception for a failing one; or a function from the request to the
+            text. Calls past the end of a sequence fail.
+        model_name: Name in reports.
+        delay_s: Seconds of each call.
+        cost_per_call: US dollars of each call; None is an unknown price.
 
     Attributes:
-        requests: All requests so far, with those that failed.
+        requests: All requests so far, with the failed ones.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The one port: it accepts connections, and gives each to the session whose token its first frame shows.
+"""The one port: it accepts connections, and gives each to the session of the token in its first frame.
 
 The orchestrator connects for a REPL itself (`dial`), and sends the connected socket to the worker: at `strict` a worker
 has no network.
@@ -28,14 +28,14 @@ MAX_WELCOME_BYTES = 4096
 
 
 class Listener:
-    """Accepts connections; a one-time token in the first frame names the session that each belongs to.
+    """Accepts connections. A one-time token in the first frame names the session of each.
 
     Args:
         host: Address to bind. An address beyond loopback is refused without `insecure_bind`.
         port: 0 takes a free one.
         first_frame_timeout_s: Seconds until a connection without a complete first frame is dropped.
-        one_shot: Answers clients of the field's one-shot protocol, which have no token. None turns them away.
-        insecure_bind: The caller knows that tokens and contexts cross the network unencrypted.
+        one_shot: Answers clients of the field's one-shot protocol, without a token. None turns them away.
+        insecure_bind: Whether tokens and contexts may cross the network unencrypted.
 
     Raises:
         ConfigurationError: The port does not exist, or the address is beyond loopback.
@@ -109,12 +109,7 @@ class Listener:
         return sum(connection.is_open for connection in self._claimed)
 
     def expect(self, connection: Connection, timeout_s: float) -> str:
-        """Return a token that gives `connection` the socket on which it is first shown.
-
-        Args:
-            connection: Connection of the session.
-            timeout_s: Seconds for which the token is valid.
-        """
+        """Return a token, valid for `timeout_s`. The socket of its first use will be `connection`'s."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         expiry = asyncio.get_running_loop().call_later(timeout_s, self._expected.pop, token, None)
         self._expected[token] = (connection, expiry)
@@ -122,7 +117,7 @@ class Listener:
         return token
 
     async def attach(self, connected: socket.socket) -> None:
-        """Serve a socket that is connected already (a socketpair, an inherited descriptor) like an accepted one.
+        """Serve a connected socket (a socketpair, an inherited descriptor) like an accepted one.
 
         Raises:
             OSError: The socket cannot be served.
@@ -151,7 +146,7 @@ class Listener:
         return Arrival(self._strangers, self.claim, self._one_shot)
 
     def claim(self, token: str) -> Connection | None:
-        """Return the connection that `token` was made for, and forget the token; None if it is not valid."""
+        """Return the connection of `token`, and forget the token; None if it is not valid."""
         connection, expiry = self._expected.pop(token, (None, None))
         if connection is not None:
             self._claimed.add(connection)
@@ -170,17 +165,9 @@ def _is_loopback(host: str) -> bool:
 
 
 async def dial(address: tuple[str, int], token: str, timeout_s: float) -> socket.socket:
-    """Return a connected socket that the handler at `address` has accepted for the session of `token`.
+    """Return a blocking socket, connected to the handler at `address` for the session of `token`.
 
     The handler's only message before the REPL's first is the welcome, so that no byte of the REPL's is read here.
-
-    Args:
-        address: Host and port of the handler.
-        token: One-time token, see `Listener.expect`.
-        timeout_s: Seconds for all of it.
-
-    Returns:
-        A blocking socket.
 
     Raises:
         SandboxFailed: The port is closed, the token is not known, or it took longer than `timeout_s`.

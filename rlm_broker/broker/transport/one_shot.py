@@ -9,8 +9,8 @@ these keys:
 
     {"chat_completion": C | null, "chat_completions": [C, ...] | null, "error": str | null}
 
-Both are read and written with `json` and not with msgspec: the JSON of clients may hold lone surrogates as `\\ud800`,
-and NaN, and so may the replies. Texts of errors are those of the field's own handler wherever it has one.
+Both are read and written with `json` and not with msgspec: they may hold lone surrogates as `\\ud800`, and NaN. Errors
+have the words of the field's own handler wherever it has any.
 """
 
 import json
@@ -35,18 +35,18 @@ MAX_MODEL_CHARS = 256
 """Characters of a model's name; a longer one is refused."""
 MAX_PROMPT_NESTING = 100
 """Lists and objects inside each other; a deeper prompt is refused. `json` gives up near 1,000, and earlier in a deep
-stack. The reply repeats the prompt, and must be writable after the call has been paid."""
+stack, but must be able to write the prompt again, into the reply to a paid call."""
 
 _NOT_AN_OBJECT = "Request must be a JSON object"
 _NO_PROMPT = "Missing 'prompt' or 'prompts' in request."
 _NOT_A_PROMPT = "must be a string, a chat message or a list of chat messages"
 
 _ROLES: dict[Any, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Role that a client may give → role of our messages. `developer` is a newer name of "system"."""
+"""Role in a client's message → role in ours. `developer` is a newer name of "system"."""
 
 
 class OneShotRefused(ProtocolViolation):
-    """A request that cannot be served. Its message is the `error` of the reply."""
+    """A request cannot be served. The message is the `error` of the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class OneShotRequest:
     Attributes:
         prompts: One prompt for a single request. Unchanged, since the reply repeats them.
         is_batch: Whether the reply is a list, also for one prompt.
-        model: Name of the model asked for; None leaves the choice to the handler.
-        depth: Depth that the caller claims; -1 if it claims none.
+        model: Requested model; None leaves the choice to the handler.
+        depth: Depth claimed by the caller; -1 if it claims none.
     """
 
     prompts: tuple[Prompt, ...]
@@ -106,10 +106,10 @@ def parse_request(payload: bytes) -> OneShotRequest:
 
 
 def to_messages(prompt: Prompt) -> tuple[ChatMessage, ...]:
-    """Return the conversation that a prompt stands for. Text is one message of the user.
+    """Return the conversation of a prompt. Text is one message of the user.
 
     Raises:
-        OneShotRefused: A chat message has no role or content that the protocol knows, or the list is empty.
+        OneShotRefused: A chat message has an unknown role or no content, or the list is empty.
     """
     if isinstance(prompt, str):
         return (ChatMessage("user", prompt),)
@@ -120,7 +120,7 @@ def to_messages(prompt: Prompt) -> tuple[ChatMessage, ...]:
 
 
 def single_reply(request: OneShotRequest, call: Call) -> bytes:
-    """Return the reply to a single request that was answered. A failed one gets an `error_reply`."""
+    """Return the reply to an answered single request. A failed one gets an `error_reply`."""
     return _reply(chat_completion=_completion(request.prompts[0], call))
 
 
@@ -128,9 +128,8 @@ def batch_reply(request: OneShotRequest, outcomes: Sequence[Call | str], model_n
     """Return the reply to a batch.
 
     Args:
-        request: Request that was served.
-        outcomes: For each prompt, in order: the call that answered it, or the reason why there is none.
-        model_name: Model that the failed prompts were for.
+        outcomes: For each prompt, in order: its call, or the reason of its failure.
+        model_name: Model of the failed prompts.
     """
     return _reply(
         chat_completions=[
@@ -143,7 +142,7 @@ def batch_reply(request: OneShotRequest, outcomes: Sequence[Call | str], model_n
 
 
 def error_reply(text: str) -> bytes:
-    """Return the reply to a request that could not be served at all."""
+    """Return the reply to a refused request."""
     # Never empty: a client that tests the truth of `error` would read it as success without a completion.
     return _reply(error=text or "unknown error")
 

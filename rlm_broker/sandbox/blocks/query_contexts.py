@@ -60,7 +60,9 @@ class QueryContexts:
         `most_bytes`."""
         try:
             if asked.own is not None:
-                return self._another(asked.own)
+                if (own := self._own(asked.own)) is None:
+                    raise ContextRefused(f"this REPL has no context {asked.own!r} to give to a child: give a copy")
+                return own.another()
             if asked.file is not None:
                 return await self._read(asked.file, asked.is_json, most_bytes)
             if asked.value is None:
@@ -70,12 +72,6 @@ class QueryContexts:
             return store_as_it_is(msgspec.json.decode(asked.value))
         except (RlmBrokerError, OSError, msgspec.MsgspecError, RecursionError, UnicodeError) as error:
             raise ContextRefused(f"a context is not available: {error}") from None
-
-    def _another(self, name: str) -> StoredContext:
-        own = self._own(name)
-        if own is None:
-            raise ContextRefused(f"this REPL has no context {name!r} to give to a child: give a copy")
-        return own.another()
 
     async def _read(self, name: str, is_json: bool, most_bytes: int | None) -> StoredContext:
         if "/" in name or "\0" in name or name in ("", ".", ".."):

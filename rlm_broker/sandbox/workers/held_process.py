@@ -223,10 +223,6 @@ class InitProcess:
         if isinstance(message, Forked) and fds:
             if self._repl is not None:  # init starts a REPL only when all processes of the last have ended
                 self._repl.forget()
-            self._repl = HeldProcess(fds[0], _ignore)
+            self._repl = HeldProcess(fds[0], lambda: None)  # its init reports its end
             return
         self.listener.heard(message, fds)
-
-
-def _ignore() -> None:
-    """Ignore the end of the REPL: its init reports it."""

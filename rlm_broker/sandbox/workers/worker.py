@@ -9,40 +9,8 @@ from rlm_broker.errors import ContextRefused, FileRefused, SandboxFailed, Worker
 from rlm_broker.sandbox.workers.cgroups import MemoryGroup
 from rlm_broker.sandbox.workers.held_process import ContextPieces, WorkerInit
 from rlm_broker.sandbox.workers.levels import unavailable
-from sandbox_worker.wire.control import (
-    Begin,
-    Burned,
-    Control,
-    Died,
-    Drain,
-    Drained,
-    EndProgram,
-    Exceeded,
-    Failed,
-    FromInit,
-    Hand,
-    Handed,
-    Interrupt,
-    Interrupted,
-    LastSeen,
-    Listed,
-    ListFolder,
-    Load,
-    Loaded,
-    Opened,
-    OpenToRead,
-    OpenToWrite,
-    ProgramEnded,
-    Refused,
-    Removed,
-    RemoveFile,
-    RunProgram,
-    Start,
-    Started,
-    Stop,
-    Stopped,
-    Written,
-)
+from sandbox_worker.loading.form import ContextPiece
+from sandbox_worker.wire import control
 from sandbox_worker.wire.level import Level
 
 PROGRAM_END_S = 30.0
@@ -50,8 +18,8 @@ PROGRAM_END_S = 30.0
 ANSWER_TIMEOUT_S = 10.0
 """Seconds until init counts as dead, and is killed. It has no other work; to end 64 processes takes it 0.1 s."""
 
-A = TypeVar("A", bound=FromInit)
-_Said = tuple[Control, int | None]
+A = TypeVar("A", bound=control.FromInit)
+_Said = tuple[control.Control, int | None]
 
 
 class Worker:
@@ -70,23 +38,23 @@ class Worker:
     """
 
     def __init__(self, level: Level, init: WorkerInit, scratch: str = "", group: MemoryGroup | None = None) -> None:
-        self.died: Died | Exceeded | None = None
+        self.died: control.Died | control.Exceeded | None = None
         self.gone = asyncio.Event()
         self.why_gone = "the sandbox's processes were ended from outside"
         self.layers: tuple[str, ...] = ()
-        self.on_written: Callable[[Written], None] = _ignore
+        self.on_written: Callable[[control.Written], None] = _ignore
         self.on_burned: Callable[[float], None] = _ignore
         self.on_change: Callable[[], None] = _ignore
         self.cpus = len(os.sched_getaffinity(0))
         self.scratch = scratch
         self.group = group
         self._level = level
-        self._answers: asyncio.Queue[FromInit | OSError | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[control.FromInit | OSError | None] = asyncio.Queue()
         self._exchanging = asyncio.Lock()  # held until all answers of an exchange have come
         self._loop = asyncio.get_running_loop()
         self.init = init
         init.listener = self
-        self._programs: dict[int, asyncio.Future[ProgramEnded | None]] = {}
+        self._programs: dict[int, asyncio.Future[control.ProgramEnded | None]] = {}
         self._programs_started = 0
 
     async def launch(self, context: ContextPieces | None, connection_fd: int, timeout_s: float) -> None:
@@ -103,61 +71,63 @@ class Worker:
         """
         if context:
             await self.init.bring(context)
-        loads: list[_Said] = [(Load(piece=piece), fd) for fd, piece in context or ()] or [(Load(piece=None), None)]
-        answers: list[type[FromInit]] = [*[Loaded] * len(loads), Started]
-        loaded, *_, started = await self._exchange([*loads, (Start(), connection_fd)], *answers, timeout_s=timeout_s)
-        assert isinstance(loaded, Loaded)
-        assert isinstance(started, Started)
+        pieces: Sequence[tuple[int | None, ContextPiece | None]] = context or [(None, None)]
+        messages: list[_Said] = [(control.Load(piece=piece), fd) for fd, piece in pieces]
+        messages.append((control.Start(), connection_fd))
+        kinds: list[type[control.FromInit]] = [*[control.Loaded] * len(pieces), control.Started]
+        loaded, *_, started = await self._exchange(messages, *kinds, timeout_s=timeout_s)
+        assert isinstance(loaded, control.Loaded)
+        assert isinstance(started, control.Started)
         self.layers = tuple(dict.fromkeys([*loaded.layers, *started.layers]))
 
     async def start(self, connection_fd: int, timeout_s: float) -> None:
         """Fork a REPL that uses `connection_fd`, after all processes of the last one were killed."""
         self.died = None
-        await self._exchange([(Start(), connection_fd)], Started, timeout_s=timeout_s)
+        await self._exchange([(control.Start(), connection_fd)], control.Started, timeout_s=timeout_s)
 
     def begin(self, cpu_s: float) -> None:
         """Have init watch closely, since a block starts. It and the processes it leaves may use `cpu_s` seconds of CPU
         time until the next block."""
         if self.group is not None:
             self.group.new_kills()
-        self.init.say(Begin(cpu_s=cpu_s))
+        self.init.say(control.Begin(cpu_s=cpu_s))
 
     async def hand(self, context: ContextPieces) -> None:
         """Hand the memfds of a context to the REPL, which takes them before its next block. Raise ContextRefused if too
         many wait there, WorkerDied if init has ended."""
         await self.init.bring(context)
-        said: list[_Said] = [(Hand(), fd) for fd, _ in context]
-        answers = await self._exchange(said, *[Handed] * len(said))
-        if not all(isinstance(each, Handed) and each.taken for each in answers):
+        said: list[_Said] = [(control.Hand(), fd) for fd, _ in context]
+        answers = await self._exchange(said, *[control.Handed] * len(said))
+        if not all(isinstance(each, control.Handed) and each.taken for each in answers):
             raise ContextRefused("a REPL takes no more contexts before its next block: run one first")
 
     async def interrupt(self, block: int) -> None:
         """Send SIGINT to the REPL if it runs the block of this number. The signal is queued before any later message
         arrives."""
-        await self._exchange([(Interrupt(block=block), None)], Interrupted)
+        await self._exchange([(control.Interrupt(block=block), None)], control.Interrupted)
 
     async def drain(self) -> None:
         """Wait until all that was written to descriptors 1 and 2 so far has been passed to `on_written`."""
-        await self._exchange([(Drain(), None)], Drained)
+        await self._exchange([(control.Drain(), None)], control.Drained)
 
-    async def stop(self, explain: bool = False) -> LastSeen | None:
+    async def stop(self, explain: bool = False) -> control.LastSeen | None:
         """Kill the REPL and all that it started; return when they have ended and their last output was passed on. If
         init is to `explain`, it looks at the REPL first, and its state is returned."""
-        (stopped,) = await self._exchange([(Stop(explain=explain), None)], Stopped)
-        assert isinstance(stopped, Stopped)
+        (stopped,) = await self._exchange([(control.Stop(explain=explain), None)], control.Stopped)
+        assert isinstance(stopped, control.Stopped)
         self.died = None
         return stopped.post_mortem
 
-    async def open_file(self, request: OpenToRead | OpenToWrite) -> int:
+    async def open_file(self, request: control.OpenToRead | control.OpenToWrite) -> int:
         """Have init open a regular file of the scratch folder; return a descriptor for the caller to close. Raise
         FileRefused with the rest of a sentence about it."""
-        answers = await self._sent([(request, None)], (Opened,), ANSWER_TIMEOUT_S)
+        answers = await self._sent([(request, None)], (control.Opened,), ANSWER_TIMEOUT_S)
         try:
             (opened,) = await asyncio.shield(answers)
         except asyncio.CancelledError:
             answers.add_done_callback(_close_opened)
             raise
-        assert isinstance(opened, Opened)
+        assert isinstance(opened, control.Opened)
         try:
             await self.init.fetch(opened.fd)
         except BaseException:
@@ -165,33 +135,33 @@ class Worker:
             raise
         return opened.fd
 
-    async def list_folder(self, path: list[bytes], after: bytes) -> Listed:
+    async def list_folder(self, path: list[bytes], after: bytes) -> control.Listed:
         """Return the entries of a folder below the scratch folder. Raises `FileRefused` as `open_file` does."""
-        (listed,) = await self._exchange([(ListFolder(path, after), None)], Listed)
-        assert isinstance(listed, Listed)
+        (listed,) = await self._exchange([(control.ListFolder(path, after), None)], control.Listed)
+        assert isinstance(listed, control.Listed)
         return listed
 
     async def remove_file(self, path: list[bytes]) -> None:
         """Have init remove a file of the scratch folder. Raises `FileRefused` as `open_file` does."""
-        await self._exchange([(RemoveFile(path), None)], Removed)
+        await self._exchange([(control.RemoveFile(path), None)], control.Removed)
 
     def run_program(self, cwd: list[bytes], *fds: int) -> "RunningProgram":
         """Have init start a program, see `RunProgram`. The caller keeps its copies of the descriptors."""
         self._programs_started += 1
         number = self._programs_started
-        ended: asyncio.Future[ProgramEnded | None] = self._loop.create_future()
+        ended: asyncio.Future[control.ProgramEnded | None] = self._loop.create_future()
         if self.gone.is_set():
             ended.set_result(None)
         else:
             self._programs[number] = ended
-            self.init.say(RunProgram(number, cwd), *fds)
+            self.init.say(control.RunProgram(number, cwd), *fds)
         return RunningProgram(number, ended)
 
     async def end_program(self, program: "RunningProgram") -> None:
         """Kill a program and all that it started; return when they have ended. Has no effect once it has ended. If init
         does not answer, kill the whole worker, and raise SandboxFailed."""
         if not program.ended.done():
-            self.init.say(EndProgram(program.number))
+            self.init.say(control.EndProgram(program.number))
             await asyncio.wait({program.ended}, timeout=PROGRAM_END_S)
         if not program.ended.done():
             await self.kill()
@@ -204,14 +174,14 @@ class Worker:
     # -- what init says ----------------------------------------------------------------------------------------------
 
     async def _exchange(
-        self, messages: Sequence[_Said], *kinds: type[FromInit], timeout_s: float = ANSWER_TIMEOUT_S
-    ) -> list[FromInit]:
+        self, messages: Sequence[_Said], *kinds: type[control.FromInit], timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> list[control.FromInit]:
         """Send messages, each with the descriptor beside it, and return the answers to all of them."""
         return await asyncio.shield(await self._sent(messages, kinds, timeout_s))
 
     async def _sent(
-        self, messages: Sequence[_Said], kinds: Sequence[type[FromInit]], timeout_s: float
-    ) -> "asyncio.Task[list[FromInit]]":
+        self, messages: Sequence[_Said], kinds: Sequence[type[control.FromInit]], timeout_s: float
+    ) -> "asyncio.Task[list[control.FromInit]]":
         """Send messages in the turn of this exchange, and return a task that takes the answers.
 
         The task goes on if the caller is cancelled: an answer left over would be taken for that of the next message.
@@ -227,10 +197,10 @@ class Worker:
         answers.add_done_callback(self._exchanged)
         return answers
 
-    async def _answers_of(self, kinds: Sequence[type[FromInit]], timeout_s: float) -> list[FromInit]:
+    async def _answers_of(self, kinds: Sequence[type[control.FromInit]], timeout_s: float) -> list[control.FromInit]:
         return [await self._answer(kind, timeout_s) for kind in kinds]
 
-    def _exchanged(self, answers: "asyncio.Task[list[FromInit]]") -> None:
+    def _exchanged(self, answers: "asyncio.Task[list[control.FromInit]]") -> None:
         self._exchanging.release()
         if not answers.cancelled():
             answers.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
@@ -246,9 +216,9 @@ class Worker:
             return message
         if isinstance(message, OSError):
             raise refused_by_machine("a descriptor from a worker cannot be taken", message)
-        if isinstance(message, Refused):
+        if isinstance(message, control.Refused):
             raise FileRefused(message.reason)
-        if isinstance(message, Failed):
+        if isinstance(message, control.Failed):
             if message.layer is not None:
                 raise unavailable(self._level, message.layer, message.reason, message.code)
             if message.step == "load":
@@ -258,19 +228,19 @@ class Worker:
             self._answers.put_nowait(None)  # so that the next exchange does not wait for an init that has ended
         raise WorkerDied("the worker's init ended before it answered")
 
-    def heard(self, message: FromInit, fds: list[int]) -> None:
+    def heard(self, message: control.FromInit, fds: list[int]) -> None:
         """Take a message of init, see `InitListener`."""
         match message:
-            case Opened() if fds:
-                self._answers.put_nowait(Opened(fd=fds[0]))
-            case Written():
+            case control.Opened() if fds:
+                self._answers.put_nowait(control.Opened(fd=fds[0]))
+            case control.Written():
                 self.on_written(message)
-            case Burned():
+            case control.Burned():
                 self.on_burned(message.cpu_s)
-            case Died() | Exceeded():
+            case control.Died() | control.Exceeded():
                 self.died = self._at_the_groups_limit() or message
                 self.on_change()
-            case ProgramEnded():
+            case control.ProgramEnded():
                 self._program_ended(message)
             case _:
                 self._answers.put_nowait(message)
@@ -279,12 +249,12 @@ class Worker:
         """Learn that init says no more, see `InitListener`."""
         self._answers.put_nowait(error)
 
-    def _program_ended(self, said: ProgramEnded) -> None:
+    def _program_ended(self, said: control.ProgramEnded) -> None:
         ended = self._programs.pop(said.number, None)
         if ended is not None:
             ended.set_result(said)
             return
-        self._answers.put_nowait(Failed(step="speak", reason="its init named a program that does not run"))
+        self._answers.put_nowait(control.Failed(step="speak", reason="its init named a program that does not run"))
         self.init.send_kill()
 
     def is_past_its_groups_limit(self) -> bool:
@@ -293,11 +263,11 @@ class Worker:
             self.died = self._at_the_groups_limit()
         return self.died is not None
 
-    def _at_the_groups_limit(self) -> Exceeded | None:
+    def _at_the_groups_limit(self) -> control.Exceeded | None:
         """Return the limit of the REPL's group if the kernel has killed a process of the group since the last call."""
         if self.group is None or not self.group.new_kills():
             return None
-        return Exceeded("memory_bytes", self.group.limit_bytes, self.group.limit_bytes, LastSeen())
+        return control.Exceeded("memory_bytes", self.group.limit_bytes, self.group.limit_bytes, control.LastSeen())
 
     def ended(self, why: str | None) -> None:
         """Learn that init has ended, and with it all processes of the worker."""
@@ -313,15 +283,15 @@ class RunningProgram(NamedTuple):
     """A program that runs beside a REPL. Wait for `ended` without cancelling it: None says that the worker is gone."""
 
     number: int
-    ended: "asyncio.Future[ProgramEnded | None]"
+    ended: "asyncio.Future[control.ProgramEnded | None]"
 
 
-def _close_opened(exchange: "asyncio.Task[list[FromInit]]") -> None:
+def _close_opened(exchange: "asyncio.Task[list[control.FromInit]]") -> None:
     """Close the descriptor of a file whose caller was cancelled."""
     if exchange.cancelled() or exchange.exception() is not None:
         return
     for answer in exchange.result():
-        if isinstance(answer, Opened) and answer.fd >= 0:
+        if isinstance(answer, control.Opened) and answer.fd >= 0:
             os.close(answer.fd)
 
 

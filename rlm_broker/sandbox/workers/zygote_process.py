@@ -33,19 +33,7 @@ from rlm_broker.sandbox.workers.levels import SYSTEM_CALLS, unavailable
 from rlm_broker.sandbox.workers.private_folder import PrivateFolder
 from rlm_broker.sandbox.workers.python_paths import Venv, environment, isolated, python_paths, shown
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import (
-    MAX_PACKET_BYTES,
-    Configure,
-    FromZygote,
-    NotPrepared,
-    Spawn,
-    Spawned,
-    SpawnFailed,
-    ZygoteFailed,
-    ZygoteReady,
-    pack,
-    unpack_from_zygote,
-)
+from sandbox_worker.wire import control
 from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.level import Level
 
@@ -106,7 +94,7 @@ class Zygote:
             self._theirs.close()
             raise
 
-    async def start(self) -> ZygoteReady:
+    async def start(self) -> control.ZygoteReady:
         """Start the process, and return its own report.
 
         Raises:
@@ -122,7 +110,7 @@ class Zygote:
         self._theirs.close()
         pieces = () if self._preparation.context is None else self._preparation.context.pieces()
         told = shown(paths, self._venv)
-        configure = Configure(
+        configure = control.Configure(
             level=self._level.name,
             new_root=_utf8(root),
             readable=[_utf8(path) for path in told.readable],
@@ -134,7 +122,7 @@ class Zygote:
             packages=told.packages,
         )
         try:
-            socket.send_fds(self._control, [pack(configure)], [fd for fd, _ in pieces])
+            socket.send_fds(self._control, [control.pack(configure)], [fd for fd, _ in pieces])
             answer, _ = await self._answer(self._preparation.timeout_s)
         except ZygoteGone as error:
             if self._preparation == Preparation():
@@ -148,11 +136,11 @@ class Zygote:
             if self._process.poll() == -signal.SIGKILL:  # killed from outside: a system call filter sends SIGSYS
                 raise ZygoteGone(str(why)) from None
             raise why from None
-        if isinstance(answer, NotPrepared):
+        if isinstance(answer, control.NotPrepared):
             raise ConfigurationError(f"a template cannot be made: its {answer.step} failed: {answer.reason}")
-        if isinstance(answer, ZygoteFailed):
+        if isinstance(answer, control.ZygoteFailed):
             raise unavailable(self._level, answer.layer, answer.reason, answer.code)
-        if not isinstance(answer, ZygoteReady):
+        if not isinstance(answer, control.ZygoteReady):
             raise SandboxFailed("the sandbox's fork server sent an unexpected message")
         if self._level.has_own_root:
             self.folder.remove()  # the root is mounted in the zygote's own mount namespace only
@@ -171,11 +159,11 @@ class Zygote:
             scratch = self._make_scratch()
             ours, theirs = socketpair_of_parent()
             undo.callback(ours.close)
-            request = Spawn(allow_exec=self._allow_exec, scratch=_utf8(scratch), bounds=limits.repl_bounds())
+            request = control.Spawn(allow_exec=self._allow_exec, scratch=_utf8(scratch), bounds=limits.repl_bounds())
             with theirs:
                 try:
                     fds = [theirs.fileno(), *([group.join_fd] if group else [])]
-                    socket.send_fds(self._control, [pack(request)], fds)
+                    socket.send_fds(self._control, [control.pack(request)], fds)
                     answer, answer_fds = await self._answer(limits.start_timeout_s)
                 except (OSError, EOFError) as error:
                     if is_shortage(error):  # the pidfd was cut off; the worker ends with its control socket
@@ -184,9 +172,9 @@ class Zygote:
                     assert self._process is not None
                     why = _why_ended(self._process)
                     raise ZygoteGone(f"the sandbox's fork server is gone: {why}") from None
-            if isinstance(answer, SpawnFailed):
+            if isinstance(answer, control.SpawnFailed):
                 raise SandboxFailed(f"no worker could be forked: {answer.reason}")
-            if not isinstance(answer, Spawned) or len(answer_fds) != 1:
+            if not isinstance(answer, control.Spawned) or len(answer_fds) != 1:
                 raise SandboxFailed("the sandbox's fork server sent an unexpected message")
             undo.pop_all()
         return Worker(self._level, InitProcess(answer_fds[0], ours), scratch, group)
@@ -207,8 +195,7 @@ class Zygote:
             try:
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
-                # To its whole group: what it has just forked may be stopped before it asked for a parent death signal.
-                # PermissionError: the process is another user's, and root lacks CAP_KILL.
+                # What it has just forked may be stopped, without a parent death signal. PermissionError: no CAP_KILL.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
                 await ended(self._pidfd)
@@ -234,7 +221,7 @@ class Zygote:
         except OSError as error:
             raise refused_by_machine(f"no scratch folder can be made in {self.folder.path}", error) from None
 
-    async def _answer(self, timeout_s: float) -> tuple[FromZygote, list[int]]:
+    async def _answer(self, timeout_s: float) -> tuple[control.FromZygote, list[int]]:
         loop = asyncio.get_running_loop()
         has_answered = asyncio.Event()
         control_fd = self._control.fileno()
@@ -247,10 +234,10 @@ class Zygote:
             raise ZygoteGone(f"the sandbox's fork server did not answer within {timeout_s:g} s") from None
         finally:
             loop.remove_reader(control_fd)
-        packet, fds = receive(self._control, MAX_PACKET_BYTES, 1)
+        packet, fds = receive(self._control, control.MAX_PACKET_BYTES, 1)
         if not packet:
             raise EOFError
-        return unpack_from_zygote(packet), list(fds)
+        return control.unpack_from_zygote(packet), list(fds)
 
 
 def start(
@@ -291,8 +278,7 @@ def _exec_bounded() -> Iterator[None]:
 
     `Popen` waits for the exec in vfork(2). A process that a SIGSTOP meets before it would hold this thread for ever.
     """
-    thread = threading.get_native_id()
-    earlier = _children(thread)
+    earlier = _children(thread := threading.get_native_id())
 
     def kill_new() -> None:
         for pid in _children(thread) - earlier:

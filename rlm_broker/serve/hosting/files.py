@@ -27,7 +27,7 @@ from rlm_broker.context.memfd import Memfd
 from rlm_broker.serve.hosting.owner import Owner, UnknownHandle
 
 ID_BYTES: Final = 16
-"""Random bytes of an id, which an attacker cannot guess."""
+"""Random bytes of an unguessable id."""
 
 
 @dataclass(eq=False)
@@ -36,10 +36,10 @@ class UploadedFile:
 
     Attributes:
         owner: Owner of the file.
-        name: Name that its owner gave it. It is shown, and never a path of this machine.
+        name: Name by its owner. It is shown, and never a path of this machine.
         size_bytes: Its bytes.
         purpose: Word of its owner's about its use.
-        expires_s: Seconds after which it is deleted, or None.
+        expires_s: Seconds until it is deleted, or None.
         id: Unguessable text, for example "file-5f...".
         created_at: Unix time in seconds.
     """
@@ -59,7 +59,7 @@ class UploadedFile:
 
     @property
     def expires_at(self) -> float | None:
-        """Unix time in seconds at which it is deleted, or None."""
+        """Unix time in seconds of its deletion, or None."""
         return None if self.expires_s is None else self.created_at + self.expires_s
 
     @property
@@ -68,7 +68,7 @@ class UploadedFile:
         return self._waiting > 0 or any(context.is_open for context in self._handed_out)
 
     def opened(self) -> int:
-        """Return a descriptor of the bytes, which the caller closes. Read it by offsets: all descriptors share one.
+        """Return a new descriptor of the bytes for the caller. Read it by offsets: all descriptors share one.
 
         Raises:
             UnknownHandle: The file was deleted.
@@ -78,7 +78,7 @@ class UploadedFile:
         return os.dup(self._fd)
 
     async def stored(self) -> StoredContext:
-        """Return the text of the file as a context, with descriptors of its own, which the caller closes.
+        """Return the text of the file as a context, with descriptors of its own for the caller to close.
 
         A PDF or office file is its text; an archive is a dict of the texts in it. All callers share one copy.
 
@@ -105,7 +105,7 @@ class UploadedFile:
         return context
 
     def forget_text(self) -> None:
-        """Drop the text, which can be stored again. Contexts handed out go on."""
+        """Drop the text. It can be stored again. Contexts handed out go on."""
         self._storing = None
 
     def close(self) -> None:
@@ -130,8 +130,8 @@ class Files:
 
     Args:
         file_bytes: Bytes of one file.
-        owner_bytes: Bytes of all files of one owner, with those that are being uploaded, and of their texts.
-        owner_files: Files of one owner, with those that are being uploaded.
+        owner_bytes: Bytes of all files of one owner, with uploads under way, and of their texts.
+        owner_files: Files of one owner, with uploads under way.
     """
 
     def __init__(self, file_bytes: int = 4 << 30, owner_bytes: int = 16 << 30, owner_files: int = 1_000) -> None:
@@ -142,7 +142,7 @@ class Files:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._numbers: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        """Name of an owner → number and bytes of its files, with those that are being uploaded, and of their texts."""
+        """Name of an owner → number and bytes of its files, with uploads under way, and of their texts."""
         self._texts: OrderedDict[UploadedFile, int] = OrderedDict()
         """Files whose text is kept → its bytes, the least recently used first."""
 
@@ -176,7 +176,7 @@ class Files:
                     self._bytes[owner.name] -= memfd.size_bytes
 
     def get(self, owner: Owner, id: str) -> UploadedFile:
-        """Return the file of that id.
+        """Find a file by its id.
 
         Raises:
             UnknownHandle: The owner has no such file, or it was deleted or has expired.
@@ -213,7 +213,7 @@ class Files:
         file.close()
 
     def _add_text(self, file: UploadedFile, text_bytes: int) -> None:
-        """Keep the text of a file, which was stored."""
+        """Keep the stored text of a file."""
         if self._files.get(file.id) is file:  # else it was deleted meanwhile, and its text goes with its callers
             self._make_room(file.owner, text_bytes)
             self._texts[file] = text_bytes
@@ -228,7 +228,7 @@ class Files:
         file.forget_text()
 
     def _make_room(self, owner: Owner, more: int) -> None:
-        """Drop texts of the owner that no run uses, until `more` bytes fit.
+        """Drop unused texts of the owner, until `more` bytes fit.
 
         Raises:
             ValueTooLarge: They do not fit without them either.
@@ -248,12 +248,12 @@ class Files:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files, with those that are being uploaded, and of their texts."""
+        """Bytes of all files, with uploads under way, and of their texts."""
         return self._bytes.total()
 
 
 class Upload:
-    """A file that comes in pieces. `Files.receiving` makes it.
+    """A file under way, in pieces. `Files.receiving` makes it.
 
     Attributes:
         kept: The file, when it is whole.
@@ -267,7 +267,7 @@ class Upload:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that have come so far."""
+        """Bytes received so far."""
         return self._memfd.size_bytes
 
     def fileno(self) -> int:
@@ -284,11 +284,11 @@ class Upload:
         self._memfd.write(piece)
 
     def keep(self, name: str, purpose: str = "user_data", expires_s: float | None = None) -> UploadedFile:
-        """Seal the file, which is whole, and return it with its id.
+        """Seal the whole file, and return it with its id.
 
         Args:
             name, purpose: As for `UploadedFile`.
-            expires_s: Seconds after which it is deleted; None keeps it until its owner deletes it, or the process ends.
+            expires_s: Seconds until it is deleted; None keeps it until its owner deletes it, or the process ends.
         """
         size_bytes = self.size_bytes
         self.kept = UploadedFile(self._files, self._memfd.seal(), self._owner, name, size_bytes, purpose, expires_s)

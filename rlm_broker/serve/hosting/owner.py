@@ -21,10 +21,10 @@ class Owner:
     """A party whose runs, REPLs and files are its own: other owners get no answer about them.
 
     Attributes:
-        name: Name of the owner, which is shown and logged. Unique within a process.
+        name: Name of the owner, for people and logs. Unique within a process.
         models: Names of models it may use; None allows all.
-        limits: Limits of each of its runs, which a request may tighten and not widen; None adds none.
-        usd_a_day: US dollars that its runs may cost in one day (UTC); None sets no bound.
+        limits: Limits of each of its runs. A request may tighten them; None adds none.
+        usd_a_day: US dollars for its runs in one day (UTC); None sets no bound.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Owner:
     usd_a_day: float | None = None
 
     def require_model(self, name: str) -> None:
-        """Refuse a model that the owner may not use.
+        """Refuse a model forbidden to the owner.
 
         Raises:
             NotAllowed: The model is not among `models`.
@@ -46,7 +46,7 @@ class Busy(RlmBrokerError):
     """All places are taken, or the service ends; the same request may succeed later.
 
     Attributes:
-        retry_after_s: Seconds after which another attempt is reasonable.
+        retry_after_s: Seconds until another attempt is reasonable.
     """
 
     kind = "busy"
@@ -83,12 +83,7 @@ class UnknownHandle(ConfigurationError):
 
 
 class Purse:
-    """Money that one owner spends, day by day.
-
-    Args:
-        owner: The owner.
-        clock: Source of Unix time in seconds.
-    """
+    """Money of one owner, day by day."""
 
     def __init__(self, owner: Owner, clock: Callable[[], float] = time.time) -> None:
         self._owner = owner
@@ -97,13 +92,13 @@ class Purse:
         self._spent_usd = 0.0
 
     def add(self, usd: float) -> None:
-        """Count money that was spent now."""
+        """Count money spent now."""
         self._today()
         self._spent_usd += usd
 
     @property
     def left_usd(self) -> float | None:
-        """US dollars that may still be spent today; None if there is no bound."""
+        """US dollars left today; None if there is no bound."""
         self._today()
         return None if self._owner.usd_a_day is None else max(0.0, self._owner.usd_a_day - self._spent_usd)
 
@@ -129,13 +124,12 @@ T = TypeVar("T")
 class EndedThings(Generic[T]):
     """Finished things kept by their ids. The too old ones go, then the oldest of the owner with the most.
 
-    An owner with few things loses none because another one has many. Each call looks at the things that go, and at no
-    other: the cost is the same however many are kept.
+    An owner with few things loses none because another one has many. The cost is the same however many are kept.
 
     Args:
-        most: Number of things that are kept.
+        most: Number of things kept.
         most_weight: Weight of all of them together, in any unit.
-        keep_s: Seconds for which each is kept.
+        keep_s: Seconds each is kept.
         clock: Source of Unix time in seconds.
     """
 
@@ -151,7 +145,7 @@ class EndedThings(Generic[T]):
         self._weights: Counter[str] = Counter()
 
     def add(self, id: str, thing: T, owner: str, weight: int) -> None:
-        """Keep a thing that has ended now."""
+        """Keep a thing at its end."""
         self._things[id] = thing, owner, weight, self._clock()
         self._ids[owner][id] = None
         self._weights[owner] += weight
@@ -164,12 +158,12 @@ class EndedThings(Generic[T]):
             self.pop(next(iter(self._ids[heaviest])))
 
     def get(self, id: str) -> T | None:
-        """Return the thing of that id; None if it is not kept."""
+        """Return a thing by its id; None if it is not kept."""
         self._forget_old()
         return self._things[id][0] if id in self._things else None
 
     def pop(self, id: str) -> None:
-        """Drop the thing of that id, if it is kept."""
+        """Drop a thing by its id, if it is kept."""
         if id in self._things:
             _, owner, weight, _ = self._things.pop(id)
             self._weights[owner] -= weight
@@ -186,16 +180,11 @@ class EndedThings(Generic[T]):
 
 
 RETRY_AFTER_S: Final = 1.0
-"""Seconds after which a refused request may find a place in the queue."""
+"""Seconds until a refused request may find a place in the queue."""
 
 
 class Places:
-    """Places for work of all owners. Lives on one event loop.
-
-    Args:
-        most: Places.
-        most_waiting: Turns that may wait for a place.
-    """
+    """Places for work of all owners. Lives on one event loop."""
 
     def __init__(self, most: int, most_waiting: int) -> None:
         self._places = FairSemaphore(most)

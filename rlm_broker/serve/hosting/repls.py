@@ -14,9 +14,9 @@ from rlm_broker.serve.hosting.owner import Busy, Owner, UnknownHandle
 from rlm_broker.watch.board import BOARD
 
 ID_BYTES: Final = 16
-"""Random bytes of an id, which an attacker cannot guess."""
+"""Random bytes of an unguessable id."""
 RETRY_AFTER_S: Final = 5.0
-"""Seconds after which a refused request may find a place."""
+"""Seconds until a refused request may find a place."""
 
 
 @dataclass(eq=False)
@@ -28,13 +28,13 @@ class HeldRepl:
         owner: Owner of the REPL.
         repl: The REPL.
         close: Closes it.
-        name: Name that the owner gave it; may be empty.
+        name: Name by the owner; may be empty.
         run: Id of the run whose REPL it was, or None.
-        idle_s: Seconds without use after which it is closed.
+        idle_s: Seconds without use until it is closed.
         created_at: Unix time in seconds.
         used_at: Unix time in seconds of its last use.
-        given: Paths of files that its owner has put into it. All others were made by code.
-        users: Number of blocks and requests that use it.
+        given: Paths of files put in by its owner. All others were made by code.
+        users: Number of its blocks and requests under way.
         closing: Ends when it is closed; None while it is held.
         timer: Closes it at the end of its idle time; None while it is used.
     """
@@ -58,10 +58,6 @@ class HeldRepls:
     """Live REPLs of all owners, at most so many each. The least recently used idle one makes room for a new one.
 
     Lives on one event loop. Use it as an async context manager: all REPLs have ended when it is left.
-
-    Args:
-        most: REPLs of all owners together.
-        most_per_owner: REPLs of one owner.
     """
 
     def __init__(self, most: int = 1_000, most_per_owner: int = 20) -> None:
@@ -88,7 +84,7 @@ class HeldRepls:
         """Make room for one more REPL of the owner, and keep that room while the block opens it.
 
         Raises:
-            Busy: All places are taken by REPLs that run a block.
+            Busy: All places are taken by busy REPLs.
         """
         while self._count(owner) >= self._most_per_owner or self._total() >= self._most:
             of_owner = self._count(owner) >= self._most_per_owner
@@ -125,7 +121,7 @@ class HeldRepls:
             repl: The open REPL.
             close: Closes it.
             prefix: Beginning of its id.
-            id: Its whole id, where the caller has made one that cannot be guessed.
+            id: Its whole id, if the caller has made an unguessable one.
             name, run, idle_s: As for `HeldRepl`.
         """
         held = HeldRepl(id or prefix + secrets.token_hex(ID_BYTES), owner, repl, close, name, run, idle_s)
@@ -135,7 +131,7 @@ class HeldRepls:
         return held
 
     def get(self, owner: Owner, id: str) -> HeldRepl:
-        """Return the REPL of that id.
+        """Find a REPL by its id.
 
         Raises:
             UnknownHandle: The owner has no such REPL, or it was closed.

@@ -3,17 +3,17 @@
 Theory of operation
 -------------------
 A request begins a run (`HostedRuns.begin`) and follows it (`HostedRun.joined`). The run exists at once, with its id and
-its events, and waits for its place in its own task (`place` of `RLM.start`). So a request that leaves the queue cancels
-a run, and not a queue of its own, and one that comes later finds a queued run like any other.
+its events, and waits for its place in its own task (`place` of `RLM.start`). So a request leaving the queue cancels
+a run, and not a queue of its own, and a later one finds a queued run like any other.
 
-- Fairness: places go round the owners (`FairSemaphore`), so that an owner with a thousand requests delays no other.
+- Fairness: places go round the owners (`FairSemaphore`), and an owner with a thousand requests delays no other.
   Where the queue is full, an owner without a run in it may still wait with one. A run waiting for its client gives
   its place away.
 - Life: a run ends when its last follower has left, unless it may outlive them (`HostedRun.outlive`).
-- Money: each call that ends is counted for its owner. When the day's money is spent, the owner's runs are stopped,
+- Money: each ended call is counted for its owner. When the day's money is spent, the owner's runs are stopped,
   with their best answers so far. The run that has spent the last of it may answer by that call, and begins no other.
   Calls under way then are paid in addition.
-- Memory: ended runs are kept for a time, so that their events and answers can be asked for again. The oldest go when
+- Memory: ended runs are kept for a time, for later questions about their events and answers. The oldest go when
   there are too many, or when their events have too many characters.
 """
 
@@ -46,11 +46,11 @@ from rlm_broker.serve.hosting.owner import Busy, EndedThings, Owner, Purse, Unkn
 from rlm_broker.watch.board import BOARD
 
 KEPT_CHARS: Final = 1 << 28
-"""Characters of the events of ended runs that are kept together."""
+"""Characters of the events kept together of ended runs."""
 STOP_GRACE_S: Final = 10.0
-"""Seconds that a stopped run has to end with an answer, before a drain cancels it."""
+"""Seconds for a stopped run to end with an answer, before a drain cancels it."""
 RETRY_AFTER_S: Final = 5.0
-"""Seconds after which a refused request may find a place in the queue."""
+"""Seconds until a refused request may find a place in the queue."""
 TASK_CHARS: Final = 500
 """Characters of a task shown in lists of runs."""
 
@@ -61,7 +61,7 @@ RunState = Literal["queued", "running", "ended"]
 
 
 class StartOptions(TypedDict, total=False):
-    """Arguments of `RLM.start` that a request may give."""
+    """Arguments of `RLM.start` in a request."""
 
     model: str | None
     instructions: Instructions | None
@@ -76,14 +76,14 @@ class HostedRun:
 
     Attributes:
         owner: Owner of the run.
-        task: Beginning of its task, if that is in the context; None if it has a question, or is not known.
-        repeat: Idempotency key and digest of the request that began it, or None.
+        task: Beginning of its task in the context; None if it has a question, or is not known.
+        repeat: Idempotency key and digest of its request, or None.
         run: Handle on the run.
         keeping: Ends when the run has ended and is kept.
         created_at: Unix time in seconds.
-        began_at: Unix time in seconds at which it got its place, or None.
+        began_at: Unix time in seconds of its start, or None.
         ended_at: Unix time in seconds of its end, or None.
-        is_paid: Whether a model was called, so that the same request sent again would be paid again.
+        is_paid: Whether a model was called: the same request sent again would be paid again.
         last_event: Number of its last event so far.
         about: What the beginner of the run keeps with it, or None.
         progress: What its tree does at this moment.
@@ -128,7 +128,7 @@ class HostedRun:
 
     @property
     def usage(self) -> Usage:
-        """Usage of the run and all below it, of the calls that have ended."""
+        """Usage of the run and all below it, by ended calls."""
         return self.progress.usage
 
     @property
@@ -191,14 +191,14 @@ class HostedRun:
 class HostedRuns:
     """Runs of all owners in one process. Lives on the event loop of its `RLM`.
 
-    A request costs the same however many runs are kept: no call looks at more than the runs that go on.
+    A request costs the same however many runs are kept: no call looks at ended runs.
 
     Args:
-        rlm: The open `RLM` that answers.
+        rlm: The open `RLM`.
         max_runs: Runs at the same time.
-        max_queue: Runs that may wait for a place.
-        keep_s: Seconds for which an ended run is kept.
-        most_kept: Ended runs that are kept, of all owners together.
+        max_queue: Runs in the queue for a place.
+        keep_s: Seconds an ended run is kept.
+        most_kept: Ended runs kept, of all owners together.
         on_event: Called with each event of each run.
     """
 
@@ -228,24 +228,24 @@ class HostedRuns:
 
     @property
     def queued(self) -> int:
-        """Runs that wait for a place."""
+        """Runs waiting for a place."""
         return len(self._queued)
 
     @property
     def running(self) -> int:
-        """Runs that have a place, or wait for their client."""
+        """Runs with a place, or waiting for their client."""
         return len(self._running)
 
     def all(self) -> list[HostedRun]:
-        """Return all runs of all owners, the ended ones that are kept first."""
+        """Return all runs of all owners, the kept ended ones first."""
         return [*self._ended, *self._live.values()]
 
     def of(self, owner: Owner) -> list[HostedRun]:
-        """Return all runs of an owner, the ended ones that are kept first."""
+        """Return all runs of an owner, the kept ended ones first."""
         return [hosted for hosted in self.all() if hosted.owner == owner]
 
     def get(self, owner: Owner, id: str) -> HostedRun:
-        """Return the run of that id.
+        """Find a run by its id.
 
         Raises:
             UnknownHandle: The owner has no such run, or it ended too long ago.
@@ -267,15 +267,15 @@ class HostedRuns:
         on_end: Callable[[], None] | None = None,
         **given: Unpack[StartOptions],
     ) -> HostedRun:
-        """Begin a run, or return the one that the same request has begun before.
+        """Begin a run, or return that of an earlier equal request.
 
         Args:
             owner: Owner of the run.
             context, question: As for `RLM.start`.
             limits: Limits of the request. The owner's limits hold as well: the smaller one of each.
             task: Beginning of the task, to be shown where there is no question.
-            repeat: Idempotency key of the request and its digest, which must be the same for the same key; or None.
-            on_end: Called when the run has ended. The run that has begun before does not call it.
+            repeat: Idempotency key of the request and its digest, one for each key; or None.
+            on_end: Called at the end of a run begun now.
             given: Further arguments of `RLM.start`.
 
         Raises:
@@ -316,7 +316,7 @@ class HostedRuns:
         """Give the place of a run to another one while the run waits for its client, within the block.
 
         The run waits for a place again after that. A cancelled call, for example with its block, does not wait:
-        the run goes on, and takes the next place that is free. Beyond `max_runs` runs of one owner waiting so, their
+        the run goes on, and takes the next free place. Beyond `max_runs` runs of one owner waiting so, their
         places stay theirs: each of them has a REPL.
         """
         waiting = sum(other.is_away for other in self._running if other.owner == hosted.owner)
@@ -334,10 +334,9 @@ class HostedRuns:
             await asyncio.wait({hosted.returning})
 
     async def drain(self, drain_s: float) -> None:
-        """Begin no run any more, let all runs end, and stop those that go on. A second call may shorten the time.
+        """Begin no run any more, let all end for `drain_s` seconds, and stop the rest with their best answers so far.
 
-        Args:
-            drain_s: Seconds after which runs are stopped, with their best answers so far.
+        A second call may shorten the time.
         """
         self._is_draining = True
         for hosted in list(self._queued):
@@ -369,7 +368,7 @@ class HostedRuns:
                 self._places.release()
 
     async def _returned(self, hosted: HostedRun) -> None:
-        """Take a place again for a run that was away. The end of the run cancels it."""
+        """Take a place again for a returning run. The end of the run cancels it."""
         try:
             await self._places.acquire(hosted.owner.name)
             hosted.has_place = True
@@ -386,7 +385,7 @@ class HostedRuns:
             on_end()
 
     def _known(self, owner: Owner, repeat: Repeat) -> HostedRun | None:
-        """Return the run that a request with this key has begun, if it goes on or is kept."""
+        """Return the run of an earlier request with this key, if it goes on or is kept."""
         known = self._keys.get((owner.name, repeat[0]))
         is_kept = known is not None and (known.id in self._live or self._ended.get(known.id) is known)
         return known if is_kept else None
@@ -428,13 +427,13 @@ class HostedRuns:
 def tightened(
     base: RunLimits, owners: RunLimits | None, asked: RunLimits | None, left_usd: float | None
 ) -> RunLimits | None:
-    """Return the limits that hold for one run, where they differ from the server's.
+    """Return the limits of one run, where they differ from the server's.
 
     Args:
         base: Limits of the server. The owner's limits replace them.
         owners: Limits of the owner, or None.
-        asked: Limits of the request, which may be smaller and not larger, or None.
-        left_usd: US dollars that the owner may still spend today, or None.
+        asked: Limits of the request, at most as large; or None.
+        left_usd: US dollars left to the owner today, or None.
 
     Raises:
         ConfigurationError: The request asks for more than the owner may have.

@@ -251,12 +251,7 @@ _OTHERS: Final = (
 
 
 def forms(block_timeout_s: float, *, with_paths: bool) -> tuple[ToolForm, ...]:
-    """Return all tools.
-
-    Args:
-        block_timeout_s: Compute time of a block in seconds.
-        with_paths: Whether `ask_large_context` may name files.
-    """
+    """Return all tools."""
     execute = ToolForm(
         "execute_python",
         "Run Python in a sandbox",

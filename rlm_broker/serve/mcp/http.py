@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A client of protocol 2025-11-25 or earlier has a session, which lives on between its requests. The SDK alone knows which
+A client of protocol 2025-11-25 or earlier has a session for all its requests. The SDK alone knows which
 request begins one and when one ends, and bounds the sessions of one manager. So each owner has a manager of its own:
 what the SDK counts is what the owner has, and no owner can take the sessions of another.
 """
@@ -34,7 +34,7 @@ MOST_BODY_BYTES: Final = 8 << 20
 MOST_VALUES: Final = 1 << 12
 """JSON values of one message. A call of a tool has a dozen."""
 MOST_SESSIONS: Final = 100
-"""Sessions of one owner at the same time; a further one is answered with 503. The SDK ends each that was idle for 30
+"""Sessions of one owner at the same time; a further one is answered with 503. The SDK ends each after 30 idle
 minutes. Clients of protocol 2026-07-28 have none."""
 SAID_S: Final = 60.0
 """Seconds after a warning of a refused session without another one: a key could fill the log."""
@@ -57,7 +57,7 @@ async def mcp_app(rlm: RLM, runs: HostedRuns, repls: HeldRepls) -> AsyncIterator
     logging.getLogger(streamable_http_manager.__name__).addFilter(_seldom)
 
     async def hold(opened: "asyncio.Future[StreamableHTTPSessionManager]") -> None:
-        """Hold a manager open. Its cancel scope must end in the task in which it began, which no request is."""
+        """Hold a manager open. Its cancel scope must end in its own task, and no request is one."""
         bounds: dict[str, int] = {"max_request_body_size": MOST_BODY_BYTES, "max_sessions": MOST_SESSIONS}
         manager = StreamableHTTPSessionManager(server, **bounds)  # type: ignore[arg-type]
         async with manager.run():
@@ -79,7 +79,7 @@ async def mcp_app(rlm: RLM, runs: HostedRuns, repls: HeldRepls) -> AsyncIterator
 
 
 def _key_of(context: ServerRequestContext[Any, Any]) -> ServerKey:
-    """Return the key of the HTTP request that brought a call."""
+    """Return the key of the HTTP request with a call."""
     assert context.request is not None
     key: ServerKey = context.request.scope[KEY]
     return key
@@ -103,8 +103,8 @@ _seldom = _Seldom()
 
 @contextlib.asynccontextmanager
 async def mcp_routes(parts: Parts) -> AsyncIterator[list[Route]]:
-    """Serve the tools within the block, each for keys with the right that it needs, and yield the routes."""
+    """Serve the tools within the block, each for keys with its right, and yield the routes."""
     settings = parts.settings
     async with mcp_app(parts.rlm, parts.runs, parts.repls) as app:
         bounded = WholeBodies(app, min(settings.body_bytes, MOST_BODY_BYTES), settings.stall_s, MOST_VALUES)
-        yield [Route("/mcp", bounded)]  # a `Mount` would redirect `/mcp` to `/mcp/`, which clients do not follow
+        yield [Route("/mcp", bounded)]  # a `Mount` would redirect `/mcp` to `/mcp/`, and clients do not follow

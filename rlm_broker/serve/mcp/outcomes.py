@@ -21,9 +21,9 @@ ROOM_CHARS: Final = 600
 MOST_ANSWER_CHARS: Final = 200_000
 """Characters of an answer in a structured result."""
 PICTURES: Final = ("image/png", "image/jpeg")
-"""Forms of displays that are sent as pictures."""
+"""Forms of displays sent as pictures."""
 TEXTS: Final = ("text/markdown", "text/plain", "text/latex")
-"""Forms of displays that are sent as text, the best one first."""
+"""Forms of displays sent as text, the best one first."""
 
 
 def tool_outcome(
@@ -76,7 +76,7 @@ def block_outcome(block: Block, repl: str | None) -> types.CallToolResult:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return a text of at most about `limit` characters. Lone surrogates, which JSON in UTF-8 lacks, are escaped."""
+    """Return a text of at most about `limit` characters. Lone surrogates, unknown to UTF-8, are escaped."""
     return shorten(text, limit).encode("utf-8", "backslashreplace").decode()
 
 
@@ -93,7 +93,7 @@ def _block_text(block: Block, repl: str | None) -> str:
 
 
 def _display_texts(displays: Sequence[Display]) -> Iterator[str]:
-    """Yield the text of each display that is no picture."""
+    """Yield the text of each display without a picture."""
     for display in displays:
         if not any(mime in display.data for mime in PICTURES):
             text = next((display.data[mime] for mime in TEXTS if mime in display.data), None)
@@ -113,7 +113,7 @@ def _pictures(displays: Iterable[Display]) -> Iterator[types.ImageContent]:
 
 
 def answer_outcome(run: str, completion: Completion) -> types.CallToolResult:
-    """Return the outcome of a run that has ended with an answer, or with none."""
+    """Return the outcome of an ended run, with or without an answer."""
     answer = completion.response if completion.parsed is None else json.dumps(completion.parsed, ensure_ascii=False)
     reached = f"{completion.limit} was reached before there was an answer"
     why = "the model gave no answer" if completion.limit is None else reached
@@ -137,7 +137,7 @@ def answer_outcome(run: str, completion: Completion) -> types.CallToolResult:
 
 
 def failure_outcome(run: str, failed: RunFailed) -> types.CallToolResult:
-    """Return the outcome of a run that has failed."""
+    """Return the outcome of a failed run."""
     sentence = cut(str(failed), ROOM_CHARS)
     partial = failed.partial_answer
     result = forms.Answer(
@@ -154,7 +154,7 @@ def failure_outcome(run: str, failed: RunFailed) -> types.CallToolResult:
 
 
 def waiting_outcome(hosted: HostedRun) -> types.CallToolResult:
-    """Return what is known of a run that goes on."""
+    """Return the facts so far about a run."""
     run, doing, seconds = hosted.id, hosted.doing, round(time.time() - hosted.created_at, 3)
     result = forms.Answer(run=run, state=hosted.state, doing=doing, turns=hosted.progress.turn, seconds=seconds)
     text = f'The run goes on ({doing}, {seconds:.0f} s so far). Call get_run(run="{run}") for its answer.'

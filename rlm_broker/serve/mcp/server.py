@@ -11,13 +11,12 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from rlm_broker.errors import RlmBrokerError
+from rlm_broker import RlmBrokerError, __version__
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import ServerKey
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.mcp import forms
 from rlm_broker.values.validation import first_complaint, no_such
-from rlm_broker.version import __version__
 from rlm_broker.watch.conventions import continue_trace
 
 if TYPE_CHECKING:
@@ -28,12 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class ToolCall:
-    """One call of a tool.
-
-    Args:
-        context: The request, as the SDK has it.
-        owner: Owner of what the call makes.
-    """
+    """One call of a tool."""
 
     def __init__(self, context: ServerRequestContext[Any, Any], owner: Owner) -> None:
         self.owner = owner
@@ -60,7 +54,7 @@ def server_of(
         work: Returns the work of the tools, once the sandbox is open.
         key_of: Returns the key of a request: the owner of what it makes, and what it may do.
         with_paths: Whether questions may name files.
-        block_timeout_s: Compute time of a block in seconds, which the tool says.
+        block_timeout_s: Compute time of a block in seconds, for the tool's description.
         on_listed: Called when a client has asked for the tools.
     """
     known = {form.name: form for form in forms.forms(block_timeout_s, with_paths=with_paths)}

@@ -1,6 +1,6 @@
 """A server on stdin and stdout, for one client. It has one owner, and ends with its client.
 
-The client waits for the list of tools first, and the sandbox is needed later. So all that the sandbox imports is
+The client waits for the list of tools first, and the sandbox is needed later. So all imports of the sandbox are
 imported in a thread once the client has listed the tools, or calls one.
 """
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     Around = Callable[[], contextlib.AbstractAsyncContextManager[Emit | None]]
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end the server. A second one ends it without waiting for its processes, which then end by themselves."""
+"""Signals that end the server. A second one ends it without waiting for its processes, left to end by themselves."""
 SIGNALLED: Final = 128
-"""Exit code of a process that a signal has ended, less the number of the signal."""
+"""Exit code of a process ended by a signal, less the number of the signal."""
 ANSWERED_S: Final = 2.0
-"""Seconds after the end of stdin in which requests that came before it are answered, also if the sandbox must start."""
+"""Seconds after the end of stdin in which earlier requests are answered, also if the sandbox must start."""
 LISTED_S: Final = 0.05
 """Seconds after the list of tools at which the sandbox is opened: the client has the list by then."""
 PROGRESS_S: Final = 2.0
@@ -56,7 +56,7 @@ class _Opening:
     Args:
         rlm: Makes the `RLM`, in a thread.
         root: Folder whose files a question may name.
-        around: Makes a context manager around all work, whose value is called with the events of all runs.
+        around: Makes a context manager around all work, with the receiver of all events as its value.
     """
 
     def __init__(self, rlm: "Callable[[], RLM]", root: str, around: "Around") -> None:
@@ -112,8 +112,8 @@ def serve_stdio(rlm: "Callable[[], RLM]", *, root: str, block_timeout_s: float, 
     Args:
         rlm: Makes the `RLM`. It is called in a thread.
         root: Folder whose files a question may name.
-        block_timeout_s: Compute time of a block in seconds, which the tool says.
-        around: Makes a context manager around all work, whose value is called with the events of all runs, or None.
+        block_timeout_s: Compute time of a block in seconds, for the tool's description.
+        around: Makes a context manager around all work, with the receiver of all events as its value, or None.
     """
     asyncio.run(_served(_Opening(rlm, root, around), block_timeout_s))
 
@@ -133,7 +133,7 @@ async def _served(opening: _Opening, block_timeout_s: float) -> None:
         async with _lines() as (read, write):
             try:
                 await server.run(read, write, server.create_initialization_options())
-            except asyncio.CancelledError:  # by the SDK, whose writer has failed
+            except asyncio.CancelledError:  # by the SDK: its writer has failed
                 _set(ended, 0)
                 raise
 
@@ -156,7 +156,7 @@ async def _served(opening: _Opening, block_timeout_s: float) -> None:
 async def _lines() -> AsyncIterator[tuple[Read, Write]]:
     """Yield the SDK's streams of stdin and stdout with two mends.
 
-    A line that is no message is answered with an error. The end of stdin is passed on once the requests before it are
+    A line without a message is answered with an error. The end of stdin is passed on once the requests before it are
     answered, or after `ANSWERED_S`: the SDK would drop their answers.
     """
     under_way, is_idle = set[types.RequestId](), asyncio.Event()

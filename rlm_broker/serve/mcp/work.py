@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-The SDK cancels a call by an anyio scope, which cancels its task again at each `await`. So the work of a call is a task
+The SDK cancels a call by an anyio scope, again at each `await`. So the work of a call is a task
 of its own (`_begun`): it is cancelled once, and may then end its block in order. The handler of the call waits
 for it, and reports its progress. The next block of the same REPL waits for a block being interrupted.
 
-A run that was asked for outlives the call only once its handle was sent. A cancelled `ask_large_context` ends the run,
+A run outlives its call only once its handle was sent. A cancelled `ask_large_context` ends the run,
 because no client knows of it; a cancelled `get_run` ends the wait alone. So does a cancelled `execute_python` end the
 REPL it has begun.
 """
@@ -34,18 +34,18 @@ T = TypeVar("T")
 PROGRESS_S: Final = 2.0
 """Seconds between two notifications of progress."""
 LEFT_ALONE_S: Final = 3_600.0
-"""Seconds after which a run ends that no client asks for."""
+"""Seconds until a run without a client ends."""
 STOPPED_S: Final = 10.0
-"""Seconds that `stop_run` waits for the best answer of a run."""
+"""Seconds of `stop_run` for the best answer of a run."""
 READ_BYTES: Final = 1 << 20
-"""Bytes of a file that `repl_files` reads at most."""
+"""Bytes of a file for `repl_files` at most."""
 
 
 class Work:
     """The tools of one server, on the runs and the REPLs of a process.
 
     Args:
-        rlm: The open `RLM`, in whose sandbox the REPLs live.
+        rlm: The open `RLM` with the sandbox of the REPLs.
         runs: Runs of all owners.
         repls: REPLs of all owners.
         root: Folder whose files a question may name; None where the tools name none.
@@ -60,7 +60,7 @@ class Work:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def done(self, call: ToolCall, arguments: forms.Arguments) -> CallToolResult:
-        """Do what a tool is asked for. The type of its arguments says which tool that is.
+        """Do what a tool is asked for. The type of its arguments says which tool it is.
 
         Raises:
             RlmBrokerError: It cannot be done. The message is a sentence for the client.
@@ -123,7 +123,7 @@ class Work:
             return self._repls.hold(owner, repl, repl.aclose)
 
     def _end_unheard(self, opening: "asyncio.Task[HeldRepl]") -> None:
-        """End a REPL whose id its client has never heard."""
+        """End a REPL of an id unknown to its client."""
         if not opening.cancelled() and opening.exception() is None:
             held = opening.result()
             with contextlib.suppress(UnknownHandle):
@@ -202,7 +202,7 @@ async def _awaited(call: ToolCall, task: "asyncio.Task[T]", doing: Callable[[], 
 
 
 def _retrieve(task: "asyncio.Task[Any]") -> None:
-    """Read the exception, so that asyncio does not report it: its caller has left."""
+    """Read the exception, or asyncio would report it: its caller has left."""
     if not task.cancelled():
         task.exception()
 

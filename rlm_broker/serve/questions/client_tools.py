@@ -1,6 +1,6 @@
-"""Tools and JSON Schemas that a client brings, and the bounds of a request and of a key on them.
+"""Tools and JSON Schemas of a client, and the bounds of a request and of a key on them.
 
-A tool is a function in the REPL whose call waits for a result that the client's next request brings. Or the answer
+A tool is a function in the REPL. Its call waits for a result in the client's next request. Or the answer
 itself has to be a call of it (`call_type`): then no run waits for the result.
 """
 
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from rlm_broker import CheckedSchema, ConfigurationError
-from rlm_broker.concurrency.threads import aside, waiting
+from rlm_broker.concurrency.threads import aside
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Busy, Owner
 from sandbox_worker.wire.names import RESERVED
 
 ID_BYTES: Final = 16
-"""Random bytes of a call's id, which an attacker cannot guess."""
+"""Random bytes of the unguessable id of a call."""
 GATHER_S: Final = 0.05
-"""Seconds without a further call after which the calls so far are sent to the client, together."""
+"""Seconds without a further call until the calls so far are sent to the client, together."""
 MOST_OPEN: Final = 128
 """Calls of one run waiting for results; a further one fails."""
 MOST_TOOLS: Final = 128
@@ -39,7 +39,7 @@ MOST_NODES_OF_ALL: Final = 5_000
 MOST_WAITING: Final = 64
 """Checks of schemas of one key waiting for their turn."""
 RETRY_AFTER_S: Final = 1.0
-"""Seconds after which another attempt is reasonable."""
+"""Seconds until another attempt is reasonable."""
 CONVERSATION: Final = "conversation"
 """Name of the variable holding the earlier messages."""
 Take = Callable[[int, int], None]
@@ -50,13 +50,13 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class FunctionTool:
-    """A function that a client has described.
+    """A function described by a client.
 
     Attributes:
-        name: Name that the client gave it.
+        name: Name by the client.
         description: Description for the model.
         schema: JSON Schema of its arguments, an object.
-        namespace: Namespace that the client has it in, or None. Code has the namespace before the name.
+        namespace: Namespace by the client, or None. Code has the namespace before the name.
     """
 
     name: str
@@ -91,7 +91,7 @@ class FunctionTool:
 
     @property
     def python_name(self) -> str:
-        """Name that code has for it: the client's, as far as Python allows it."""
+        """Name in code: the client's, as far as Python allows it."""
         made = (self.name if self.namespace is None else f"{self.namespace}__{self.name}").replace("-", "_")
         made = f"tool_{made}" if made[0].isdecimal() or made.startswith("__") else made
         is_taken = keyword.iskeyword(made) or made in (*RESERVED, CONVERSATION) or hasattr(builtins, made)
@@ -133,7 +133,7 @@ def tools_of(described: Iterable[tuple[Mapping[str, Any], str | None, str]]) -> 
 
 
 def call_type(tools: Sequence[FunctionTool]) -> CheckedSchema:
-    """Return the type of an answer that is a call of one of some functions: the arguments of a lone one.
+    """Return the type of an answer by a call of one of some functions: the arguments of a lone one.
 
     Raises:
         ApiError: 400: the schemas are too large together.
@@ -152,14 +152,14 @@ def call_type(tools: Sequence[FunctionTool]) -> CheckedSchema:
 
 
 def forced_call(tools: Sequence[FunctionTool], answer: Any) -> "ClientCall":
-    """Return the call that an answer of `call_type` is."""
+    """Return an answer of `call_type` as a call."""
     if len(tools) == 1:
         return tools[0].call(answer)
     return next(tool for tool in tools if tool.name == answer["name"]).call(answer["arguments"])
 
 
 def _moved(schema: Any, to: str) -> Any:
-    """Return a schema whose references hold where it is a part of another one."""
+    """Return a schema with references that hold within another one."""
     if isinstance(schema, list):
         return [_moved(each, to) for each in schema]
     if not isinstance(schema, Mapping):
@@ -192,11 +192,6 @@ class ClientCall:
 class ClientTools:
     """Tools of the client of one run, and the calls waiting for results.
 
-    Args:
-        tools: The tools.
-        wait_s: Seconds for which the run goes on after a response with calls.
-        one_at_a_time: Whether the client gets one call in each response.
-
     Attributes:
         wait_s: As given.
         away: Makes a context manager in which a call waits for its result; see `HostedRuns.away`.
@@ -218,11 +213,11 @@ class ClientTools:
         return bool(self._tools)
 
     def functions(self) -> dict[str, Any]:
-        """Return the functions for `Tools`, by the names that code has for them."""
+        """Return the functions for `Tools`, by their names in code."""
         return {name: self._function(tool) for name, tool in self._tools.items()}
 
     async def wanted(self) -> list[ClientCall]:
-        """Wait until code waits for results, and return the calls, also those that were returned before."""
+        """Wait until code waits for results, and return all open calls."""
         while True:
             while not self._open:
                 self._called.clear()
@@ -235,13 +230,10 @@ class ClientTools:
                 return calls
 
     def answer(self, results: Mapping[str, str]) -> None:
-        """Hand the results of calls to the code waiting for them. A result that came before is kept.
-
-        Args:
-            results: Id of a call → its result.
+        """Hand the results of calls to the code waiting for them. An earlier result is kept.
 
         Raises:
-            ApiError: 400: a call that the client was informed of has no result.
+            ApiError: 400: a call known to the client has no result.
         """
         is_repeated = self._answered.issuperset(results)
         missing = next((id for id in self._open if id in self._offered and id not in results), None)
@@ -294,19 +286,20 @@ async def checked_in_turn(owner: Owner, check: Callable[[], T]) -> T:
         Busy: Many requests of the owner wait for it already.
         ApiError: As for `safe_schema`.
     """
-    if waiting(owner.name) >= MOST_WAITING:
-        said = f"{MOST_WAITING} requests of this key wait for a check of their schemas: try again later"
-        raise Busy(said, RETRY_AFTER_S)
 
     def work() -> T:
         CheckedSchema.belong_to(owner.name)  # in the thread's copy of the caller's variables
         return check()
 
-    return await aside(work, owner.name)
+    try:
+        return await aside(work, owner.name, MOST_WAITING)
+    except asyncio.QueueFull:
+        said = f"{MOST_WAITING} requests of this key wait for a check of their schemas: try again later"
+        raise Busy(said, RETRY_AFTER_S) from None
 
 
 def safe_schema(schema: Any, param: str, take: Take | None = None) -> CheckedSchema:
-    """Return a schema of a client that can be checked in bounded time. Call it by `checked_in_turn`.
+    """Return a schema of a client, checked in bounded time. Call it by `checked_in_turn`.
 
     Args:
         schema: Schema of the client.
@@ -314,7 +307,7 @@ def safe_schema(schema: Any, param: str, take: Take | None = None) -> CheckedSch
         take: Called with its characters and parts, before its check.
 
     Raises:
-        ApiError: 400: it is no valid schema, too large, or has keywords that are not supported.
+        ApiError: 400: it is no valid schema, too large, or has unsupported keywords.
     """
     try:
         return CheckedSchema(schema, param, take)

@@ -29,10 +29,10 @@ Item = dict[str, Any]
 Lookup = Callable[[str, str], Material]
 """Returns the uploaded file of an id; the second argument is its place in the request, for errors."""
 EARLIER: Final = "previous_response_id"
-"""Place of items that an earlier request has brought."""
+"""Place of items of an earlier request."""
 ROLES: Final = ("system", "developer", "user", "assistant")
 TEXTS: Final = ("text", "input_text", "output_text", "refusal")
-"""Types of parts that are texts."""
+"""Types of parts with text."""
 _FILES: Final = ("file", "input_file")
 _SHOWN_AS: Final = {
     "image_url": "image",
@@ -41,7 +41,7 @@ _SHOWN_AS: Final = {
     "input_audio": "audio",
     "video_url": "video",
 }
-"""Type of a part that is not taken → its name in the history."""
+"""Type of a refused part → its name in the history."""
 _DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(;[\w=.+-]+)*;base64,", re.ASCII)
 _ENDINGS: Final = {"application/pdf": ".pdf", "text/csv": ".csv", "application/json": ".json", "text/html": ".html"}
 
@@ -53,7 +53,7 @@ class Dialogue:
     Attributes:
         system: Texts of system and developer messages.
         history: All other messages but the last one of the user, as plain values.
-        before: Files and long texts of messages before the request, which a REPL that lives on has already.
+        before: Files and long texts of messages before the request. A REPL of the conversation has them already.
         files: Files and long texts of messages of the request, but the last one of the user.
         last: Texts and files of the last message of the user, in order; empty if there is none.
         results: Id of a call → result of the function, of the results at the end.
@@ -186,10 +186,10 @@ def _file(part: Mapping[str, Any], at: str, file_of: Lookup) -> Material:
 
 
 def inline_file(data: Any, filename: Any, param: str) -> InlineFile:
-    """Return a file that a request has within, as a data URL or as base64.
+    """Return a file within a request, as a data URL or as base64.
 
     Raises:
-        ApiError: 400: it is an address, which is not fetched, or no base64.
+        ApiError: 400: it is an address, never fetched, or no base64.
     """
     if not isinstance(data, str) or not isinstance(filename, str | None):
         raise ApiError(400, f"{param} must be base64 or a data URL, beside a filename", param=param)
@@ -216,7 +216,7 @@ def divided(
         has_context: Whether the model was named with a context of the server's.
 
     Returns:
-        Texts and files that the question is about, and the question; None: the task is in the context.
+        Texts and files as context, and the question; None: the task is in the context.
 
     Raises:
         ApiError: 400: there is no question, it is too long, or there are two contexts.
@@ -242,7 +242,7 @@ def divided(
 
 
 def _each_once(materials: Sequence[Material]) -> Iterator[Material]:
-    """Yield materials without files that the conversation has twice: clients send earlier messages again."""
+    """Yield materials, each file once: clients send earlier messages again."""
     known: set[Material] = set()
     for each in materials:
         if isinstance(each, Text) or each not in known:
@@ -251,15 +251,15 @@ def _each_once(materials: Sequence[Material]) -> Iterator[Material]:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question with all that it is about.
+class RunQuestion:
+    """A question with its context.
 
     Attributes:
         text: The question; None: the task is in the context.
-        materials: Texts and files that it is about.
+        materials: Texts and files as its context.
         value: Context of plain values, in place of materials; None is none.
         history: Earlier turns, as dicts of `role` and `content`, the oldest first.
-        system: Instructions of the caller, which stand beside our prompt; empty if there are none.
+        system: Instructions of the caller, beside our prompt; empty if there are none.
     """
 
     text: str | None
@@ -271,13 +271,13 @@ class Question:
     @classmethod
     def of(
         cls, said: Dialogue, options: RlmOptions, model: ServedModel, earlier: Sequence[Material], inline_chars: int
-    ) -> "Question":
+    ) -> "RunQuestion":
         """Return the question of a conversation. A model without a REPL gets the messages themselves as its context.
 
         Args:
             said: The conversation.
             options: The object `rlm` of the request.
-            model: Model that it names.
+            model: Its model.
             earlier: Files of earlier messages.
             inline_chars: Characters beyond which a text cannot be a question.
 
@@ -326,7 +326,7 @@ class Question:
         return {CONVERSATION: {"tool": [dict(message) for message in self.history], "description": told}}
 
     async def context(self, model: ServedModel) -> StoredContext:
-        """Return the context, which the caller closes.
+        """Return the context, for the caller to close.
 
         Raises:
             ContextRefused: A file has no text, or there is no memory for it.
@@ -349,7 +349,7 @@ _LATE_RESULTS = (
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
-    """Return a message of the history for a model that takes texts of a user, an assistant and a system alone."""
+    """Return a message of the history for a model with texts of a user, an assistant and a system alone."""
     content, role = message["content"], message["role"]
     said = [content] if isinstance(content, str) else list(content)
     said += [f"[calls {call['name']}({call['arguments']})]" for call in message.get("tool_calls", ())]

@@ -1,4 +1,4 @@
-"""A request of OpenAI's dialect, in either interface: which fields hold, which are ignored, which are refused.
+"""A request of OpenAI's dialect, in either interface: fields in force, ignored and refused.
 
 What a client may send is decided by the servers it was written for. So an unknown field is ignored, and the
 response names it in `rlm.ignored`. Refused is only what would change the meaning of the answer.
@@ -27,7 +27,7 @@ PLAIN: Final = "plain"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that a request named.
+    """A model named by a request.
 
     Attributes:
         name: Name under which the client asked for it, and is answered.
@@ -43,12 +43,7 @@ class ServedModel:
 
 
 class ServedModels:
-    """Models that clients may name.
-
-    Args:
-        rlm: The open `RLM` that answers.
-        contexts: Contexts of the server's by name.
-    """
+    """Models for clients."""
 
     def __init__(self, rlm: RLM, contexts: Mapping[str, StoredContext]) -> None:
         self._rlm = rlm
@@ -64,14 +59,14 @@ class ServedModels:
         return tuple(dict.fromkeys([self._root, *self._rlm.handler.routing.names]))
 
     def names(self, owner: Owner) -> list[str]:
-        """Return all names that an owner may ask for, the plain models last."""
+        """Return all names for an owner, the plain models last."""
         models = [name for name in self.known if owner.models is None or name in owner.models]
         about = [f"{name}{AT}{context}" for name in models for context in self._contexts]
         plain = [f"{name}{AT}{PLAIN}" for name in models if PLAIN not in self._contexts]
         return [*models, *about, *plain]
 
     def named(self, owner: Owner, name: str) -> ServedModel:
-        """Return the model of that name.
+        """Find a model by its name.
 
         Raises:
             ApiError: 404: there is no such model or context. 403: the owner may not use it.
@@ -105,14 +100,14 @@ REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "conversation": ((), "give previous_response_id in its place"),
     "prompt": ((), "the server has no prompt templates"),
 }
-"""Field → values that change nothing, and why all others are refused. None changes nothing."""
+"""Field → neutral values, and why all others are refused. None changes nothing."""
 SILENT: Final = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "client_metadata"}
     | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
 )
-"""Fields that say nothing about the answer: they are ignored, and not named."""
+"""Fields without a bearing on the answer: they are ignored, and not named."""
 MOST_ITEMS: Final = 5_000
-"""Messages or items of one request, and parts of all of them; also items of a whole conversation that is kept."""
+"""Messages or items of one request, and parts of all of them; also items of a whole kept conversation."""
 MOST_FILES: Final = 1_000
 """Files in the messages of one request."""
 
@@ -145,7 +140,7 @@ class RlmOptions(BaseModel):
     max_depth: Annotated[int, Field(ge=1)] | None = None
 
     def limits(self, **more: Any) -> RunLimits | None:
-        """Return the limits that the request sets, and `more`, where they are not None; or None if it sets none."""
+        """Return the limits of the request, and `more`, where they are not None; or None if it sets none."""
         said = self.model_dump(exclude={"question", "context"}) | more
         given = {name: value for name, value in said.items() if value is not None}
         return RunLimits(**given) if given else None
@@ -177,7 +172,7 @@ def _too_many(what: str) -> PydanticCustomError:
 
 
 COUNTED: Final = BeforeValidator(_counted)
-"""Marks a field whose messages are counted."""
+"""Marks a field with messages to count."""
 Tokens = Annotated[PositiveInt | None, BeforeValidator(lambda given: None if given == -1 else given)]
 """A number of tokens; chat windows say -1 for "no bound"."""
 
@@ -192,11 +187,11 @@ class StreamOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """Type of the answer of a run, and functions that its code may call.
+    """Type of the answer of a run, and functions for its code.
 
     Attributes:
         output_type: JSON Schema of the answer, or None for text.
-        tools: Functions of the client that code may call.
+        tools: Functions of the client for code.
         forced: Functions; the answer must call one of them; empty if it need not be one.
     """
 
@@ -206,7 +201,7 @@ class AnswerForm:
 
 
 class DialectRequest(BaseModel):
-    """The fields that the requests of both interfaces share."""
+    """The common fields of requests of both interfaces."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -219,7 +214,7 @@ class DialectRequest(BaseModel):
     rlm: RlmOptions | None = None
 
     def require_supported(self) -> None:
-        """Refuse fields that ask for what a run cannot do.
+        """Refuse fields asking for what a run cannot do.
 
         Raises:
             ApiError: 400, with the field as `param`.
@@ -232,7 +227,7 @@ class DialectRequest(BaseModel):
             raise ApiError(400, "stream_options needs stream = true", param="stream_options")
 
     def ignored(self) -> list[str]:
-        """Return the fields without effect, and the tools that a run does not have."""
+        """Return the fields without effect, and tools unknown to a run."""
         extra = (self.model_extra or {}).items()
         named = [name[:60] for name, value in extra if value and name not in SILENT and name not in REFUSED]
         tools = [str(tool.get("type"))[:60] for tool in self.tools or () if tool.get("type") not in TOOLS]
@@ -243,19 +238,24 @@ class DialectRequest(BaseModel):
         """The object `rlm`."""
         return self.rlm or RlmOptions()
 
+    @property
+    def is_single(self) -> bool:
+        """Whether the client gets one call of its tools in each response."""
+        return self.parallel_tool_calls is False
+
     def limits(self) -> RunLimits | None:
-        """Return the limits of the run that the request sets."""
+        """Return the limits of the run by the request."""
         raise NotImplementedError
 
     def wanted_format(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the form of the answer that the request asks for, and its place in it."""
+        """Return the wanted form of the answer, and its place in the request."""
         raise NotImplementedError
 
     async def form(self, owner: Owner) -> AnswerForm:
         """Return the form of the answer. The check of schemas takes long, so it is done in a thread.
 
         Raises:
-            ApiError: 400: the format or a tool cannot be used, or a tool is forced that a run does not have.
+            ApiError: 400: the format or a tool cannot be used, or a tool unknown to a run is forced.
             Busy: As for `checked_in_turn`.
         """
         if self.wanted_format()[0] is None and not self.tools:
@@ -308,7 +308,7 @@ class DialectRequest(BaseModel):
 
 
 TOOLS: Final = ("function", "namespace", CODE)
-"""Types of tools that a run has. Clients offer others to all servers: they are left out."""
+"""Types of tools of a run. Clients offer others to all servers: they are left out."""
 
 
 def _choice(choice: str | dict[str, Any] | None) -> tuple[str, set[str] | None]:
@@ -330,5 +330,5 @@ def _choice(choice: str | dict[str, Any] | None) -> tuple[str, set[str] | None]:
 
 
 def unsupported(name: str, why: str) -> ApiError:
-    """Return the error for a field that asks for what a run cannot do."""
+    """Return the error for a field asking for what a run cannot do."""
     return ApiError(400, f"{name} is not supported: {why}", code="unsupported_parameter", param=name)

@@ -1,9 +1,9 @@
-"""Runs that requests ask for: their beginning, how responses follow them, and how results of tools resume them.
+"""Runs of requests: their beginning, how responses follow them, and how results of tools resume them.
 
 Theory of operation
 -------------------
 `Asking.begin` makes a run of a request and its conversation. The response follows the run
-(`Asked.steps` or `Asked.outcome`) within `Asked.joined`, so that the run ends when the client leaves.
+(`Asked.steps` or `Asked.outcome`) within `Asked.joined`: the run ends when the client leaves.
 
 When code calls a tool of the client, the block waits, and with it the run: nothing of its state is stored or replayed.
 The response ends with the calls (`RunOutcome.calls`). The run outlives it for `tool_wait_s`, and is cancelled then. The
@@ -37,15 +37,15 @@ from rlm_broker import (
     Replied,
     RunLimits,
     RunStarted,
+    Tools,
     Usage,
 )
-from rlm_broker.events.story import printed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns, Repeat
 from rlm_broker.serve.materials import Material
 from rlm_broker.serve.questions.client_tools import ClientCall, ClientTools, forced_call
-from rlm_broker.serve.questions.conversation import Dialogue, Question
+from rlm_broker.serve.questions.conversation import Dialogue, RunQuestion
 from rlm_broker.serve.questions.request import AnswerForm, DialectRequest, ServedModel
 from rlm_broker.serve.settings import ServeSettings
 from rlm_broker.values.text import shorten
@@ -53,15 +53,15 @@ from rlm_broker.values.text import shorten
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The end of a response: an answer, the limit that ended the run, or calls of the client's functions.
+    """The end of a response: an answer, the limit of the run, or calls of the client's functions.
 
     Attributes:
         usage: Usage of the run and all below it so far.
         text: Answer, or the best one so far; if there is none, a sentence on what ended the run. Empty with calls.
-        calls: Calls whose results the client brings.
-        limit: Name of the limit that ended the run, or None.
+        calls: Calls waiting for results of the client.
+        limit: Name of the limit at its end, or None.
         is_stopped: Whether the run was stopped.
-        facts: Further facts about a run that has ended, for the object `rlm`.
+        facts: Further facts about an ended run, for the object `rlm`.
     """
 
     usage: Usage
@@ -81,8 +81,8 @@ def outcome_of(ended: Completion | LimitReached, form: AnswerForm) -> RunOutcome
     """Return the outcome of a run.
 
     Args:
-        ended: Its completion, or the limit that ended it.
-        form: Form of the answer that the request has asked for. An answer of a type is reported as JSON.
+        ended: Its completion, or the limit at its end.
+        form: Form of the answer, as requested. An answer of a type is reported as JSON.
     """
     is_stopped = not isinstance(ended, LimitReached) and ended.is_stopped
     facts = {
@@ -108,9 +108,9 @@ def outcome_of(ended: Completion | LimitReached, form: AnswerForm) -> RunOutcome
 
 
 SHOWN_CHARS: Final = 2_000
-"""Characters of a block's output that are shown; of longer output, the beginning and the end."""
+"""Characters shown of a block's output; of longer output, the beginning and the end."""
 PREVIEW_CHARS: Final = 200
-"""Characters of a child run's question that are shown."""
+"""Characters shown of a child run's question."""
 
 
 class Telling:
@@ -141,7 +141,8 @@ class Telling:
 
 def output_of(block: Block) -> str:
     """Return what a block has printed, and the reason of its end unless stderr has told it already."""
-    return "\n".join(piece.text.rstrip("\n") for piece in printed(block) if piece.text.strip())
+    error = block.error if block.error and block.error not in block.stderr else ""
+    return "\n".join(text.rstrip("\n") for text in (block.stdout, block.stderr, error) if text.strip())
 
 
 def _fenced(block: Block) -> str:
@@ -163,15 +164,15 @@ class Since:
     """The point of a run at which a response ended, and the next one goes on.
 
     Attributes:
-        event: Number of the last event that was reported.
-        usage: Usage that was reported.
+        event: Number of the last reported event.
+        usage: Reported usage.
     """
 
     event: int = 0
     usage: Usage = field(default_factory=Usage)
 
     def more(self, usage: Usage) -> tuple[int, int, int]:
-        """Return the tokens that were read, those of them that were cached, and those written since then."""
+        """Return the tokens read, those cached of them, and those written since then."""
         read, cached, written = (
             getattr(usage, name) - getattr(self.usage, name)
             for name in ("total_input_tokens", "cached_input_tokens", "total_output_tokens")
@@ -185,15 +186,15 @@ BEGINNING = Since()
 
 @dataclass(eq=False)
 class Asked:
-    """A run that requests have asked for. `Asking.begin` makes it.
+    """A run of requests. `Asking.begin` makes it.
 
     Attributes:
         hosted: The run.
         model: Name of the model, as the client gave it.
         tools: Tools of the client.
-        form: Form of the answer that the request has asked for.
+        form: Form of the answer, as requested.
         ignored: Fields and tools of the request without effect.
-        since: Point at which the last response with calls of tools has ended.
+        since: End of the last response with calls of tools.
         about: What the interface keeps with the run, or None.
     """
 
@@ -223,7 +224,7 @@ class Asked:
         """Wait for the end of the run, or until it waits for the client's tools.
 
         Raises:
-            RunFailed: The run has failed or was cancelled. A limit that ended it is an outcome.
+            RunFailed: The run has failed or was cancelled. A limit is an outcome.
         """
         ended: asyncio.Future[Any] = asyncio.ensure_future(self._ended())
         wanted: asyncio.Future[Any] = asyncio.ensure_future(self.tools.wanted())
@@ -234,7 +235,7 @@ class Asked:
             await _gone(ended, wanted)
 
     async def steps(self, since: Since = BEGINNING) -> AsyncIterator[Event | RunOutcome]:
-        """Yield the events of the run, and at last its outcome, or that it waits for the client's tools.
+        """Yield the events of the run, and at last its outcome, or open calls of the client's tools.
 
         Args:
             since: Point at which the response before has ended.
@@ -282,13 +283,7 @@ class Asked:
 
 
 class Asking:
-    """Begins and resumes the runs that requests ask for.
-
-    Args:
-        rlm: The open `RLM` that answers.
-        runs: Runs of all owners.
-        settings: Settings of the server.
-    """
+    """Begins and resumes the runs of requests."""
 
     def __init__(self, rlm: RLM, runs: HostedRuns, settings: ServeSettings) -> None:
         self._rlm = rlm
@@ -308,35 +303,28 @@ class Asking:
         outlives_s: float | None = 0.0,
         repeat: Repeat | None = None,
     ) -> Asked:
-        """Begin a run, or return the one that the same request has begun before.
+        """Begin a run, or return that of an earlier equal request.
 
         The caller joins it before it awaits anything else: else the run would go on if the client left meanwhile.
 
         Args:
-            owner: Owner of the run.
-            request, said, model: The request, its conversation, and the model that it names.
+            owner, request, said, model: Owner, request, its conversation, and its model.
             earlier: Files of earlier messages.
-            repl: REPL of an earlier run that this one goes on with, or None.
-            outlives_s: Seconds for which the run goes on without a follower; None is to its end.
-            repeat: As for `HostedRuns.begin`.
+            outlives_s: Seconds the run goes on without a follower; None is to its end.
+            repl, repeat: As for `HostedRuns.begin`.
 
         Raises:
             ApiError, ConfigurationError: 400: the request cannot be used.
-            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `Question.context`.
+            Busy, MoneySpent, NotAllowed, UnknownHandle: As for `HostedRuns.begin` and `RunQuestion.context`.
         """
         form, limits, ignored = await request.form(owner), request.limits(), request.ignored()
-        question = Question.of(said, request.options, model, earlier, self._settings.inline_chars)
+        question = RunQuestion.of(said, request.options, model, earlier, self._settings.inline_chars)
         if model.is_plain:
             ignored += ["tools"] if form.tools else []
             form = replace(form, tools=())
             limits = RunLimits(**(limits.model_dump(exclude_unset=True) if limits else {}) | {"max_depth": 0})
-        is_single = request.parallel_tool_calls is False
-        tools = ClientTools(form.tools, self._settings.tool_wait_s, one_at_a_time=is_single)
-        added = {**question.variables(), **tools.functions()}
-        try:
-            every = await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
-        except ConfigurationError as error:
-            raise ApiError(400, str(error), param="tools") from None
+        tools = ClientTools(form.tools, self._settings.tool_wait_s, one_at_a_time=request.is_single)
+        every = await self._tools({**question.variables(), **tools.functions()})
         context = await question.context(model)
         try:
             hosted = self._runs.begin(
@@ -364,10 +352,17 @@ class Asking:
         tools.away = lambda: self._runs.away(hosted)
         return asked
 
+    async def _tools(self, added: Mapping[str, Any]) -> Tools | None:
+        """Return the tools of the server with further ones; None if there is none."""
+        try:
+            return await asyncio.to_thread(self._rlm.tools.extended, added) if added else None
+        except ConfigurationError as error:
+            raise ApiError(400, str(error), param="tools") from None
+
     def resumed(self, owner: Owner, said: Dialogue, param: str) -> Asked | None:
         """Hand the results of a conversation to the run waiting for them, and return it.
 
-        A run that has ended meanwhile, for example by a limit, is returned as well, so that its client is informed.
+        A run that has ended meanwhile, for example by a limit, is returned as well, for its client to know.
 
         Args:
             owner: Owner of the run.
@@ -411,12 +406,7 @@ async def _gone(*tasks: "asyncio.Future[Any] | None") -> None:
 
 
 class Following:
-    """An ASGI response that follows a run from its beginning to its end, so that the run ends with its client.
-
-    Args:
-        asked: The run.
-        response: What is sent.
-    """
+    """An ASGI response beside a run from beginning to end: the run ends with its client."""
 
     def __init__(self, asked: Asked, response: ASGIApp) -> None:
         self._asked = asked

@@ -1,4 +1,4 @@
-"""Bodies of requests for a response and of responses, and their items in the form in which they are kept and listed."""
+"""Bodies of requests for a response and of responses, and their items as kept and listed."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,9 +26,9 @@ from rlm_broker.serve.questions.request import (
 OUTPUTS: Final = "code_interpreter_call.outputs"
 """Name under which a request includes the outputs of blocks."""
 _NAMED: Final = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id",)}
-"""Kind of an item → its fields that must be texts."""
+"""Kind of an item → its fields with texts."""
 _SENT_BACK: Final = frozenset({"reasoning", "code_interpreter_call", "compaction"})
-"""Kinds of items of our own output, which clients send back. They say no more than the messages beside them."""
+"""Kinds of items of our own output, sent back by clients. They say no more than the messages beside them."""
 
 
 def _items(given: Any) -> Any:
@@ -78,7 +78,7 @@ class ResponseRequest(DialectRequest):
     prompt_cache_key: str | None = None
 
     def require_supported(self) -> None:
-        """Refuse fields that ask for what a run cannot do.
+        """Refuse fields asking for what a run cannot do.
 
         Raises:
             ApiError: 400, with the field as `param`.
@@ -91,11 +91,11 @@ class ResponseRequest(DialectRequest):
         self.code_tool()
 
     def limits(self) -> RunLimits | None:
-        """Return the limits of the run that the request sets."""
+        """Return the limits of the run by the request."""
         return self.options.limits(max_completion_tokens=self.max_output_tokens, max_blocks=self.max_tool_calls)
 
     def wanted_format(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the form of the answer that the request asks for, and its place in it."""
+        """Return the wanted form of the answer, and its place in the request."""
         return self.text.format, "text.format"
 
     def ignored(self) -> list[str]:
@@ -123,7 +123,7 @@ class ResponseRequest(DialectRequest):
         return None
 
     def file_ids(self) -> Iterable[tuple[str, str]]:
-        """Yield the ids of files that the tool for code names, each with its place in the request."""
+        """Yield the ids of files of the tool for code, each with its place in the request."""
         for number, tool in enumerate(self.tools or ()):
             container = tool.get("container")
             if tool.get("type") == CODE and isinstance(container, dict):
@@ -159,7 +159,7 @@ class ResponseRequest(DialectRequest):
 
 
 def item_id(prefix: str, response: str, number: str) -> str:
-    """Return the id of an item, from which `response_of` finds its response; `number` has 5 characters."""
+    """Return the id of an item for `response_of` to read; `number` has 5 characters."""
     return f"{prefix}_{response.removeprefix('resp_')}{number}"
 
 
@@ -210,13 +210,13 @@ class Resource:
     Attributes:
         id: Unguessable text beginning with "resp_".
         model: Name under which the client asked for the model.
-        asked: Fields of the body that repeat the request.
+        asked: Fields of the body repeating the request.
         created_at: Unix time in seconds.
         status: Its status now.
-        output: Items that are complete.
+        output: Complete items.
         usage: Usage of its part of the run, as `usage_of` makes it; None until its end.
         error: Code and message of a failure, or None.
-        rlm: Facts about the run that OpenAI's fields have no place for.
+        rlm: Facts about the run beyond OpenAI's fields.
     """
 
     id: str
@@ -255,7 +255,7 @@ class Resource:
 
 
 def usage_of(read: int, cached: int, written: int) -> dict[str, Any]:
-    """Return the tokens of the whole tree that no earlier response has told."""
+    """Return the tokens of the whole tree since the last response."""
     return {
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
@@ -305,7 +305,7 @@ def code_call(id: str, container: str, code: str, status: str, logs: str | None 
 
 
 def repeated(request: ResponseRequest) -> dict[str, Any]:
-    """Return the fields of a body that repeat the request, with the defaults of what it leaves out."""
+    """Return the fields of a body repeating the request, with the defaults of what it leaves out."""
     text = request.text
     return {
         "background": bool(request.background),

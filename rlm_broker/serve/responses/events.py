@@ -35,13 +35,12 @@ from rlm_broker.serve.questions.runs import BEGINNING, RunOutcome, Since, output
 from rlm_broker.serve.responses import bodies as items
 from rlm_broker.serve.responses.bodies import Resource, Status, item_id, text_part
 from rlm_broker.serve.responses.store import ResponseEvents
-from rlm_broker.values.parsing.fences import RUNNABLE_TAGS
 from rlm_broker.values.text import shorten
 
 PIECE_CHARS: Final = 2_000
 """Characters of one piece of an answer."""
 LOGS_CHARS: Final = 20_000
-"""Characters of a block's output that an item has; longer output is cut."""
+"""Characters of a block's output in an item; longer output is cut."""
 _ENDS: Final = {"completed": "completed", "failed": "failed"}
 """Kind of the last event by status. Both schemas lack one for "cancelled": it is reported as incomplete."""
 
@@ -50,7 +49,7 @@ class Teller:
     """Reports one response.
 
     Args:
-        resource: The response, which is kept up to date.
+        resource: The response, kept up to date.
         journal: Receiver of the events.
         container: Id of the REPL if blocks are reported as items, else None.
         tells_logs: Whether items of blocks have their output.
@@ -81,7 +80,7 @@ class Teller:
         self._block: Item | None = None
 
     def begin(self, *, is_queued: bool) -> None:
-        """Report that the response exists."""
+        """Report the new response."""
         self.resource.status = "queued" if is_queued else "in_progress"
         self._tell_whole("created")
         self._tell_whole("queued" if is_queued else "in_progress")
@@ -112,12 +111,7 @@ class Teller:
                 self._end_block(outcome)
 
     def ended(self, outcome: RunOutcome, told: dict[str, Any]) -> None:
-        """End the response with the outcome of the run, or with calls of functions of the client.
-
-        Args:
-            outcome: The outcome.
-            told: The object `rlm`.
-        """
+        """End the response with the outcome of the run, or with calls of functions of the client."""
         status: Status = "completed" if outcome.is_whole else "incomplete"
         self.resource.rlm |= told
         if outcome.calls:
@@ -190,14 +184,15 @@ class Teller:
         status = {"ok": "completed", "exited": "completed", "error": "failed", "killed": "failed"}.get(outcome.status)
         self._done(items.code_call(block["id"], block["container_id"], block["code"], status or "incomplete", logs))
 
-    def _interrupt_block(self) -> None:
+    def _close_items(self) -> None:
+        """End the open thought, and a block under way as incomplete."""
+        self._end_thought()
         block, self._block = self._block, None
         if block:
             self._done({**block, "status": "incomplete"})
 
     def _answer(self, text: str, status: str) -> None:
-        self._end_thought()
-        self._interrupt_block()
+        self._close_items()
         id, at = self._id("msg"), {"content_index": 0}
         pieces = [text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS)]
         self._begin_item(
@@ -210,8 +205,7 @@ class Teller:
         self._done(items.message(id, text, status))
 
     def _call_functions(self, calls: Iterable[ClientCall]) -> None:
-        self._end_thought()
-        self._interrupt_block()
+        self._close_items()
         for call in calls:
             id = self._id("fc")
             self._begin_item(
@@ -222,8 +216,7 @@ class Teller:
             self._done(items.function_call(id, call, call.arguments, "completed"))
 
     def _end(self, status: Status, usage: Usage) -> None:
-        self._end_thought()
-        self._interrupt_block()
+        self._close_items()
         self.resource.status = status
         self.resource.usage = items.usage_of(*self._since.more(usage))
         self.resource.completed_at = int(time.time()) if status == "completed" else None
@@ -231,7 +224,7 @@ class Teller:
         self._journal.close()
 
     def _begin_item(self, item: Item, *events: tuple[str, dict[str, Any]]) -> None:
-        """Report that an item begins, and the events in it, each as its kind and its fields."""
+        """Report a new item, and the events in it, each as its kind and its fields."""
         at = len(self.resource.output)
         self._tell("response.output_item.added", output_index=at, item=item)
         for kind, fields in events:
@@ -256,32 +249,33 @@ class Teller:
 
 
 MOST_HELD: Final = 200
-"""Characters of a line that are held back while it may still become a fence. A longer line is shown."""
+"""Characters of a line held back while it may become a fence. A longer line is shown."""
 _OPENS = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<mark>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^`\n]*+)$")
 _OPENS_AFTER_WORDS = re.compile(r"(?P<mark>`{3,}+)[ \t]*+(?P<info>repl|python3?|py)[ \t]*+$", re.IGNORECASE)
+_RUNNABLE = re.compile(r"repl|python3?|py", re.IGNORECASE)
 _TAG = re.compile(r"[\s{.]*+([\w+#-]{0,24})")
 _BEGINNINGS: Final = frozenset("`~-*+0123456789")
-"""Characters with which a line may begin that becomes a fence, or a fence in a list."""
+"""First characters of a line with a fence, or a fence in a list."""
 _FINALS: Final = ("FINAL(", "FINAL:", "FINAL_VAR(", "SUBMIT(")
 
 
 class LiveProse:
-    """Splits the prose off one reply that arrives in pieces. What it has returned stands.
+    """Splits the prose off one reply in pieces. What it has returned stands.
 
-    `parsing.parse_reply` is the judge of a whole reply. This one sees no further than the line that arrives, so it may
-    show code that follows an unusual fence; such code is harmless text.
+    `parsing.parse_reply` is the judge of a whole reply. This one sees no further than the current line, so it may
+    show code after an unusual fence; such code is harmless text.
     """
 
     def __init__(self) -> None:
         self._line = ""
         self._shown = 0
-        """Characters of the line that were returned already."""
+        """Characters of the line returned already."""
         self._mark = ""
         self._hides = False
         self._is_over = False
 
     def feed(self, piece: str) -> str:
-        """Take a piece of the reply; return the prose that is certain now."""
+        """Take a piece of the reply; return the prose certain by now."""
         out: list[str] = []
         *whole, rest = piece.replace("\r", "").split("\n")
         for part in whole:
@@ -292,7 +286,7 @@ class LiveProse:
         return "".join(out)
 
     def end(self) -> str:
-        """Return the prose that was held back, at the end of the reply."""
+        """Return the prose held back, at the end of the reply."""
         return self._ended_line().removesuffix("\n")
 
     def _ended_line(self) -> str:
@@ -311,7 +305,7 @@ class LiveProse:
         if (opened := _OPENS.match(line) or _OPENS_AFTER_WORDS.search(line)) is not None:
             self._mark = opened["mark"]
             tag = _TAG.match(opened["info"])
-            self._hides = tag is not None and tag[1].lower() in RUNNABLE_TAGS
+            self._hides = tag is not None and _RUNNABLE.fullmatch(tag[1]) is not None
             if self._hides:
                 before = line[: opened.start("mark")] if opened.re is _OPENS_AFTER_WORDS else ""
                 return f"{before[shown:]}\n" if before.strip() else ""

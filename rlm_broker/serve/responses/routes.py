@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-Each response has a task that follows its run and puts it into `ResponseEvents`. Clients follow these, so a response in
-the background needs no client, and one that comes later sees what the first one has seen.
+The task of each response follows its run and puts it into `ResponseEvents`. Clients follow these, so a response in
+the background needs no client, and a later one sees the same as the first one.
 
-A response that is stored keeps its REPL (`LastingRepl`), so that the next response of the conversation finds its
-variables. If that REPL is gone, or has gone on with another response, the next one begins with a new REPL: its context
+A stored response keeps its REPL (`LastingRepl`), so that the next response of the conversation finds its
+variables. If it is gone, or has gone on with another response, the next one begins with a new REPL: its context
 is made of the files and long texts of the whole conversation, as if the client had sent all of it. In both cases code
 finds the earlier messages in a variable, and `rlm.repl` says whether the variables are there.
 """
@@ -41,7 +41,7 @@ from rlm_broker.serve.responses.store import LastingRepl, Made, ResponseEvents, 
 
 PATH: Final = "/v1/responses"
 ID_BYTES: Final = 16
-"""Random bytes of the id of a response, which an attacker cannot guess."""
+"""Random bytes of the unguessable id of a response."""
 MOST_CONVERSATION_BYTES: Final = 1 << 27
 """Bytes of all requests and answers of one conversation; a further request is refused."""
 
@@ -62,11 +62,7 @@ class _Listing(Page):
 
 
 class ResponseRoutes:
-    """Routes of responses. Use it as an async context manager: all responses have ended when it is left.
-
-    Args:
-        parts: Parts of the server.
-    """
+    """Routes of responses. Use it as an async context manager: all responses have ended when it is left."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -144,7 +140,7 @@ class ResponseRoutes:
     # -- what a request asks for -------------------------------------------------------------------------------------
 
     async def _made(self, owner: Owner, request: ResponseRequest, size: int, repeat: Repeat | None) -> Made:
-        """Return the response to a request, whose run goes on.
+        """Return the response to a request, under way.
 
         The caller joins its run before it awaits anything else; see `Asking.begin`.
 
@@ -281,7 +277,7 @@ def _too_large(what: str) -> ApiError:
 
 
 def _unclaimed(repl: LastingRepl, last: str) -> None:
-    """Leave the REPL to the response that has it, if no response after it has begun."""
+    """Leave the REPL to its response, if no later one has begun."""
     if repl.last is None:
         repl.last = last
 
@@ -308,7 +304,7 @@ def _require_no_open_call(before: Made | None) -> None:
 
 
 def _following(made: Made, response: ASGIApp) -> ASGIApp:
-    """Return an answer that ends the run with its last client, unless the response has ended already."""
+    """Return an answer with an end of the run at its last client's, unless the response has ended already."""
     asked = made.asked
     return response if asked is None or made.resource.is_ended else Following(asked, response)
 

@@ -24,16 +24,13 @@ from rlm_broker.serve.replies import sse
 from rlm_broker.serve.responses.bodies import Resource, response_of
 
 MOST_BYTES: Final = 32 << 20
-"""Bytes of the events of one response that are kept; beyond it the oldest are dropped."""
+"""Bytes of the events kept of one response; beyond it the oldest are dropped."""
 
 
 class ResponseEvents:
     """Keeps the events of one response in order. Their sequence numbers begin at 0, without a gap.
 
     All followers share the encoded bytes, and all see the same events with the same numbers, at any time.
-
-    Args:
-        most_bytes: Bytes that are kept.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -60,14 +57,14 @@ class ResponseEvents:
         self._wake()
 
     def events(self) -> list[bytes]:
-        """Return the encoded events that are kept."""
+        """Return the encoded events still kept."""
         return list(self._kept)
 
     def require(self, after: int) -> None:
-        """Refuse a follower whose first event was dropped, or never will be.
+        """Refuse a follower if its first event was dropped, or never will be.
 
         Args:
-            after: Number of the last event that the follower has; -1 begins with the first.
+            after: Number of the follower's last event; -1 begins with the first.
 
         Raises:
             ApiError: 410: events after it were dropped. 400: there is no such event.
@@ -84,7 +81,7 @@ class ResponseEvents:
         """Yield each encoded event with a number above `after`, until the journal is closed.
 
         Raises:
-            ApiError: 410: the follower was so slow that events were dropped before it has read them.
+            ApiError: 410: events were dropped before the slow follower has read them.
         """
         news = asyncio.Event()
         self._waiting.add(news)
@@ -111,7 +108,7 @@ class ResponseEvents:
 
 
 MOST_IDLE: Final = 16
-"""REPLs between two responses that one owner has; the one that was used least recently makes room for a new one."""
+"""REPLs of one owner between two responses; the least recently used one makes room for a new one."""
 
 
 class LastingRepl:
@@ -124,13 +121,13 @@ class LastingRepl:
         rlm: The open `RLM`.
         repls: Live REPLs of all owners.
         owner: Owner of the conversation.
-        idle_s: Seconds between two runs after which it is closed.
+        idle_s: Seconds between two runs until it is closed.
 
     Attributes:
         id: Id of the container.
-        last: Id of the response whose variables it has, or None.
-        run: Id of the last run that had it, or None.
-        is_over: Whether it is closed when the run that has it ends.
+        last: Id of the response with its variables, or None.
+        run: Id of its last run, or None.
+        is_over: Whether it is closed at the end of its run.
         persistent: The REPL, for `RLM.start`.
     """
 
@@ -196,28 +193,28 @@ class LastingRepl:
 
 
 MOST_KEPT: Final = 1_000
-"""Ended responses that are kept, of all keys together; beyond it the oldest of the key with the most go."""
+"""Ended responses kept, of all keys together; beyond it the oldest of the key with the most go."""
 MOST_KEPT_BYTES: Final = 1 << 28
-"""Bytes of the events and the inputs of ended responses that are kept together, likewise."""
+"""Bytes of the events and the inputs of ended responses kept together, likewise."""
 
 
 @dataclass(eq=False, slots=True)
 class Made:
-    """A response that was made.
+    """A response, under way or ended.
 
     Attributes:
         owner: Owner of the response.
         resource: Its body.
         journal: Its events.
-        run: Its run. The runs of the server decide how long that is kept, with its own events.
+        run: Its run. The runs of the server decide how long it is kept.
         given: Items of its input, as its request brought them.
         before: Items of the conversation before it.
         given_bytes: Bytes of the request, and of the conversation before it.
         is_stored: Whether it can be retrieved.
-        repl: Its REPL, which a response after it goes on with; None if it has none.
+        repl: Its REPL, for the next response; None if it has none.
         returning: Ends when the REPL was given back, after the end of the run; None without a REPL.
-        error: Error that ended its run, or None.
-        is_paid: Whether a model was called before that error.
+        error: Error of its run, or None.
+        is_paid: Whether a model was called before the error.
         ended: Set at its end.
     """
 
@@ -258,23 +255,19 @@ class Made:
 
     @property
     def bytes(self) -> int:
-        """Bytes that keeping it takes, with its events and the conversation before it."""
+        """Bytes of memory, with its events and the conversation before it."""
         return self.given_bytes + self.journal.bytes
 
 
 class Responses:
-    """Responses of all keys: those under way, and the ended ones while they are kept.
-
-    Args:
-        keep_s: Seconds for which an ended response is kept.
-    """
+    """Responses of all keys: those under way, and the ended ones while they are kept."""
 
     def __init__(self, keep_s: float) -> None:
         self._live: dict[str, Made] = {}
         self._ended = EndedThings[Made](MOST_KEPT, MOST_KEPT_BYTES, keep_s)
 
     def add(self, made: Made) -> None:
-        """Keep a response that begins."""
+        """Keep a new response."""
         self._live[made.resource.id] = made
 
     def end(self, made: Made) -> None:
@@ -283,7 +276,7 @@ class Responses:
             self._ended.add(made.resource.id, made, made.owner.name, made.bytes)
 
     def get(self, owner: Owner, id: str, param: str | None = None) -> Made:
-        """Return the response of that id.
+        """Find a response by its id.
 
         Args:
             param: Field of the request with the id.
@@ -298,7 +291,7 @@ class Responses:
         return made
 
     def item(self, owner: Owner, id: str, param: str) -> Item:
-        """Return the item of that id, of a response that is kept.
+        """Find an item of a kept response by its id.
 
         Raises:
             ApiError: 404: the owner has no such item.

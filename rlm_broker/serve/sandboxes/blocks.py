@@ -1,6 +1,6 @@
 """Blocks and REPLs as requests describe them: the code, its bounds, its context, and its outcome as JSON.
 
-`POST /v1/execute` runs one block in a REPL of its own, which is ready before the request comes and ends with it.
+`POST /v1/execute` runs one block in a REPL of its own, ready before the request and ended with it.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from rlm_broker.serve.replies import EventStream, SlowJson, sse
 from rlm_broker.values.text import jsonable
 
 ITEMS_AT_ONCE: Final = 1_000
-"""Items of a list that become JSON in one step."""
+"""Items of a list written as JSON in one step."""
 _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Work = Callable[[OnOutput | None], Awaitable[str]]
@@ -45,7 +45,7 @@ Work = Callable[[OnOutput | None], Awaitable[str]]
 
 
 _OWN_NAMES = {"block_timeout_s": "timeout_s", "block_wall_timeout_s": "wall_timeout_s"}
-"""Limit → field of a request that sets it for one block."""
+"""Limit → field of a request for one block."""
 
 
 class BlockRequest(BaseModel):
@@ -53,11 +53,11 @@ class BlockRequest(BaseModel):
 
     Attributes:
         code: Python source.
-        timeout_s: Seconds of computing; None takes the server's `block_timeout_s`, which is also the most.
-        wall_timeout_s: Seconds, waits included; None takes the server's `block_wall_timeout_s`, which is the most.
-        stdin: Text that `input()` and `sys.stdin` read.
-        value: Whether the outcome has the value of the last statement, if that is an expression.
-        variables: Whether the outcome names the variables that the block has made or changed.
+        timeout_s: Seconds of computing; None takes the server's `block_timeout_s`, also the most.
+        wall_timeout_s: Seconds, waits included; None takes the server's `block_wall_timeout_s`, also the most.
+        stdin: Text for `input()` and `sys.stdin`.
+        value: Whether the outcome has the value of the last statement, if it is an expression.
+        variables: Whether the outcome names new and changed variables.
         stream: Whether output is sent as it comes, as server-sent events.
     """
 
@@ -88,9 +88,9 @@ class ReplRequest(BaseModel):
 
     Attributes:
         context: Value of the variable `context`: text, or what else JSON can hold.
-        context_files: Ids of uploaded files whose texts are the context, in place of `context`.
+        context_files: Ids of uploaded files with the context's texts, in place of `context`.
         limits: Limits of the REPL by name. None may be beyond the server's.
-        env: Variables that code finds in `os.environ`.
+        env: Variables in `os.environ` of code.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -100,14 +100,13 @@ class ReplRequest(BaseModel):
     limits: dict[str, Any] = {}
     env: dict[str, str] = {}
 
-    def own_limits(self, servers: ReplLimits, **more: Any) -> ReplLimits | None:
+    def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
         """Return the limits of the REPL; None for the server's, with which REPLs are ready.
 
         Raises:
             ApiError: 400: there is no such limit, or one is beyond the server's.
         """
-        asked = {**self.limits, **more}
-        return tightened(servers, asked) if asked else None
+        return tightened(servers, self.limits) if self.limits else None
 
 
 def tightened(servers: ReplLimits, asked: dict[str, Any]) -> ReplLimits:
@@ -128,7 +127,7 @@ def tightened(servers: ReplLimits, asked: dict[str, Any]) -> ReplLimits:
 async def opened(
     parts: Parts, owner: Owner, asked: ReplRequest, files: Sequence[UploadedFile], limits: ReplLimits | None
 ) -> AsyncIterator[SandboxedRepl]:
-    """Open a REPL with the context and the files that a request names.
+    """Open a REPL with the context and the files of a request.
 
     Args:
         parts: Parts of the server.
@@ -208,7 +207,7 @@ def _in_pieces(value: Any) -> str:
 
 
 def answer(is_streamed: bool, work: Work, heartbeat_s: float) -> ASGIApp:
-    """Return the answer that runs a block: its outcome as JSON, or events of its output and then of its outcome."""
+    """Return the answer to a block: its outcome as JSON, or events of its output and then of its outcome."""
     if is_streamed:
         return EventStream(_events(work), heartbeat_s)
 
@@ -245,7 +244,7 @@ class ExecuteRequest(BlockRequest, ReplRequest):
     """A block, and the REPL it runs in.
 
     Attributes:
-        files: Ids of uploaded files, which code finds in its current folder by their names.
+        files: Ids of uploaded files for the current folder of code, by their names.
     """
 
     files: tuple[str, ...] = ()

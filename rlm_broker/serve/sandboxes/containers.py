@@ -4,8 +4,8 @@ A container is a live REPL: its variables and files last from one block to the n
 was idle too long, or when its key makes more of them than it may have and it is the least recently used.
 
 Files of a container are those in its scratch folder, the current folder of its code. The path "/mnt/data/NAME", as
-OpenAI has it, stands for the file NAME in that folder. An id is the path itself, encoded: so files that code makes have
-ids as well, and the server remembers none.
+OpenAI has it, stands for the file NAME in that folder. An id is the path itself, encoded: so files of code have ids
+as well, and the server remembers none.
 """
 
 import base64
@@ -37,6 +37,7 @@ from rlm_broker.serve.sandboxes.blocks import (
     executed,
     opened,
     put,
+    tightened,
 )
 from rlm_broker.serve.uploads import FILE, Content, is_form, received
 
@@ -66,8 +67,8 @@ class ContainerRequest(ReplRequest):
 
     Attributes:
         name: Its name.
-        expires_after: Idle time after which it ends. The server's `container_idle_s` is the most.
-        file_ids: Uploaded files, which code finds in its current folder by their names.
+        expires_after: Idle time until it ends. The server's `container_idle_s` is the most.
+        file_ids: Uploaded files for the current folder of code, by their names.
         memory_limit: Its memory. The server's `memory_bytes` is the most.
         network_policy: Only "disabled" is taken.
     """
@@ -78,17 +79,17 @@ class ContainerRequest(ReplRequest):
     memory_limit: MemoryLimit | None = None
     network_policy: Network | None = None
 
-    def own_limits(self, servers: ReplLimits, **more: Any) -> ReplLimits | None:
+    def own_limits(self, servers: ReplLimits) -> ReplLimits | None:
         """Return the limits of the REPL, as `ReplRequest.own_limits` does."""
         if self.memory_limit is None:
-            return super().own_limits(servers, **more)
+            return super().own_limits(servers)
         if "memory_bytes" in self.limits:
             raise ApiError(400, "give either memory_limit or the limit memory_bytes", param="memory_limit")
         wanted = int(self.memory_limit.removesuffix("g")) << 30
         if wanted > servers.memory_bytes:
             most = f"{servers.memory_bytes:,} bytes of this server"
             raise ApiError(400, f"memory_limit = {self.memory_limit} is above the {most}", param="memory_limit")
-        return super().own_limits(servers, memory_bytes=wanted)
+        return tightened(servers, {**self.limits, "memory_bytes": wanted})
 
 
 class ContainersPage(Page):
@@ -197,7 +198,7 @@ class _Containers:
 
 
 def _container(parts: Parts, request: Request) -> HeldRepl:
-    """Return the container that the path of a request names.
+    """Return the container in the path of a request.
 
     Raises:
         ApiError: 403.
@@ -215,7 +216,7 @@ ID_PREFIX: Final = "cfile_"
 DATA_FOLDER: Final = "/mnt/data/"
 MOST_FILES: Final = 10_000
 MOST_FOLDERS: Final = 256
-"""Files of a container that are listed, and folders that a list goes into. Code can make thousands, and each folder is
+"""Listed files of a container, and folders on the way. Code can make thousands, and each folder is
 a question to its sandbox."""
 
 
@@ -229,7 +230,7 @@ class FileById(BaseModel):
 
 class _File(NamedTuple):
     path: str
-    """Path below the scratch folder; bytes that are not UTF-8 are lone surrogates."""
+    """Path below the scratch folder; bytes beyond UTF-8 are lone surrogates."""
     size_bytes: int
 
 
@@ -294,7 +295,7 @@ class _ContainerFiles:
         return JSONResponse(self._shape(held, file))
 
     async def _opened(self, held: HeldRepl, request: Request) -> tuple[int, _File]:
-        """Return a descriptor of a file, which the caller closes, and the file."""
+        """Return a descriptor of a file, for the caller to close, and the file."""
         id = request.path_params["file"]
         path = _path_of(id)
         async with self._parts.repls.used(held.owner, held.id):
@@ -342,7 +343,7 @@ async def _all_files(repl: SandboxedRepl) -> list[_File]:
 
 
 def _shown(path: str) -> str:
-    """Return a path without bytes that are not UTF-8 and without characters that steer a terminal."""
+    """Return a path without bytes beyond UTF-8 and without steering characters."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 

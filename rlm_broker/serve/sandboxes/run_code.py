@@ -25,11 +25,11 @@ from rlm_broker.serve.replies import SlowJson
 from rlm_broker.serve.sandboxes.blocks import Seconds
 
 MOST_FETCHED_BYTES: Final = 64 << 20
-"""Bytes of all files together that are returned."""
+"""Bytes of all returned files together."""
 LEAST_MB: Final = 4
 """Mebibytes with which a REPL can start and run a line."""
 MOST_MB: Final = 1 << 30
-"""One pebibyte, which no machine has: the largest limit."""
+"""One pebibyte, more than any machine has: the largest limit."""
 KILLED: Final = -9
 """Exit code of a killed program, as SandboxFusion tells it: minus the number of SIGKILL."""
 TIME_LIMITS: Final = frozenset({"block_timeout_s", "block_wall_timeout_s", "cpu_s"})
@@ -45,8 +45,8 @@ class RunCodeRequest(BaseModel):
         run_timeout: Seconds it may take, waits included; the server's `block_timeout_s` is the most.
         compile_timeout: No effect: Python programs are not compiled apart.
         files: Path → base64 of a file beside it; a path with null is passed over.
-        fetch_files: Paths of files that are returned when it has ended, if they exist.
-        memory_limit_MB: Mebibytes of memory; beyond the server's limit that one holds, and -1 leaves it at that.
+        fetch_files: Paths of files to return at its end, if they exist.
+        memory_limit_MB: Mebibytes of memory; beyond the server's limit the server's holds, as with -1.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -105,7 +105,7 @@ async def _ran(
 
 
 async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
-    """Return the files that exist, as base64.
+    """Return the existing files as base64.
 
     Raises:
         ApiError: 400: they have too many bytes together.

@@ -12,12 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlm_broker.values.parsing.notes import (
-    EMPTY_FINAL,
-    FINAL_IN_A_SENTENCE,
-    FINAL_VAR_WITHOUT_NAME,
-    Note,
-)
+from rlm_broker.values.parsing.notes import EMPTY_FINAL, FINAL_IN_A_SENTENCE, FINAL_VAR_WITHOUT_NAME, Note
 
 _CALL = re.compile(
     r"""

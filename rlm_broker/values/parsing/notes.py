@@ -60,10 +60,7 @@ CODE_IN_THOUGHTS = NotRun(
     "What stands in the reasoning is never run; write the code in a ```repl fence after it.",
 )
 
-_UNTAGGED = NotRun(
-    "an untagged fence",
-    "Only fences tagged `repl` are run; write ```repl instead of ``` before code.",
-)
+_UNTAGGED = NotRun("an untagged fence", "Only fences tagged `repl` are run; write ```repl instead of ``` before code.")
 _MISPLACED = NotRun(
     "a ```repl fence that is not on lines of its own",
     "Its code was not on the lines after it, or it was quoted or not closed; write ```repl, the code, and ``` on "

@@ -341,7 +341,8 @@ def test_log_that_is_cut_at_any_byte_keeps_what_was_before(out: Path) -> None:
     files, states = files_of(out), set()
     log, results = files["out.jsonl.journal-wal"], files["out.jsonl"]
     del files["out.jsonl.journal-shm"]
-    for length in [*range(0, len(log), 89), len(log)]:
+    frames = range(32, len(log) + 1, 4_096 + 24)  # pages of the database, each with a header, behind that of the log
+    for length in sorted({*range(0, len(log), 1_501), *frames, *(frame - 1 for frame in frames)}):
         put_back(out, {**files, "out.jsonl.journal-wal": log[:length], "out.jsonl": results[: length % 40]})
         try:
             again = open_journal(out)

@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from rlm_broker.broker.client_queue import BACKOFF_S, PendingCall, Serving
-from rlm_broker.broker.clients.base import Client, LMReply, LMRequest
+from rlm_broker.broker.client_queue import BACKOFF_S, ClientQueue, PendingCall, Serving
+from rlm_broker.broker.clients.base import BaseClient, Client, LMReply, LMRequest
 from rlm_broker.concurrency.turns import SPAN_S
 from rlm_broker.errors import FailureCause, ModelFailed
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
+from rlm_broker.values.stats import ClientStats
 from tests.support.waiting import for_ever, turns
 
 REQUEST = LMRequest((ChatMessage("user", "hello"),))
@@ -38,7 +39,7 @@ class Failing:
         if self._failures:
             failure = self._failures.pop(0)
             raise failure if isinstance(failure, ModelFailed) else ModelFailed(f"{self.model_name}: no", failure)
-        return LMReply(self.model_name, Usage(1, self._tokens, 0))
+        return LMReply(self.model_name, Usage(1, self._tokens // 2, self._tokens // 2))
 
     async def aclose(self) -> None:
         """Close no connection: there is none."""
@@ -67,6 +68,10 @@ def handler_of(client: Client, serving: Serving) -> LMHandler:
     handler = LMHandler(client)
     handler.serve(client, serving)
     return handler
+
+
+def queue_of(client: Client, serving: Serving) -> ClientQueue:
+    return ClientQueue(cast("BaseClient", client), serving)
 
 
 async def test_transient_failure_is_retried_as_often_as_allowed() -> None:
@@ -153,6 +158,45 @@ async def test_requests_over_their_rate_wait_and_are_not_refused() -> None:
     await asyncio.gather(*(handler.complete(client, REQUEST) for _ in range(15)))
     for start in client.asked:
         assert sum(start <= when < start + SPAN_S - 0.001 for when in client.asked) <= 5
+
+
+async def test_rate_is_used_up_and_sessions_take_turns_at_it() -> None:
+    client = Failing()
+    queue = queue_of(client, Serving(requests_per_minute=2, max_concurrent=9))
+    began, order = time.monotonic(), list[str]()
+
+    async def call(session: str) -> None:
+        await queue.run(PendingCall(REQUEST, 60, session))
+        order.append(session)
+
+    for _ in range(2):
+        await call("many")
+    await asyncio.sleep(SPAN_S - 0.5)
+    await asyncio.gather(*(call("many") for _ in range(8)), *(call("few") for _ in range(2)))
+    after_s = [when - began for when in client.asked]
+    assert after_s == pytest.approx([minute * SPAN_S for minute in range(6) for _ in range(2)], abs=0.02)
+    assert order == ["many"] * 4 + ["few", "many", "few"] + ["many"] * 5
+
+
+async def test_mean_output_moves_by_an_eighth() -> None:
+    queue = queue_of(Failing(tokens=160), Serving(tokens_per_minute=10_000, max_concurrent=1))
+    for mean in (10, 18.75):
+        await queue.run(PendingCall(REQUEST, 60))
+        assert queue._output_tokens == mean
+    assert queue.stats() == ClientStats("failing", 0, 0, False)
+
+
+async def test_success_forgets_the_failures_before_it() -> None:
+    client = Failing(*times(2, "provider"))
+    queue = queue_of(client, Serving(max_concurrent=1))
+    for failures in (2, 2, 3):
+        client._failures = [*times(failures, "provider")]
+        for _ in range(failures):
+            assert not queue.is_cooling
+            with pytest.raises(ModelFailed):
+                await queue.run(PendingCall(REQUEST, 60))
+        assert queue.is_cooling == (failures == 3)
+        await queue.run(PendingCall(REQUEST, 60))
 
 
 async def test_token_rate_counts_what_was_really_used() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rlm_broker import RLM, LimitReached, Sandbox
 from rlm_broker.broker.clients.script import ScriptedClient
-from rlm_broker.concurrency.threads import aside, in_thread, waiting
+from rlm_broker.concurrency.threads import _TURNS, aside, in_thread
 from tests.support.forked_python import Python
 from tests.support.waiting import WAIT_S, until
 
@@ -165,15 +165,21 @@ async def test_works_go_round_the_owners() -> None:
 
     greedy = [asyncio.create_task(aside(lambda: check("eve"), "eve")) for _ in range(20)]
     await asyncio.sleep(0)
-    assert waiting("eve") == 18
+    turns = _TURNS[asyncio.get_running_loop()]
+    assert turns.waiting_of("eve") == 18
+    with pytest.raises(asyncio.QueueFull):
+        await aside(lambda: check("eve"), "eve", 18)
     for begun in greedy[:2]:
         begun.cancel()
     honest = [asyncio.create_task(aside(lambda: check("ann"), "ann")) for _ in range(3)]
     await asyncio.sleep(0)
-    assert (waiting("eve"), waiting("ann")) == (18, 3)  # the threads of those that were cancelled go on
+    assert (turns.waiting_of("eve"), turns.waiting_of("ann")) == (
+        18,
+        3,
+    )  # the threads of those that were cancelled go on
     goes_on.set()
     await asyncio.gather(*honest)
     await asyncio.gather(*greedy, return_exceptions=True)
     last = len(order) - order[::-1].index("ann")
     assert order[:last].count("eve") <= 2 + 3 + 2
-    assert waiting("eve") == 0
+    assert turns.waiting_of("eve") == 0

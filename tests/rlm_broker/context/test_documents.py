@@ -95,22 +95,19 @@ def test_office_file_is_its_text(tmp_path: Path) -> None:
 
 
 def test_document_that_cannot_be_read_is_refused_and_counted(tmp_path: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    writer, encrypted = pypdf.PdfWriter(io.BytesIO(pdf("secret"))), io.BytesIO()
+    writer.encrypt("password", algorithm="RC4-128")
+    writer.write(encrypted)
     for name, data, why in (
         ("cut.pdf", b"%PDF-1.4\n1 0 obj<</Type", "it is damaged, or takes more than 2,147,483,648 bytes of memory"),
         ("scan.pdf", pdf(""), r"there is no text in it \(pictures of text are not read\)"),
         ("other.docx", xlsx(), "it is damaged"),
+        ("closed.pdf", encrypted.getvalue(), "it opens with a password"),
     ):
         refused(written(tmp_path / name, data), f"{name} cannot be read as {name[-4:].strip('.')}: {why}")
     written(tmp_path / "good", "text")
-    assert found_in(tmp_path) == ({"good": "text"}, {"a document that cannot be read": 3})
-
-
-def test_document_with_a_password_is_refused(tmp_path: Path) -> None:
-    pypdf = pytest.importorskip("pypdf")
-    writer = pypdf.PdfWriter(io.BytesIO(pdf("secret")))
-    writer.encrypt("password", algorithm="RC4-128")
-    writer.write(tmp_path / "a.pdf")
-    refused(tmp_path / "a.pdf", r"a\.pdf cannot be read as pdf: it opens with a password")
+    assert found_in(tmp_path) == ({"good": "text"}, {"a document that cannot be read": 4})
 
 
 def test_missing_library_is_named_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,15 +144,12 @@ def test_reader_without_end_is_killed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_reader_that_is_killed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = running(tmp_path, monkeypatch, "os.kill(os.getpid(), 11)")
-    refused(path, "or crashed the process that reads it")
-    monkeypatch.setattr(sys, "executable", os.devnull)
-    refused(path, r"a\.pdf cannot be read: its process did not start")
-
-
-def test_reader_ends_if_its_text_is_unwanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader ends if its text is unwanted."""
+    refused(running(tmp_path, monkeypatch, "os.kill(os.getpid(), 11)"), "or crashed the process that reads it")
     path = running(tmp_path, monkeypatch, "os.write(1, b'\\0')\nwhile True: os.write(1, b'x' * 65536)")
     refused(path, r"a\.pdf is binary")
+    monkeypatch.setattr(sys, "executable", os.devnull)
+    refused(path, r"a\.pdf cannot be read: its process did not start")
 
 
 def test_reader_has_bounds_and_nothing_of_ours(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from rlm_broker.events import log as logs
 from rlm_broker.events.event import Event, EventsMissed, Replied
 from rlm_broker.events.log import EVENT_CHARS, EventLog, text_chars
 
@@ -26,8 +29,9 @@ async def test_follower_reads_what_was_there_and_what_comes() -> None:
     assert [each.n for each in seen] == [1, 2]
 
 
-async def test_slow_follower_gets_a_gap_for_dropped_events() -> None:
-    log = EventLog(most_chars=3 * (EVENT_CHARS + text_chars(event(1, "x" * 10))))
+async def test_slow_follower_gets_a_gap_for_dropped_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_CHARS", 3 * (EVENT_CHARS + text_chars(event(1, "x" * 10))))
+    log = EventLog()
     for n in range(1, 11):
         log.add(event(n, "x" * 10))
     log.close()
@@ -52,8 +56,9 @@ async def test_follower_that_waits_is_woken_by_the_end() -> None:
     assert not log._waiting
 
 
-async def test_event_above_the_bound_is_kept() -> None:
-    log = EventLog(most_chars=10)
+async def test_event_above_the_bound_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_CHARS", 10)
+    log = EventLog()
     log.add(event(1, "x" * 1_000))
     log.close()
     assert [each.n async for each in log.follow()] == [1]

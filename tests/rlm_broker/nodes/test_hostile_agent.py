@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from rlm_broker import ContextRefused, SandboxFailed, WorkerDied
-from rlm_broker.nodes import messages
+from rlm_broker.nodes import link, messages
 from rlm_broker.nodes.agent import refusal
-from rlm_broker.nodes.link import HEAD, SILENCE_S
+from rlm_broker.nodes.link import HEAD
 from rlm_broker.nodes.streams import WINDOW_BYTES
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire import control
@@ -19,15 +19,7 @@ from tests.support.waiting import WAIT_S, until
 
 
 class Play:
-    """A cluster whose one node is played by the test.
-
-    Attributes:
-        nodes: The cluster.
-        node: The node, as the cluster has it.
-        agent: The agent that the test plays.
-        worker: Number of the worker of the last REPL.
-        streams: Streams of its `Start`.
-    """
+    """A cluster whose one node is played by the test. `worker` and `streams` are those of the last REPL."""
 
     def __init__(self, nodes: LocalNodes, agent: PlayedAgent) -> None:
         self.nodes = nodes
@@ -247,11 +239,12 @@ async def test_control_characters_of_an_agent_reach_no_terminal(play: Play) -> N
     assert "\x1b" not in str(refused.value)
 
 
-async def test_silent_agent_is_lost(play: Play) -> None:
-    """An agent whose process goes on and whose link is silent counts as lost after two seconds."""
+async def test_silent_agent_is_lost(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its process goes on."""
+    monkeypatch.setattr(link, "SILENCE_S", 0.2)
     assert play.agent.link._timer is not None
     play.agent.link._timer.cancel()
-    await play.is_lost(f"it was silent for {SILENCE_S:g} s")
+    await play.is_lost("it was silent for 0.2 s")
 
 
 async def test_node_that_neither_forks_nor_ends_a_worker_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ async def test_other_certificate_and_closed_port_get_no_token(taken: Taken) -> N
         await Agent(taken.order(port=number)).serve()
 
 
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x10\x00", b"\x00\x00\x00\x01x"])
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x10\x00x", b"\x00\x00\x00\x01x"])
 async def test_strangers_are_dropped(taken: Taken, sent: bytes) -> None:
     """Bytes that are no token end the connection at once, and so does a plain word to a port with TLS."""
     reader, writer = await asyncio.open_connection(*taken.address)
@@ -93,14 +93,14 @@ async def test_strangers_are_dropped(taken: Taken, sent: bytes) -> None:
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b"" or taken.port.fingerprint is not None
     writer.close()
-    await until(lambda: not taken.port._strangers)
+    await until(lambda: not taken.port.strangers)
 
 
 async def test_silent_strangers_are_bounded(taken: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more than the most, the oldest is dropped, also in a handshake; an agent with a token still joins."""
     monkeypatch.setattr(port, "MOST_STRANGERS", 4)
     silent = [await asyncio.open_connection(*taken.address) for _ in range(12)]
-    await until(lambda: len(taken.port._strangers) == 4)
+    await until(lambda: len(taken.port.strangers) == 4)
     for reader, _ in silent[:8]:
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
@@ -117,7 +117,7 @@ async def test_silent_stranger_is_dropped_in_time(taken: Taken, monkeypatch: pyt
     reader, writer = await asyncio.open_connection(*taken.address)
     with contextlib.suppress(ConnectionResetError):
         assert await reader.read() == b""
-    await until(lambda: not taken.port._strangers)
+    await until(lambda: not taken.port.strangers)
     writer.close()
 
 

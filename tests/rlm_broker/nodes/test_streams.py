@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from rlm_broker.nodes import messages
+from rlm_broker.nodes import link, messages
 from rlm_broker.nodes.link import HIGH_BYTES, Link
 from rlm_broker.nodes.streams import WINDOW_BYTES, DescriptorEnd, FileEnd, send_file
 from tests.support.clock import Clock
@@ -17,12 +17,10 @@ from tests.support.waiting import until
 
 
 @contextlib.asynccontextmanager
-async def linked(silence_s: float = 2.0, *, is_patient: bool = False) -> AsyncIterator[tuple[Link, Link]]:
+async def linked(*, is_patient: bool = False) -> AsyncIterator[tuple[Link, Link]]:
     """The orchestrator's end of a link, and the agent's."""
-    ours = Link(messages.from_agent, lambda _: None, lambda _: None, silence_s=silence_s)
-    theirs = Link(
-        messages.from_orchestrator, lambda _: None, lambda _: None, silence_s=silence_s, is_patient=is_patient
-    )
+    ours = Link(messages.from_agent, lambda _: None, lambda _: None)
+    theirs = Link(messages.from_orchestrator, lambda _: None, lambda _: None, is_patient=is_patient)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ours, "127.0.0.1", 0)
     async with server:
@@ -153,32 +151,28 @@ async def test_file_that_does_not_arrive_is_an_error(how: str) -> None:
 # -- silence -----------------------------------------------------------------------------------------------------------
 
 
-def mute(link: Link) -> None:
+def mute(side: Link) -> None:
     """Let a side send no heartbeat any more."""
-    assert link._timer is not None
-    link._timer.cancel()
+    assert side._timer is not None
+    side._timer.cancel()
 
 
-def unacknowledged(link: Link) -> None:
-    """Let a side believe that nothing is acknowledged, as behind a cut."""
-    never: Callable[[], bool] = lambda: False  # noqa: E731
-    link._is_acknowledged = never  # type: ignore[method-assign]
-
-
-async def test_silent_side_is_lost() -> None:
-    async with linked(0.2) as (ours, theirs):
+async def test_silent_side_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 0.2)
+    async with linked() as (ours, theirs):
         mute(theirs)
         await until(lambda: ours.why_lost is not None)
         assert ours.why_lost == "it was silent for 0.2 s"
 
 
-async def test_agent_is_patient_with_a_busy_orchestrator_but_not_behind_a_cut() -> None:
-    async with linked(0.2, is_patient=True) as (ours, theirs):
+async def test_agent_is_patient_with_a_busy_orchestrator_but_not_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_S", 0.2)
+    async with linked(is_patient=True) as (ours, theirs):
         mute(ours)
         heard = theirs._heard
         await until(lambda: asyncio.get_running_loop().time() - heard > 0.6)
         assert theirs.why_lost is None
-        unacknowledged(theirs)
+        monkeypatch.setattr(theirs, "_is_acknowledged", lambda: False)  # as behind a cut
         await until(lambda: theirs.why_lost is not None)
 
 

@@ -165,6 +165,10 @@ async def never() -> None:
     raise AssertionError("no summary was needed")
 
 
+def texts_of(progress: Progress) -> list[str]:
+    return [str(message.content) for message in progress.messages]
+
+
 def conversation(limit: float | None, *texts: str) -> tuple[Conversation, Progress]:
     roles = ["system", "user", *["assistant", "user"] * len(texts)]
     progress = Progress(messages=[ChatMessage(role, text) for role, text in zip(roles, texts, strict=False)])  # type: ignore[arg-type]
@@ -184,7 +188,7 @@ async def test_older_outputs_are_cut_first() -> None:
         16_000, "s" * 10, "o" * 10, "a" * 3_000, "u" * 9_000, "a" * 10, "v" * 800, "a" * 10, "w" * 9_000
     )
     await kept.fit(never)
-    sizes = [len(str(message.content)) for message in progress.messages]
+    sizes = [*map(len, texts_of(progress))]
     assert sizes[:3] == [10, 10, 3_000]
     assert FEWEST_OLDER_CHARS < sizes[3] < 9_000
     assert sizes[4:] == [10, 800, 10, 9_000]
@@ -204,7 +208,7 @@ async def test_outputs_are_halved_until_the_request_fits() -> None:
     older = shorten("u" * 9_000, 4_500)
     kept, progress = conversation(40 + len(older) + 10, "s" * 10, "o" * 10, "a" * 10, "u" * 9_000, "a" * 10, "w" * 10)
     await kept.fit(never)
-    assert [str(message.content) for message in progress.messages[3:]] == [older, "a" * 10, "w" * 10]
+    assert texts_of(progress)[3:] == [older, "a" * 10, "w" * 10]
 
 
 async def test_outputs_keep_a_minimum_of_characters() -> None:
@@ -218,14 +222,8 @@ async def test_outputs_keep_a_minimum_of_characters() -> None:
     kept, progress = conversation(1, "s", "o", "a" * 3_000, "u" * 9_000, "b" * 3_000, "w" * 9_000)
     await kept.fit(summarise)
     assert summaries == 1
-    assert [str(message.content) for message in progress.messages] == [
-        "s",
-        "o",
-        "a" * 3_000,
-        shorten("u" * 9_000, 500),
-        "b" * 3_000,
-        shorten("w" * 9_000, 2_000),
-    ]
+    older, newest = shorten("u" * 9_000, 500), shorten("w" * 9_000, 2_000)
+    assert texts_of(progress) == ["s", "o", "a" * 3_000, older, "b" * 3_000, newest]
 
 
 async def test_provider_count_decides_what_fits() -> None:
@@ -233,28 +231,22 @@ async def test_provider_count_decides_what_fits() -> None:
     await kept.learn(2 * 3_030)
     progress.messages.append(ChatMessage("user", "w" * 10))
     await kept.fit(never)
-    assert str(progress.messages[3].content) == shorten("u" * 3_000, 1_500)
+    assert texts_of(progress)[3] == shorten("u" * 3_000, 1_500)
 
 
-async def test_after_a_refusal_three_tenths_less_is_sent() -> None:
-    kept, progress = conversation(100_000, "s" * 100, "o" * 100, "a" * 100, "u" * 5_000, "a" * 100, "w" * 100)
-    assert await kept.takes_refusal(ModelFailed(TOO_LONG))
-    await kept.fit(never)
-    assert str(progress.messages[3].content) == shorten("u" * 5_000, 2_500)
+async def test_after_a_refusal_three_tenths_less_is_sent_or_the_lower_limit() -> None:
+    for limit, chars, kept_chars in ((100_000, 5_000, 2_500), (4_000, 9_000, 2_250)):
+        kept, progress = conversation(limit, "s" * 100, "o" * 100, "a" * 100, "u" * chars, "a" * 100, "w" * 100)
+        assert await kept.takes_refusal(ModelFailed(TOO_LONG))
+        await kept.fit(never)
+        assert texts_of(progress)[3] == shorten("u" * chars, kept_chars)
     assert not await kept.takes_refusal(ModelFailed("429: rate limit reached"))
-
-
-async def test_lower_limit_than_the_refused_size_stays() -> None:
-    kept, progress = conversation(4_000, "s" * 100, "o" * 100, "a" * 100, "u" * 9_000, "a" * 100, "w" * 100)
-    assert await kept.takes_refusal(ModelFailed(TOO_LONG))
-    await kept.fit(never)
-    assert str(progress.messages[3].content) == shorten("u" * 9_000, 2_250)
 
 
 async def test_the_system_prompt_and_the_opening_are_never_cut() -> None:
     kept, progress = conversation(10, "s" * 1_000, "o" * 50_000)
     await kept.fit(never)
-    assert [len(str(message.content)) for message in progress.messages] == [1_000, 50_000]
+    assert [*map(len, texts_of(progress))] == [1_000, 50_000]
 
 
 async def test_provider_count_corrects_but_never_to_zero() -> None:

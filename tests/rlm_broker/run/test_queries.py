@@ -13,7 +13,7 @@ from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.errors import LimitReached
-from rlm_broker.events.event import Event, ReplReady, RunEnded, RunStarted
+from rlm_broker.events.event import Event, ReplReady, RunEnded, RunStarted, ToolEnded, ToolStarted
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.run.lm_handler import LMHandler
@@ -311,17 +311,17 @@ def test_system_prompts_may_differ_by_depth(open_sandbox: Sandbox) -> None:
     assert [request.messages[0].content for request in client.requests] == [f"{prompt}0", f"{prompt}1"]
 
 
-def test_fifty_concurrent_runs_keep_contexts_apart() -> None:
+def test_twenty_concurrent_runs_keep_contexts_apart() -> None:
     code = "```repl\nFINAL(context[6:] if context.startswith('child ') else rlm_query('child ' + context))\n```"
 
     async def all_of_them() -> list[str | None]:
         handler = LMHandler(FunctionClient(lambda _: code))
         async with handler, place(Sandbox(), listener=handler.listener) as sandbox:
             rlms = [RLM(handler=handler, sandbox=sandbox, limits=Limits(max_depth=2)) for _ in range(5)]
-            runs = [rlms[number % 5].acompletion(f"the secret of {number}", "q") for number in range(50)]
+            runs = [rlms[number % 5].acompletion(f"the secret of {number}", "q") for number in range(20)]
             return [done.response for done in await asyncio.gather(*runs)]
 
-    assert asyncio.run(all_of_them()) == [f"the secret of {number}" for number in range(50)]
+    assert asyncio.run(all_of_them()) == [f"the secret of {number}" for number in range(20)]
 
 
 def test_profile_and_prologue_reach_the_model(open_sandbox: Sandbox) -> None:
@@ -332,6 +332,32 @@ def test_profile_and_prologue_reach_the_model(open_sandbox: Sandbox) -> None:
     assert "answer['ready']" in system
     assert "`FINAL" not in system
     assert opening.startswith("Be {brief}.\n\n")
+
+
+async def test_calls_of_tools_are_numbered_events() -> None:
+    events, hangs = list[Event](), asyncio.Event()
+
+    async def half(number: int) -> float:
+        if not number:
+            hangs.set()
+            await asyncio.Event().wait()
+        return number / 2
+
+    def call(number: int) -> Query:
+        return Query(f"1:{number}", "tool", [f'{{"args":[{number}],"kwargs":{{}}}}'], tool="half")
+
+    async with LMHandler(FunctionClient(lambda _: "fine")) as handler:
+        answers = handler.answers(tools={"half": half}, on_event=events.append)
+        assert await answers(call(3)) == [Slot("1.5")]
+        cancelled = asyncio.create_task(answers(call(0)))
+        await asyncio.wait_for(hangs.wait(), WAIT_S)
+        cancelled.cancel()
+        await asyncio.wait({cancelled})
+    told = [(e.run, e.depth, e.call, e.tool) for e in events if isinstance(e, ToolStarted | ToolEnded)]
+    assert told == [("1", 0, 1, "half")] * 2 + [("1", 0, 2, "half")] * 2
+    ends = [(event.result, event.error) for event in events if isinstance(event, ToolEnded)]
+    assert ends == [("1.5", None), ("", "cancelled")]
+    assert all(0 <= event.duration_s < WAIT_S for event in events if isinstance(event, ToolEnded))
 
 
 async def test_query_of_hostile_code_is_refused_in_each_slot() -> None:

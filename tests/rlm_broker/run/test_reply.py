@@ -42,6 +42,7 @@ def ran(sandbox: Sandbox, *replies: str, context: Any = LONG, **limits: Any) -> 
     with RLM(client, limits=Limits(**limits), sandbox=sandbox) as rlm:
         done = rlm.completion(context, "Which?")
     assert len(client.requests) == len(replies)
+    assert {request.messages[-1].role for request in client.requests} == {"user"}
     return done, [str(request.messages[-1].content) for request in client.requests]
 
 
@@ -92,6 +93,7 @@ def test_answer_before_a_look_is_questioned_once(sandbox: Sandbox) -> None:
     assert done.response == "from memory"
     assert NOT_LOOKED_AT in told[0]
     assert NOT_LOOKED in told[1]
+    assert "no answer in your reply" not in told[1]
     done, told = ran(sandbox, "FINAL(from memory)", PRINTS, "FINAL(looked)")
     assert done.response == "looked"
     done, told = ran(sandbox, "FINAL(from memory)", "FINAL(another thought)")

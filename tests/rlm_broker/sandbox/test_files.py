@@ -114,30 +114,27 @@ def test_invalid_path_is_refused_by_each_method(path: Any, why: str, tmp_path: P
 def test_invalid_file_argument_is_refused_in_words(tmp_path: Path, open_sandbox: Sandbox) -> None:
     os.mkfifo(tmp_path / "fifo")
     with open_sandbox.repl() as repl:
-        write: Any = repl.files.write
-        with pytest.raises(
-            ConfigurationError, match=r"data must be bytes or a Path .* not str: for text give `data.encode\(\)`"
+        files: Any = repl.files
+        for call, given, why in (
+            (files.write, "text", r"data must be bytes or a Path .* not str: for text give `data.encode\(\)`"),
+            (files.write, tmp_path / "none", "cannot be read: No such file"),
+            (files.write, tmp_path / "fifo", "is not a regular file"),
+            (files.write, tmp_path, "is not a regular file"),
+            *((files.read, bound, "give a number of bytes") for bound in (-1, True, "9")),
         ):
-            write("x", "text")
-        with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
-            write("x", tmp_path / "none")
-        for what in ("fifo", "."):
-            with pytest.raises(ConfigurationError, match="is not a regular file"):
-                write("x", tmp_path / what)
-        read: Any = repl.files.read
-        for bound in (-1, True, "9"):
-            with pytest.raises(ConfigurationError, match="give a number of bytes"):
-                read("x", bound)
-        assert repl.files.list() == []
-        repl.files.write("x", b"x")
-        with pytest.raises(ConfigurationError, match="is a folder: name the file"):
-            repl.files.save("x", tmp_path)
-        with pytest.raises(ConfigurationError, match="cannot be written: No such file"):
-            repl.files.save("x", tmp_path / "none" / "x")
-        with pytest.raises(ConfigurationError, match="to must be a path of the host"):
-            repl.files.save("x", "")
+            with pytest.raises(ConfigurationError, match=why):
+                call("x", given)
+        assert files.list() == []
+        files.write("x", b"x")
+        for to, why in (
+            (tmp_path, "is a folder: name the file"),
+            (tmp_path / "none" / "x", "cannot be written: No such file"),
+            ("", "to must be a path of the host"),
+        ):
+            with pytest.raises(ConfigurationError, match=why):
+                files.save("x", to)
         with pytest.raises(FileRefused, match="'none' cannot be opened: No such file or directory"):
-            repl.files.save("none", tmp_path / "never")
+            files.save("none", tmp_path / "never")
         assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
 
 
@@ -176,11 +173,18 @@ def test_file_growing_while_read_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_files_stay_when_the_repl_is_killed(sandbox: Sandbox) -> None:
+    """A file is read in pieces after its removal, too."""
     with sandbox.repl() as repl:
         repl.files.write("kept", b"kept")
         assert repl.execute("import os; os._exit(1)").status == "killed"
         assert repl.files.read("kept") == b"kept"
         assert repl.execute("open('kept').read()").stdout == "'kept'\n"
+        before = open_files()
+        with repl.files.open("kept") as file:
+            assert file.read(2) == b"ke"
+            repl.files.remove("kept")
+            assert file.read() == b"pt"
+        assert open_files() == before
 
 
 def test_repl_that_is_not_open_has_no_files(open_sandbox: Sandbox) -> None:
@@ -236,14 +240,3 @@ async def test_list_that_never_ends_is_refused() -> None:
 
         with pytest.raises(SandboxFailed, match="does not end"):
             await ReplFiles(EventLoopRef.here, worker, 1 << 20).alist()
-
-
-def test_file_is_read_in_pieces_after_its_removal(sandbox: Sandbox) -> None:
-    with sandbox.repl() as repl:
-        before = open_files()
-        repl.files.write("deep/a", b"first, second")
-        with repl.files.open("deep/a") as file:
-            assert file.read(7) == b"first, "
-            repl.files.remove("deep/a")
-            assert file.read() == b"second"
-        assert open_files() == before

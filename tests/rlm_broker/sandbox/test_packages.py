@@ -46,6 +46,12 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def own(venv: Path, tmp_path: Path) -> Path:
+    """A copy of it, for a test to write into."""
+    return shutil.copytree(venv, tmp_path / "own", symlinks=True)
+
+
 OF_THE_ORCHESTRATOR = ["numpy", "pydantic", "aiohttp", "click", "pytest", "rlm_broker", "tests", "pip"]
 """Modules that this process can import, and that a worker does not need."""
 FIRST_LOOKED_FOR = ["sitecustomize", "usercustomize", "typing_extensions", "jsonschema", "attr", "numpy", "readline"]
@@ -75,20 +81,34 @@ async def test_code_imports_the_packages_of_a_list(installer: str) -> None:
 @table("level", [*LEVELS, "process"])
 @pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
 async def test_code_imports_the_packages_of_a_venv(level: str, venv: Path) -> None:
-    async with Sandbox(isolation=level, python=venv) as sandbox, sandbox.repl() as repl:
-        block = await repl.aexecute("import lenses, sqlite3, unicodedata, csv\nprint(lenses.COUNT)")
-        assert (block.stdout, block.stderr) == ("40\n", "")
-        assert (await repl.aexecute(IMPORTS)).final_answer == "[]"
+    """A ready REPL has them, too, and one after a kill, and what a query for JSON of a schema imports."""
+    code = "import lenses, sqlite3, unicodedata, csv, jsonschema\njsonschema.validate(7, {'type': 'integer'})\nprint(lenses.COUNT)"
+    async with Sandbox(isolation=level, python=venv, warm=2) as sandbox:
+        for _ in range(3):
+            async with sandbox.repl() as repl:
+                block = await repl.aexecute(code)
+                assert (block.stdout, block.stderr) == ("40\n", "")
+                assert (await repl.aexecute(IMPORTS)).final_answer == "[]"
+        async with sandbox.repl() as repl:
+            await repl.aexecute("import os\nos._exit(1)")
+            assert (await repl.aexecute(code)).stdout == "40\n"
 
 
-@pytest.mark.usefixtures("venv")
-async def test_without_an_environment_code_has_the_orchestrators() -> None:
-    async with Sandbox() as sandbox, sandbox.repl() as repl:
+async def test_without_an_environment_code_has_the_orchestrators(open_sandbox: Sandbox) -> None:
+    async with open_sandbox.repl() as repl:
         assert "pydantic" in ((await repl.aexecute(IMPORTS)).final_answer or "")
 
 
+async def test_template_imports_from_the_environment_alone(venv: Path) -> None:
+    async with Sandbox(python=venv) as sandbox:
+        setup = "import lenses\ntwice = 2 * lenses.COUNT"
+        async with sandbox.template(imports=["lenses"], setup=setup) as template, template.repl() as repl:
+            assert (await repl.aexecute("print(twice)")).stdout == "80\n"
+        with pytest.raises(ConfigurationError, match="No module named 'pydantic'"):
+            await sandbox.template(imports=["pydantic"]).__aenter__()
+
+
 def test_worker_sees_only_needed_packages(venv: Path) -> None:
-    """A worker sees only those packages of the orchestrator that it needs."""
     told = shown(python_paths(), read_venv(venv))
     assert told.packages is not None
     folders = site.getsitepackages()
@@ -99,29 +119,15 @@ def test_worker_sees_only_needed_packages(venv: Path) -> None:
     assert ours - {"sandbox_worker"} == {"msgspec", *told.packages.own}
 
 
-@table("level", LEVELS)
-async def test_worker_has_the_needed_packages(level: str, venv: Path) -> None:
-    """A query for JSON of a schema imports a validator in the REPL, also if the environment has none."""
-    code = "import jsonschema\njsonschema.validate(7, {'type': 'integer'})\nprint('valid')"
-    async with Sandbox(isolation=level, python=venv) as sandbox, sandbox.repl() as repl:
-        block = await repl.aexecute(code)
-        assert (block.stdout, block.stderr) == ("valid\n", "")
-
-
-async def test_environment_modules_precede_the_workers(venv: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(venv, own, symlinks=True)
+async def test_environment_modules_precede_the_workers(own: Path) -> None:
     (read_venv(own).site_packages[0] / "typing_extensions.py").write_text("IS_OWN = True\n")
     async with Sandbox(python=own) as sandbox, sandbox.repl() as repl:
         block = await repl.aexecute("import typing_extensions\nprint(typing_extensions.IS_OWN)")
         assert (block.stdout, block.stderr) == ("True\n", "")
 
 
-async def test_environment_lines_do_not_run_in_the_fork_server(venv: Path, tmp_path: Path) -> None:
-    own = tmp_path / "copy"
-    shutil.copytree(venv, own, symlinks=True)
-    packages = read_venv(own).site_packages[0]
-    ran = tmp_path / "ran"
+async def test_environment_lines_do_not_run_in_the_fork_server(own: Path, tmp_path: Path) -> None:
+    packages, ran = read_venv(own).site_packages[0], tmp_path / "ran"
     code = f"open({str(ran)!r}, 'a').close()"
     for name in (*FIRST_LOOKED_FOR, "msgspec", "sandbox_worker", "json", "encodings"):
         (packages / f"{name}.py").write_text(code)
@@ -156,27 +162,6 @@ async def test_foreign_venv_gives_packages_and_no_programs(tmp_path: Path) -> No
     assert "No module named 'lenses'" in block.stderr
 
 
-async def test_warm_and_restarted_repls_have_the_packages(venv: Path) -> None:
-    """Ready REPLs, and a REPL after a kill, have the packages."""
-    code = "import lenses\nprint(lenses.COUNT)"
-    async with Sandbox(python=venv, warm=2) as sandbox:
-        for _ in range(3):
-            async with sandbox.repl() as repl:
-                assert (await repl.aexecute(code)).stdout == "40\n"
-        async with sandbox.repl() as repl:
-            await repl.aexecute("import os\nos._exit(1)")
-            assert (await repl.aexecute(code)).stdout == "40\n"
-
-
-async def test_template_imports_from_the_environment_alone(venv: Path) -> None:
-    async with Sandbox(python=venv) as sandbox:
-        setup = "import lenses\ntwice = 2 * lenses.COUNT"
-        async with sandbox.template(imports=["lenses"], setup=setup) as template, template.repl() as repl:
-            assert (await repl.aexecute("print(twice)")).stdout == "80\n"
-        with pytest.raises(ConfigurationError, match="No module named 'pydantic'"):
-            await sandbox.template(imports=["pydantic"]).__aenter__()
-
-
 async def test_shared_context_has_the_packages(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_cache, "SHARED_FROM_BYTES", 1)
     records = [{"id": number} for number in range(100)]
@@ -188,11 +173,9 @@ async def test_shared_context_has_the_packages(venv: Path, monkeypatch: pytest.M
         assert len(sandbox._fork_server._others) == 1
 
 
-async def test_extension_in_c_is_loaded_with_its_libraries(venv: Path, tmp_path: Path) -> None:
+async def test_extension_in_c_is_loaded_with_its_libraries(own: Path) -> None:
     require_cpp_library()
     numpy = pytest.importorskip("numpy")
-    own = tmp_path / "own"
-    shutil.copytree(venv, own, symlinks=True)
     installed, packages = Path(numpy.__file__).parent, read_venv(own).site_packages[0]
     for folder in (installed, *installed.parent.glob("numpy.libs")):
         try:
@@ -206,17 +189,13 @@ async def test_extension_in_c_is_loaded_with_its_libraries(venv: Path, tmp_path:
             assert (await repl.aexecute("numpy.arange(3)", value=True)).value.tolist() == [0, 1, 2]
 
 
-async def test_links_out_of_a_venv_are_named_once(venv: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(venv, own, symlinks=True)
+async def test_links_out_of_a_venv_are_named_once(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     (read_venv(own).site_packages[0] / "editable.pth").write_text(f"{PROJECT}\n")
     caplog.set_level(logging.WARNING, "rlm_broker")
     for _ in range(2):
         async with Sandbox(python=own) as sandbox, sandbox.repl() as repl:
             assert (await repl.aexecute(IMPORTS)).final_answer == "[]"
-    assert [record.getMessage() for record in caplog.records] == [
-        f"packages that lead out of {own} are not shown to REPLs: editable.pth"
-    ]
+    assert caplog.messages == [f"packages that lead out of {own} are not shown to REPLs: editable.pth"]
 
 
 async def test_venv_missing_at_opening_is_named(tmp_path: Path) -> None:
@@ -304,18 +283,19 @@ def test_invalid_requirement_is_refused_in_one_sentence(text: str) -> None:
     assert len(str(why.value)) < 300
 
 
-@table("given", ["numpy", {"numpy"}, {"numpy": "2"}, 7, b"numpy", [None]])
-def test_list_of_other_than_texts_is_refused(given: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match="each must be text such as 'numpy>=2'" if given == [None] else "packages"
-    ):
+@table(
+    "given, why",
+    [
+        *((each, "packages must be a list such as") for each in ("numpy", {"numpy"}, {"numpy": "2"}, 7)),
+        *((each, "each must be text such as 'numpy>=2'") for each in ([None], b"numpy")),
+        ([f"p{number}" for number in range(MAX_REQUIREMENTS + 1)], f"more than {MAX_REQUIREMENTS}"),
+    ],
+)
+def test_list_of_other_than_texts_is_refused(given: Any, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
         Requirements.of(given)
-
-
-def test_list_is_bounded() -> None:
-    assert len(Requirements.of([f"p{number}" for number in range(MAX_REQUIREMENTS)]).texts) == MAX_REQUIREMENTS
-    with pytest.raises(ConfigurationError, match=f"more than {MAX_REQUIREMENTS}"):
-        Requirements.of([f"p{number}" for number in range(MAX_REQUIREMENTS + 1)])
+    if isinstance(given, list):
+        assert len(Requirements.of([f"p{number}" for number in range(MAX_REQUIREMENTS)]).texts) == MAX_REQUIREMENTS
 
 
 LENSES = Requirements.of(["lenses"])
@@ -341,16 +321,6 @@ def began(cache: Path) -> list[Path]:
 
 def left(cache: Path) -> list[str]:
     return [path.name for path in cache.iterdir() if path.suffix != ".lock"]
-
-
-async def test_cache_is_private_also_where_groups_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ordinary users of Ubuntu and of Debian 13 have the umask 002."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
-    before = os.umask(0o002)
-    try:
-        assert (await venv_with(Requirements.of([]))).folder.is_relative_to(tmp_path / "new")
-    finally:
-        os.umask(before)
 
 
 @table(
@@ -406,19 +376,13 @@ async def test_packages_of_different_sources_stay_apart(quick_cache: Path, monke
 async def test_cached_list_needs_no_network_or_process(
     cache: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list is used again without a network or a process."""
-    first = await venv_with(LENSES)
+    """So does a list that is empty, once it was made."""
+    first, empty = await venv_with(LENSES), await venv_with(Requirements.of([]))
+    assert list(empty.site_packages[0].iterdir()) == []
     shutil.rmtree(wheels)
     monkeypatch.setattr(subprocess, "Popen", None)
     assert await venv_with(Requirements.of(["Lenses"])) == first
-    assert left(cache) == [LENSES.digest]
-
-
-@pytest.mark.installer
-async def test_empty_list_is_an_environment_without_packages(cache: Path) -> None:
-    venv = await venv_with(Requirements.of([]))
-    assert left(cache) == [venv.folder.name]
-    assert list(venv.site_packages[0].iterdir()) == []
+    assert {*left(cache)} == {LENSES.digest, empty.folder.name}
 
 
 @pytest.mark.installer
@@ -474,14 +438,15 @@ async def test_waiting_too_long_for_another_process_is_told(quick_cache: Path) -
 
 async def test_endless_installer_is_ended_with_its_children(tmp_path: Path, cache: Path) -> None:
     """An installer that never ends is ended with all processes that it started."""
+    before = living_below()
     stand_in_for_uv(tmp_path / "programs", NEVER_ENDS)
     opening = asyncio.create_task(Sandbox(packages=["lenses"]).__aenter__())
     await until(lambda: cache.exists() and began(cache))
-    assert len(living_below()) == 3
+    assert len(living_below() - before) == 3
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    assert living_below() == set()
+    assert living_below() == before
     assert left(cache) == []
 
 
@@ -517,7 +482,6 @@ async def test_folder_of_another_user_is_refused(quick_cache: Path) -> None:
 
 
 async def test_writable_or_linked_folder_is_refused(quick_cache: Path, tmp_path: Path) -> None:
-    """A folder that others can write to and a link are refused."""
     venv = await venv_with(LENSES)
     quick_cache.chmod(0o777)
     with pytest.raises(ConfigurationError, match="this user alone can write to"):
@@ -529,11 +493,23 @@ async def test_writable_or_linked_folder_is_refused(quick_cache: Path, tmp_path:
         await venv_with(LENSES)
 
 
-async def test_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cache_lies_where_no_other_user_can_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordinary users of Ubuntu and of Debian 13 have the umask 002."""
     (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigurationError, match=f"packages cannot be kept: .*{tmp_path}/file"):
-        await venv_with(LENSES)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    for name, why in (("file", f"packages cannot be kept: .*{tmp_path}/file"), ("shared", "another user may replace")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        with pytest.raises(ConfigurationError, match=why):
+            await venv_with(LENSES)
+    (tmp_path / "shared").chmod(0o1777)
+    before = os.umask(0o002)
+    try:
+        for name in ("shared", "new"):
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+            assert (await venv_with(Requirements.of([]))).folder.is_relative_to(tmp_path / name)
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.installer
@@ -571,14 +547,3 @@ async def test_loop_goes_on_while_packages_are_installed() -> None:
         await asyncio.sleep(0.001)
         turns += 1
     assert turns > 50, "the loop stood still"
-
-
-async def test_cache_in_a_changeable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
-    with pytest.raises(ConfigurationError, match="another user may replace files in"):
-        await venv_with(LENSES)
-    shared.chmod(0o1777)
-    assert (await venv_with(Requirements.of([]))).folder.is_relative_to(shared)

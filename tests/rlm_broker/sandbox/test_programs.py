@@ -72,16 +72,13 @@ def sleeping() -> list[psutil.Process]:
 # -- what a program says ---------------------------------------------------------------------------------------------
 
 
-def test_exit_code_output_and_time_are_told(repl: SandboxedRepl) -> None:
+def test_end_output_and_time_are_told(repl: SandboxedRepl) -> None:
     with nothing_more():
         result = repl.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
         assert result.execution_time > 0
         expected = ProgramResult(result.argv, "ended", 3, None, "out\n", "err\n", execution_time=result.execution_time)
         assert result == expected
         assert repl.run(["true"]).exit_code == 0
-
-
-def test_signal_that_ends_a_program_is_told(repl: SandboxedRepl) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV):
         result = repl.run(["sh", "-c", f"kill -{int(number)} $$"])
         assert (result.status, result.exit_code, result.signal, result.limit) == ("ended", None, number, None)
@@ -91,14 +88,14 @@ def test_input_and_binary_output_go_through_as_bytes(repl: SandboxedRepl) -> Non
     data = bytes(range(256)) * 2000
     repl.files.write("data", data)
     assert repl.run(["cmp", "-", "data"], input=data).exit_code == 0
-    assert repl.run(["cat"], input="héé").stdout == "héé"
-    assert repl.run(["cat"]).stdout == ""
-    assert repl.run(["printf", r"a\377b"]).stdout == "a\ufffdb"
-    assert repl.run(["printf", r"\303"]).stdout == "\ufffd"
-
-
-def test_input_that_is_not_read_holds_nothing_up(repl: SandboxedRepl) -> None:
-    with nothing_more():
+    shown = [
+        repl.run(["cat"], input="héé"),
+        repl.run(["cat"]),
+        repl.run(["printf", r"a\377b"]),
+        repl.run(["printf", r"\303"]),
+    ]
+    assert [result.stdout for result in shown] == ["héé", "", "a\ufffdb", "\ufffd"]
+    with nothing_more():  # input that is not read holds nothing up
         assert repl.run(["true"], input=bytes(10 << 20)).exit_code == 0
         assert repl.run(["sh", "-c", "head -c 5; sleep 0"], input=b"x" * (1 << 20)).stdout == "xxxxx"
 
@@ -115,9 +112,11 @@ def test_much_output_keeps_its_ends_and_costs_no_memory(repl: SandboxedRepl) -> 
     assert len(result.stdout) < 1100
 
 
-def test_lines_are_bounded_as_those_of_a_block(sandbox: Sandbox) -> None:
-    with sandbox.repl(limits=ReplLimits(max_output_lines=4)) as repl:
-        assert "lines: 16" in repl.run(["seq", "20"]).stdout
+def test_bounds_are_those_of_a_block_unless_given(sandbox: Sandbox) -> None:
+    with sandbox.repl(limits=ReplLimits(max_output_lines=4, block_timeout_s=0.5)) as repl:
+        assert "lines: 16" in repl.run(["seq", "20"], timeout_s=WAIT_S).stdout
+        assert repl.run(["sleep", "1000"]).status == "timeout"
+        assert repl.run(["sleep", "1"], timeout_s=WAIT_S).status == "ended"
 
 
 def test_variables_are_those_of_code_and_more(repl: SandboxedRepl) -> None:
@@ -221,19 +220,17 @@ def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> 
     assert repl.run(["cat", os.fsdecode(b"\xff")]).exit_code == 0
 
 
-@table("level, why", [("standard", "'standard'.*use 'strict'"), ("process", "'process'.*use 'strict'")])
-def test_programs_need_a_level_that_ends_them(level: str, why: str) -> None:
-    """Levels that would not end all processes of a program refuse it."""
-    with Sandbox(isolation=level) as sandbox, sandbox.repl() as repl, pytest.raises(ConfigurationError, match=why):
-        repl.run(["true"])
-
-
-def test_sandbox_that_starts_no_programs_refuses() -> None:
-    with (
-        Sandbox(isolation="strict", allow_exec=False) as sandbox,
-        sandbox.repl() as repl,
-        pytest.raises(ConfigurationError, match="allow_exec=False"),
-    ):
+@table(
+    "level, may_exec, why",
+    [
+        ("standard", None, "'standard'.*use 'strict'"),
+        ("process", None, "'process'.*use 'strict'"),
+        ("strict", False, "allow_exec=False"),
+    ],
+)
+def test_programs_need_a_level_that_ends_them(level: str, may_exec: bool | None, why: str) -> None:
+    refused = pytest.raises(ConfigurationError, match=why)
+    with Sandbox(isolation=level, allow_exec=may_exec) as sandbox, sandbox.repl() as repl, refused:
         repl.run(["true"])
 
 
@@ -250,19 +247,15 @@ def test_repl_that_is_not_open_or_closed_runs_nothing(sandbox: Sandbox) -> None:
 # -- its end ---------------------------------------------------------------------------------------------------------
 
 
-def test_all_that_a_program_started_ends_at_its_timeout(repl: SandboxedRepl) -> None:
+def test_all_that_a_program_started_ends_with_it(repl: SandboxedRepl) -> None:
     with nothing_more():
-        result = repl.run(["sh", "-c", f"echo started; {DAEMONS}"], timeout_s=1)
+        late = repl.run(["sh", "-c", f"echo started; {DAEMONS}"], timeout_s=1)
         assert not sleeping()
-    assert (result.status, result.limit, result.signal, result.stdout) == ("timeout", "timeout_s", 9, "started\n")
-    assert result.error == "it ran longer than timeout_s = 1 s"
-
-
-def test_program_ends_with_its_background_processes(repl: SandboxedRepl) -> None:
-    with nothing_more():
-        result = repl.run(["sh", "-c", "sleep 1000 & (setsid sleep 1000 &); echo left; exit 5"])
+        ended = repl.run(["sh", "-c", "sleep 1000 & (setsid sleep 1000 &); echo left; exit 5"])
         assert not sleeping()
-    assert (result.status, result.exit_code, result.stdout) == ("ended", 5, "left\n")
+    assert (late.status, late.limit, late.signal, late.stdout) == ("timeout", "timeout_s", 9, "started\n")
+    assert late.error == "it ran longer than timeout_s = 1 s"
+    assert (ended.status, ended.exit_code, ended.stdout) == ("ended", 5, "left\n")
 
 
 async def test_cancelled_caller_ends_its_program_and_no_other(sandbox: Sandbox) -> None:
@@ -327,26 +320,28 @@ async def test_several_run_beside_each_other_and_beside_a_block(sandbox: Sandbox
         assert (await asyncio.wait_for(block, WAIT_S)).stdout == "went\n"
 
 
-async def test_program_above_the_limit_is_refused(sandbox: Sandbox) -> None:
-    async with sandbox.repl(limits=ReplLimits(max_programs=2)) as repl:
-        running = [asyncio.create_task(repl.arun(["sleep", "1000"])) for _ in range(2)]
-        await until(lambda: len(sleeping()) == 2)
-        with pytest.raises(ReplBusy, match="runs 2 programs already, as many as max_programs allows"):
+@pytest.mark.parametrize(
+    ("limits", "code", "refusal", "why"),
+    [
+        (ReplLimits(max_programs=1), "", ReplBusy, "runs 1 programs already, as many as max_programs allows"),
+        (
+            ReplLimits(max_processes=6),
+            "import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(3)]",
+            ProgramNotStarted,
+            "as many processes as max_processes allows",
+        ),
+    ],
+)
+async def test_program_above_a_limit_is_refused(
+    sandbox: Sandbox, limits: ReplLimits, code: str, refusal: type[Exception], why: str
+) -> None:
+    async with sandbox.repl(limits=limits) as repl:
+        assert (await repl.aexecute(code)).status == "ok"
+        running = asyncio.create_task(repl.arun(["sleep", "1001"]))
+        await until(lambda: ["sleep", "1001"] in [each.cmdline() for each in sleeping()])
+        with pytest.raises(refusal, match=why):
             await repl.arun(["true"])
-        for each in running:
-            each.cancel()
-        await asyncio.wait(running)
-        assert (await repl.arun(["true"])).exit_code == 0
-
-
-async def test_program_above_the_process_limit_is_not_started(sandbox: Sandbox) -> None:
-    async with sandbox.repl(limits=ReplLimits(max_processes=6)) as repl:
-        await repl.aexecute("import subprocess\nall = [subprocess.Popen(['sleep', '1000']) for _ in range(3)]")
-        running = asyncio.create_task(repl.arun(["sleep", "1000"]))
-        await until(lambda: len(sleeping()) == 4)
-        with pytest.raises(ProgramNotStarted, match="as many processes as max_processes allows"):
-            await repl.arun(["true"])
-        assert (await repl.aexecute("len(all)")).stdout == "3\n"
+        assert (await repl.aexecute("1")).stdout == "1\n"
         running.cancel()
         await asyncio.wait({running})
         assert (await repl.arun(["true"])).exit_code == 0
@@ -438,13 +433,6 @@ with Sandbox(isolation="strict") as sandbox, sandbox.repl() as repl:
     done = python("-c", code, cwd=PROJECT)
     assert done.stdout == "interrupted 0 1\n\n", done.stderr
     assert repl.run(["true"]).exit_code == 0
-
-
-def test_program_time_defaults_to_the_block_limit(sandbox: Sandbox) -> None:
-    """Time is bounded by the limit of a block unless it is given."""
-    with sandbox.repl(limits=ReplLimits(block_timeout_s=0.2)) as repl:
-        assert repl.run(["sleep", "1000"]).status == "timeout"
-        assert repl.run(["sleep", "0.5"], timeout_s=WAIT_S).status == "ended"
 
 
 def test_program_killed_by_its_cgroup_is_named() -> None:

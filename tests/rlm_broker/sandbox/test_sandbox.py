@@ -166,16 +166,13 @@ def test_equal_settings_share_a_sandbox_from_any_thread() -> None:
 
 
 def test_equal_bounds_share_a_sandbox() -> None:
-    """Equal bounds share a sandbox, even if other settings differ."""
+    """Equal bounds share a sandbox, even if other settings differ. Bad settings are refused."""
     try:
         assert Sandbox.shared() is Sandbox.shared(ReplLimits()) is Sandbox.shared(Limits(max_depth=3))
+        with pytest.raises(ConfigurationError, match="no isolation level 'x'"):
+            Sandbox.shared(isolation="x")
     finally:
         close_all()
-
-
-def test_bad_settings_of_a_shared_sandbox_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no isolation level 'x'"):
-        Sandbox.shared(isolation="x")
 
 
 @table("isolation", ["auto", "standard", "process"])
@@ -201,7 +198,6 @@ def test_shared_sandbox_is_cleaned_up_at_exit_and_fork(isolation: str, tmp_path:
 
 
 def test_sandbox_that_opens_keeps_no_caller_of_another_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call for a sandbox that is open returns while another one opens; calls for that one open it once."""
     slow, may_open, openings, open_it = ReplLimits(cpu_s=7), threading.Event(), list[Sandbox](), Sandbox._open
 
     async def slowly(self: Sandbox) -> None:

@@ -44,13 +44,6 @@ async def test_repl_has_the_templates_state_copied(level: str) -> None:
     assert living_below() == set()
 
 
-async def test_template_leaves_a_stored_context_to_its_owner(open_sandbox: Sandbox) -> None:
-    with store({"a": 1}) as stored:
-        for _ in range(2):
-            async with open_sandbox.template(stored) as template:
-                assert (await run(template.repl(), "print(context['a'])")).stdout == "1\n"
-
-
 async def test_layers_and_limits_are_those_of_any_other_repl() -> None:
     limits = Limits(memory_bytes=256 << 20)
     async with Sandbox(limits, warm=0) as sandbox, sandbox.template(setup="x = bytearray(150 << 20)") as template:
@@ -102,10 +95,17 @@ async def test_forks_draw_different_random_numbers(open_sandbox: Sandbox) -> Non
 async def test_template_without_context_takes_one_per_repl(open_sandbox: Sandbox) -> None:
     async with open_sandbox.template(setup="n = 1") as template:
         assert (await run(template.repl(context="text"), "print(context, n)")).stdout == "text 1\n"
-        async with open_sandbox.template("fixed") as fixed:
-            assert (await run(fixed.repl(), "print(context)")).stdout == "fixed\n"
-            with pytest.raises(ConfigurationError, match="has a context already"):
-                fixed.repl(context="another")
+        assert (await run(template.repl(), "print(context, n)")).stdout == "None 1\n"
+
+
+async def test_template_leaves_a_stored_context_to_its_owner(open_sandbox: Sandbox) -> None:
+    """Its REPLs take no other."""
+    with store({"a": 1}) as stored:
+        for _ in range(2):
+            async with open_sandbox.template(stored) as template:
+                assert (await run(template.repl(), "print(context['a'])")).stdout == "1\n"
+                with pytest.raises(ConfigurationError, match="has a context already"):
+                    template.repl(context="another")
 
 
 @table(
@@ -264,18 +264,10 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("stand_ins")
 @table("level", ["strict", "standard"])
 async def test_template_imports_a_module_that_writes_a_cache(level: str) -> None:
+    """Its home is a scratch folder of its own, without the import's file. A module that starts a thread is named."""
     code = "import os, sys\nprint('writes_a_cache' in sys.modules, os.listdir(os.environ['HOME']))"
-    async with (
-        Sandbox(isolation=level, warm=0) as sandbox,
-        sandbox.template(imports=["writes_a_cache"]) as template,
-        template.repl() as repl,
-    ):
-        block = await repl.aexecute(code)
-    assert block.stdout == "True []\n"  # its home is a scratch folder of its own, without the import's file
-
-
-@pytest.mark.usefixtures("stand_ins")
-async def test_template_names_the_module_that_starts_a_thread() -> None:
-    async with Sandbox(warm=0) as sandbox:
+    async with Sandbox(isolation=level, warm=0) as sandbox:
+        async with sandbox.template(imports=["writes_a_cache"]) as template:
+            assert (await run(template.repl(), code)).stdout == "True []\n"
         with pytest.raises(ConfigurationError, match=r"starts_a_thread starts a thread \(.*\)"):
             await sandbox.template(imports=["is_quiet", "starts_a_thread"]).__aenter__()

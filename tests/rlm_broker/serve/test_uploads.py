@@ -222,20 +222,13 @@ def test_other_key_has_no_such_file(served: Served, client: openai.OpenAI) -> No
 BAD = [
     ({"data": {"purpose": "batch"}}, 400, None, "purpose"),
     ({"data": {"purpose": "user_data", "x": "1"}}, 400, None, "x"),
-    (
-        {"data": {"expires_after[anchor]": "created_at", "expires_after[seconds]": "0"}},
-        400,
-        None,
-        "expires_after[seconds]",
-    ),
+    ({"data": {"expires_after[seconds]": "0"}}, 400, None, "expires_after[seconds]"),
     ({"data": {"expires_after[anchor]": "now", "expires_after[seconds]": "9"}}, 400, None, "expires_after[anchor]"),
     ({"files": {"file": ("n" * 300, b"x")}}, 400, "too_large", "file"),
-    ({"files": {"image": ("a", b"x")}}, 400, None, "image"),
     ({"files": {"purpose": (None, b"user_data")}}, 400, None, "file"),
     ({"files": {"file": ("a", b"x" * 100_001)}}, 413, "too_large", None),
     ({"files": {"file": ("a", b"x" * 5_000_000)}}, 413, "too_large", None),
     ({"json": {}, "files": None}, 400, "not_a_form", None),
-    ({"content": b"", "files": None}, 400, "not_a_form", None),
 ]
 
 
@@ -298,11 +291,3 @@ def test_client_that_leaves_while_it_uploads(served: Served, client: openai.Open
     until_now(lambda: memfds("upload") == before)
     assert client.files.list().data == []
     client.files.create(file=("a", b"x" * 100_000), purpose="user_data")  # the key's bounds are free again
-
-
-def test_many_uploads_leave_nothing(client: openai.OpenAI) -> None:
-    client.files.delete(client.files.create(file=("a", b"x"), purpose="user_data").id)
-    before = memfds("")
-    for _ in range(50):
-        client.files.delete(client.files.create(file=("a", b"text"), purpose="user_data").id)
-    assert memfds("") == before

@@ -53,12 +53,9 @@ def test_hostile_text_stands_in_fences_or_is_escaped() -> None:
         assert not re.search(r"(?<!\\)[<>`~\[(#!*_|&]", outside)
 
 
-def test_long_text_is_cut_in_its_middle() -> None:
+def test_text_is_cut_in_its_middle_and_printable() -> None:
     assert fenced("a" * FENCED_CHARS) == f"```text\n{'a' * FENCED_CHARS}\n```"
     assert "\n... [1 characters cut] ...\n" in fenced("a" * (FENCED_CHARS + 1))
     assert FENCED_CHARS == 10_000
-
-
-def test_what_is_not_printable_is_written_out() -> None:
     assert fenced("a\x1b\ud800\tb") == "```text\na\\x1b\\ud800\tb\n```"
     assert plain("a\x1b\n b") == r"a\\x1b b"

@@ -282,14 +282,7 @@ SHAPES = {
     "code and an answer": Shape("```repl\nx = 1\n```\nFINAL(1)", ("x = 1",), final="1"),
     "inside code only": code("```repl\nFINAL(x)\n```", "FINAL(x)"),
     "the first of several": answer("FINAL(1)\nFINAL(2)", "1"),
-    "the first valid one of several": Shape(
-        "FINAL()\nFINAL_VAR(1)\nFINAL_VAR(x)",
-        var="x",
-        not_run=(
-            EMPTY,
-            NO_NAME,
-        ),
-    ),
+    "the first valid one of several": Shape("FINAL()\nFINAL_VAR(1)\nFINAL_VAR(x)", var="x", not_run=(EMPTY, NO_NAME)),
     "two on a line": answer("FINAL(1) FINAL(2)", "1"),
     "empty": unused("FINAL()", EMPTY),
     "an empty quotation": unused('FINAL("")', EMPTY),
@@ -336,10 +329,15 @@ def test_reply_reports_at_most_eight_skipped_parts() -> None:
 
 
 def test_text_after_ten_thousand_fences_is_ignored() -> None:
-    """Text after ten thousand fence lines is neither run nor an answer."""
-    parsed = parse_reply("```repl\nx = 1\n```\n" * 5_001 + "FINAL(1)")
-    assert len(parsed.code) == 5_000
-    assert parsed.final is None
+    """Mentions are no fences, and an answer before that counts."""
+    block = "```repl\nx = 1\n```\n"
+    fewer = block * 4_998 + "```repl\nx = 1\n```repl\nx = 2\n```\n"  # 9,999 lines
+    parsed = parse_reply(block * 5_001 + "FINAL(1)")
+    assert (len(parsed.code), parsed.final) == (5_000, None)
+    parsed = parse_reply("as in ```repl\nor\n" * 10_001 + "FINAL(1)")
+    assert (parsed.code, parsed.final) == ((), None)
+    for reply in (fewer + "FINAL(1)", block + "FINAL(1)\n" + block * 5_000):
+        assert parse_reply(reply).final == FinalText("1")
 
 
 @pytest.mark.parametrize(("mentions", "found"), [(31, ("x = 1", "y = 2")), (32, ("x = 1",))])
@@ -347,18 +345,6 @@ def test_words_open_no_fence_behind_so_many_mentions(mentions: int, found: tuple
     block = "```repl\nx = 1\n```\n"
     reply = "as in ```repl\nor\n" * mentions + block + "Okay! ```repl\ny = 2\n```"
     assert parse_reply(reply).code == found
-
-
-def test_ten_thousand_mentions_are_no_fence() -> None:
-    parsed = parse_reply("as in ```repl\nor\n" * 10_001 + "FINAL(1)")
-    assert (parsed.code, parsed.final) == ((), None)
-
-
-def test_an_answer_among_ten_thousand_fence_lines_counts() -> None:
-    block = "```repl\nx = 1\n```\n"
-    fewer = block * 4_998 + "```repl\nx = 1\n```repl\nx = 2\n```\n"  # 9,999 lines
-    assert parse_reply(fewer + "FINAL(1)").final == FinalText("1")
-    assert parse_reply(block + "FINAL(1)\n" + block * 5_000).final == FinalText("1")
 
 
 def test_prose_of_a_reply_excludes_code_and_thoughts() -> None:
@@ -535,31 +521,20 @@ SIZE = 200_000
 TIMES = 16
 CHARACTERS = ["`", "~", "<", "(", ")", "'", '"', "\\", "\n", " ", "\r\n", "{", "> ", "- ", "\0", "\ud800", " 'a"]
 OPENINGS = [
-    "FINAL(",
-    "FINAL(\n",
-    "FINAL()\n",
-    "FINAL_VAR(1)\n",
-    "**FINAL(a) b\n",
-    "FINAL(a :(\n",
-    "<tool_call>",
-    '{"name": "',
+    *(
+        "FINAL(",
+        "FINAL(\n",
+        "FINAL()\n",
+        "FINAL_VAR(1)\n",
+        "**FINAL(a) b\n",
+        "FINAL(a :(\n",
+        "<tool_call>",
+        '{"name": "',
+    ),
 ]
 UNCLOSED = [
-    "```\n",
-    "~~~\n",
-    "```a\n",
-    "```repl\n",
-    "```repl\nx\n",
-    "```\nx=1\n",
-    "a:```repl\n",
-    "a. ```repl\n",
-    "a ` ",
-    "a `b` ",
-    "a ```repl ",
-    "a ```b``` ``c`` ",
-    "a. ```\n",
-    "a. ```b\n",
-    "```markdown\n```repl\n",
+    *("```\n", "~~~\n", "```a\n", "```repl\n", "```repl\nx\n", "```\nx=1\n", "a:```repl\n", "a. ```repl\n", "a ` "),
+    *("a `b` ", "a ```repl ", "a ```b``` ``c`` ", "a. ```\n", "a. ```b\n", "```markdown\n```repl\n"),
 ]
 NESTED = ["```\nx=\n```\n", "```a\n```b\n```\n", "```a\n```repl\n", "```repl\n'''\n```\n", "```repl\n#'''\n'''\n```\n"]
 PATHOLOGICAL: dict[str, Callable[[int], str]] = {

@@ -9,27 +9,17 @@ def test_long_text_keeps_both_ends() -> None:
 
 
 def test_text_cut_again_counts_all_omissions() -> None:
-    """A text that is cut again counts all that is left out."""
     once = shorten("x" * 30_000, 10_000)
     assert "[20,000 characters cut]" in once
     assert "[29,000 characters cut]" in shorten(once, 1_000)
 
 
-def test_name_is_clipped_at_its_end() -> None:
-    assert clip("a" * 9, 8) == "a" * 8 + "..."
-    assert clip("a" * 8, 8) == "a" * 8
-
-
-def test_label_is_one_line() -> None:
-    assert label(" a\n\tb ", 8) == "a b"
-    assert label("a " * 100, 3) == "a a..."
-    assert label("a" + " " * 100 + "b", 8) == "a..."
+def test_name_is_clipped_and_a_label_is_one_line() -> None:
+    assert (clip("a" * 9, 8), clip("a" * 8, 8)) == ("a" * 8 + "...", "a" * 8)
+    assert [label(" a\n\tb ", 8), label("a " * 100, 3), label("a" + " " * 100 + "b", 8)] == ["a b", "a a...", "a..."]
 
 
 def test_text_steers_no_terminal() -> None:
     assert printable("a\x1b[2J\u202e\ud800\n") == r"a\x1b[2J\u202e\ud800\n"
     assert printable("a\x1b\n\t", keep="\n\t") == "a\\x1b\n\t"
-
-
-def test_lone_surrogates_are_written_out() -> None:
     assert encodable("straße \ud800") == "straße \\ud800"

@@ -106,6 +106,7 @@ async def test_reply_that_is_no_status_is_a_hung_process() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"\0\0\0\x02[]")
+        writer.close()  # since 3.12.1 a server waits for its connections
 
     with folder.opened(makes=True) as place:
         assert place is not None

@@ -3,11 +3,14 @@
 import contextlib
 from typing import Any
 
+import pytest
+
 from rlm_broker import RLM, Event, Limits, LMRequest, RunFailed, ScriptedClient
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, CallStarted, Replied, RunEnded, RunStarted
 from rlm_broker.events.story import MOST_CHARS
 from rlm_broker.values.markup import Markup
-from rlm_broker.watch.notebook import MAX_BLOCKS, MAX_CALLS, MAX_NOTES, MAX_TURNS, TEXT_CHARS, TreeView
+from rlm_broker.watch import notebook
+from rlm_broker.watch.notebook import MAX_BLOCKS, MAX_CALLS, MAX_NOTES, TEXT_CHARS, TreeView
 from tests.support.markup import read
 
 
@@ -74,16 +77,17 @@ def test_page_goes_with_the_run() -> None:
     assert "run 1.1" not in read(html).text
 
 
-def test_page_is_bounded_over_many_turns_and_blocks() -> None:
+def test_page_is_bounded_over_many_turns_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "MAX_TURNS", 3)
     blocks = f"{'`' * 3}repl\nprint('&' * 5_000)\n{'`' * 3}\n" * (MAX_BLOCKS + 2)
 
     def model(_request: LMRequest) -> str:
         return "<" * 5_000 + "\n" + blocks
 
-    _, views = pages(model, max_iterations=MAX_TURNS + 2, max_blocks=1_000)
+    _, views = pages(model, max_iterations=5, max_blocks=1_000)
     page = read(views[-1][1])
     assert "4 later steps not shown" in page.text
-    assert "earlier turns not shown" in page.text
+    assert "2 earlier turns not shown" in page.text
     assert max(len(html) for _, html in views) < 6 * TEXT_CHARS
     assert all(len(box) < 2 * MOST_CHARS for box in page.boxes)
 

@@ -15,7 +15,6 @@ from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM
-from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.watch import client, folder, messages, server
 from rlm_broker.watch.board import BOARD
 from rlm_broker.watch.messages import (
@@ -275,15 +274,6 @@ def test_command_runs_without_a_socket_where_none_can_be(tmp_path: Path, caplog:
     with ControlSocket("ask"), RLM(ScriptedClient([ANSWERS])) as rlm:
         assert rlm.completion("abc", "How long?").response == "3"
     assert "this process has no control socket" in caplog.text
-
-
-@pytest.mark.usefixtures("control")
-def test_code_in_a_sandbox_reaches_no_socket(tmp_path: Path) -> None:
-    (path,) = (tmp_path / "rlm-broker").glob("*.sock")
-    code = f"import socket\nsocket.socket(socket.AF_UNIX).connect({str(path)!r})"
-    with Sandbox() as sandbox, sandbox.repl() as repl:
-        block = repl.execute(code)
-    assert (block.status, str(block.error).partition(":")[0]) == ("error", "PermissionError")
 
 
 def test_call_that_would_wait_for_itself_is_not_listed(control: ControlSocket) -> None:

@@ -28,10 +28,10 @@ from rlm_broker.watch.spans import NAME_CHARS, Span, Spans
 class Seen:
     """Spans, with all that began and all that ended."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self) -> None:
         self.begun: list[Span] = []
         self.ended: list[Span] = []
-        self.spans = Spans(self.begun.append, self.ended.append, **options)
+        self.spans = Spans(self.begun.append, self.ended.append)
 
     def take(self, *events: Event) -> None:
         for event in events:
@@ -50,12 +50,13 @@ def call(number: int, tree: str = "t", run: str = "1", **fields: Any) -> CallSta
     return CallStarted(run, 0, number, None, "p", tree=tree, time=2.0, **fields)
 
 
-def test_trees_that_never_end_are_bounded() -> None:
-    seen = Seen(most_trees=3)
+def test_trees_that_never_end_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_TREES", 3)
+    seen = Seen()
     for number in range(10):
         seen.take(started(f"t{number}", time=number))
         seen.take(started("busy"), call(number, "busy"))
-    assert seen.spans.open_trees == 3
+    assert len(seen.spans._trees) == 3
     assert {span.tree for span in seen.ended} == {f"t{number}" for number in range(8)}
     assert {span.results["error.type"] for span in seen.ended} == {"unfinished"}
     assert [span.end_ns for span in seen.ended] == [number * 10**9 for number in range(8)]
@@ -66,7 +67,7 @@ def test_open_spans_of_a_tree_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     seen = Seen()
     seen.take(started("t"), *(call(number) for number in range(100)), ended("t"))
     assert len(seen.begun) == len(seen.ended) == 5
-    assert seen.spans.open_trees == 0
+    assert not seen.spans._trees
 
 
 def test_repeated_and_lost_events_do_no_harm() -> None:
@@ -75,10 +76,10 @@ def test_repeated_and_lost_events_do_no_harm() -> None:
     lost = CallEnded("1", 0, 9, "m", Usage(), 1.0, "", tree="t")
     block = BlockEnded("1", 0, 7, Block("", "ok"), tree="t")
     seen.take(lost, block, ended("t"))
-    assert seen.spans.open_trees == 0
+    assert not seen.spans._trees
     seen.take(started("t"), started("t"), call(1), call(1), lost, block, ended("t", "1.4"), ended("t"), ended("t"))
     assert [span.key for span in seen.ended] == ["call 1", "run 1"]
-    assert seen.spans.open_trees == 0
+    assert not seen.spans._trees
 
 
 def test_times_that_cannot_be_are_no_error() -> None:
@@ -171,7 +172,7 @@ async def test_calls_of_a_users_own_loop_are_spans() -> None:
         ("chat scripted", "invoke_agent rlm_broker"),
         ("invoke_agent rlm_broker", None),
     ]
-    assert seen.spans.open_trees == 0
+    assert not seen.spans._trees
 
 
 def test_messages_have_the_form_of_the_conventions() -> None:

@@ -25,121 +25,8 @@ from rlm_broker.usage import Usage
 from rlm_broker.watch.conventions import traceparent
 from rlm_broker.watch.telemetry import CAPTURE
 from tests.support.fake_openai import FakeOpenAI, completion, failure
-from tests.support.otlp_receiver import OtlpReceiver, Received, below
+from tests.support.otlp_receiver import OtlpReceiver
 from tests.support.places import PROJECT
-
-SECRET = "sk-proj-" + "Zq9" * 16
-CODE = f"""
-try: lookup("x" * 3)
-except Exception: pass
-print(llm_query_batched(["part one", "part two"]))
-print(rlm_query("the child"))
-print("{SECRET}")
-1 / 0
-"""
-CLIENT = 3
-
-
-def lookup(word: str) -> str:
-    """Look a word up."""
-    raise ValueError(f"no {word}")
-
-
-def says(request: LMRequest) -> str:
-    """Answer each call of the tree by what is asked."""
-    asked = str(request.messages[-1].content)
-    if "part" in asked[:10]:
-        return "of the part"
-    if request.depth:
-        return "FINAL(from below)"
-    spoken = sum(message.role == "assistant" for message in request.messages)
-    return "FINAL(found)" if spoken else f"```repl{CODE}```"
-
-
-@pytest.fixture(scope="module")
-def runs() -> dict[bool, tuple[list[Received], bytes]]:
-    """The spans of a real run and their bytes, without and with content."""
-    found = {}
-    for content in (False, True):
-        with OtlpReceiver() as collector:
-            provider = TracerProvider(shutdown_on_exit=False)
-            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector.endpoint}/v1/traces")))
-            client = ScriptedClient(says, "openai/gpt-5-mini", cost_per_call=0.25)
-            with RLM(
-                client,
-                limits=Limits(max_depth=2),
-                tools={"lookup": lookup},
-                on_event=OpenTelemetry(provider, content=content),
-            ) as rlm:
-                assert rlm.completion("the private context", "the private question").response == "found"
-            provider.shutdown()
-            found[content] = (collector.spans, collector.bodies)
-    return found
-
-
-def named(spans: list[Received], name: str) -> list[Received]:
-    return sorted((span for span in spans if span.name == name), key=lambda span: span.start_ns)
-
-
-def test_a_tree_becomes_spans_with_right_parents(runs: Any) -> None:
-    spans = runs[False][0]
-    root, child = named(spans, "invoke_agent rlm_broker")
-    assert root.parent == ""
-    assert {span.trace for span in spans} == {root.trace}
-    (failed,) = (span for span in below(spans, root) if span.name == "execute_tool python")
-    assert {span.name for span in below(spans, root)} == {"chat openai/gpt-5-mini", "execute_tool python"}
-    assert child.parent == failed.id
-    assert [span.parent for span in named(spans, "execute_tool lookup")] == [failed.id]
-    batch = [span for span in below(spans, failed) if span.kind == CLIENT]
-    assert sorted(span.attributes["rlm_broker.call.batch_size"] for span in batch) == [2, 2]
-    assert len(named(spans, "chat openai/gpt-5-mini")) == 5
-
-
-OF_SPANS: dict[str, dict[str, Any]] = {
-    "invoke_agent rlm_broker": {
-        "gen_ai.operation.name": "invoke_agent",
-        "gen_ai.provider.name": "openai",
-        "rlm_broker.run.outcome": "answered",
-        "rlm_broker.cost_usd": 5 * 0.25,
-        "rlm_broker.usage.calls": 5,
-    },
-    "chat openai/gpt-5-mini": {
-        "gen_ai.request.model": "openai/gpt-5-mini",
-        "gen_ai.response.model": "openai/gpt-5-mini",
-        "rlm_broker.cost_usd": 0.25,
-    },
-    "execute_tool python": {
-        "gen_ai.tool.name": "python",
-        "rlm_broker.block.status": "error",
-        "error.type": "ZeroDivisionError",
-    },
-    "execute_tool lookup": {"error.type": "ValueError", "gen_ai.tool.type": "function"},
-}
-
-
-def test_spans_have_the_attributes_of_the_conventions(runs: Any) -> None:
-    first = {name: named(runs[False][0], name)[0] for name in OF_SPANS}
-    assert {name: {key: first[name].attributes[key] for key in wanted} for name, wanted in OF_SPANS.items()} == OF_SPANS
-    assert [(span.kind, span.status) for span in first.values()] == [(1, 0), (CLIENT, 0), (1, 2), (1, 2)]
-    root, call, *_ = first.values()
-    assert not any(name.startswith("gen_ai.usage") for name in root.attributes)
-    assert min(call.attributes[f"gen_ai.usage.{side}_tokens"] for side in ("input", "output")) > 0
-
-
-def test_content_is_there_on_request_alone(runs: Any) -> None:
-    for text in (b"private", b"part", b"found", b"print", b"xxx", b"division", b"no x", SECRET.encode()):
-        assert text not in runs[False][1], text
-    spans, bodies = runs[True]
-    root, block = named(spans, "invoke_agent rlm_broker")[0], named(spans, "execute_tool python")[0]
-    asked = json.loads(root.attributes["gen_ai.input.messages"])
-    assert asked == [{"role": "user", "parts": [{"type": "text", "content": "the private question"}]}]
-    assert "rlm_query" in json.loads(block.attributes["gen_ai.tool.call.arguments"])["code"]
-    assert "of the part" in json.loads(block.attributes["gen_ai.tool.call.result"])["stdout"]
-    assert "division by zero" in block.words
-    assert SECRET.encode() not in bodies
-    first = named(spans, "chat openai/gpt-5-mini")[0]
-    assert first.attributes["gen_ai.system_instructions"]
-    assert "rlm_query" in first.attributes["gen_ai.output.messages"]
 
 
 class Memory:
@@ -338,7 +225,7 @@ def test_no_state_of_ended_runs_is_kept(memory: Memory) -> None:
             rlm.completion("c", "q")
     (span,) = memory.by_name("invoke_agent rlm_broker")[:1]
     kept = weakref.ref(span)
-    assert receiver._spans.open_trees == 0
+    assert not receiver._spans._trees
     memory.exporter.clear()
     del span
     gc.collect()

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rlm_broker import RLM, ConfigurationError, Limits, ScriptedClient, print_events
+from rlm_broker import RLM, Limits, ScriptedClient, print_events
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.events.event import RunEnded, RunStarted
 from rlm_broker.events.story import MOST_CHARS
@@ -104,11 +104,6 @@ def test_children_and_tools_are_told_with_their_depth(capsys: pytest.CaptureFixt
     assert lines[at + 1 : at + 5] == ["  arguments:", '  {"args":[],"kwargs":{"x":21}}', "  result:", "  42"]
     at = lines.index("[depth 1] run 1.1: answered after N s")
     assert lines[at + 1] == "  42"
-
-
-def test_verbose_is_yes_or_no() -> None:
-    with pytest.raises(ConfigurationError, match="verbose must be a bool, not int"):
-        RLM("offline", verbose=1)  # type: ignore[arg-type]
 
 
 class Terminal(io.StringIO):

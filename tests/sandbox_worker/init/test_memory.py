@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, PIPE_BYTES, Memory, most_in_a_socket
-from sandbox_worker.init.procfs import Proc, Seen
+from sandbox_worker.init.memory import FREE_BYTES, MEASURED_FOR_S, PIPE_BYTES, Mappings, Memory, most_in_a_socket
+from sandbox_worker.init.procfs import Proc, Seen, Status, Times
 from tests.support.clock import Clock
+from tests.support.tables import table
 
 MIB = 1 << 20
 
@@ -212,3 +213,156 @@ def test_pages_that_init_shares_out_count_once() -> None:
         readers.proc.shared_out_bytes = lambda _: 30 * MIB  # type: ignore[assignment, method-assign]
         used = memory.used_bytes(seen) - memory._held_bytes(seen)
     assert 30 * MIB <= used < max(alone, 0) + 60 * MIB
+
+
+def test_mappings_are_charged_beyond_the_free_ones_and_counted_rarely() -> None:
+    proc, counts, counted = Proc(), {1: 20_000}, list[int]()
+    proc.mappings = lambda speaker: counted.append(speaker) or counts[speaker]  # type: ignore[method-assign,func-returns-value]
+    mappings = Mappings(proc)
+
+    def charged(*processes: tuple[int, float]) -> int:
+        """Return how many mappings are charged. The first process is the parent of the second."""
+        parents = {2: 1}
+        seen = [
+            Seen(pid, Status(parents.get(pid, 0), 1, speaker=pid), Times(system_s=system_s))
+            for pid, system_s in processes
+        ]
+        held, rest = divmod(mappings.held_bytes(seen), 320)
+        assert rest == 0
+        return held
+
+    assert charged((1, 0.019)) == 0
+    assert charged((1, 0.02)) == 20_000 - 16_384
+    assert charged((1, 0.03), (2, 0.0)) == 2 * 20_000 - 16_384  # a new process has its parent's mappings
+    assert counted == [1]
+    counts |= {1: 1_000, 2: 15_385}
+    assert charged((1, 0.041), (2, 0.0)) == 21_000 - 16_384
+    assert charged((1, 0.05), (2, 0.02)) == 1
+    assert charged((1, 0.05), (2, 0.02), (3, 0.0)) == 1
+    assert counted == [1, 1, 2]
+
+
+# -- sums, of figures made by hand -----------------------------------------------------------------------------------
+
+
+class Figures(Proc):
+    """A /proc with figures made by hand: pid → its mappings, what it has open, and its share of all set sizes."""
+
+    def __init__(self, shared: dict[int, int | None], opened: dict[int, list[str]], mapped: int = 0) -> None:
+        super().__init__()
+        self.measured: list[int] = []
+        self.siblings: set[int] = set()
+        self._shared, self._opened, self._mapped = shared, opened, mapped
+
+    def mappings(self, speaker: int) -> int:
+        return self._mapped if speaker == 1 else 0
+
+    def descriptors(self, speaker: int) -> int:
+        return len(self._opened.get(speaker, [])) or (9 if speaker == UNREADABLE else 0)
+
+    def opened(self, speaker: int) -> list[str]:
+        return self._opened.get(speaker, [])
+
+    def have_one_memory(self, one: int, other: int) -> bool:
+        return {one, other} <= self.siblings
+
+    def shared_out_bytes(self, speaker: int) -> int | None:
+        self.measured.append(speaker)
+        return self._shared.get(speaker)
+
+
+UNREADABLE = 8
+"""Pid of a process whose descriptors can be counted and not read."""
+
+
+def process(pid: int, megabytes: int, parent: int = 0, faults: int = 0) -> Seen:
+    status = Status(parent, 1, megabytes * MIB, table_bytes=MIB, speaker=pid)
+    return Seen(pid, status, Times(faults=faults, system_s=1.0))
+
+
+def figures(
+    shared: dict[int, int],
+    opened: dict[int, list[str]] | None = None,
+    mapped: int = 0,
+    siblings: set[int] | None = None,
+) -> Figures:
+    made = Figures({pid: megabytes * MIB for pid, megabytes in shared.items()}, opened or {}, mapped)
+    made.siblings = siblings or set()
+    return made
+
+
+TWO = [process(1, 60), process(2, 60, parent=1)]
+OWN = os.getpid()
+
+
+@table(
+    "proc, limit, inherited, seen, used",
+    [
+        (figures({}), 80, 50, TWO, 20),  # copies of what they inherited would be 70
+        (
+            figures({OWN: 30, 1: 5, 2: 5}),
+            64,
+            50,
+            [TWO[0], process(2, 55)],
+            10,
+        ),  # the larger one alone has 10 of its own
+        (figures({OWN: 0, 1: 20, 2: 20}), 100, 0, TWO, 60),
+        (figures({OWN: 5, 1: 35, 2: 35}), 100, 0, TWO, 77),  # with 1 of page tables each
+        (figures({OWN: 5, 1: 35, 2: 35}), 99, 20, TWO, 62),  # less 5 shared with init for each
+        (figures({OWN: 0, 1: 35, 2: 35}, siblings={1, 2}), 100, 0, TWO, 60),
+        (figures({OWN: 0, 1: 70, 2: 70}, siblings={1, 2}), 100, 0, TWO, 71),  # one memory counts once
+        (figures({OWN: 0, 1: 35, 2: 35}, siblings={1, 3}), 100, 0, [process(1, 60, parent=3), TWO[1]], 72),
+        (figures({}), 50, 0, TWO, 60),  # no measurement is needed
+    ],
+)
+def test_measured_memory_is_the_largest_of_what_is_certain(
+    proc: Figures, limit: int, inherited: int, seen: list[Seen], used: int
+) -> None:
+    memory = Memory(proc, limit * MIB)
+    memory.repl_started(inherited * MIB)
+    assert memory.used_bytes(seen) == used * MIB
+    assert bool(proc.measured) == bool(proc._shared)
+
+
+def test_sockets_and_pipes_count_beyond_the_free_bytes() -> None:
+    sockets, pipes = ([f"{kind}:[{number}]" for number in range(50)] for kind in ("socket", "pipe"))
+    both = {1: sockets + pipes, 2: [*sockets[:10], "/dev/null"]}
+    for opened, expected in (
+        (both, 50 * most_in_a_socket() + 50 * PIPE_BYTES - FREE_BYTES),
+        ({1: pipes[:1]}, 0),
+        ({1: sockets}, 50 * most_in_a_socket() - FREE_BYTES),
+    ):
+        memory = figures({}, opened)
+        assert Memory(memory, 0)._held_bytes(TWO) == expected
+    unread = Memory(figures({}, {1: sockets}), 0)._held_bytes([*TWO, process(UNREADABLE, 1)])
+    assert unread == 59 * most_in_a_socket() - FREE_BYTES
+    assert FREE_BYTES == 4 * MIB
+
+
+def test_measurement_is_taken_again_where_a_process_is_new() -> None:
+    proc = figures({OWN: 0, 1: 35, 2: 35, 3: 1})
+    memory = Memory(proc, 100 * MIB)
+    memory.repl_started(0)
+    smaller = [process(1, 59), process(2, 59, parent=1)]
+    for seen, measurements in ((TWO, 3), (TWO, 3), (smaller, 3), ([*TWO, process(3, 1)], 7)):
+        assert memory.used_bytes(seen) == (72 if len(seen) == 2 else 74) * MIB
+        assert len(proc.measured) == measurements
+    memory.repl_started(0)
+    memory.used_bytes(TWO)
+    assert len(proc.measured) == 10
+    past = figures({OWN: 0, 1: 35, 2: 35}, {1: [f"socket:[{number}]" for number in range(50)]})
+    memory = Memory(past, 72 * MIB + 1)  # what sockets hold takes it past its limit
+    for measurements in (3, 6):
+        memory.used_bytes(TWO)
+        assert len(past.measured) == measurements
+
+
+def test_mappings_count_as_memory_and_their_count_as_time() -> None:
+    charged = (116_384 - 16_384) * 320
+    for limit, used in ((1 << 40, 120 * MIB + charged), (120 * MIB + charged - 1, 72 * MIB + charged)):
+        proc = figures({OWN: 0, 1: 35, 2: 35}, mapped=116_384)
+        memory = Memory(proc, limit)
+        memory.repl_started(0)
+        assert memory.used_bytes(TWO) == used
+        assert 0 < memory.measuring_s < 1
+        assert bool(proc.measured) == (limit < 1 << 40)

@@ -68,6 +68,10 @@ def test_output_before_begin_belongs_to_its_block(narrow: Pipes, said: Said) -> 
     os.write(ends.stdout, b"ijkl")
     output.drain()
     assert b"".join(said) == b"ab\n... [8 more cut] ...\nkl"
+    said.clear()
+    os.write(ends.stdout, b"mnop")
+    output.drain()
+    assert b"".join(said) == b"mnop"  # the next block has a head and a tail of its own
 
 
 def test_output_read_before_block_uses_no_bounds(narrow: Pipes, said: Said) -> None:

@@ -5,6 +5,8 @@ import re
 import time
 from collections.abc import Iterable
 
+import msgspec
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -101,8 +103,8 @@ def within_lines(pieces: Iterable[str], limit: int, lines: int) -> str:
 )
 def test_lines_past_the_bound_keep_both_ends(text: str, limit: int, lines: int, kept: str) -> None:
     """Past the bound of lines, the first and the last are kept, and the cut is named."""
-    assert within_lines([text], limit, lines) == kept
-    assert within_lines(text, limit, lines) == kept
+    for pieces in ([text], text, [text[:3], text[3:]]):
+        assert within_lines(pieces, limit, lines) == kept
 
 
 @given(PIECES, st.integers(1, 40), st.integers(1, 12))
@@ -208,3 +210,12 @@ def test_watched_limits_are_bounds_that_init_sees() -> None:
     assert set(ReplBounds.__struct_fields__) >= WATCHED.keys()
     for watched in WATCHED.values():
         assert getattr(NOTHING, watched.usage) == 0
+        assert watched.divisor == (1 << 20 if watched.unit.startswith("MiB") else 1)
+
+
+def test_later_contexts_have_no_address_space_unless_it_is_given() -> None:
+    names = set(ReplBounds.__struct_fields__) - {"later_context_bytes", "max_output_lines"}
+    fields = dict.fromkeys(names, 1)
+    assert msgspec.convert({**fields, "later_context_bytes": 0}, ReplBounds) == msgspec.convert(fields, ReplBounds)
+    with pytest.raises(msgspec.ValidationError, match="later_context_bytes"):
+        msgspec.convert({**fields, "later_context_bytes": -1}, ReplBounds)

@@ -6,9 +6,11 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import inspect
 import json
 import math
 import pathlib
+import resource
 import subprocess
 import sys
 import time
@@ -20,10 +22,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox_worker.init.procfs import Proc
+from sandbox_worker.isolation import rlimits
+from sandbox_worker.loading.context import NO_MEMORY, ContextBroken
 from sandbox_worker.wire.decoding import _DECODE
 from sandbox_worker.wire.encoding import MAX_NESTING
 from sandbox_worker.wire.errors import MessageInvalid, ValueInvalid, ValueRefused
-from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode, encode, encode_json
+from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode, decode_context, encode, encode_json
+from tests.support.forked_child import in_child
 from tests.support.places import PROJECT
 from tests.support.tables import table
 
@@ -212,6 +218,7 @@ for _ in range(60):
         (numpy.array([object()]), "it is an array of dtype object, which does not cross"),
         (numpy.zeros(2, [("a", "f8")]), "it is an array of dtype [('a', '<f8')], which does not cross"),
         (numpy.ma.array([1]), "it is a MaskedArray, which does not cross"),
+        ([10**10_001], "it[0] is a number of more than 10,000 digits, which does not cross"),
         (decimal.Decimal("1E+10001"), "it is a Decimal of more than 10,000 digits"),
         (
             datetime.datetime(2026, 1, 1, tzinfo=type("Zone", (datetime.tzinfo,), {"__repr__": lambda _: "Z"})()),
@@ -232,6 +239,19 @@ def test_value_that_does_not_cross_is_replaced() -> None:
     assert decode(encode({"a": [Point(2), print]}, "it", others=repr)) == {"a": shown}
     fields = {"a": {1: Point(Point({2}))}}
     assert decode(encode(fields, "it", others=vars)) == {"a": {1: {"x": {"x": {2}}}}}
+
+
+def test_value_that_cannot_be_walked_through_is_refused() -> None:
+    """The stack may be full before the value is too deep, and another thread may change the value meanwhile."""
+
+    def below(frames: int) -> bytes:
+        return below(frames - 1) if frames else encode(DEEP, "it")
+
+    with pytest.raises(ValueRefused, match="it is nested too deeply"):
+        below(sys.getrecursionlimit() - len(inspect.stack()) - 100)
+    changing: dict[Any, Any] = {"a": print}
+    with pytest.raises(ValueRefused, match="it cannot be read: dictionary changed size"):
+        encode(changing, "it", others=lambda _: changing.setdefault("b"))
 
 
 def test_containers_as_deep_as_allowed_cross() -> None:
@@ -327,7 +347,8 @@ def tag(name: str, *content: Any) -> bytes:
         (b'{"$tuple":' * 300 + b"[]" + b"}" * 300, "it "),
         (b'{"$tuple":[' * 300 + b"]}" * 300, "it is nested deeper than 200 levels"),
         (b'{"$tuple":[' * 20_000, "it is nested too deeply"),
-        (b"[" * 300 + b"]" * 300, "it is nested deeper than 200 levels"),
+        (b"[" * 201 + b"]" * 201, "it is nested deeper than 200 levels"),
+        (b'{"a":' * 300 + b"1" + b"}" * 300, "it is nested deeper than 200 levels"),
         (b"[" * 100_000, "it "),
         (b"[" + b"[]," * MOST + b"1]", "it holds more than 65,536 values"),
         (b"", "it does not encode a value"),
@@ -340,6 +361,20 @@ def test_hostile_input_is_one_named_error(data: bytes, why: str) -> None:
     with pytest.raises(ValueInvalid) as invalid:
         decode(data, MOST)
     assert why in str(invalid.value)
+
+
+def test_context_that_cannot_be_decoded_is_broken() -> None:
+    assert decode_context(encode({1: (2,)}, "it")) == {1: (2,)}
+    with pytest.raises(ContextBroken, match="it does not encode a value"):
+        decode_context(b"{")
+
+    def without_memory() -> None:
+        data = b'"' + b"x" * (16 << 20) + b'"'
+        rlimits.set_hard(resource.RLIMIT_AS, Proc().mapped_bytes()[0] + (16 << 20))
+        with pytest.raises(ContextBroken, match=NO_MEMORY):
+            decode_context(data)
+
+    in_child(without_memory)
 
 
 def test_bound_of_values_from_a_worker_is_exact() -> None:

@@ -46,7 +46,42 @@ def private_kilobytes():
 gc.disable()
 before, unrehearsed = state(), copied_kilobytes()
 warm_up.rehearse(0)
-print(json.dumps({"before": before, "after": state(), "unrehearsed": unrehearsed, "rehearsed": copied_kilobytes()}))
+found = {"before": before, "after": state(), "unrehearsed": unrehearsed, "rehearsed": copied_kilobytes(), "read": []}
+status = warm_up.Proc.status
+warm_up.Proc.status = lambda proc, pid: found["read"].append(pid) or status(proc, pid)
+warm_up.rehearse(0)
+print(json.dumps(found))
+"""
+
+INHERITANCE = """
+import os, re, sys
+sys.path.insert(0, ".")
+from sandbox_worker.zygote import warm_up
+
+def inherited_kilobytes():
+    # The file pages that a forked process has mapped as soon as it can count them.
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        with open("/proc/self/status") as status:
+            os.write(write_end, re.search("RssFile:.* ([0-9]+) kB", status.read())[1].encode())
+        os._exit(0)
+    os.wait()
+    return int(os.read(read_end, 100))
+
+inherited_kilobytes()
+without = inherited_kilobytes()
+warm_up.inherit_page_tables()
+print(without, inherited_kilobytes())
+"""
+
+FILLING = """
+import sys
+sys.path.insert(0, ".")
+from sandbox_worker.zygote import warm_up
+
+scattered = [bytes(1 + number % 400) for number in range(100_000)][::7]  # leaves free blocks on each page
+filling = warm_up.fill_free_blocks()
+print(len({id(bytes_) >> 12 for bytes_ in [bytes(100) for _ in range(150)]}))
 """
 
 
@@ -63,3 +98,15 @@ def test_warm_up_leaves_nothing_and_spares_pages() -> None:
     found = json.loads(done.stdout)
     assert found["after"] == found["before"]
     assert found["rehearsed"] < 0.9 * found["unrehearsed"]
+    assert len({*found["read"]}) == 1  # of all processes of the machine
+
+
+def test_forks_inherit_page_tables_of_code() -> None:
+    done = subprocess.run([sys.executable, "-c", INHERITANCE], capture_output=True, text=True, check=True, cwd=PROJECT)
+    without, inherited = map(int, done.stdout.split())
+    assert inherited > 1.1 * without
+
+
+def test_new_objects_lie_together_between_no_others() -> None:
+    done = subprocess.run([sys.executable, "-c", FILLING], capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert int(done.stdout) <= 10  # 150 objects of 144 bytes take six pages

@@ -1,12 +1,7 @@
 """Models through litellm: names, keys, prices, and an import that leaves no trace in the process."""
 
 import importlib
-import json
-import os
-import subprocess
-import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,64 +99,6 @@ async def test_failed_call_is_one_request_without_secrets(
     assert len(server.requests) == 1
     if answer.status == 401:
         assert text.endswith("wrong key [redacted], or was it [redacted]?")
-
-
-ALONE = """
-import asyncio, json, os, socket, sys, threading
-
-asked, importers = set(), set()
-real = socket.getaddrinfo
-
-def getaddrinfo(host, *args, **kwargs):
-    asked.add(host if isinstance(host, str) else host.decode())
-    if host in ("provider.test", b"provider.test"):
-        return real("127.0.0.1", *args, **kwargs)
-    raise socket.gaierror(socket.EAI_NONAME, "no name but the provider's is known here")
-
-socket.getaddrinfo = getaddrinfo
-socket.gethostbyname = socket.gethostbyname_ex = getaddrinfo
-
-class Watch:
-    def find_spec(self, name, path=None, target=None):
-        if name == "litellm" and sys._getframe(2).f_code.co_name != "find_spec":  # which only looks whether it is there
-            importers.add(threading.current_thread() is threading.main_thread())
-
-sys.meta_path.insert(0, Watch())
-
-from rlm_broker.broker.clients.base import LMRequest
-from rlm_broker.broker.clients.litellm import LiteLLMClient
-from rlm_broker.results import ChatMessage
-from rlm_broker.rlm import RLM
-
-client = LiteLLMClient("openai/test-model", api_base=sys.argv[1], api_key="sk-test")
-assert "litellm" not in sys.modules
-reply = asyncio.run(client.complete(LMRequest((ChatMessage("user", "hello"),))))
-print(json.dumps({"text": reply.text, "asked": sorted(asked), "imported_by_main_thread": sorted(importers),
-                  "variables": sorted({"CANARY_OF_THE_TEST", "OPENAI_API_BASE"} & os.environ.keys())}))
-"""
-
-
-def test_call_has_no_side_effects_on_the_host(tmp_path: Path) -> None:
-    """A call contacts no other host, imports off the loop and reads no file of variables."""
-    (tmp_path / ".env").write_text("CANARY_OF_THE_TEST=1\nOPENAI_API_BASE=http://elsewhere\n")
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path)}
-    with FakeOpenAI(completion("hi")) as server:
-        ended = subprocess.run(
-            [sys.executable, "-c", ALONE, f"http://provider.test:{server.port}/v1"],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            env=environment,
-            cwd=tmp_path,
-        )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert json.loads(ended.stdout) == {
-        "text": "hi",
-        "asked": ["provider.test"],
-        "imported_by_main_thread": [False],
-        "variables": [],
-    }
 
 
 def test_well_known_name_gets_its_provider() -> None:

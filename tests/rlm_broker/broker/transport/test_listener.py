@@ -5,6 +5,7 @@ import contextlib
 import gc
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,18 @@ from tests.support.socket_peer import MAX_FRAME_BYTES, WAIT_S, Peer
 from tests.support.waiting import turns, until
 
 
-@pytest.fixture
-async def listener() -> AsyncIterator[Listener]:
-    opened = Listener()
+@contextlib.asynccontextmanager
+async def listening(**options: Any) -> AsyncIterator[Listener]:
+    opened = Listener(**options)
     await opened.start()
     yield opened
     await opened.stop()
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[Listener]:
+    async with listening() as opened:
+        yield opened
 
 
 def fresh_connection() -> Connection:
@@ -136,15 +143,12 @@ async def writing_until_it_fails(peer: Peer) -> None:
 
 
 async def test_refused_caller_that_stays_is_hung_up_on() -> None:
-    listener = Listener(first_frame_timeout_s=0.05)
-    await listener.start()
-    async with await Peer.to(port_of(listener)) as peer:
+    async with listening(first_frame_timeout_s=0.05) as listener, await Peer.to(port_of(listener)) as peer:
         peer.writer.write(b"\xff\xff\xff\xff")
         await peer.receive()
         assert await peer.is_hung_up_on()
         with pytest.raises(ConnectionError):
             await asyncio.wait_for(writing_until_it_fails(peer), WAIT_S)
-    await listener.stop()
 
 
 async def test_caller_breaking_the_protocol_ends_only_itself(listener: Listener) -> None:
@@ -201,9 +205,7 @@ async def test_stop_ends_all_calls_at_once() -> None:
             await ending.wait()
         return b""
 
-    listener = Listener(one_shot=serve)
-    await listener.start()
-    async with contextlib.AsyncExitStack() as callers:
+    async with listening(one_shot=serve) as listener, contextlib.AsyncExitStack() as callers:
         for _ in range(calls):
             (await callers.enter_async_context(await Peer.to(port_of(listener)))).send(b"{}")
             await asyncio.wait_for(asked.acquire(), WAIT_S)
@@ -224,9 +226,7 @@ async def test_stop_awaits_the_cleanup_of_calls(caller_left: bool) -> None:
             ended.set()
         return b""
 
-    listener = Listener(one_shot=serve)
-    await listener.start()
-    async with await Peer.to(port_of(listener)) as peer:
+    async with listening(one_shot=serve) as listener, await Peer.to(port_of(listener)) as peer:
         peer.send(b"{}")
         await asyncio.wait_for(asked.wait(), WAIT_S)
         if caller_left:
@@ -245,11 +245,8 @@ async def test_one_shot_server_bug_is_a_reply() -> None:
     async def serve(_payload: bytes) -> bytes:
         raise RuntimeError("a bug")
 
-    listener = Listener(one_shot=serve)
-    await listener.start()
-    async with await Peer.to(port_of(listener)) as peer:
+    async with listening(one_shot=serve) as listener, await Peer.to(port_of(listener)) as peer:
         assert (await peer.ask({"prompt": "x"}))["error"] == "RuntimeError: a bug"
-    await listener.stop()
 
 
 async def test_listener_starts_once_and_names_a_used_port(listener: Listener) -> None:
@@ -289,9 +286,8 @@ async def test_silent_callers_are_disconnected_at_their_own_times(clock: Clock) 
     async def serve(_: bytes) -> bytes:
         return b"{}"
 
-    listener = Listener(first_frame_timeout_s=100, one_shot=serve)
-    await listener.start()
-    async with contextlib.AsyncExitStack() as callers:
+    options = {"first_frame_timeout_s": 100, "one_shot": serve}
+    async with listening(**options) as listener, contextlib.AsyncExitStack() as callers:
         peers = []
         for _ in range(4):
             peers.append(await callers.enter_async_context(await Peer.to(port_of(listener))))
@@ -311,7 +307,6 @@ async def test_silent_callers_are_disconnected_at_their_own_times(clock: Clock) 
         clock.forward(40)
         assert await peers[1].is_hung_up_on()
         assert await peers[3].is_hung_up_on()
-    await listener.stop()
 
 
 async def test_socket_that_is_attached_after_the_end_is_closed() -> None:

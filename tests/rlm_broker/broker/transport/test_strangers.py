@@ -12,12 +12,11 @@ import pytest
 
 from rlm_broker.broker.transport import acceptor, strangers
 from rlm_broker.broker.transport.acceptor import Acceptor, bind
-from rlm_broker.broker.transport.listener import Listener
 from rlm_broker.broker.transport.one_shot import MAX_BATCH_PROMPTS, MAX_REQUEST_BYTES
 from rlm_broker.broker.transport.strangers import BUSY, Strangers, request_weight
 from rlm_broker.run.lm_handler import LMHandler
 from sandbox_worker.wire.frames import PREFIX
-from tests.rlm_broker.broker.transport.test_listener import fresh_connection, hello, port_of
+from tests.rlm_broker.broker.transport.test_listener import fresh_connection, hello, listening, port_of
 from tests.support.socket_peer import Peer
 from tests.support.stand_ins import Echo
 from tests.support.waiting import WAIT_S, until
@@ -65,18 +64,15 @@ async def test_longest_silent_is_dropped_when_there_are_too_many(monkeypatch: py
 
 async def test_silent_callers_give_way_to_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers, "MOST_SILENT", 8)
-    listener = Listener()
-    await listener.start()
-    silent = [await Peer.to(port_of(listener)) for _ in range(40)]
-    for stranger in silent[:32]:
-        assert await stranger.is_hung_up_on()
-    connection = fresh_connection()
-    async with await Peer.to(port_of(listener)) as peer:
-        peer.send(hello(listener.expect(connection, WAIT_S)))
-        assert b"welcome" in await peer.receive()
-    for stranger in silent:
-        stranger.writer.transport.abort()
-    await listener.stop()
+    async with listening() as listener:
+        silent = [await Peer.to(port_of(listener)) for _ in range(40)]
+        for stranger in silent[:32]:
+            assert await stranger.is_hung_up_on()
+        async with await Peer.to(port_of(listener)) as peer:
+            peer.send(hello(listener.expect(fresh_connection(), WAIT_S)))
+            assert b"welcome" in await peer.receive()
+        for stranger in silent:
+            stranger.writer.transport.abort()
 
 
 def test_callers_share_their_weight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +105,11 @@ async def test_busy_handler_is_told_to_surplus_callers(bound: str, monkeypatch: 
     request = b'{"prompt": "p"}'
     monkeypatch.setattr(strangers, bound, 1 if bound == "MOST_SERVED" else request_weight(request))
     gate = Gate()
-    listener = Listener(one_shot=gate.serve)
-    await listener.start()
-    async with await Peer.to(port_of(listener)) as first, await Peer.to(port_of(listener)) as second:
+    async with (
+        listening(one_shot=gate.serve) as listener,
+        await Peer.to(port_of(listener)) as first,
+        await Peer.to(port_of(listener)) as second,
+    ):
         first.send(request)
         await asyncio.wait_for(gate.asked.wait(), WAIT_S)
         second.send(request)
@@ -121,7 +119,6 @@ async def test_busy_handler_is_told_to_surplus_callers(bound: str, monkeypatch: 
         async with await Peer.to(port_of(listener)) as third:
             third.send(request)
             assert await third.receive() == b"{}"
-    await listener.stop()
 
 
 async def test_half_a_request_is_weighed_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,15 +127,16 @@ async def test_half_a_request_is_weighed_and_refused(monkeypatch: pytest.MonkeyP
     async def serve(_: bytes) -> bytes:
         return b"{}"
 
-    listener = Listener(one_shot=serve)
-    await listener.start()
     half = PREFIX.pack(MAX_REQUEST_BYTES) + b" " * 60_000
-    async with await Peer.to(port_of(listener)) as first, await Peer.to(port_of(listener)) as second:
+    async with (
+        listening(one_shot=serve) as listener,
+        await Peer.to(port_of(listener)) as first,
+        await Peer.to(port_of(listener)) as second,
+    ):
         first.writer.write(half)
         await until(lambda: listener._strangers._weight)
         second.writer.write(half)
         assert json.loads(await second.receive())["error"] == BUSY
-    await listener.stop()
 
 
 @pytest.mark.parametrize(
@@ -160,9 +158,11 @@ async def test_request_beyond_a_bound_is_refused_with_its_name(request_: bytes, 
 async def test_second_frame_while_serving_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     request = b'{"prompt": "p"}'
     gate = Gate()
-    listener = Listener(one_shot=gate.serve)
-    await listener.start()
-    async with await Peer.to(port_of(listener)) as first, await Peer.to(port_of(listener)) as second:
+    async with (
+        listening(one_shot=gate.serve) as listener,
+        await Peer.to(port_of(listener)) as first,
+        await Peer.to(port_of(listener)) as second,
+    ):
         first.send(request)
         await asyncio.wait_for(gate.asked.wait(), WAIT_S)
         monkeypatch.setattr(strangers, "MOST_WEIGHT", 2 * request_weight(request) + 10_000)
@@ -171,7 +171,6 @@ async def test_second_frame_while_serving_is_weighed(monkeypatch: pytest.MonkeyP
         assert json.loads(await second.receive())["error"] == BUSY
         gate.opened.set()
         assert await first.receive() == b"{}"
-    await listener.stop()
 
 
 class Listening(socket.socket):

@@ -72,7 +72,6 @@ def test_group_with_a_process_is_not_removed(groups: MemoryGroups) -> None:
 
 
 def test_stale_groups_are_swept_and_used_kept(groups: MemoryGroups) -> None:
-    """The group of a killed process is swept, and a group in use is not."""
     with subprocess.Popen(["true"]) as ended:
         pass
     left = groups._folder.parent / f"{cgroups.PREFIX}{ended.pid}-00000000"
@@ -91,8 +90,8 @@ def test_where_none_can_be_made_there_are_none(monkeypatch: pytest.MonkeyPatch, 
         Sandbox(exact_memory=True).__enter__()
 
 
-def test_kernel_memory_is_bounded_and_named(groups: MemoryGroups) -> None:
-    del groups
+@pytest.mark.usefixtures("groups")
+def test_kernel_memory_is_bounded_and_named() -> None:
     code = (
         "import socket\n"
         "pairs = []\n"
@@ -108,15 +107,14 @@ def test_kernel_memory_is_bounded_and_named(groups: MemoryGroups) -> None:
         assert "memory control group" in repl.isolation.layers
         block = repl.execute(code)
         assert block.status == "killed"
-        # Either the watch, which estimates, or the group, which counts scratch files, is first, depending on the
-        # machine.
+        # First is either the watch, which estimates, or the group, which counts scratch files.
         assert re.search(r"memory_bytes = 2[45] MiB", block.error or "")
         assert repl.execute("print(context)").stdout == "text\n"
 
 
-def test_block_with_killed_children_has_not_succeeded(groups: MemoryGroups, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("groups")
+def test_block_with_killed_children_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block whose children the kernel killed has not ended well."""
-    del groups
     with Sandbox(exact_memory=True) as sandbox, sandbox.repl("text") as repl:
         kills = iter([0, 1])  # counts at the block's begin, and at its end
         monkeypatch.setattr(MemoryGroup, "kills", lambda _: next(kills))

@@ -84,25 +84,21 @@ def test_shared_context_is_decoded_once(stored: bool) -> None:
 
 
 def test_changes_to_a_shared_context_stay_in_the_repl() -> None:
-    with Sandbox(warm=0) as sandbox:
-        places(sandbox, OBJECTS)
-        with sandbox.repl(OBJECTS) as one, sandbox.repl(OBJECTS) as other:
-            one.execute("context['a'].clear()")
-            assert other.execute("print(context)").stdout == f"{OBJECTS}\n"
-            assert one.execute("import os; os._exit(1)").status == "killed"
-            assert one.execute("print(context)").stdout == f"{OBJECTS}\n"
-
-
-def test_killed_worker_is_replaced_with_the_context() -> None:
+    """A killed REPL, and one whose init was killed, has the context again."""
     with Sandbox(Limits(interrupt_grace_s=0.1), warm=0) as sandbox:
         places(sandbox, OBJECTS)
         others = living_below()
-        with sandbox.repl(OBJECTS) as repl:
+        with sandbox.repl(OBJECTS) as one:
             running = next(process for process in living_below() - others if not process.children())
             init = psutil.Process(running.ppid())
-            assert repl.execute("import os; os._exit(1)").status == "killed"
+            with sandbox.repl(OBJECTS) as other:
+                one.execute("context['a'].clear()")
+                assert other.execute("print(context)").stdout == f"{OBJECTS}\n"
+            assert one.execute("import os; os._exit(1)").status == "killed"
+            assert one.execute("print(context)").stdout == f"{OBJECTS}\n"
+            assert one.execute("import os; os._exit(1)").status == "killed"
             init.kill()
-            assert repl.execute("print(context)").stdout == f"{OBJECTS}\n"
+            assert one.execute("print(context)").stdout == f"{OBJECTS}\n"
 
 
 def test_contexts_of_equal_size_differ_by_content() -> None:
@@ -184,24 +180,16 @@ def test_context_that_can_never_fit_ends_no_other(monkeypatch: pytest.MonkeyPatc
         assert fork_servers() - before == servers
 
 
-def test_fork_server_is_the_kernels_first_victim() -> None:
-    """A fork server is killed before the orchestrator when the machine has no memory left."""
+def test_a_fork_server_that_died_is_done_without() -> None:
+    """The kernel kills it before the orchestrator when the machine has no memory left."""
     with Sandbox(warm=0) as sandbox:
         before = fork_servers()
         places(sandbox, OBJECTS)
         (monitor,) = fork_servers() - before
         (server,) = monitor.children()
         assert Path(f"/proc/{server.pid}/oom_score_adj").read_text() == "1000\n"
-
-
-def test_a_fork_server_that_died_is_done_without() -> None:
-    with Sandbox(warm=0) as sandbox:
-        before = fork_servers()
-        places(sandbox, OBJECTS)
-        (server,) = fork_servers() - before
-        for process in server.children():
-            process.kill()
-        server.wait(WAIT_S)
+        server.kill()
+        monitor.wait(WAIT_S)
         assert [place.split()[1] for place in places(sandbox, OBJECTS)] == ["1"] * 3
 
 

@@ -63,8 +63,8 @@ async def test_a_worker_is_prepared_and_killed_with_its_init() -> None:
 @table("level", LEVELS)
 async def test_many_workers_at_once_all_come_and_all_go(level: Level) -> None:
     async with opened(level) as fork_server:
-        workers = await asyncio.gather(*(prepared(fork_server) for _ in range(30)))
-        assert len({id(worker) for worker in workers}) == 30
+        workers = await asyncio.gather(*(prepared(fork_server) for _ in range(15)))
+        assert len({id(worker) for worker in workers}) == 15
         assert not any(worker.gone.is_set() for worker in workers)
 
 
@@ -102,18 +102,14 @@ async def test_closing_during_start_leaves_no_fork_server() -> None:
     assert not living_below()
 
 
-async def test_failed_start_is_told_in_the_fork_servers_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_failed_start_is_told_in_the_fork_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zygote_process, "python_paths", lambda: ["/nowhere"])
     with pytest.raises(SandboxFailed, match=r"fork server cannot start: .*(Error|error)"):
         await ForkServer(STRICT, allow_exec=True).start()
     assert living_below() == set()
 
 
-async def test_fork_server_has_no_environment_or_folder_of_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_fork_server_has_no_environment_or_folder_of_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY_API_KEY", "sk-canary-0123456789")
     async with opened(PROCESS):
         (zygote,) = psutil.Process().children()

@@ -2,7 +2,7 @@ import errno
 import os
 from collections import Counter
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -90,7 +90,7 @@ MOUNT = ("private root", "mount none on /: x")
 RULESET = ("landlock", "landlock_create_ruleset: x")
 INVOKED = {"INVOCATION_ID": "1"}
 OF_THE_PROFILE = "`docker run --security-opt seccomp=seccomp.json`"
-REMEDIES: list[tuple[tuple[Layer, str, int], dict[str, str], dict[str, str], str]] = [
+REMEDIES: list[Any] = [
     (FORBIDDEN, {"proc__sys__kernel__unprivileged_userns_clone": "0"}, {}, "kernel.unprivileged_userns_clone=1`"),
     (FORBIDDEN, {"proc__sys__kernel__apparmor_restrict_unprivileged_userns": "1"}, {}, "_unprivileged_userns=0`"),
     (FORBIDDEN, {"proc__sys__user__max_user_namespaces": "0"}, {}, "`sysctl user.max_user_namespaces=15000`"),

@@ -134,21 +134,17 @@ async def test_fork_server_killed_during_start_is_restarted(monkeypatch: pytest.
 
 
 async def test_unused_repl_of_a_dead_fork_server_is_replaced() -> None:
-    """A REPL whose fork server died before its first block is replaced unseen."""
+    """A REPL that died before its first block, alone or with its fork server, is replaced unseen."""
     async with opened() as sandbox, sandbox.repl("the context", values={"price": 3}) as repl:
-        await lost(repl, kill_fork_servers)
-        assert (await repl.aexecute("print(context, price)")).stdout == "the context 3\n"
-
-
-async def test_unused_dead_repl_is_replaced() -> None:
-    """A REPL that died alone before its first block is replaced unseen."""
-    async with opened() as sandbox, sandbox.repl("the context") as repl:
         (pid,) = [each.pid for each in living_below() if not each.children()]
         os.kill(pid, signal.SIGKILL)
         connection = repl._worker.connection
         assert connection is not None
         await until(lambda: not connection.is_open)
-        assert (await repl.aexecute("print(context)")).stdout == "the context\n"
+        assert (await repl.aexecute("print(context, price)")).stdout == "the context 3\n"
+    async with opened() as sandbox, sandbox.repl("the context", values={"price": 3}) as repl:
+        await lost(repl, kill_fork_servers)
+        assert (await repl.aexecute("print(context, price)")).stdout == "the context 3\n"
 
 
 async def test_block_on_a_killed_fork_server_tells_lost_values() -> None:

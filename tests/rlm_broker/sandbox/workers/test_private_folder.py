@@ -11,7 +11,7 @@ from rlm_broker.errors import SandboxFailed
 from rlm_broker.sandbox.workers import private_folder
 from rlm_broker.sandbox.workers.private_folder import LOCK, PREFIX, PrivateFolder, remove_tree
 
-LEFT_BEHIND = "import os, sys\nfrom rlm_broker.sandbox.workers.private_folder import PrivateFolder\nprint(PrivateFolder().path)\nsys.stdout.flush()\nos.kill(os.getpid(), 9)"
+LEFT_BEHIND = "import os\nfrom rlm_broker.sandbox.workers.private_folder import PrivateFolder\nPrivateFolder()\nos.kill(os.getpid(), 9)"
 
 
 @pytest.fixture(autouse=True)
@@ -29,23 +29,21 @@ def test_private_folder_is_created_and_removed(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_stale_folder_is_swept_and_used_kept(temporary: Path) -> None:
-    """The folder of a killed owner is swept by the next, and a folder in use is not."""
+def test_stale_folder_is_swept_and_used_kept(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder of a killed owner is swept by the next, and a folder in use is not. The number is logged."""
+    caplog.set_level("INFO", "rlm_broker")
     mine = PrivateFolder()
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT_BEHIND],
-        capture_output=True,
-        text=True,
-        env={"TMPDIR": str(temporary), "PYTHONPATH": str(Path.cwd())},
-        check=False,
-    )
-    left = Path(done.stdout.strip())
-    assert left.is_dir()
-    another = PrivateFolder()
-    assert not left.exists()
-    assert mine.path.is_dir()
+    environment = {"TMPDIR": str(temporary), "PYTHONPATH": str(Path.cwd())}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", LEFT_BEHIND], env=environment, check=False)
+    assert len(list(temporary.iterdir())) == 2  # the second one has swept the first
+    (temporary / f"{PREFIX}b").mkdir()
+    (temporary / f"{PREFIX}b" / LOCK).touch()
+    assert caplog.messages == []
+    PrivateFolder().remove()
+    assert list(temporary.iterdir()) == [mine.path]
+    assert caplog.messages == [f"folders of processes that were killed were removed from {temporary}: 2"]
     mine.remove()
-    another.remove()
 
 
 def test_folder_swept_before_its_lock_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,26 +63,20 @@ def test_folder_swept_before_its_lock_is_made_again(monkeypatch: pytest.MonkeyPa
     folder.remove()
 
 
-def test_folder_of_similar_name_is_left_alone(temporary: Path) -> None:
-    stranger = temporary / f"{PREFIX}notes"
-    stranger.mkdir()
-    (stranger / "precious").write_text("mine")
-    PrivateFolder().remove()
-    assert (stranger / "precious").read_text() == "mine"
-
-
-def test_links_and_folders_of_other_users_are_not_swept(temporary: Path) -> None:
+def test_links_and_folders_of_others_are_not_swept(temporary: Path) -> None:
+    """A folder without a lock is one of similar name."""
     target = temporary / "target"
-    target.mkdir()
-    (temporary / f"{PREFIX}link").symlink_to(target)
-    left = [target]
-    if os.geteuid() == 0:
-        left.append(temporary / f"{PREFIX}strange")
-        left[-1].mkdir()
-        os.chown(left[-1], 65534, 65534)
+    left = [target, temporary / f"{PREFIX}notes", temporary / f"{PREFIX}strange"]
     for folder in left:
-        (folder / LOCK).touch()
+        folder.mkdir()
         (folder / "precious").write_text("kept")
+        if folder != left[1]:
+            (folder / LOCK).touch()
+    (temporary / f"{PREFIX}link").symlink_to(target)
+    if os.geteuid() == 0:
+        os.chown(left[2], 65534, 65534)
+    else:
+        left.pop()
     PrivateFolder().remove()
     assert [(folder / "precious").read_text() for folder in left] == ["kept"] * len(left)
 
@@ -116,14 +108,3 @@ def test_missing_temporary_folder_tells_what_to_set(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
     with pytest.raises(SandboxFailed, match=r"no temporary folder can be written to: .*set TMPDIR"):
         PrivateFolder()
-
-
-def test_swept_folders_are_logged_with_their_number(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "rlm_broker")
-    PrivateFolder().remove()
-    assert caplog.messages == []
-    for name in "ab":
-        (temporary / f"{PREFIX}{name}").mkdir()
-        (temporary / f"{PREFIX}{name}" / LOCK).touch()
-    PrivateFolder().remove()
-    assert caplog.messages == [f"folders of processes that were killed were removed from {temporary}: 2"]

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import gc
 import os
-import signal
 from typing import Any, NoReturn
 
 import psutil
@@ -104,36 +103,34 @@ async def test_by_itself_a_sandbox_begins_with_the_second_repl() -> None:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
 
 
-async def test_dead_warm_worker_is_not_given_out() -> None:
-    async with Sandbox(warm=1) as sandbox:
-        await until(lambda: ready(sandbox) == 1)
-        parents = living_parents_below()
-        (repl_pid,) = [process.pid for process in living_below() if process.pid not in parents]
-        os.kill(repl_pid, signal.SIGKILL)
-        (waiting,) = pool_of(sandbox).ready
-        await until(lambda: waiting.worker.died is not None or not waiting.connection.is_open)
-        async with sandbox.repl("context") as repl:
-            assert (await repl.aexecute("print(context)")).stdout == "context\n"
-
-
-async def test_repls_come_from_the_next_fork_server() -> None:
+@table("dies", ["REPL", "fork server"])
+async def test_dead_warm_worker_is_not_given_out(dies: str) -> None:
     async with Sandbox(warm=2) as sandbox:
         await until(lambda: ready(sandbox) == 2)
-        for fork_server in psutil.Process().children():
-            fork_server.kill()
-        waiting = list(pool_of(sandbox).ready)
-        await until(lambda: all(each.worker.gone.is_set() for each in waiting))
+        parents, waiting = living_parents_below(), list(pool_of(sandbox).ready)
+        repls = [process for process in living_below() if process.pid not in parents]
+        for process in repls if dies == "REPL" else psutil.Process().children():
+            process.kill()
+        await until(lambda: all(each.worker.died is not None or not each.connection.is_open for each in waiting))
         async with sandbox.repl("context") as repl:
             assert (await repl.aexecute("print(context)")).stdout == "context\n"
         await until(lambda: ready(sandbox) == 2)
 
 
-async def test_sandbox_left_while_warming_is_cleaned_up() -> None:
-    """A sandbox that is left while workers are made leaves no process."""
-    for pause_s in (0, 0.002, 0.005, 0.01, 0.02):
-        async with Sandbox(warm=8):
-            await asyncio.sleep(pause_s)
-        assert living_below() == set()
+@table("after_s", [0, 0.002, 0.005, 0.01])
+async def test_sandbox_left_while_warming_is_cleaned_up(after_s: float) -> None:
+    """A sandbox that is left while workers are made leaves no process, also if leaving it is cancelled."""
+    async with Sandbox(warm=8):
+        await asyncio.sleep(after_s)
+    assert living_below() == set()
+    sandbox = Sandbox(warm=6)
+    await sandbox.__aenter__()
+    leaving = asyncio.create_task(sandbox.aclose())
+    await asyncio.sleep(after_s)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    await until(lambda: living_below() == set())
+    await sandbox.aclose()
 
 
 async def test_layers_and_limits_are_those_of_any_other() -> None:
@@ -164,10 +161,24 @@ async def test_a_context_that_no_message_may_hold_is_loaded() -> None:
 
 
 async def test_a_sandbox_that_was_left_stays_closed() -> None:
+    """A REPL of a template that was left gets no other context."""
     async with Sandbox(warm=0) as sandbox:
         repl = sandbox.repl("context")
         await repl.__aenter__()
         template = sandbox.template(["mine"])
+        async with template:
+            of_template = template.repl()
+            await of_template.__aenter__()
+        others = [store(["another's"]) for _ in range(5)]
+        said = []
+        for _ in range(3):
+            try:
+                said.append(str(await of_template.aexecute("print(context)")))
+            except SandboxFailed as error:
+                said.append(str(error))
+        assert "another" not in "".join(said)
+        for other in others:
+            other.close()
     with contextlib.suppress(SandboxFailed):
         assert (await repl.aexecute("1")).status == "killed"
     for _ in range(2):
@@ -177,39 +188,6 @@ async def test_a_sandbox_that_was_left_stays_closed() -> None:
         await template.__aenter__()
     await repl.aclose()
     assert living_below() == set()
-
-
-async def test_repl_of_a_left_template_gets_no_other_context() -> None:
-    async with Sandbox(warm=0) as sandbox:
-        async with sandbox.template(["mine"]) as template:
-            repl = template.repl()
-            await repl.__aenter__()
-        others = [store(["another's"]) for _ in range(5)]
-        said = []
-        for _ in range(3):
-            try:
-                said.append(str(await repl.aexecute("print(context)")))
-            except SandboxFailed as error:
-                said.append(str(error))
-        assert "another" not in "".join(said)
-        for other in others:
-            other.close()
-        await repl.aclose()
-    assert living_below() == set()
-
-
-@table("after_s", [0, 0.001, 0.003, 0.006, 0.01])
-async def test_leaving_completes_even_if_cancelled(after_s: float) -> None:
-    sandbox = Sandbox(warm=6)
-    await sandbox.__aenter__()
-    async with sandbox.repl("context"):
-        await asyncio.sleep(0.005)
-    leaving = asyncio.create_task(sandbox.aclose())
-    await asyncio.sleep(after_s)
-    leaving.cancel()
-    await asyncio.wait({leaving})
-    await until(lambda: living_below() == set())
-    await sandbox.aclose()
 
 
 async def test_value_provided_during_start_is_in_the_first_block() -> None:

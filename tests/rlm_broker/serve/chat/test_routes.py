@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pydantic
 import pytest
@@ -109,14 +108,6 @@ def test_answer_of_a_type_is_json(client: openai.OpenAI) -> None:
         list(asked(client, "DO: FINAL('no')", stream=True, **form))
 
 
-def test_offline_model_refuses_types(open_sandbox: Sandbox) -> None:
-    """The model "offline" answers in text: its sentence comes through."""
-    own = serving(RLM("offline", sandbox=open_sandbox))
-    with own as offline, client_of(offline) as client, pytest.raises(openai.BadRequestError) as error:
-        asked(client, "Which?", model="offline", response_format={"type": "json_object"})
-    assert "answers in text: leave out output_type" in error.value.message
-
-
 def test_limit_ends_with_length_and_partial_answer(client: openai.OpenAI) -> None:
     """A limit is the finish reason "length", with the best answer so far."""
     code = "DO: answer['content'] = 'so far'"
@@ -212,14 +203,6 @@ def test_stream_has_turns_answer_and_usage(client: openai.OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_asynchronous_stream_of_a_type(served: Served) -> None:
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.key, max_retries=0) as client:
-        messages: Any = [{"role": "user", "content": "DO: FINAL({'name': 'Rome', 'people': 1})"}]
-        async with client.chat.completions.stream(model="obedient", messages=messages, response_format=City) as stream:
-            answer = await stream.get_final_completion()
-    assert answer.choices[0].message.parsed == City(name="Rome", people=1)
-
-
 def test_reply_streams_as_it_is_written(open_sandbox: Sandbox) -> None:
     """Pieces of a reply are sent as they come from the provider, and not again when it is whole."""
     with FakeOpenAI(streamed("I think: ", "\n```repl\nFINAL(4", "2)\n```")) as provider:
@@ -228,21 +211,6 @@ def test_reply_streams_as_it_is_written(open_sandbox: Sandbox) -> None:
             chunks = list(asked(client, "What?", model="test-model", stream=True))
     thoughts = [getattr(chunk.choices[0].delta, "reasoning", None) for chunk in chunks]
     assert "".join(thought or "" for thought in thoughts).strip() == "I think: \n```repl\nFINAL(42)\n```"
-
-
-def test_heartbeats_keep_both_answers_alive(open_sandbox: Sandbox) -> None:
-    """A silent run sends comments in a stream, and blank lines before a plain body."""
-    with serving(RLM(obedient(), sandbox=open_sandbox), ServeSettings(heartbeat_s=0.01)) as own:
-        with httpx.Client(base_url=own.base_url, headers=own.headers, timeout=WAIT_S) as http:
-            body: dict[str, Any] = {"model": "obedient", "messages": [{"role": "user", "content": SLOW}]}
-            plain = http.post("/chat/completions", json=body)
-            stream = http.post("/chat/completions", json={**body, "stream": True})
-        with client_of(own) as client:
-            assert said(asked(client, SLOW)) == "late"
-    assert plain.content.startswith(b"\n")
-    assert plain.json()["choices"][0]["message"]["content"] == "late"
-    assert b": the run goes on\n\n" in stream.content
-    assert stream.content.endswith(b"data: [DONE]\n\n")
 
 
 SLOW = "DO: import time; time.sleep(0.3); FINAL('late')"

@@ -86,7 +86,8 @@ def test_ended_things_go_by_age_number_and_weight() -> None:
 
 
 async def test_owners_take_turns_and_queue_is_bounded() -> None:
-    places, order, may_end = Places(1, 3), list[str](), asyncio.Event()
+    """Let an owner without a turn in a full queue wait once. A queue of no length admits no owner."""
+    places, order, may_end = Places(1, 2), list[str](), asyncio.Event()
 
     async def work(owner: Owner) -> None:
         async with places.place(owner):
@@ -99,11 +100,15 @@ async def test_owners_take_turns_and_queue_is_bounded() -> None:
         await turns()
     with pytest.raises(Busy) as busy:
         await work(BOB)
-    said = "all places are taken, and 3 wait: try again later"
+    said = "all places are taken, and 2 wait: try again later"
     assert (str(busy.value), busy.value.retry_after_s) == (said, 1)
     may_end.set()
     await asyncio.gather(*working)
     assert order == ["alice", "alice", "bob", "alice"]
+    unqueued = Places(1, 0)
+    async with unqueued.place(ALICE):
+        with pytest.raises(Busy):
+            await unqueued.place(BOB).__aenter__()
 
 
 async def test_cancelled_work_gives_its_place_back() -> None:

@@ -205,11 +205,6 @@ def test_tool_of_the_server_keeps_its_name(client: openai.OpenAI) -> None:
     assert error.value.param == "tools"
 
 
-def test_tool_choice_none_offers_no_tools(client: openai.OpenAI) -> None:
-    answer, _ = asked(client, "FINAL(str('get_weather' in globals()))", tool_choice="none")
-    assert answer.choices[0].message.content == "False"
-
-
 SHIP = tool("final-result", name="string")
 
 

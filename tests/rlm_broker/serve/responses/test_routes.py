@@ -376,16 +376,10 @@ BAD: list[tuple[dict[str, Any], int, str | None]] = [
     ({"input": ["?"]}, 400, "input"),
     ({"stream": "yes"}, 400, "stream"),
     ({"background": "yes"}, 400, "background"),
-    ({"input": [{"role": "assistant", "content": "I"}]}, 400, "input.0.role"),
     ({"input": [{"role": "king", "content": "I"}]}, 400, "input.0.role"),
-    ({"input": [{"role": "developer", "content": "I"}]}, 400, "input"),
     ({"input": [{"type": "mcp_call", "id": "x"}]}, 400, "input"),
-    ({"input": [{"type": "item_reference", "id": "rs_0"}]}, 404, "input.0.id"),
     ({"input": [{"type": "function_call_output", "call_id": "call_0", "output": "x"}]}, 404, "input"),
-    (said({"type": "input_file", "file_url": "http://x"}), 400, "file_url"),
     (said({"type": "input_file", "file_id": "file-0"}), 404, "file_id"),
-    (said({"type": "input_file", "file_data": "?"}), 400, "file_data"),
-    (said({"type": "input_image", "image_url": "x"}), 400, "type"),
     ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, 400, "tools.0.tools.0"),
     ({"tools": [{"type": "code_interpreter", "container": "cntr_0"}]}, 400, "tools.0.container"),
     ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, 400, "tool_choice"),
@@ -431,12 +425,6 @@ def test_conversation_is_bounded(client: openai.OpenAI, monkeypatch: pytest.Monk
     with pytest.raises(openai.APIStatusError, match="more than 1,000 bytes") as refused:
         asked(client, "FINAL(2)", previous_response_id=first.id)
     assert refused.value.status_code == 413
-
-
-def test_limit_makes_an_incomplete_response(client: openai.OpenAI) -> None:
-    made = asked(client, "1", extra_body={"rlm": {"max_iterations": 1}})
-    check_body(made.to_dict())
-    assert (made.status, made.to_dict()["rlm"]["limit"]) == ("incomplete", "max_iterations")
 
 
 def test_server_that_ends_tells_the_last_event() -> None:

@@ -1,23 +1,19 @@
 """The viewer of runs that go on: its HTTP interface, and the page in Chromium with it."""
 
 import asyncio
-import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from threading import Event as ThreadEvent
 from threading import Thread
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 
 pytest.importorskip("starlette", reason="needs rlm-broker[serve]")
 
-from rlm_broker.cli.view import MOST_CONNECTIONS, Viewer
+from rlm_broker.cli.view import Viewer
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.serve.http_server import MOST_HEADER_BYTES
 from rlm_broker.watch.messages import RunStatus
 from tests.support.browser import browser
 from tests.support.traces import small
@@ -152,10 +148,8 @@ async def test_runs_are_listed_and_stopped(ask: Ask, source: Source) -> None:
 
 async def test_strangers_are_refused(ask: Ask, source: Source) -> None:
     """A wrong key, a page of another origin, and another name for this host get no data, and stop no run."""
-    keys = [({"Authorization": given}, 401) for given in ("", "Bearer wrong", "Bearer \u00e9")]
-    others = (("Origin", "http://example.com"), ("Origin", "null"), ("Host", "example.com"))
-    sites = (("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-site"))
-    for headers, status in [*keys, *(({name: value}, 403) for name, value in (*others, *sites))]:
+    wrong = [({"Authorization": "Bearer wrong"}, 401), ({"Origin": "null"}, 403), ({"Host": "example.com"}, 403)]
+    for headers, status in [*wrong, ({"Sec-Fetch-Site": "cross-site"}, 403)]:
         assert (await ask("api/runs", headers=headers))[0] == status, headers
         assert (await ask("api/rows?run=over", headers=headers))[0] == status, headers
         assert (await ask("api/stop", "POST", json={"run": "going"}, headers=headers))[0] == status, headers
@@ -204,20 +198,6 @@ async def test_malformed_event_is_left_out(ask: Ask, source: Source) -> None:
     rows, _ = _rows(body)
     assert len(rows) == len(small().lines) - 2
     assert "could not be read" in body
-
-
-async def test_other_users_of_the_machine_lock_no_reader_out(ask: Ask, link: str) -> None:
-    """Any of them can connect: more silent connections than there is room for, and a header without an end."""
-    address = urlsplit(link).hostname, urlsplit(link).port
-    with contextlib.ExitStack() as many:
-        for _ in range(MOST_CONNECTIONS + 60):
-            many.enter_context(socket.create_connection(address))
-        assert (await ask("api/runs"))[0] == 200
-        endless = many.enter_context(socket.create_connection(address))
-        with contextlib.suppress(ConnectionError):
-            for _ in range(100):
-                endless.sendall(b"GET / HTTP/1.1\r\nx: " + b"y" * MOST_HEADER_BYTES)
-        assert endless.recv(100).startswith(b"HTTP/1.1 431") or not endless.recv(1)
 
 
 @pytest.mark.browser

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rlm_broker.errors import ConfigurationError
@@ -28,29 +29,23 @@ class _Elements(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-def test_page_has_one_script_and_no_address(tmp_path: Path) -> None:
-    """A page has one script that runs, one style, and no attribute that loads or runs anything."""
-    trace = small(HOSTILE, [HOSTILE] * 4).to(tmp_path / "run.jsonl")
-    write_page(trace, tmp_path / "run.html")
+def test_page_runs_one_script_and_loads_nothing(tmp_path: Path) -> None:
+    """A page has one script that runs, one style, both named by its policy, and no attribute that loads or runs anything."""
+    write_page(small(HOSTILE, [HOSTILE] * 4).to(tmp_path / "run.jsonl"), tmp_path / "run.html")
+    text = (tmp_path / "run.html").read_text()
     parser = _Elements()
-    parser.feed((tmp_path / "run.html").read_text())
+    parser.feed(text)
     running = [names for tag, names in parser.found if tag == "script" and names.get("type") != "text/plain"]
     assert running == [{}]
     assert sum(tag == "style" for tag, _ in parser.found) == 1
     assert not {"link", "img", "iframe", "object", "embed", "base", "a", "form"} & {tag for tag, _ in parser.found}
     names = {name for _, attributes in parser.found for name in attributes}
     assert not {name for name in names if name.startswith("on")} | names & {"src", "href", "style", "action"}
-
-
-def test_policy_names_the_script_and_style(tmp_path: Path) -> None:
-    write_page(small().to(tmp_path / "run.jsonl"), tmp_path / "run.html")
-    text = (tmp_path / "run.html").read_text()
-    assert f'content="{policy()}"' in text
+    for part in (f'content="{policy()}"', f"<script>{script()}</script>", f"<style>{style()}</style>"):
+        assert part in text
     assert policy().startswith("default-src 'none'; script-src 'sha256-")
     assert "connect-src" not in policy()
     assert policy("'self'").count("connect-src 'self'") == 1
-    assert f"<script>{script()}</script>" in text
-    assert f"<style>{style()}</style>" in text
 
 
 def test_resources_take_no_markup() -> None:
@@ -63,17 +58,6 @@ def test_resources_take_no_markup() -> None:
         assert re.findall(forbidden, (folder / f"{name}.js").read_text(), re.IGNORECASE) == [], name
     assert "url(" not in style()
     assert "@import" not in style()
-
-
-def test_page_says_what_it_has(tmp_path: Path) -> None:
-    told = write_page(small().to(tmp_path / "run.jsonl"), tmp_path / "run.html")
-    about = re.search(r'id="about">([^<]*)<', (tmp_path / "run.html").read_text())
-    assert about
-    assert json.loads(base64.b64decode(about[1])) == {
-        **{"name": "run.jsonl", "notes": [], "release": told.release, "rows": told.rows},
-        **{"bytes": told.bytes, "piece_bytes": told.piece_bytes, "form": "file"},
-    }
-    assert told.rows == len(small().lines)
 
 
 def test_trace_that_is_not_whole_is_shown_with_a_note(tmp_path: Path) -> None:
@@ -98,11 +82,16 @@ def test_trace_that_is_not_whole_is_shown_with_a_note(tmp_path: Path) -> None:
     assert "does not know are left out: 2 run_dreamed." in write_page(trace, tmp_path / "run.html").notes[0]
 
 
-def test_page_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_says_what_it_has_and_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, out = small().to(tmp_path / "run.jsonl"), tmp_path / "run.html"
+    told = write_page(trace, out)
+    about = re.search(r'id="about">([^<]*)<', out.read_text())
+    assert about
+    assert json.loads(base64.b64decode(about[1])) == {**msgspec.to_builtins(told), "notes": []}
+    assert (told.name, told.form, told.rows) == ("run.jsonl", "file", len(small().lines))
     monkeypatch.setattr(page_module, "MOST_ROWS", 5)
-    told = write_page(small().to(tmp_path / "run.jsonl"), tmp_path / "run.html")
-    assert told.rows == 5
-    assert told.notes == ("The trace is larger than a page can show: it is cut after 5 events.",)
+    told = write_page(trace, out)
+    assert (told.rows, told.notes) == (5, ("The trace is larger than a page can show: it is cut after 5 events.",))
 
 
 def test_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
