@@ -83,7 +83,7 @@ class UnknownHandle(ConfigurationError):
 
 
 class Purse:
-    """Money of one owner, day by day."""
+    """Money that one owner spends, day by day."""
 
     def __init__(self, owner: Owner, clock: Callable[[], float] = time.time) -> None:
         self._owner = owner
