@@ -174,11 +174,9 @@ async def test_failed_openings_leave_nothing_open(tmp_path: Path) -> None:
 
     @contextlib.asynccontextmanager
     async def around() -> AsyncIterator[None]:
-        is_open.append(True)
-        try:
-            yield
-        finally:
-            is_open.pop()
+        with contextlib.ExitStack() as stack:
+            stack.callback(is_open.pop)
+            yield is_open.append(True)
 
     opening = _Opening(lambda: RLM("offline", models=Models(record=tmp_path / "no" / "run.jsonl")), os.sep, around)
     for _ in range(2):
