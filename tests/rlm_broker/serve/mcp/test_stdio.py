@@ -175,15 +175,15 @@ async def test_failed_openings_leave_nothing_open(tmp_path: Path) -> None:
     @contextlib.asynccontextmanager
     async def around() -> AsyncIterator[None]:
         with contextlib.ExitStack() as stack:
+            is_open.append(True)
             stack.callback(is_open.pop)
-            yield is_open.append(True)
+            yield
 
     opening = _Opening(lambda: RLM("offline", models=Models(record=tmp_path / "no" / "run.jsonl")), os.sep, around)
     for _ in range(2):
         with pytest.raises(ConfigurationError):
             await opening.begin()
         assert is_open == []
-    await opening.close()
 
 
 def test_config_is_what_clients_want() -> None:
