@@ -21,7 +21,7 @@ _NAME = re.compile(r"\.(\d+)-of-(\d+)\Z")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Every hundredth item of an input, for example: those whose number has the same remainder.
+    """The items whose number has a certain remainder, for example every hundredth one.
 
     Example:
         ```python
@@ -56,9 +56,9 @@ class Shard:
 
 
 def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
-    """Return the shard of `3/100`, or of `auto/100` by the number of this task.
+    """Return the shard named as `3/100`, or as `auto/100` with the number of this task.
 
-    The numbers of tasks may begin at 0 or at 1, and some of them may run again: the remainder counts.
+    The numbers of tasks may begin at 0 or at 1, and some of them may run again: only the remainder counts.
 
     Raises:
         ConfigurationError: It names none, or no variable has the number of a task.
