@@ -227,16 +227,8 @@ class Board(SandboxObserver):
     def run_status(
         id: str, progress: RunProgress, task: str | None, state: str, times: tuple[float, float | None], owner: str
     ) -> RunStatus:
-        """Return what is reported of a run.
-
-        Args:
-            id: Id of the run.
-            progress: What its events have shown.
-            task: Its task, until its first event has a question.
-            state: As in `RunStatus`.
-            times: Unix time in seconds of its start, and of its end or None.
-            owner: As in `RunStatus`.
-        """
+        """Return what is reported of a run. Its task counts until an event has a question; `times` are the Unix times of
+        its start, and of its end or None."""
         question = progress.question or task
         is_live = state in ("queued", "running")
         doing = "waits for its turn" if state == "queued" else progress.doing
