@@ -9,9 +9,11 @@ from rlm_broker import (
     RLM,
     Budget,
     Cache,
+    ControlSocket,
     Encoded,
     FunctionClient,
     Instructions,
+    ItemsFile,
     Limits,
     LiteLLMClient,
     LMHandler,
@@ -25,7 +27,9 @@ from rlm_broker import (
     SandboxedRepl,
     ScriptedClient,
     Serving,
+    Shard,
     Tools,
+    Trace,
     TraceWriter,
     ValueTooLarge,
     store,
@@ -57,6 +61,10 @@ CONSTRUCTORS: list[tuple[Callable[..., Any], dict[str, Any], list[str]]] = [
     (store, {}, ["value"]),
     (Paths, {}, ["paths"]),
     (Encoded, {"source": Paths([])}, ["source", "encoding", "errors"]),
+    (ItemsFile, {"path": "-"}, ["path", "root", "encoding", "errors", "shard"]),
+    (Shard, {"number": 1, "of": 1}, ["number", "of"]),
+    (Trace, {}, ["path"]),
+    (ControlSocket, {}, ["command", "on_stop"]),
 ]
 
 

@@ -14,7 +14,7 @@ from rlm_broker.batch.shards import Shard
 from rlm_broker.broker.models.models import FilePath
 from rlm_broker.context.files import Root
 from rlm_broker.context.store import Encoded
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.values.text import printable
 
 STDIN = "-"
@@ -43,7 +43,7 @@ class ItemsFile:
         folder: Folder of the paths in lines.
 
     Raises:
-        ConfigurationError: The folder is none.
+        ConfigurationError: The folder is none, or an argument cannot be used.
     """
 
     def __init__(
@@ -54,13 +54,16 @@ class ItemsFile:
         errors: Literal["strict", "replace"] = "replace",
         shard: Shard | None = None,
     ) -> None:
+        require_kind("path", path, str, os.PathLike)
+        require_kind("root", root, str, os.PathLike, type(None))
+        require_kind("shard", shard, Shard, type(None))
         self._path = None if os.fspath(path) == STDIN else Path(path)
         self._name = "stdin" if self._path is None else printable(str(path))
         self._total: int | None = None
         self._line = 0
         self._root = Root(root or (Path() if self._path is None else self._path.parent))
         self.folder = self._root.folder
-        self._encoding, self._errors, self._shard = encoding, errors, shard
+        self._encoded, self._shard = Encoded(self.folder, encoding, errors), shard
 
     def check(self) -> None:
         """Read all lines of a file, and count its items. Has no effect on stdin or a pipe, which can be read once.
@@ -124,7 +127,7 @@ class ItemsFile:
         (path,) = self._root.resolved([str(item.context)])
         if must_exist and not glob.has_magic(str(path)) and not os.path.lexists(path):
             raise ConfigurationError(f"{printable(str(path))} does not exist")
-        return dataclasses.replace(item, context=Encoded(path, self._encoding, self._errors))
+        return dataclasses.replace(item, context=dataclasses.replace(self._encoded, source=path))
 
     def _opened(self) -> BinaryIO:
         """Open the input. Stdin gets a descriptor of its own.

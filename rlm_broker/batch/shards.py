@@ -7,11 +7,11 @@ Slurm arrays and Indexed Jobs of Kubernetes want it.
 import os
 import re
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 
 INDEX_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
 """Variables with the number of this task; the first one that is set counts."""
@@ -19,29 +19,40 @@ _GIVEN = re.compile(r"(auto|\d{1,7})/(\d{1,7})")
 _NAME = re.compile(r"\.(\d+)-of-(\d+)\Z")
 
 
-class Shard(NamedTuple):
-    """The items whose number has a certain remainder.
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The items whose number has a certain remainder, for example every hundredth one.
 
     Example:
         ```python
-        list(rlm.batch(ItemsFile("questions.jsonl", shard=Shard(1, 3)), out=Shard(1, 3).file(Path("answers.jsonl"))))
+        third = Shard(1, 3)
+        list(rlm.batch(ItemsFile("questions.jsonl", shard=third), out=third.file(Path("answers.jsonl"))))
         ```
 
     Attributes:
-        remainder: Remainder of the numbers, which begin at 1.
+        number: Number of the shard, from 1, as in `--shard 1/3`.
         of: Number of shards.
+
+    Raises:
+        ConfigurationError: There is no such shard.
     """
 
-    remainder: int
+    number: int
     of: int
+
+    def __post_init__(self) -> None:
+        require_kind("number", self.number, int)
+        require_kind("of", self.of, int)
+        if not 1 <= self.number <= self.of:
+            raise ConfigurationError(f"there is no shard {self.number} of {self.of}")
 
     def has(self, number: int) -> bool:
         """Whether an item belongs to the shard, by its number from 1."""
-        return number % self.of == self.remainder
+        return number % self.of == self.number % self.of
 
     def file(self, out: Path) -> Path:
         """Return the file of results of the shard: `answers.3-of-100.jsonl` for `answers.jsonl`."""
-        return out.with_name(f"{out.stem}.{self.remainder or self.of}-of-{self.of}{out.suffix}")
+        return out.with_name(f"{out.stem}.{self.number}-of-{self.of}{out.suffix}")
 
 
 def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
@@ -62,10 +73,10 @@ def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
         found = [variables[name] for name in INDEX_VARIABLES if variables.get(name)]
         if not found or not found[0].isdecimal():
             raise ConfigurationError(f"--shard {text}: none of {', '.join(INDEX_VARIABLES)} has a number: give 3/{of}")
-        return Shard(int(found[0]) % of, of)
+        return Shard(int(found[0]) % of or of, of)
     if int(number) > of:
         raise ConfigurationError(f"--shard {text}: there is no shard {number} of {of}")
-    return Shard(int(number) % of, of)
+    return Shard(int(number) or of, of)
 
 
 def shards_of(out: Path) -> dict[Shard, Path]:
@@ -78,11 +89,11 @@ def shards_of(out: Path) -> dict[Shard, Path]:
     for path in out.parent.glob(f"*{out.suffix}"):
         name = _NAME.search(path.stem)
         if name is not None and path.stem[: name.start()] == out.stem:
-            number, of = int(name[1]), int(name[2])
-            found[Shard(number % of, of)] = path
+            with suppress(ConfigurationError):  # the file of another program, such as `answers.4-of-3.jsonl`
+                found[Shard(int(name[1]), int(name[2]))] = path
     if len({shard.of for shard in found}) > 1:
         raise ConfigurationError(f"the shards beside {out} are of several batches: move those of one of them elsewhere")
-    return dict(sorted(found.items(), key=lambda each: each[0].remainder or each[0].of))
+    return dict(sorted(found.items(), key=lambda each: each[0].number))
 
 
 def merge(out: Path) -> int:

@@ -88,7 +88,7 @@ def read_status(out: Path, *, of_shards: bool = False) -> BatchStatus:
     for each in shards.values() or [out]:
         _add(status, each)
     if shards:
-        status.shards = len(shards), next(iter(shards))[1]
+        status.shards = len(shards), next(iter(shards)).of
     return status
 
 

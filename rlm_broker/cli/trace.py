@@ -38,5 +38,8 @@ def export(file: Path, *, formats: tuple[str, ...], out: Path | None) -> None:
     for each in formats:
         if each != "--otlp":
             raise click.UsageError(f"{each} is no longer written: give --otlp, or read the trace, which is JSON lines")
-    for part in Trace(file).otlp(out):
-        say(part)
+    if out is not None:
+        Trace(file).write_otlp(out)
+        return
+    for line in Trace(file).otlp():
+        say(line)

@@ -456,7 +456,10 @@ class Root:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(os.path.realpath(folder))
+        try:
+            self.folder = Path(os.path.realpath(folder))
+        except ValueError:  # no name of a file
+            raise ContextRefused(f"{str(folder)[:80]!a} is not a folder: name one by --root") from None
         if not os.path.isdir(self.folder):  # noqa: PTH112 - before Python 3.14, `Path` raises for what cannot be read
             raise ContextRefused(f"{printable(folder)} is not a folder: name one by --root")
 

@@ -238,6 +238,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ConfigurationError: The file cannot be read, or is not a trace. This may come after any number of lines.
     """
+    number = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), 1):
@@ -253,5 +254,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield event
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if not number:  # the path contains a NUL
+            raise ConfigurationError(f"cannot read {str(path)!r}: {error}") from None
         raise ConfigurationError(f"{path} is not a trace: line {number} is not JSON") from None

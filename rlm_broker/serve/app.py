@@ -89,7 +89,7 @@ class Service:
         self._open = contextlib.AsyncExitStack()
         self._app: ASGIApp = _not_open
         self._parts: Parts | None = None
-        self._health = Health(rlm)
+        self._health: Health
         self._metrics: Metrics | None = None
 
     async def __aenter__(self) -> Self:
@@ -100,6 +100,7 @@ class Service:
                 the `RLM` was opened on another event loop.
             IsolationUnavailable, SandboxFailed, ModelFailed: The `RLM` cannot be opened.
         """
+        self._health = Health(self._rlm)
         async with contextlib.AsyncExitStack() as opening:
             await opening.enter_async_context(self._rlm.borrowed())
             if self._rlm.event_loop is not None and not self._rlm.event_loop.is_here:

@@ -4,7 +4,6 @@ In the viewer a key sees its own runs, and with the right `watch` all keys' runs
 """
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
@@ -20,6 +19,7 @@ from rlm_broker.serve.guard import KEY, ServerKey
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns
 from rlm_broker.serve.parts import Parts
 from rlm_broker.serve.settings import Right
+from rlm_broker.watch.board import BOARD
 
 PROBE_TIMEOUT_S: Final = 10.0
 """Seconds that a probe has to start a REPL and run a block."""
@@ -76,8 +76,6 @@ class Health:
 MOST_STOP_BYTES: Final = 4_096
 MOST_STOP_VALUES: Final = 16
 """Bytes and JSON values of a request to stop a run."""
-QUESTION_CHARS: Final = 300
-"""Characters of a question that the list of runs shows."""
 PATH = "/viewer"
 """Path of the viewer. The page itself shows no run, so it needs no key; its data does."""
 
@@ -134,23 +132,8 @@ def viewer_app(source: LiveSource | Callable[[Scope], LiveSource], stall_s: floa
 
 def status_of(hosted: HostedRun) -> RunStatus:
     """Return what is reported of a run."""
-    progress = hosted.progress
-    ended = progress.ended
+    ended = hosted.progress.ended
     how = ended.kind if ended is not None else "cancelled"
-    question = progress.question or hosted.task
-    return RunStatus(
-        id=hosted.id,
-        pid=os.getpid(),
-        question=None if question is None else question[:QUESTION_CHARS],
-        model=progress.model,
-        state=how if hosted.state == "ended" else hosted.state,
-        turn=progress.turn,
-        doing=hosted.doing,
-        doing_since=progress.since,
-        started=hosted.created_at,
-        ended=hosted.ended_at,
-        runs=progress.runs,
-        tokens=progress.tokens,
-        cost_usd=progress.cost_usd,
-        owner=hosted.owner.name,
-    )
+    state = how if hosted.state == "ended" else hosted.state
+    times = hosted.created_at, hosted.ended_at
+    return BOARD.run_status(hosted.id, hosted.progress, hosted.task, state, times, hosted.owner.name)

@@ -154,10 +154,38 @@ class CheckedSchema(dict[str, Any]):
         admission.require_references(self)
         self.checked = JsonSchema(self, what, is_bounded=True)
 
+    def below(self, pointer: str) -> dict[str, Any]:
+        """Return the schema as a part of a larger one: its references begin at this place.
+
+        Example:
+            ```python
+            item = CheckedSchema({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}}, "an item")
+            CheckedSchema({"type": "array", "items": item.below("#/items")}, "the list")
+            ```
+        """
+        return {key: each for key, each in _moved(self, pointer).items() if key != "$schema"}
+
     @staticmethod
     def belong_to(owner: Hashable) -> None:
         """Let the schemas that this context of variables makes from now on belong to an owner."""
         _OWNER.set(owner)
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """Return a schema with references below `to`. A value, for example of `const`, has none."""
+    if isinstance(schema, list):
+        return [_moved(each, to) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _OF_VALUES:
+            moved[key] = value
+        elif key in _OF_SCHEMAS and isinstance(value, Mapping):
+            moved[key] = {name: _moved(each, to) for name, each in value.items()}
+        else:
+            moved[key] = f"{to}{value.removeprefix('#')}" if key == "$ref" else _moved(value, to)
+    return moved
 
 
 @functools.lru_cache(maxsize=256)
@@ -253,14 +281,15 @@ def _require_references(schema: Mapping[str, Any], what: str) -> None:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        for name, value in schema.items():
-            if name in ("$ref", "$dynamicRef") and isinstance(value, str):
-                yield value
-            else:
-                yield from _references(value)
-    elif isinstance(schema, list | tuple):
-        for value in schema:
+    if isinstance(schema, list | tuple):
+        for each in schema:
+            yield from _references(each)
+    for name, value in schema.items() if isinstance(schema, Mapping) else ():
+        if name in ("$ref", "$dynamicRef") and isinstance(value, str):
+            yield value
+        elif name in _OF_SCHEMAS and isinstance(value, Mapping):
+            yield from _references([*value.values()])
+        elif name not in _OF_VALUES:
             yield from _references(value)
 
 

@@ -91,25 +91,8 @@ class RunEntry:
 
     def status(self) -> RunStatus:
         """Return the state of the run for other processes."""
-        progress, is_live = self.progress, self.ended is None
-        question = self.question if progress.question is None else progress.question
-        doing = "waits for its turn" if self.is_queued else progress.doing
-        return RunStatus(
-            id=self.id,
-            pid=os.getpid(),
-            question=None if question is None else question[:QUESTION_CHARS],
-            model=progress.model,
-            state=self.state,
-            turn=progress.turn,
-            doing=doing if is_live else "",
-            doing_since=self.ended or progress.since,
-            started=self._started,
-            ended=self.ended,
-            runs=max(1, progress.runs) if is_live else 0,
-            tokens=progress.tokens,
-            cost_usd=progress.cost_usd,
-            owner=self.owner,
-        )
+        times = self._started, self.ended
+        return self._board.run_status(self.id, self.progress, self.question, self.state, times, self.owner)
 
     def end(self, error: BaseException | None) -> None:
         """Take the end of the run. It stays on the board for a while, with its events."""
@@ -239,6 +222,32 @@ class Board(SandboxObserver):
         """The last ended runs, then the live ones, the oldest first."""
         self._drop_ended()
         return [*self._ended.values(), *self._live.values()]
+
+    @staticmethod
+    def run_status(
+        id: str, progress: RunProgress, task: str | None, state: str, times: tuple[float, float | None], owner: str
+    ) -> RunStatus:
+        """Return what is reported of a run. Its task counts until an event has a question; `times` are the Unix times of
+        its start, and of its end or None."""
+        question = progress.question or task
+        is_live = state in ("queued", "running")
+        doing = "waits for its turn" if state == "queued" else progress.doing
+        return RunStatus(
+            id=id,
+            pid=os.getpid(),
+            question=None if question is None else question[:QUESTION_CHARS],
+            model=progress.model,
+            state=state,
+            turn=progress.turn,
+            doing=doing if is_live else "",
+            doing_since=times[1] or progress.since,
+            started=times[0],
+            ended=times[1],
+            runs=max(1, progress.runs) if is_live else 0,
+            tokens=progress.tokens,
+            cost_usd=progress.cost_usd,
+            owner=owner,
+        )
 
     def has_run(self, run: str | None) -> bool:
         """Whether a run goes on."""

@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
-from rlm_broker.events.event import Emit
+from rlm_broker.events.event import Emit, all_of
 from rlm_broker.watch.conventions import continue_trace
 from rlm_broker.watch.telemetry import OpenTelemetry
 
@@ -35,11 +35,11 @@ class _Exporter(OTLPSpanExporter):
 
 
 @contextmanager
-def exported_spans(end_s: float = 3.0) -> Iterator[Emit | None]:
+def exported_spans(end_s: float = 3.0) -> Iterator[Emit]:
     """Yield a receiver of events that sends spans to the collector of the `OTEL_EXPORTER_OTLP_*` variables.
 
     `TRACEPARENT` names the span of the caller, for example a CI job's. Spans that were lost are a warning. So is a
-    protocol other than http/protobuf, and the receiver is then None.
+    protocol other than http/protobuf, and nothing is sent then.
 
     Example:
         ```python
@@ -53,9 +53,10 @@ def exported_spans(end_s: float = 3.0) -> Iterator[Emit | None]:
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), PROTOCOL)
     if protocol != PROTOCOL:
         _warn(f"no spans are sent: the protocol {protocol[:40]!r} is not supported, {PROTOCOL} is")
-        yield None
+        yield all_of(())
         return
-    continue_trace(os.environ.get("TRACEPARENT"))
+    if (parent := os.environ.get("TRACEPARENT")) is not None:
+        continue_trace(parent)
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())  # else each attempt is printed to stderr
     exporter = _Exporter()
     # `create` lets OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win only over names that are not set here.

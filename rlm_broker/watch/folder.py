@@ -16,7 +16,9 @@ TEMPORARY = Path("/tmp")
 """Place of the folder where there is no runtime folder of the user. `TMPDIR` may differ between two processes."""
 MODE = 0o700
 
-_SOCKET = re.compile(r"([a-z]{1,20})-([1-9]\d{0,9})-(\d{1,20})\.sock")
+COMMAND = re.compile(r"[a-z]{1,20}")
+"""Name of a command in the name of its socket."""
+_SOCKET = re.compile(rf"({COMMAND.pattern})-([1-9]\d{{0,9}})-(\d{{1,20}})\.sock")
 _START_TIME = 19
 """Index of the start time in /proc/PID/stat, among the fields behind the name of the program; see proc(5)."""
 

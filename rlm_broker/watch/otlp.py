@@ -20,32 +20,38 @@ MOST_SPANS: Final = 1_000_000
 """Spans of one document; further ones are left out."""
 
 
-def export(trace: Path, out: Path | None) -> Iterator[str]:
-    """Write the spans of a trace to the new file `out`, or yield the lines of the document if there is none.
+def otlp_lines(trace: Path) -> Iterator[str]:
+    """Yield the lines of the document of a trace, the first one once an event is read.
 
     Raises:
-        ConfigurationError: The trace cannot be read, or the file exists or cannot be written. The first line comes once
-            an event is read: a file that is no trace makes no file.
+        ConfigurationError: The trace cannot be read, or is none.
     """
     found = events(trace)
     first = next(found, None)
     if first is None:
         raise ConfigurationError(f"{trace} is not a trace: it is empty")
-    lines = otlp(chain([first], found))
-    if out is None:
-        yield from lines
-        return
+    yield from otlp(chain([first], found))
+
+
+def write_otlp(trace: Path, out: Path) -> None:
+    """Write the document of a trace to the new file `out`. A file that is no trace makes no file.
+
+    Raises:
+        ConfigurationError: The trace cannot be read, or the file exists or cannot be written.
+    """
+    lines = otlp_lines(trace)
+    first = next(lines)
     try:
         with out.open("x", encoding="utf-8") as file:
             try:
-                file.writelines(f"{line}\n" for line in lines)
+                file.writelines(f"{line}\n" for line in chain([first], lines))
             except BaseException:
                 out.unlink(missing_ok=True)
                 raise
     except FileExistsError:
         raise ConfigurationError(f"{out} exists: remove it, or write to another file") from None
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {out}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def otlp(events: Iterable[Event]) -> Iterator[str]:

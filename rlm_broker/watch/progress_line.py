@@ -4,6 +4,7 @@ rich draws the live line again 8 times a second, on a thread of its own. So its 
 end of a line that is too long is cut: what changes most, the time, comes first.
 """
 
+import atexit
 import contextlib
 import sys
 import time
@@ -49,6 +50,8 @@ class ProgressLine:
         self._started = time.monotonic()
         self._progress = RunProgress()
         self._live = live_line(self, stream)
+        if self._live is not None:
+            atexit.register(self.close)  # else an unclosed line leaves its terminal without a cursor
         console = None if self._live is None else self._live.console
         self._story = Story("texts" if is_verbose else "titles", tells_answer=False)
         self._printer = None if self._live and not is_verbose else StoryPrinter(self._story, stream, console=console)
@@ -67,13 +70,14 @@ class ProgressLine:
 
         Example:
             ```python
-            with (line := ProgressLine()).paused():
-                line.close()
+            with contextlib.closing(ProgressLine()) as line, line.paused():
+                print("Press Ctrl+D at the end of the text.")
             ```
         """
         self.close()
         yield
         if self._live is not None:
+            atexit.register(self.close)
             self._live.start()
 
     def close(self) -> None:
@@ -84,6 +88,7 @@ class ProgressLine:
             ProgressLine().close()
             ```
         """
+        atexit.unregister(self.close)
         if self._live is not None:
             with contextlib.suppress(OSError):  # the terminal was closed
                 self._live.stop()

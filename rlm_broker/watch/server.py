@@ -26,7 +26,7 @@ import msgspec
 
 from rlm_broker.concurrency.event_loop import EventLoopRef, Job
 from rlm_broker.concurrency.forks import FORKING, socket_of_parent
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import CallText, Event
 from rlm_broker.events.log import text_chars
 from rlm_broker.events.observers import OBSERVERS, SandboxObserver
@@ -70,12 +70,18 @@ class ControlSocket:
     Where no socket can be made, the log says so at the level INFO, and the command runs without it.
 
     Args:
-        command: Name of the command: lower-case letters.
+        command: Name of the command: up to 20 letters from a to z.
         on_stop: Called to stop the process as a whole, with whether it ends at once. None stops its runs, and the REPLs
             without a run.
+
+    Raises:
+        ConfigurationError: The command has other characters.
     """
 
     def __init__(self, command: str = LIBRARY, on_stop: OnStop | None = None) -> None:
+        require_kind("command", command, str)
+        if not folder.COMMAND.fullmatch(command):
+            raise ConfigurationError(f"command = {command[:40]!r}: give up to 20 letters from a to z")
         self._command = command
         self._on_stop = on_stop
         self._name = ""

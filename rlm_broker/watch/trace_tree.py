@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import BlockEnded, BlockStarted, CallEnded, Event, IterationStarted, RunEnded, RunStarted
 from rlm_broker.events.story import Story
 from rlm_broker.events.trace import events
 from rlm_broker.values.text import label
-from rlm_broker.watch.otlp import export
+from rlm_broker.watch.otlp import otlp_lines, write_otlp
 from rlm_broker.watch.terminal import StoryPrinter
 from rlm_broker.watch.viewer.page import write_page
 
@@ -55,6 +55,7 @@ class Trace:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        require_kind("path", path, str, os.PathLike)
         self._path = Path(path)
 
     def __iter__(self) -> Iterator[Event]:
@@ -108,21 +109,28 @@ class Trace:
         """
         return write_page(self._path, Path(out)).notes
 
-    def otlp(self, out: str | os.PathLike[str] | None = None) -> Iterator[str]:
+    def otlp(self) -> Iterator[str]:
         """Yield the trace as lines of one OTLP/JSON document, as OpenTelemetry's collectors read it.
 
         Example:
             ```python
             document = "\\n".join(Trace("run.jsonl").otlp())
             ```
+        """
+        return otlp_lines(self._path)
 
-        Args:
-            out: A new file for the document. Nothing is yielded then.
+    def write_otlp(self, out: str | os.PathLike[str]) -> None:
+        """Write the same document to a new file.
+
+        Example:
+            ```python
+            Trace("run.jsonl").write_otlp("run.otlp.json")
+            ```
 
         Raises:
             ConfigurationError: The file exists, or cannot be written.
         """
-        return export(self._path, None if out is None else Path(out))
+        write_otlp(self._path, Path(out))
 
 
 def tree(path: Path) -> list[str]:

@@ -40,6 +40,9 @@ SAID_S: Final = 60.0
 """Seconds after a warning of a refused session without another one: a key could fill the log."""
 
 
+_log = logging.getLogger(__name__)
+
+
 @contextlib.asynccontextmanager
 async def mcp_app(rlm: RLM, runs: HostedRuns, repls: HeldRepls) -> AsyncIterator[ASGIApp]:
     """Yield an ASGI app that serves the tools by streamable HTTP, in both eras of the protocol, at any path.
@@ -56,19 +59,24 @@ async def mcp_app(rlm: RLM, runs: HostedRuns, repls: HeldRepls) -> AsyncIterator
     server = server_of(at_once, _key_of, with_paths=False, block_timeout_s=rlm.limits.block_timeout_s)
     logging.getLogger(streamable_http_manager.__name__).addFilter(_seldom)
 
-    async def hold(opened: "asyncio.Future[StreamableHTTPSessionManager]") -> None:
+    async def hold(owner: str) -> None:
         """Hold a manager open. Its cancel scope must end in the task in which it began, and no request is that."""
         bounds: dict[str, int] = {"max_request_body_size": MOST_BODY_BYTES, "max_sessions": MOST_SESSIONS}
         manager = StreamableHTTPSessionManager(server, **bounds)  # type: ignore[arg-type]
-        async with manager.run():
-            opened.set_result(manager)
-            await ended.wait()
+        try:
+            async with manager.run():
+                managers[owner].set_result(manager)
+                await ended.wait()
+        except Exception:  # noqa: BLE001 - of one session: it ends the owner's others, and no other owner's
+            _log.exception("the sessions of the key %s at /mcp have failed", owner)
+        finally:
+            del managers[owner]
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         owner = scope[KEY].owner.name
         if owner not in managers:
             managers[owner] = asyncio.get_running_loop().create_future()
-            holding.create_task(hold(managers[owner]))
+            holding.create_task(hold(owner))
         await (await asyncio.shield(managers[owner])).handle_request(scope, receive, send)
 
     async with asyncio.TaskGroup() as holding:

@@ -76,6 +76,8 @@ def server_of(
             arguments = form.arguments.model_validate(params.arguments or {})
         except pydantic.ValidationError as error:
             _, said = first_complaint(error, "they", "argument", known=form.arguments.model_fields)
+            if form.arguments is forms.Question and "paths" in (params.arguments or {}):
+                said += ": over HTTP no file of the server is read, so give the text as context"
             return _refusal(f"the arguments cannot be used: {said}")
         if (trace := (context.meta or {}).get("traceparent")) is not None:
             continue_trace(trace)  # each call has a task, and so a context, of its own

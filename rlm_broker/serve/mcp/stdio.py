@@ -99,10 +99,12 @@ class _Opening:
             return Work, HeldRepls, HostedRuns, Root(self._root), self._rlm()
 
         work, held_repls, hosted_runs, root, made_rlm = await asyncio.to_thread(made)
-        on_event = await self._stack.enter_async_context(self._around())
-        rlm = await self._stack.enter_async_context(made_rlm)
-        repls = await self._stack.enter_async_context(held_repls())
-        opened: Work = work(rlm, hosted_runs(rlm, on_event=on_event), repls, root)
+        async with contextlib.AsyncExitStack() as opening:
+            on_event = await opening.enter_async_context(self._around())
+            rlm = await opening.enter_async_context(made_rlm)
+            repls = await opening.enter_async_context(held_repls())
+            opened: Work = work(rlm, hosted_runs(rlm, on_event=on_event), repls, root)
+            self._stack = opening.pop_all()
         return opened
 
 

@@ -143,8 +143,7 @@ def call_type(tools: Sequence[FunctionTool]) -> CheckedSchema:
         return safe_schema({**tool.schema, "description": f"arguments of {tool.name}: {tool.description}"}, "tools")
     calls = []
     for number, tool in enumerate(tools):
-        rooted = {key: value for key, value in tool.schema.items() if key != "$schema"}  # a property may be called so
-        arguments = _moved(rooted, f"#/anyOf/{number}/properties/arguments")
+        arguments = tool.schema.below(f"#/anyOf/{number}/properties/arguments")
         properties = {"name": {"const": tool.name}, "arguments": arguments}
         said = {"type": "object", "description": tool.description, "properties": properties}
         calls.append({**said, "required": list(properties)})
@@ -156,18 +155,6 @@ def forced_call(tools: Sequence[FunctionTool], answer: Any) -> "ClientCall":
     if len(tools) == 1:
         return tools[0].call(answer)
     return next(tool for tool in tools if tool.name == answer["name"]).call(answer["arguments"])
-
-
-def _moved(schema: Any, to: str) -> Any:
-    """Return a schema with references that hold within another one."""
-    if isinstance(schema, list):
-        return [_moved(each, to) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    moved = {key: _moved(value, to) for key, value in schema.items()}
-    if isinstance(pointer := schema.get("$ref"), str):
-        moved["$ref"] = f"{to}{pointer.removeprefix('#')}"
-    return moved
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,7 +249,7 @@ class Teller:
 
 
 MOST_HELD: Final = 200
-"""Characters of a line held back while it may become a fence. A longer line is shown."""
+"""Characters held back while they may become a fence; more are shown."""
 _OPENS = re.compile(r"^[ \t]*+(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<mark>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^`\n]*+)$")
 _OPENS_AFTER_WORDS = re.compile(r"(?P<mark>`{3,}+)[ \t]*+(?P<info>repl|python3?|py)[ \t]*+$", re.IGNORECASE)
 _RUNNABLE = re.compile(r"repl|python3?|py", re.IGNORECASE)
@@ -315,16 +315,14 @@ class LiveProse:
         """Return what of the unended line is prose however the line goes on: a backtick may begin a fence."""
         line, head = self._line, self._line.strip()
         may_be_else = not head or head[0] in _BEGINNINGS or any(final.startswith(head) for final in _FINALS)
-        if self._is_over or self._hides or (not self._shown and (may_be_else or _is_final(line)) and not self._is_long):
+        is_held = not self._shown and (_is_final(line) or (may_be_else and len(line) < MOST_HELD))
+        if self._is_over or self._hides or is_held:
             return ""
-        ticks = -1 if self._is_long else line.find("`", self._shown)
-        said = line[self._shown : len(line) if ticks < 0 else ticks]
+        ticks = line.find("`", self._shown)
+        is_shown = ticks < 0 or len(line) - ticks >= MOST_HELD
+        said = line[self._shown : len(line) if is_shown else ticks]
         self._shown += len(said)
         return said
-
-    @property
-    def _is_long(self) -> bool:
-        return len(self._line) >= MOST_HELD
 
 
 def _is_final(line: str) -> bool:

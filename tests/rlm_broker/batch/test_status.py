@@ -103,11 +103,11 @@ def test_files_that_are_of_no_batch_are_refused(out: Path, tmp_path: Path) -> No
     ("text", "variables", "shard"),
     [
         ("3/100", {}, Shard(3, 100)),
-        ("100/100", {}, Shard(0, 100)),
-        ("0/100", {}, Shard(0, 100)),
-        ("auto/4", {"SLURM_ARRAY_TASK_ID": "4", "JOB_COMPLETION_INDEX": "3"}, Shard(0, 4)),
+        ("100/100", {}, Shard(100, 100)),
+        ("0/100", {}, Shard(100, 100)),
+        ("auto/4", {"SLURM_ARRAY_TASK_ID": "4", "JOB_COMPLETION_INDEX": "3"}, Shard(4, 4)),
         ("auto/4", {"JOB_COMPLETION_INDEX": "3"}, Shard(3, 4)),
-        ("1/1", {}, Shard(0, 1)),
+        ("1/1", {}, Shard(1, 1)),
         ("auto/4", {"SLURM_ARRAY_TASK_ID": "x", "JOB_COMPLETION_INDEX": "3"}, "none of SLURM"),
         ("auto/4", {}, "none of SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX has a number: give 3/4"),
         ("5/4", {}, "there is no shard 5 of 4"),
@@ -139,11 +139,11 @@ async def test_shards_are_counted_and_merged(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"there is no shard of .* beside it, such as all\.1-of-100\.jsonl"):
         merge(out)
     for number, ids in ((10, "ab"), (2, "c")):
-        await write(open_journal(Shard(number % 10, 10).file(out)), *[(id, "answered") for id in ids])
+        await write(open_journal(Shard(number, 10).file(out)), *[(id, "answered") for id in ids])
     status = read_status(out)
     assert (status.done, status.shards) == (3, (2, 10))
     assert status.to_dict()["shards"] == {"there": 2, "of": 10}
-    assert list(shards_of(out)) == [Shard(2, 10), Shard(0, 10)]
+    assert list(shards_of(out)) == [Shard(2, 10), Shard(10, 10)]
     with Shard(2, 10).file(out).open("ab") as file:
         file.write(b'{"id":"torn')
     out.with_name("all.jsonl.merged").mkdir()

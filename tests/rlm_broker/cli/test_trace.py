@@ -10,8 +10,8 @@ from rlm_broker.events.event import BlockStarted, Event
 from rlm_broker.events.trace import TraceWriter, events
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
-from rlm_broker.watch.otlp import export
-from rlm_broker.watch.trace_tree import tree
+from rlm_broker.watch.otlp import write_otlp
+from rlm_broker.watch.trace_tree import Trace, tree
 from tests.support.command import ENVIRONMENT, run, sentence
 from tests.support.forked_python import python
 
@@ -188,9 +188,15 @@ def test_export_goes_to_stdout_or_a_new_file(trace: Path) -> None:
     assert "exists: remove it, or write to another file" in sentence(again)
 
 
+def test_trace_that_cannot_be_opened_is_a_sentence() -> None:
+    for path in ("no/such", "a\0"):
+        with pytest.raises(ConfigurationError, match="cannot read"):
+            Trace(path).tree()
+
+
 def test_export_of_no_trace_leaves_no_file(tmp_path: Path) -> None:
     for content in ("", "no trace\n", '{"event": "call_ended", "run": "1", "depth": 0, "usage": 7}\n'):
         (tmp_path / "run.jsonl").write_text(content)
         with pytest.raises(ConfigurationError):
-            list(export(tmp_path / "run.jsonl", tmp_path / "out"))
+            write_otlp(tmp_path / "run.jsonl", tmp_path / "out")
         assert not (tmp_path / "out").exists()

@@ -126,6 +126,8 @@ async def test_draining_server_is_not_ready() -> None:
         ready = await client.get("/ready")
         assert (ready.status_code, ready.json()["reason"]) == (503, "the server is about to end")
         assert (await client.get("/health")).status_code == 200
+    async with service, httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get("/ready")).status_code == 200  # opened again
 
 
 def test_client_that_has_left_is_no_failure_of_the_server() -> None:

@@ -23,7 +23,7 @@ from rlm_broker.events.trace import TraceWriter, events
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.watch import otlp as module
-from rlm_broker.watch.otlp import export, otlp
+from rlm_broker.watch.otlp import otlp, otlp_lines
 from tests.support.otlp_receiver import OtlpReceiver, Received, below, received
 
 SECRET = "sk-proj-" + "Zq9" * 16
@@ -103,7 +103,7 @@ def parsed(document: str) -> list[Received]:
 
 @pytest.fixture(scope="module")
 def spans(told: Told) -> list[Received]:
-    return parsed("".join(export(told.trace, None)))
+    return parsed("".join(otlp_lines(told.trace)))
 
 
 def named(spans: list[Received], name: str) -> list[Received]:
@@ -213,7 +213,7 @@ def test_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match="is not a trace"):
-        next(export(path, None))
+        next(otlp_lines(path))
 
 
 def test_hostile_events_make_a_document() -> None:

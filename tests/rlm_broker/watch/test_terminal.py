@@ -1,6 +1,8 @@
 """The lines that `RLM(verbose=True)` prints without a terminal."""
 
 import io
+import os
+import pty
 import re
 
 import pytest
@@ -12,6 +14,8 @@ from rlm_broker.events.story import MOST_CHARS
 from rlm_broker.usage import UsageSummary
 from rlm_broker.watch import terminal as terminals
 from rlm_broker.watch.terminal import StoryPrinter
+from tests.support.forked_python import Python
+from tests.support.waiting import WAIT_S
 
 STORY = """\
 [depth 0] run 1 with scripted
@@ -133,6 +137,17 @@ def test_panels_keep_to_their_share_of_time(monkeypatch: pytest.MonkeyPatch) -> 
     printer(started("the last"))
     assert "1 left out" in terminal.getvalue()
     assert "the last" in terminal.getvalue()
+
+
+def test_unclosed_progress_line_gives_the_cursor_back() -> None:
+    ours, theirs = pty.openpty()
+    code = "from rlm_broker import ProgressLine; line = ProgressLine()"
+    with Python(["-c", code], stderr=theirs, env={**os.environ, "TERM": "xterm"}, takes_down=True) as program:
+        assert program.wait(WAIT_S) == 0
+    seen = os.read(ours, 1 << 16)
+    assert -1 < seen.rfind(b"\x1b[?25l") < seen.rfind(b"\x1b[?25h")
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_escapes_count_as_characters_that_are_shown() -> None:

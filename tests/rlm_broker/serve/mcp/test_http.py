@@ -1,6 +1,7 @@
 """The server over HTTP, as raw requests: sessions of others, bodies, and what is checked by the server in front."""
 
 import asyncio
+import contextlib
 import gc
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -12,6 +13,8 @@ import pytest
 import pytest_asyncio
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server import streamable_http_manager
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 
 from rlm_broker import RLM
 from rlm_broker.serve.guard import ServerKey
@@ -90,6 +93,23 @@ async def test_owner_cannot_take_the_sessions_of_another(
         async with client.delete(url, headers=headers) as ended:
             assert ended.status == 200
     assert (await post(url, HELLO, **eve))[0] == 200
+
+
+async def test_failed_sessions_of_one_owner_leave_the_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK ends all sessions of a manager if one fails in its end. The owner begins new ones."""
+    _, headers, _ = await post(url, HELLO, **{OWNER: "ann"})
+    anns = {"mcp_session_id": headers["mcp-session-id"], "mcp_protocol_version": "2025-11-25"}
+
+    async def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("the end of a session fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(streamable_http_manager, "serve_loop", failing)
+        patched.setattr(StreamableHTTPServerTransport, "terminate", failing)
+        with contextlib.suppress(aiohttp.ClientError):
+            await post(url, HELLO, **{OWNER: "hal"})
+    assert (await post(url, LIST, **{OWNER: "ann"}, **anns))[0] == 200
+    assert (await post(url, HELLO, **{OWNER: "hal"}))[0] == 200
 
 
 async def test_refused_sessions_do_not_fill_the_log(

@@ -5,13 +5,15 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from rlm_broker import RLM, ConfigurationError, Models
+from rlm_broker.serve.mcp.stdio import _Opening
 from tests.support import command
 from tests.support.forked_python import Python, python
 from tests.support.waiting import WAIT_S, until_now
@@ -164,6 +166,24 @@ def test_isolation_that_cannot_be_had_is_a_sentence(tmp_path: Path) -> None:
             called = raw.ask("tools/call", name="execute_python", arguments={"code": "1"})
             assert called["isError"]
             assert str(folder) in called["content"][0]["text"]
+
+
+async def test_failed_openings_leave_nothing_open(tmp_path: Path) -> None:
+    """Each call tries again: what one attempt has opened, such as an exporter of spans, is closed by its end."""
+    is_open: list[bool] = []
+
+    @contextlib.asynccontextmanager
+    async def around() -> AsyncIterator[None]:
+        with contextlib.ExitStack() as stack:
+            is_open.append(True)
+            stack.callback(is_open.pop)
+            yield
+
+    opening = _Opening(lambda: RLM("offline", models=Models(record=tmp_path / "no" / "run.jsonl")), os.sep, around)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError):
+            await opening.begin()
+        assert is_open == []
 
 
 def test_config_is_what_clients_want() -> None:

@@ -119,6 +119,8 @@ def test_what_changes_the_meaning_is_refused() -> None:
 
 SHIP = function("ship", properties={"name": {"$ref": "#/$defs/name"}}, **{"$defs": {"name": {"type": "string"}}})
 SINK = function("sink", properties={"depth": {"type": "integer"}, "$schema": {"type": "string"}}, required=["depth"])
+POINT = function("point", properties={"at": {"const": {"$ref": "#/x"}}, "const": {"$ref": "#/properties/at"}})
+"""A function with a value that looks like a reference, and a property whose name is a keyword for values."""
 
 ODD = {"name": "sink", "arguments": {"depth": 3, "$schema": 5}}
 """A call with a property whose name is a keyword at the root of a schema."""
@@ -146,11 +148,15 @@ async def test_forced_function_is_the_type_of_the_answer() -> None:
 
 async def test_one_of_several_functions_is_a_call_by_name() -> None:
     """Code may call them, too, and references within their schemas hold where these are parts of the type."""
-    form = await form_of(ChatRequest, "required", SHIP, SINK)
-    assert [tool.name for tool in form.tools] == ["ship", "sink"]
+    form = await form_of(ChatRequest, "required", SHIP, SINK, POINT)
+    assert [tool.name for tool in form.tools] == ["ship", "sink", "point"]
     checked = form.output_type.checked  # type: ignore[union-attr]
-    checked.require({"name": "ship", "arguments": {"name": "Rhea"}}, "answer")
-    for wrong in ({"name": "ship", "arguments": {"name": 5}}, {"name": "sink", "arguments": {}}, ODD, {"name": "x"}):
+    place = {"$ref": "#/x"}
+    for right in ({"name": "ship", "arguments": {"name": "Rhea"}}, {"name": "point", "arguments": {"at": place}}):
+        checked.require(right, "answer")
+    elsewhere = {"name": "point", "arguments": {"const": 1}}
+    wrongs = ({"name": "ship", "arguments": {"name": 5}}, {"name": "sink", "arguments": {}}, ODD, elsewhere)
+    for wrong in (*wrongs, {"name": "x"}):
         with pytest.raises(ValueError, match="not valid under any"):
             checked.require(wrong, "answer")
     call = forced_call(form.forced, {"name": "sink", "arguments": {"depth": 3}})

@@ -16,6 +16,8 @@ REPLIES = {
     "answer of a variable": ("Now.\n  FINAL_VAR(x)\nBye.", "Now."),
     "answer within a line": ("I write FINAL(x) later.", "I write FINAL(x) later."),
     "ticks in words": ("Use `a` and ``b``, `c", "Use `a` and ``b``, `c"),
+    "long answer": (f"It is clear.\nFINAL({'a' * 400})", "It is clear."),
+    "code after many words": (f"{'word ' * 60}```repl\nprint(1)\n```\nDone.", f"{'word ' * 60}\nDone."),
     "finally": ("FINALLY it works", "FINALLY it works"),
     "windows": ("One.\r\n```repl\r\nx\r\n```\r\nTwo.", "One.\nTwo."),
 }
