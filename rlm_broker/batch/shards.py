@@ -28,7 +28,7 @@ class Shard(NamedTuple):
         ```
 
     Attributes:
-        remainder: Remainder of the numbers from 1.
+        remainder: Remainder of the numbers from 1. The last shard may be 0 or `of`.
         of: Number of shards.
     """
 
@@ -37,11 +37,11 @@ class Shard(NamedTuple):
 
     def has(self, number: int) -> bool:
         """Whether an item belongs to the shard, by its number from 1."""
-        return number % self.of == self.remainder
+        return (number - self.remainder) % self.of == 0
 
     def file(self, out: Path) -> Path:
         """Return the file of results of the shard: `answers.3-of-100.jsonl` for `answers.jsonl`."""
-        return out.with_name(f"{out.stem}.{self.remainder or self.of}-of-{self.of}{out.suffix}")
+        return out.with_name(f"{out.stem}.{self.remainder % self.of or self.of}-of-{self.of}{out.suffix}")
 
 
 def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
