@@ -48,6 +48,8 @@ class Paths(tuple[Path, ...]):
     __slots__ = ()
 
     def __new__(cls, paths: Iterable[str | os.PathLike[str]]) -> Self:
+        if isinstance(paths, str | os.PathLike):
+            raise ContextRefused(f"Paths takes a list of paths: write Paths([{os.fspath(paths)!r}])")
         try:
             return super().__new__(cls, map(Path, paths))
         except TypeError as error:

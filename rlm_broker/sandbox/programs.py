@@ -27,7 +27,7 @@ from rlm_broker.errors import (
 )
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
-from rlm_broker.sandbox.arguments import seconds_or, variables_of
+from rlm_broker.sandbox.arguments import require_block, seconds_or, variables_of
 from rlm_broker.sandbox.files import names_of
 from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.workers.fork_server import Forker
@@ -360,14 +360,20 @@ def _require_started(command: Command, said: ProgramEnded) -> None:
         raise ProgramNotStarted(f"the program {command.argv[0][:200]!r} {said.not_started[:MAX_REASON_CHARS]}")
 
 
-def _arguments(argv: object) -> tuple[tuple[str, ...], list[bytes]]:
-    """Return the arguments as text, and as the program gets them. Raise ConfigurationError if one cannot be used."""
+def _texts(argv: object, example: str) -> tuple[str, ...]:
+    """Return the arguments. Raise ConfigurationError if they are no list of texts."""
     if not isinstance(argv, Sequence) or isinstance(argv, str | bytes | bytearray | memoryview):
-        raise ConfigurationError(f"argv must be a list of texts, such as ['ls', '-l'], not {type(argv).__name__}")
-    encoded = []
+        raise ConfigurationError(f"argv must be a list of texts, such as {example}, not {type(argv).__name__}")
     for place, text in enumerate(argv):
         if not isinstance(text, str):
             raise ConfigurationError(f"argv[{place}] must be text, not {type(text).__name__}")
+    return tuple(argv)
+
+
+def _arguments(argv: object) -> tuple[tuple[str, ...], list[bytes]]:
+    """Return the arguments as text, and as the program gets them. Raise ConfigurationError if one cannot be used."""
+    texts, encoded = _texts(argv, "['ls', '-l']"), []
+    for place, text in enumerate(texts):
         try:
             argument = text.encode("utf-8", "surrogateescape")  # file names may hold any bytes
         except UnicodeEncodeError:
@@ -380,7 +386,7 @@ def _arguments(argv: object) -> tuple[tuple[str, ...], list[bytes]]:
         encoded.append(argument)
     if not encoded or not encoded[0]:
         raise ConfigurationError("argv names no program: its first text is the program's name")
-    return tuple(argv), encoded
+    return texts, encoded
 
 
 def _input(given: object) -> bytes:
@@ -445,7 +451,9 @@ async def run_script(
         execute: Runs one block.
         timeout_s: Seconds of all blocks, waiting included; None: each has the limits of the REPL.
     """
-    start = _AT_ITS_START.format(argv=[*argv]) + ("" if file is None else _ITS_FILE.format(file=file))
+    require_block(code, stdin)
+    texts = _texts(argv, "['main.py', 'a']")
+    start = _AT_ITS_START.format(argv=[*texts]) + ("" if file is None else _ITS_FILE.format(file=file))
     if (block := await execute(start)).status != "ok":
         return dataclasses.replace(block, code=code)
     block = await execute(code + _NO_DISPLAY, timeout_s, wall_timeout_s=timeout_s, stdin=stdin)

@@ -121,7 +121,7 @@ class ReplEntry:
         self._board = board
         self._repl = repl
         self._since = time.time()
-        self._waiting: list[concurrent.futures.Future[None]] = []
+        self._waiting: list[concurrent.futures.Future[str]] = []
 
     def become(self, state: ReplState | Literal["closed"]) -> None:
         """Take a new state."""
@@ -148,9 +148,9 @@ class ReplEntry:
         else:
             await self._repl.ainterrupt()
 
-    def rests(self) -> concurrent.futures.Future[None]:
-        """Return a future that is resolved as soon as no block runs."""
-        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    def rests(self) -> concurrent.futures.Future[str]:
+        """Return a future of the state in which no block runs: another block may begin at once, and be busy."""
+        future: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._waiting.append(future)
         if self.state != "busy":
             self._wake()
@@ -172,7 +172,7 @@ class ReplEntry:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
-                future.set_result(None)
+                future.set_result(self.state)
 
 
 class Board(SandboxObserver):

@@ -261,7 +261,8 @@ async def _end_repl(entry: ReplEntry, *, now: bool) -> StopOutcome:
         return StopOutcome("repl", entry.id, entry.state, has_ended=False)
     rests = entry.rests()
     await asyncio.wait({asyncio.wrap_future(rests)}, timeout=messages.STOP_WAIT_S)
-    return StopOutcome("repl", entry.id, entry.state, has_ended=rests.done())
+    has_ended = rests.done()
+    return StopOutcome("repl", entry.id, rests.result() if has_ended else entry.state, has_ended=has_ended)
 
 
 # -- follow ------------------------------------------------------------------------------------------------------------

@@ -130,6 +130,8 @@ def test_shards_share_all_items_and_no_file() -> None:
     names = {shard.file(Path("a.b.jsonl")).name for shard in shards}
     assert {"a.b.1-of-7.jsonl", "a.b.7-of-7.jsonl"} <= names
     assert len(names) == 7
+    last, same = Shard(7, 7), shards[-1]
+    assert (last.has(14), last.has(15), last.file(Path("a"))) == (True, False, same.file(Path("a")))
 
 
 async def test_shards_are_counted_and_merged(tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, names: list[st
     refused(tmp_path / "none.*", r"none\.\* matches no file")
     refused(Paths([tmp_path, tmp_path / "missing"]), "missing does not exist")
     refused(Paths([]), "Paths has no path: name a file or a folder")
+    for path in ("logs", Path("logs")):
+        with pytest.raises(ContextRefused, match=r"Paths takes a list of paths: write Paths\(\['logs'\]\)"):
+            Paths(path)  # type: ignore[arg-type]
 
 
 class Color(enum.StrEnum):

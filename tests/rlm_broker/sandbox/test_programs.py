@@ -213,6 +213,22 @@ def test_run_refuses_unusable_arguments_in_words(repl: SandboxedRepl, given: dic
         run(**{"argv": ["ls"], **given})
 
 
+@table(
+    "code, given, why",
+    [
+        (5, {}, "code must be text, not int"),
+        ("1", {"argv": "main.py"}, r"argv must be a list of texts, such as \['main.py', 'a'\], not str"),
+        ("1", {"argv": ["main.py", 5]}, r"argv\[1\] must be text, not int"),
+        ("1", {"stdin": b"x"}, "stdin must be text or None, not bytes"),
+    ],
+)
+def test_script_refuses_unusable_arguments_in_words(
+    repl: SandboxedRepl, code: Any, given: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        repl.execute_script(code, **given)
+
+
 def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> None:
     assert repl.run(["printf", "%s", "x" * MAX_ARGUMENT_BYTES]).stdout == "x" * MAX_ARGUMENT_BYTES
     assert repl.run(["touch", os.fsdecode(b"\xff")]).exit_code == 0
