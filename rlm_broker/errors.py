@@ -10,7 +10,7 @@ RlmBrokerError
 ├── ProgramNotStarted        a program cannot be started in a sandbox
 ├── IsolationUnavailable     this machine cannot give the wanted isolation level
 ├── ValueUnavailable         a variable of a REPL does not exist, or its value cannot be transferred
-├── ProtocolViolation        a peer sent a message out of turn; its connection is closed
+├── ProtocolViolation        a peer sent a message that is not allowed now; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
 └── RunFailed                can end a run; it then carries the run's messages, usage and partial answer
     ├── SandboxFailed        the sandbox itself broke; the state of the code in it is unknown
@@ -59,7 +59,7 @@ _TOO_LONG = (
 
 
 class RlmBrokerError(Exception):
-    """Base of all errors of this package. They can be pickled, with all their attributes.
+    """Base of all errors that this package raises on purpose. They can be pickled, with all their attributes.
 
     Example:
         ```python
@@ -174,14 +174,14 @@ class ValueUnavailable(RlmBrokerError):
 
 
 class ProtocolViolation(RlmBrokerError):
-    """A peer sent a message out of turn; its connection is closed."""
+    """A peer sent a message that is not allowed at that point; its connection is closed."""
 
     kind = "protocol"
     exit_code = 4
 
 
 class RunFailed(RlmBrokerError):
-    """Base of the errors at the end of a run, with its partial results.
+    """Base of the errors that can end a run. Such an error has the run's partial results.
 
     The attributes are empty if no run had begun, for example when a client raises `ModelFailed` on its own.
     `Completion` has fields of the same names.
@@ -218,7 +218,7 @@ class RunFailed(RlmBrokerError):
     execution_time: float = 0.0
 
     def take(self, run: Completion, partial_answer: str | None) -> None:
-        """Copy the results of a run without a response. A partial answer in the error is kept."""
+        """Copy the results of a run without a response. A partial answer that the error has already is kept."""
         self.partial_answer = self.partial_answer or partial_answer
         self.messages, self.trajectory, self.child_traces = run.messages, run.trajectory, run.child_traces
         self.usage_summary, self.usage_by_depth = run.usage_summary, run.usage_by_depth
@@ -258,7 +258,7 @@ class ModelFailed(RunFailed):
 
     Attributes:
         cause: Whether another attempt, or another model, may help; see `FailureCause`.
-        retry_after_s: Seconds to wait before the next call by the provider's wish, or None.
+        retry_after_s: Seconds that the provider asks to wait before the next call, or None if it does not say.
         is_lasting: Whether every further call would fail alike: with a wrong key, or a missing model or host.
     """
 
@@ -288,7 +288,7 @@ class ModelFailed(RunFailed):
 class ReplayDiverged(ModelFailed):
     """A replayed run asked for an unrecorded reply; the message shows the difference.
 
-    It is also raised at the last call of a stopped run.
+    It is also raised at the call during which the recorded run was stopped.
 
     Example:
         ```python
@@ -397,7 +397,7 @@ def refused_by_machine(what: str, error: OSError) -> SandboxFailed:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the error is a shortage of the process or the machine, see `SHORT_OF`."""
+    """Whether the error says that the process or the machine is short of something, see `SHORT_OF`."""
     return isinstance(error, OSError) and error.errno in SHORT_OF
 
 

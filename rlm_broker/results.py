@@ -83,7 +83,7 @@ class PostMortem:
         ```
 
     Attributes:
-        where: Sentence about the block's present line; empty if the line is unknown.
+        where: Sentence about the line that the block was executing; empty if the line is unknown.
         stack: Whole stack, newest frame first. The REPL reported it, so it is not trusted.
         memory_bytes, processes, threads: Totals of all its processes.
         cpu_s: CPU time of the block in seconds.
@@ -160,13 +160,13 @@ class Block(_WithValues):
         final_answer: Submitted answer, or None.
         draft: Text in `answer["content"]` before a submission, the best answer so far; at most 65,536 characters.
         execution_time: Seconds, with waits for replies.
-        limit: Name of the limit behind its interrupt or kill, or None.
+        limit: Name of the limit that interrupted or killed it, or None.
         post_mortem: Usage of the killed REPL, for `killed` alone.
         displays: Its pictures and tables, in order: up to 32, each up to 4 MiB and together 16 MiB, counted as JSON. A
             killed block keeps its earlier ones.
-        displays_omitted: Number of dropped displays.
-        variables: If asked for, the first 40 by name of its created, rebound or resized variables. Empty for a killed
-            block.
+        displays_omitted: Number of further displays, which were dropped.
+        variables: If asked for, the first 40 by name of the variables that it created, rebound or changed in length.
+            Empty for a killed block.
     """
 
     code: str
@@ -319,7 +319,7 @@ class Completion(Presentable):
         iterations: Number of turns taken.
         execution_time: Duration in seconds.
         usage_summary, usage_by_depth: Usage of this run and everything below it. Depth 0 is the root's own loop.
-        limit: Name of the limit behind a request for the best answer so far; None if the model answered by itself.
+        limit: Name of the limit at which the model was asked for its best answer so far; None if it answered by itself.
         is_stopped: Whether `Run.stop` ended the run. `response` is then its best answer so far.
         parsed: Answer as a value of the wanted `output_type`, or None.
         isolation: Enforced isolation; None if the run had no REPL.

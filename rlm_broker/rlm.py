@@ -93,7 +93,8 @@ class RLM(AsyncResource):
         persistent: Keep the REPL between calls, within `with`. Variables stay, and each call adds its context as
             `context_1` and so on, and its messages as `history_0` and so on.
         sandbox: Isolation level ("auto", "strict", "standard", "process"), or a `Sandbox` for any number of RLMs; the
-            REPLs of a `RayCluster` are on other machines. A closed one is opened while it is used.
+            REPLs of a `RayCluster` are on other machines. An open one stays open; a closed one is opened while it
+            is used.
         handler: Handler for any number of RLMs, in place of models. Its owner opens and closes it.
 
     Attributes:
@@ -180,7 +181,8 @@ class RLM(AsyncResource):
         Args:
             prompt, context: Context, under one of its names: text, plain values or a path; see `context.store`.
             root_prompt, question: Question, under one of its names. None: the task is in the context.
-            output_type: Type of the answer, for pydantic or a JSON Schema. The value is `Completion.parsed`.
+            output_type: Type of the answer: a pydantic model, another type that pydantic can validate, or a JSON
+                Schema. The value is `Completion.parsed`.
             model, limits, timeout_s: For this run alone, as in `start`.
 
         Raises:
@@ -356,15 +358,15 @@ class RLM(AsyncResource):
             limits: Limits of the whole batch, over all calls with the same `out`.
             output_type: Type of all answers, as for `completion`.
             fail_fast: End the batch with the error of the first failed item.
-            score: Function for judging each result; see `Score`.
+            score: Function that judges each result; see `Score`.
             trajectories: Add the conversations of each run and its children to its line, as chat messages, with token
                 ids and log probabilities where the server gives them.
             retry_failed: Run failed items again. If the provider or the sandbox was at fault, paid calls are answered
                 from the journal.
             settings_changed: Take other limits, and the prompts of another release, for the remaining items. Their
                 lines say so.
-            samples: Answers to each item; each sample has a line, with its number.
-            root: Base of the contexts' paths, for recognizing items in the journal.
+            samples: Times that each item is asked; each sample has a line, with its number.
+            root: Folder to which paths of contexts are relative, where the journal tells whether an item is the same.
 
         Raises:
             ConfigurationError: An argument cannot be used.

@@ -1,15 +1,15 @@
 """The handle of a batch and its work: items in, runs at the same time, results out.
 
 Theory of operation. One task pulls items, and begins a task for each as soon as one of `max_concurrent` places is free.
-An item keeps its place until its result has room in the queue for the caller. So a caller without interest in further
-results stops the feeding, and memory stays flat.
+An item keeps its place until its result has room in the queue for the caller. So a caller that stops taking results
+stops the feeding, and memory stays flat.
 
 A batch ends in one of these ways. All pass through `_end`, and the caller first gets the results so far:
 
 - All items are finished.
-- A limit of the batch, a lasting failure such as a wrong key, a full disk, `stop` or Ctrl+C: no further call is
-  sent, calls under way have `DRAIN_S` to end, and then all runs are cancelled. Their items stay
-  unfinished, and the answers are in the journal.
+- A limit of the batch, a failure that every further call would meet, a full disk, `stop` or Ctrl+C: no further
+  call is sent, calls under way have `DRAIN_S` to end, and then all runs are cancelled. Their items stay unfinished, and
+  the answers are in the journal.
 - `cancel`, a second `stop`, or leaving the context manager: all runs are cancelled at once.
 - An item cannot be used, or the iterable of the items raises: the runs under way go on to their end.
 """
@@ -53,17 +53,17 @@ class BatchRequest:
     """The request for a batch.
 
     Attributes:
-        items: Items, in any form of `RLM.batch`.
+        items: Items, in any form that `RLM.batch` takes.
         max_concurrent: Runs at the same time.
         limits: Limits of the whole batch.
         fail_fast: Whether the first failed item ends it.
-        score: Judge of each result, or None.
+        score: Function that judges each result, or None.
         trajectories: Whether lines of results have the conversations.
         out: File of results; None keeps none.
         retry_failed: Whether failed items run again.
-        settings_changed: Whether other limits than the journal's hold for the items left.
-        samples: Runs of each item.
-        root: Folder of relative paths in digests; None takes names as they are.
+        settings_changed: Whether other limits than those in the journal are taken for the items left.
+        samples: Times that each item is asked.
+        root: Folder to which paths are relative in digests; None takes paths as they are.
 
     Raises:
         ConfigurationError: A value cannot be used.
@@ -100,8 +100,8 @@ class BatchRequest:
 class Batch(AsyncResource):
     """Many questions being answered. `RLM.batch` makes it.
 
-    Iterate over it, with `for` or `async for`: each `BatchResult` comes as its item is done. It begins with
-    the first request for a result, or as a context manager. Leaving that ends all runs.
+    Iterate over it, with `for` or `async for`: each `BatchResult` comes as its item is done. It begins when the first
+    result is asked for, or when it is entered as a context manager. Leaving the context ends all runs.
 
     Example:
         ```python
@@ -334,7 +334,7 @@ class Batch(AsyncResource):
         self._error = self._error or failure
 
     def _require_means(self) -> None:
-        """Refuse to begin an item at a limit. A finished batch needs no means.
+        """Refuse to begin an item if a limit is reached already. A finished batch needs no means.
 
         Raises:
             LimitReached: Earlier processes have spent all.

@@ -1,7 +1,8 @@
 """The means of a whole batch: each call is held against its limits before it is sent, and counted after it.
 
-A call beyond them waits, and never fails: the batch is about to end, and an error would become the result of an item
-in reach of a further process. So does a call with a lasting failure, such as a wrong key.
+A call that may not be sent waits, and never fails: the batch is about to end, and an error would become the result of
+an item that a further process could answer. A call with a lasting failure waits, too: every further call would meet
+that failure, such as that of a wrong key.
 """
 
 import asyncio
@@ -17,16 +18,16 @@ from rlm_broker.run.ledger import Ledger
 from rlm_broker.usage import Usage
 
 MOST_LASTING = 10
-"""Lasting failures in a row; with these a batch ends, also after answers."""
+"""Lasting failures in a row that end a batch which had answers before. Without an answer before, one is enough."""
 
 
 class Spending:
-    """The common means of all items of a batch, on one event loop.
+    """Means shared by all items of a batch. Lives on one event loop.
 
     Args:
         limits: Limits of the batch.
         earlier: Usage by model of earlier processes.
-        end: Called with the end of the batch: a limit, or a lasting failure.
+        end: Called with the error that ends the batch: a limit is reached, or every further call would fail.
 
     Attributes:
         usage: Usage of all processes so far. It may be read from any thread.
@@ -104,7 +105,7 @@ class Spending:
         return answer
 
     async def _fail(self, error: ModelFailed) -> None:
-        """Count a lasting failure, and end the batch if it is certain by now."""
+        """Count a failure that every further call would meet, and end the batch if that is certain by now."""
         self._lasting += 1
         if not self._was_answered or self._lasting >= MOST_LASTING:
             await self._ends(ModelFailed(f"every call would fail: {error}", error.cause, is_lasting=True))

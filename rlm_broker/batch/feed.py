@@ -29,7 +29,7 @@ MOST_LINE_BYTES = 1 << 30
 
 
 def item_of(given: object, where: str) -> BatchItem:
-    """Return an item of the user's: itself, or made of a mapping.
+    """Return the item that a user gave: the item itself, or one made of a mapping.
 
     Args:
         given: A `BatchItem`, or a mapping with the keys `KEYS`.
@@ -167,9 +167,9 @@ def _require_metadata(metadata: object, where: str) -> None:
 
 
 MOST_AHEAD = 64
-"""Items of a list for one step of the thread."""
+"""Items of a list pulled in one step of the thread."""
 PULLED: Final = b""
-"""Digest of an item after it was pulled: its id is refused when it comes again."""
+"""Stands for the digest of a pulled item: no more is needed to refuse its id when that comes again."""
 STEP_S = 0.005
 """Seconds of one step of the thread; at least one item is pulled in it."""
 Items = Iterable[BatchItem | Mapping[str, Any]] | AsyncIterable[BatchItem | Mapping[str, Any]]
@@ -194,15 +194,15 @@ class Fed(NamedTuple):
 class Feeding:
     """Pulls items, checks them, and leaves out finished ones.
 
-    A plain iterable is pulled in a thread, so that it may block.
+    A plain iterable is pulled in a thread, so that one that blocks holds no event loop.
 
     Args:
         items: Items, or mappings to make items of.
-        known: Key of each finished item or sample -> digest of the item. Pulled items are added, so that no id comes
-            twice.
+        known: Maps the key of each finished item or sample to the digest of the item. The keys of pulled items are
+            added, so that no id comes twice.
         on_skipped: Called with the number of items left out, on the thread or the event loop.
-        samples: Runs of each item.
-        root: Folder of relative paths in digests.
+        samples: Times that each item is asked.
+        root: Folder to which paths are relative in digests.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ def require_items(items: object) -> None:
 
 
 def total_of(items: Items) -> int | None:
-    """Return the number of items; None for a stream."""
+    """Return the number of items; None if that is not known before they are pulled."""
     try:
         return len(items)  # type: ignore[arg-type]
     except TypeError:

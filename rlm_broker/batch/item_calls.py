@@ -1,10 +1,10 @@
-"""The calls of one item: a further process does not pay again for an answer.
+"""The calls of one item: an answer paid for once is not paid for again by a further process.
 
-Theory of operation. Code in a REPL is seeded, so a repeated run asks the same as the run before, up to its end.
-`ItemCalls` stands between the run and the broker. The first call with some request gets the first answer to that
-request, the second call the second answer, and so on: equal requests differ by their order alone, as in a recording.
-All other calls go to the broker, and the journal has the answer before the run gets it. A failed call is not kept: a
-further process may have better luck.
+Theory of operation. Code in a REPL is seeded, so a run that begins again asks what the one before has asked, up to the
+place where that ended. `ItemCalls` stands between the run and the broker. The first call with some request gets the
+first answer to that request, the second call the second answer, and so on: equal requests differ by their order
+alone, as in a recording. All other calls go to the broker, and the journal has the answer before the run gets it. A
+failed call is not kept: a further process may have better luck.
 
 A request is found by its digest, so no prompt is written down. An answer from the journal has the usage it had
 when it was paid, so the limits of a run hold over all processes. `replayed` says how much of that was paid before.
@@ -29,7 +29,7 @@ from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.text_json import encode_escaped
 
 LARGE_CHARS = 1 << 20
-"""Characters of a request; of a longer one a thread makes the digest: 60 million take a second."""
+"""Characters of a request beyond which its digest is made in a thread: 60 million take a second."""
 SAMPLE_STEP = 1 << 20
 """Distance of the numbers of an item's samples in `LMRequest.sample`, so that a cache answers each of them anew."""
 
@@ -60,13 +60,13 @@ class ItemCalls:
     """Completes the calls of one item: from the journal, else by the broker. Lives on one event loop.
 
     Args:
-        earlier: Calls of earlier processes, in the order of their ends.
+        earlier: Calls paid by earlier processes, in the order in which they ended.
         keep: Writes down each further answered call; awaited before the run gets the answer. None keeps none.
         sample: Number of the sample of the item, from 0.
         turns: Keeps the turns of each run, by its name; None keeps none.
 
     Attributes:
-        replayed: Usage of the calls from the journal.
+        replayed: Usage of the calls answered from the journal.
     """
 
     def __init__(

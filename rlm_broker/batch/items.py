@@ -30,9 +30,9 @@ class BatchItem:
 
     Attributes:
         id: Text, unique in the batch.
-        context: Context, in any form of `RLM.start`.
+        context: Context, in any form that `RLM.start` takes.
         question: Question; None: the task is in the context.
-        metadata: JSON values of the user's, unchanged in the result.
+        metadata: JSON values of the user's. The result has them unchanged.
     """
 
     id: str
@@ -57,16 +57,16 @@ class BatchResult:
         status: End of the item, see `ItemStatus`.
         answer: Answer as text; the best answer so far if a limit ended the run; else None.
         parsed: Answer as a value of the wanted `output_type`, or None.
-        limit: Limit at the end of the run, also before a last request for the best answer; else None.
+        limit: Name of the limit that ended the run, or at which the model was asked for its best answer; else None.
         error: Sentence saying why there is no answer, or None.
         error_kind: `kind` of the error, for example "provider", or None.
         usage, usage_by_depth: Usage of the item over all attempts to answer it.
-        replayed: The part of it from the journal, paid by an earlier process or attempt.
+        replayed: The part of it taken from the journal: an earlier process or attempt has paid it.
         seconds: Duration of the last attempt.
-        score: Value of the function `score`, as JSON has it; None if there is none.
+        score: Value returned by the function `score`, as JSON has it; None if there is none.
         score_error: Sentence saying why the function failed, or None.
         completion: Outcome of the run; None if it failed.
-        failure: Error of the run, with its conversation; None if it did not fail.
+        failure: Error that ended the run, with its conversation; None if it did not fail.
     """
 
     id: str
@@ -94,7 +94,7 @@ def result_of(item: BatchItem, sample: int, outcome: Completion | Exception, cal
     Args:
         item: The item.
         sample: Number of its sample.
-        outcome: Completion of its run, or its error.
+        outcome: Completion of its run, or the error that ended it.
         calls: Its calls.
     """
     more: dict[str, Any] = {

@@ -18,7 +18,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.values.text import printable
 
 STDIN = "-"
-"""Path of stdin."""
+"""Path that means stdin."""
 
 
 class ItemsFile:
@@ -35,8 +35,8 @@ class ItemsFile:
 
     Args:
         path: Path of the file; "-" is stdin.
-        root: Folder of the paths in lines; None takes the file's, and for stdin the current folder.
-        encoding, errors: Encoding of the files of paths, as for `Encoded`.
+        root: Folder of the paths in lines; None takes the folder of the file, and for stdin the current one.
+        encoding, errors: Encoding of the files named in lines, as for `Encoded`.
         shard: The items to ask; None asks all.
 
     Attributes:
@@ -63,7 +63,7 @@ class ItemsFile:
         self._encoding, self._errors, self._shard = encoding, errors, shard
 
     def check(self) -> None:
-        """Read all lines of a file, and count its items. Has no effect on stdin or a pipe.
+        """Read all lines of a file, and count its items. Has no effect on stdin or a pipe, which can be read once.
 
         Example:
             ```python
@@ -71,7 +71,7 @@ class ItemsFile:
             ```
 
         Raises:
-            ConfigurationError: The file cannot be read or has no item; or a line is wrong, or its file does not exist.
+            ConfigurationError: The file cannot be read or has no item; or a line is wrong, or names a missing file.
         """
         try:
             is_regular = self._path is not None and stat.S_ISREG(self._path.stat().st_mode)
@@ -112,7 +112,7 @@ class ItemsFile:
             raise ConfigurationError(f"{self._name} has no item: give one JSON object a line")
 
     def _readable(self, item: BatchItem, *, must_exist: bool) -> BatchItem:
-        """Return an item with the files of its path.
+        """Return an item with the files named by its path.
 
         Raises:
             ConfigurationError: They are outside of the folder or do not exist, or the context is no text or value.
@@ -129,7 +129,7 @@ class ItemsFile:
     def _opened(self) -> BinaryIO:
         """Open the input. Stdin gets a descriptor of its own.
 
-        At the end of the process, a thread may still wait for a line. It would hold the lock of `sys.stdin`.
+        A thread that still waits for a line when the process ends would hold the lock of `sys.stdin`.
         """
         try:
             return open(os.dup(0) if self._path is None else self._path, "rb")

@@ -1,17 +1,18 @@
 """The journal of a batch: one SQLite file beside the results, from which the same batch goes on after any kill.
 
 Theory of operation. `items` has the finished items, `calls` the calls paid for all others, `spent` the usage by model,
-and `header` the settings, the seed and the time. One thread writes: all new work is one transaction.
+and `header` the settings, the seed and the time. One thread writes: all work that has come meanwhile is
+one transaction.
 
 - A call is committed before its run gets the answer. So a further process finds each answer that a killed one has paid.
 - A result is committed together with its line, and its calls are dropped. Then the line is appended to the file of
   results, and the caller gets the result. A failed item may be asked again, so its calls stay if the item is not at
   fault (`KEEPS_CALLS`).
-- `lines` keeps each line until the file of results is synced; `synced` is its length then. At the start, these lines
-  replace all beyond that length. Lines of failed items are removed in the same way: the transaction for it puts all
-  lines behind the first of them into `lines`.
+- `lines` keeps each line until the file of results is synced; `synced` is the length of the file at that moment. At the
+  start, these lines replace all that follows that length. Lines of failed items are removed in the same way: the
+  transaction that takes the items back puts all lines behind the first of them into `lines`.
 
-The file is in WAL mode: a kill loses nothing after its commit. A transaction with a result is synced
+The file is in WAL mode: a kill loses nothing that was committed. A transaction with a result is synced
 (`synchronous = FULL`); one of calls alone is not (`NORMAL`), so a power cut may cost the calls of the last moments.
 Other processes may read the file meanwhile (`status`). The lock of the file of results keeps a second writer out.
 """
@@ -41,13 +42,13 @@ FORMAT = 2
 APPLICATION_ID = 0x524C4D4A
 """Mark of a journal in the SQLite file: "RLMJ" in ASCII."""
 FAILED = "failed"
-"""Status of the items for `retry_failed`."""
+"""Status of the items that `retry_failed` runs again."""
 KEEPS_CALLS = frozenset({"provider", "cluster", "sandbox"})
 """Kinds of failures whose calls stay, so that the item is not paid twice when it is asked again."""
 DIGEST_BYTES = 16
 """Bytes of a digest: among a billion items, two share one with a probability of 1 in 10^21."""
 UNSYNCED_BYTES = 1 << 20
-"""Bytes of results in the table before the file of results is synced."""
+"""Bytes of results kept in the table before the file of results is synced."""
 GO_ON = "the same call goes on from here once that is put right"
 USAGE = "total_calls, total_input_tokens, total_output_tokens, total_cost, stored_calls, cached_input_tokens"
 """Columns of a usage, named as its fields."""
@@ -82,7 +83,7 @@ class AnsweredCall(msgspec.Struct, frozen=True):
 
 
 class _Named(msgspec.Struct, gc=False):
-    """The name of its item in a line of results."""
+    """The part of a line of results by which its item is known."""
 
     id: str
     sample: int = 0
@@ -96,11 +97,11 @@ class Journal:
 
     Attributes:
         seed: Seed of the runs, as the header has it; None before the first `start`, or if there is none.
-        finished: Digest of each finished item's id -> digest of the item.
+        finished: Maps the digest of each finished item's id to the digest of the item.
         failed: Number of failed items among them.
         spent: Usage by model of all processes before this one.
         seconds: Seconds they have worked.
-        changed: Settings by name with another value than in the beginning.
+        changed: Settings, by name, with another value now than in the beginning.
 
     Raises:
         ConfigurationError: The files belong to another process, user or program, or cannot be used.
@@ -137,7 +138,7 @@ class Journal:
         """Compare the settings, repair the file of results, and read what is finished.
 
         Args:
-            settings: Settings with an effect on results, as JSON values.
+            settings: Settings on which the results depend, as JSON values.
             seed: Seed of the runs, or None.
             retry_failed: Whether failed items run again. Their results are removed.
             takes_others: Whether other limits and prompts are taken for the items left.
@@ -177,7 +178,7 @@ class Journal:
         self._loop, self._on_failure = asyncio.get_running_loop(), on_failure
 
     async def earlier(self, item: bytes) -> list[AnsweredCall]:
-        """Return the calls of earlier processes for an item, in the order of their ends.
+        """Return the calls that earlier processes have paid for an item, in the order in which they ended.
 
         Raises:
             ConfigurationError: They cannot be read.
@@ -205,8 +206,8 @@ class Journal:
         Args:
             item: Digest of its id, see `key_of`.
             made_of: Digest of its question and context.
-            status, why: End of the item, and its limit or kind of error.
-            replayed: Usage of the calls from the journal.
+            status, why: End of the item, and the limit or the kind of error that caused it.
+            replayed: Usage of the calls answered from the journal.
             line: Makes its line; called in the thread of the journal.
 
         Raises:
@@ -230,7 +231,7 @@ class Journal:
         self._thread.submit(self._flush)
 
     async def aclose(self) -> None:
-        """Do all work, then close the files."""
+        """Write all pending work, then close the files."""
         await asyncio.wrap_future(self._thread.submit(self.close))
 
     async def _written(self, work: "Callable[[], bytes | None]", *, is_synced: bool = False) -> None:
@@ -240,7 +241,7 @@ class Journal:
     # -- in the thread -----------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Do all work so far. New work has its turn with the next call."""
+        """Do all pending work. Work that comes meanwhile has its turn with the next call."""
         works, self._works = self._works, []
         if self._failure is None and works:
             try:
@@ -348,7 +349,7 @@ class Journal:
             if database.execute("SELECT * FROM sqlite_master").fetchone():
                 require_format(database, self._path)
                 database.execute("PRAGMA journal_mode = WAL")
-            else:  # with results, its tables are in its missing -wal file, and the user may put that back
+            else:  # with results, its tables are in its -wal file alone: that is missing, and may be put back
                 self._require_no_results()
                 database.executescript(_TABLES)
         except BaseException:
@@ -412,7 +413,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _undamaged(self) -> Iterator[None]:
-        """Raise ConfigurationError in place of an error of a damaged value."""
+        """Raise ConfigurationError in place of the error that a damaged value causes."""
         try:
             yield
         except (TypeError, ValueError, OverflowError) as error:
@@ -420,7 +421,7 @@ class Journal:
 
 
 _Work = tuple[Callable[[], bytes | None], bool]
-"""Work within a transaction, perhaps with a line of results; and whether it is synced."""
+"""Work within a transaction, which may return a line of results; and whether that is synced."""
 
 
 def journal_of(out: Path) -> Path:
@@ -431,13 +432,13 @@ def journal_of(out: Path) -> Path:
 def key_of(id: str, sample: int = 0) -> bytes:
     """Return the digest of the id of an item or of one of its samples."""
     named = f"{id}\0{sample}" if sample or "\0" in id else id  # else the id "a\0001" would be sample 1 of "a"
-    if not named.isascii():  # JSON has two lone surrogates as one character
+    if not named.isascii():  # two lone surrogates are one character in the line that has the id as JSON
         named = named.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def key_of_line(line: bytes) -> bytes | None:
-    """Return the digest of the id in a line of results; None if it is none."""
+    """Return the digest of the item in a line of results; None if the line is no result."""
     with contextlib.suppress(ValueError, RecursionError):
         found = decode_escaped(line, _Named)
         return key_of(found.id, found.sample)
@@ -445,7 +446,7 @@ def key_of_line(line: bytes) -> bytes | None:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a journal in reach of another user, or of an earlier format.
+    """Refuse a journal that another user may have written, or one of an earlier format.
 
     Raises:
         ConfigurationError: It is a folder or a link, or another user owns it or can write to it.
@@ -481,7 +482,7 @@ def require_whole(error: Exception, path: Path) -> None:
     """Refuse a damaged journal.
 
     Raises:
-        ConfigurationError: SQLite calls the file damaged.
+        ConfigurationError: SQLite reports that the file is damaged.
     """
     if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         raise _damaged(path, error) from None

@@ -19,15 +19,15 @@ class BatchProgress:
 
     Attributes:
         total: Items in all; None while it is unknown.
-        done: Items of this process with any end.
-        failed, limited: Failed items among them, and items at a limit.
-        skipped: Items of the input with a result from earlier, as far as the input was read.
-        failed_before: Failed items of earlier processes; they are not asked again.
+        done: Items finished by this process, in whichever way they ended.
+        failed, limited: Items among them that failed, and that a limit ended.
+        skipped: Items of the input finished by an earlier process, as far as the input was read.
+        failed_before: Failed items in the file of results from before this process, which it does not ask again.
         running: Items under way.
-        usage: Usage of all processes of the batch.
-        replayed: The part of it from the journal, not paid again by this process.
-        seconds: Seconds of work of this process.
-        rate: Items of this process a second.
+        usage: Usage of all processes that have worked on the batch.
+        replayed: The part of it that this process took from the journal, and did not pay again.
+        seconds: Seconds worked by this process.
+        rate: Items finished per second by this process.
         left_s: Estimated seconds until the end; None while it is unknown.
     """
 
@@ -46,7 +46,7 @@ class BatchProgress:
 
 
 class Counting:
-    """Counts of a batch.
+    """Counts of a batch under way.
 
     Attributes:
         total, done, failed, limited, skipped, failed_before, running: As in `BatchProgress`.

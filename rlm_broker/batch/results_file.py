@@ -10,7 +10,7 @@ from pathlib import Path
 from rlm_broker.errors import ConfigurationError
 
 PRIVATE = 0o600
-"""Mode of files for this user alone."""
+"""Mode of files readable by this user alone."""
 
 
 class ResultsFile:

@@ -14,9 +14,9 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.redaction import in_words
 
 Score = Callable[[BatchItem, BatchResult], Any]
-"""Judge of a result: it returns a JSON value, or an awaitable of one. A plain function runs in a thread."""
+"""Function that judges a result: it returns a JSON value, or an awaitable of one. A plain function runs in a thread."""
 MAX_THREADS = 8
-"""Plain score functions at the same time; further ones wait."""
+"""Plain score functions running at the same time; further ones wait."""
 
 
 class Scoring:

@@ -1,4 +1,4 @@
-"""The settings of a batch with an effect on its results, as values for the journal."""
+"""The settings on which the results of a batch depend, as values that a journal keeps and compares."""
 
 import hashlib
 import json
@@ -13,9 +13,9 @@ from rlm_broker.run.request import RunRequest
 from rlm_broker.values.text import jsonable
 
 MOST_CHARS = 200
-"""Characters of a text in a journal; of a longer one it has the beginning and the digest."""
+"""Characters kept of a text in a journal; of a longer one it has the beginning and the digest."""
 MOST_SHOWN, MOST_SHOWN_CHARS = 3, 60
-"""Differences in an error, and characters of a value in it."""
+"""Differences shown in an error, and characters of a value in it."""
 
 
 def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
@@ -62,17 +62,17 @@ def changed_settings(
     *,
     takes_others: bool = False,
 ) -> dict[str, Any]:
-    """Return the settings by name with another value than in the beginning of a batch.
+    """Return the settings, by name, with another value now than in the beginning of a batch.
 
     Args:
         first: Settings in the beginning.
-        taken: Other values of earlier processes, by name. They need no flag again.
+        taken: Other values that earlier processes have taken, by name. They need no flag again.
         now: Settings of this process.
         seeds: The seed before and now, if both are known.
         takes_others: Whether other limits and prompts are taken for the items left.
 
     Raises:
-        ConfigurationError: A setting has a new value. The message shows the first ones.
+        ConfigurationError: A setting has a value that no process before has taken. The message shows the first ones.
     """
     beginning, present = dict(_flat(first)), dict(_flat(now))
     before, after = {name: [value] for name, value in beginning.items()}, dict(present)

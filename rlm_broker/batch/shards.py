@@ -20,7 +20,7 @@ _NAME = re.compile(r"\.(\d+)-of-(\d+)\Z")
 
 
 class Shard(NamedTuple):
-    """The items of one remainder of their numbers.
+    """The items whose number has a certain remainder.
 
     Example:
         ```python
@@ -28,7 +28,7 @@ class Shard(NamedTuple):
         ```
 
     Attributes:
-        remainder: Remainder of the numbers from 1.
+        remainder: Remainder of the numbers, which begin at 1.
         of: Number of shards.
     """
 
@@ -45,9 +45,9 @@ class Shard(NamedTuple):
 
 
 def shard_of(text: str, variables: Mapping[str, str] = os.environ) -> Shard:
-    """Return the shard of `3/100`, or of `auto/100` by the number of this task.
+    """Return the shard named as `3/100`, or as `auto/100` with the number of this task.
 
-    The numbers of tasks may begin at 0 or at 1, and some of them may run again: the remainder counts.
+    The numbers of tasks may begin at 0 or at 1, and some of them may run again: only the remainder counts.
 
     Raises:
         ConfigurationError: It names none, or no variable has the number of a task.

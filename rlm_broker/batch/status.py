@@ -26,17 +26,17 @@ class BatchStatus:
 
     Attributes:
         out: File of results.
-        process: Id of its process at the moment; None if there is none, or it cannot be seen.
-        shards: Number of shards with a file, and of all; None if the batch has none.
+        process: Id of a process that works on it now; None if there is none, or it cannot be seen.
+        shards: Shards whose files are there, and shards in all; None if the batch has none.
         done: Items with a result.
-        answered: Items with an answer before any limit.
+        answered: Items with an answer that no limit cut short.
         failed: Number of failed items, by the `kind` of their error.
-        limited: Number of items at a limit, by the limit.
+        limited: Number of items ended by a limit, by that limit.
         unfinished: Items without a result, and calls paid for them.
         unfinished_usage: Usage of those calls.
         usage: Usage of all items by model, with the unfinished ones.
-        replayed: The part of it from the journal.
-        seconds: Seconds of work of all processes, as far as the journal has them.
+        replayed: The part of it that runs took from the journal.
+        seconds: Seconds worked by all processes, as far as they have written that down.
         cut_bytes: Bytes of results removed by another program from the end of the file.
     """
 
@@ -127,7 +127,7 @@ def _opened(out: Path, journal: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _count(status: BatchStatus, database: sqlite3.Connection) -> int:
-    """Add the content of a journal, and return the least length of the file of results in bytes."""
+    """Add what a journal has, and return the length in bytes that the file of results has at least."""
     for how, why, number in database.execute("SELECT status, why, count(*) FROM items GROUP BY status, why"):
         status.done += number
         if how == FAILED:
@@ -155,7 +155,7 @@ def _count(status: BatchStatus, database: sqlite3.Connection) -> int:
 
 
 def locked_by(identity: os.stat_result) -> int | None:
-    """Return the id of the process with a lock on a file; None if none can be seen.
+    """Return the id of the process that has locked the file with this identity; None if none can be seen.
 
     The kernel's list is read, since an attempt to lock the file could make another process fail.
     """

@@ -163,7 +163,7 @@ class Broker(AsyncResource):
         return self.address[1]
 
     def completion(self, prompt: str | dict[str, Any] | list[Any], model: str | None = None) -> str:
-        """Ask a model for the orchestrator's own code; return the text of the reply.
+        """Ask a model, on behalf of the orchestrator's own code; return the text of the reply.
 
         Example:
             ```python
@@ -191,7 +191,7 @@ class Broker(AsyncResource):
         *,
         max_concurrent: int | None = None,
     ) -> list[Call]:
-        """Ask a model many prompts at the same time, for the orchestrator's own code. Ctrl+C ends all calls.
+        """Ask a model many prompts at the same time, on behalf of the orchestrator's own code. Ctrl+C ends all calls.
 
         Example:
             ```python

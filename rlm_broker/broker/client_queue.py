@@ -68,7 +68,7 @@ class Serving:
         max_retries: Further attempts after a transient failure.
         attempt_timeout_s: Seconds of one attempt; None leaves them to the limit of the call.
         fallbacks: Clients asked in its place, in this order, if it fails and the request is not at fault.
-        cooldown_s: Seconds of asking the fallbacks first, after `FAILURES_TO_COOL` failed calls in a row.
+        cooldown_s: Seconds for which the fallbacks are asked first, after `FAILURES_TO_COOL` failed calls in a row.
     """
 
     max_concurrent: int | None = None

@@ -109,7 +109,7 @@ class Routing:
     Attributes:
         root: Client for depth 0.
         sub: Client for depth 1 and deeper; None if the root client serves these, too.
-        routes: Routes in the order of trial, see `add`.
+        routes: Routes in the order in which they are tried, see `add`.
 
     Raises:
         ConfigurationError: `model_policy` is none of the policies.
@@ -182,7 +182,7 @@ class Routing:
             )
 
     def add(self, route: Route) -> None:
-        """Add a route to a present client. If two routes take a call, the first one decides.
+        """Add a route to a client that is there already. If two routes take a call, the first one decides.
 
         Raises:
             ConfigurationError: It leads to no client, or no call can ever take it.

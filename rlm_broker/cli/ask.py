@@ -96,7 +96,7 @@ def _completion(
     replay: Path | None,
     **flags: Any,
 ) -> Completion:
-    """Run the question, with the trace and the recording of the options.
+    """Run the question, with the trace and the recording named by the options.
 
     Args:
         sources: Reads the context.
@@ -153,14 +153,14 @@ def _require_fit(question: str, paths: tuple[str, ...], files: Mapping[str, Path
 
 
 def _require_no_address(paths: tuple[str, ...]) -> None:
-    """Refuse an address before it becomes a `Path` and loses one of its two slashes."""
+    """Refuse an address before it becomes a `Path`: that drops one of its two slashes, and the error would show one."""
     for path in paths:
         if "://" in path and not exists(path):
             raise ConfigurationError(f"{path!r} is an address, and ask reads files: download it, and name the file")
 
 
 def _require_apart(trace: Path | None, record: Path | None) -> None:
-    """Refuse one file for both: the recording is opened second, and the file would exist by then."""
+    """Refuse one file for both: the recording is opened second, and would be refused because the file exists."""
     if trace is not None and record is not None and trace.resolve() == record.resolve():
         raise ConfigurationError(f"--trace and --record name the same file, {trace}: give each its own")
 
@@ -181,7 +181,7 @@ def _require_order(question: str, paths: tuple[str, ...]) -> None:
 def _say_used(ended: Completion | RunFailed) -> None:
     """Print what a run took and used in one line, and a table by model and by depth if there are several.
 
-    After a run of the model offline it prints a note on that model.
+    After a run of the model offline it prints what that model is.
     """
     if not ended.execution_time:  # no run had begun
         return
@@ -200,7 +200,7 @@ def _say_used(ended: Completion | RunFailed) -> None:
 
 
 def _in_json(completion: Completion) -> str:
-    """Return a completion as one JSON object, without the context and the conversation: a trace holds these."""
+    """Return a completion as one JSON object, without the context and without the conversation, which a trace holds."""
     shown = completion.to_dict()
     del shown["messages"], shown["trajectory"], shown["prompt"]
     return json.dumps(shown, ensure_ascii=False)

@@ -35,7 +35,7 @@ from rlm_broker.watch.server import ControlSocket
 LIMITS = {"max_budget_usd": "--batch-budget-usd", "max_tokens": "--batch-tokens", "timeout_s": "--batch-timeout"}
 """Limit of a batch -> its option."""
 ARGUMENTS = ("max_concurrent", "fail_fast", "trajectories", "retry_failed", "settings_changed", "samples")
-"""Options with the names of arguments of `RLM.batch`."""
+"""Options that are arguments of `RLM.batch` as they are."""
 GO_ON = "the same command goes on"
 STOPPING = "stopping: calls under way have 20 s to end; once more ends them at once"
 
@@ -135,7 +135,7 @@ def _answered(
 
 
 def _require_alone(input: str | None, option: str) -> None:
-    """Refuse options without effect beside --status or --merge.
+    """Refuse options of a batch beside --status or --merge: they would have no effect.
 
     Raises:
         click.UsageError: There is an argument or another option.
@@ -151,7 +151,7 @@ def _require_alone(input: str | None, option: str) -> None:
 
 
 def _require_apart(input: str, out: Path) -> None:
-    """Refuse to write the results into the input, or to stdout, which has no place for a journal."""
+    """Refuse to write the results into the input, or to stdout: no journal can lie beside it."""
     if str(out) == STDIN:
         raise ConfigurationError("--out - names no file: name one, since the journal of a batch lies beside it")
     if input != STDIN and exists(out) and exists(input) and out.samefile(input):
@@ -224,11 +224,11 @@ def _followed(batch: Batch, counts: _Counts, *, fails_fast: bool, is_quiet: bool
 
 
 def _end_of(error: BaseException, failed: BatchResult | None, *, was_stopped: bool) -> _Ended | None:
-    """Return an end of the batch in words; None for any other error.
+    """Return how the batch ended, in words; None for an error that is no such end.
 
     Args:
-        error: The error.
-        failed: Failed item at the end, if the first failure is one.
+        error: Error that ended the batch.
+        failed: Failed item that ended it, if the first failure does.
         was_stopped: Whether `rlm-broker stop` has come.
     """
     match error:
@@ -289,7 +289,7 @@ def _summary(progress: BatchProgress, counts: _Counts) -> str:
 
 
 def _in_json(progress: BatchProgress, counts: _Counts) -> dict[str, Any]:
-    """Return the same for programs. Names of `--status --json` mean the same, for this process alone."""
+    """Return the summary for programs. Names that `--status --json` has too mean the same, for this process alone."""
     return {
         "total": progress.total,
         "done": progress.done,

@@ -26,10 +26,8 @@ LINE_EACH_S = 30.0
 BAR_COLUMNS = 16
 """Columns of the bar, on a terminal of at least `WIDE_COLUMNS`."""
 WIDE_COLUMNS = 72
-ROOM_FOR_CTRL_C = 3
-"""Columns that the live line leaves free. A terminal writes ^C there; without room it would begin a further line."""
 MOST_NOTES = 10
-"""Failures told as they happen. Further ones are only counted: the file of results has them all."""
+"""Failures reported as they happen. Further ones are only counted: the file of results has them all."""
 
 
 class BatchLine:
@@ -78,7 +76,7 @@ class BatchLine:
         del console
         progress = self._progress()
         line = Text(in_words(progress), no_wrap=True)
-        width = options.max_width - ROOM_FOR_CTRL_C
+        width = options.max_width
         if progress.total is None or width < WIDE_COLUMNS:
             line.truncate(width, overflow="ellipsis")
             yield line
@@ -116,7 +114,7 @@ def used(progress: BatchProgress) -> str:
 
 
 def show_status(out: Path, *, as_json: bool, of_shards: bool = False) -> BatchStatus:
-    """Print the state of the batch of a file of results, and return it.
+    """Print the state of the batch that writes a file of results, and return it.
 
     Args:
         out: The file.
@@ -138,7 +136,7 @@ def show_status(out: Path, *, as_json: bool, of_shards: bool = False) -> BatchSt
 
 
 def by_kind(numbers: Mapping[str, int]) -> str:
-    """Return a number and its parts by name: `3 (provider 2, sandbox 1)`."""
+    """Return the sum of numbers, with its parts by kind if there are any: `3 (provider 2, sandbox 1)`."""
     parts = ", ".join(f"{kind} {number:,}" for kind, number in sorted(numbers.items()))
     return f"{sum(numbers.values()):,}{f' ({parts})' if parts else ''}"
 

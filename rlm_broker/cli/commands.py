@@ -1,4 +1,4 @@
-"""Declarations of all commands. The work of each is in the module of its name: `--help` does not import it."""
+"""Declarations of all commands. The work of each is in the module of its name, which `--help` does not import."""
 
 import click
 

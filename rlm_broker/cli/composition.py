@@ -1,4 +1,4 @@
-"""The composition of an `RLM` out of settings, for all commands with questions."""
+"""The composition of an `RLM` out of settings, for all commands that answer questions."""
 
 import importlib
 from pathlib import Path
@@ -28,7 +28,7 @@ def models_of(settings: Settings, record: Path | None = None) -> Models:
 
 
 def sandbox_of(settings: Settings) -> Sandbox | str:
-    """Return the sandbox of the settings, not open yet, or the name of its level where nothing else is set.
+    """Return the sandbox of the settings, not open yet; or the name of its level, where that says all of it.
 
     Raises:
         ConfigurationError: Packages for a cluster are missing, or an option is for a cluster, and none is named.
@@ -42,7 +42,7 @@ def sandbox_of(settings: Settings) -> Sandbox | str:
         kind = {"isolation": level, "allow_exec": allow_exec, "python": python, "packages": packages}
         return cast("Sandbox", cluster(settings["cluster"], **kind, **of_ray))
     given = settings.all()
-    for name in ("max_nodes", "resources"):  # a file may have them for calls with a cluster
+    for name in ("max_nodes", "resources"):  # a file may have them for the calls that name a cluster
         if given[name].source == FLAGS:
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} has no effect without --cluster: give that, too, or leave it out"
@@ -60,7 +60,7 @@ def rlm_of(
     limits: Limits | None = None,
     on_event: Emit | None = None,
 ) -> RLM:
-    """Return an `RLM` of the settings, not open yet.
+    """Return an `RLM` made from the settings, not open yet.
 
     Args:
         settings: All settings. The setting `output_type` is a question's, and not used here.

@@ -29,7 +29,7 @@ ABOUT = {
     "recursion": "Which children get a REPL: always or auto",
     "prompt_profile": "What the model is told to end with: both, final, answer or compact",
 }
-"""Other settings than limits -> description. A limit has a docstring."""
+"""Description of each setting that is not a limit. A limit has a docstring."""
 
 
 def trust() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.repl import SandboxedRepl
 
 OF_SOURCE = "utf-8-sig"
-"""Encoding of a program: UTF-8, with or without the byte order mark of some editors."""
+"""Encoding of a program: UTF-8, with or without the byte order mark that some editors write."""
 OUTPUT_LOST = signal.SIGUSR1
 """Interrupts the main thread when the reader of the output has gone; see `_Echo`."""
 OF_LIMITS = {
@@ -57,7 +57,7 @@ class Script:
 
 
 def run(file: str, arguments: Sequence[str], **options: Any) -> int:
-    """Run a program, and return the exit code of `python`, or 3 if a limit ended it."""
+    """Run a program, and return the exit code that `python` would give it, or 3 if a limit ended it."""
     block = execute(file, arguments, **options)
     if block.status == "exited":
         return block.exit_code or 0
@@ -169,7 +169,7 @@ def _placed(files: Sequence[str], program: str | None) -> dict[str, str]:
 
 
 def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> None:
-    """Write the program and its files into the scratch folder, its current folder."""
+    """Write the program and its files into the scratch folder, which is its current folder."""
     try:
         for name, local in placed.items():
             repl.files.write(name, Path(local))
@@ -214,8 +214,8 @@ def _with_its_name(text: str, program: Script) -> str:
 class _OutputLost(BaseException):
     """An interruption of the main thread, raised when output cannot be written.
 
-    It is no OSError: asyncio passes over an OSError of the write to wake a loop, and the signal may find the main
-    thread there. The program would then run on without a reader.
+    It is no OSError: asyncio passes over an OSError of the write that wakes a loop, and the signal may find the main
+    thread in that write. The program would then run on without a reader.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -226,7 +226,7 @@ class _OutputLost(BaseException):
 class _Echo:
     """Prints the program's output as it comes, on the event loop's thread, until it cannot be written.
 
-    Then the command ends: a signal interrupts the main thread in its wait for the program. The signal is not SIGPIPE.
+    Then the command ends: a signal interrupts the main thread, which waits for the program. The signal is not SIGPIPE.
     The kernel sends SIGPIPE also for the main thread's own writes, beside their BrokenPipeError: the second of these
     two exceptions would be raised within the handling of the first, and be shown as a traceback.
     """

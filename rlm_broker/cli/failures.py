@@ -38,7 +38,7 @@ def fail(
 
 @contextmanager
 def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[None]:
-    """Turn the library's own errors into the end of a command. `debug` lets them pass."""
+    """Turn the errors that the library raises on purpose into the end of a command. `debug` lets them pass."""
     warnings.showwarning = _warn
     try:
         yield
@@ -57,7 +57,7 @@ def failures(command: str, *, as_json: bool, debug: bool = False) -> Iterator[No
 
 
 def _had(run: RunFailed) -> dict[str, Any]:
-    """Return the facts of a failed run, by their names in the JSON of an answer; empty if no run had begun."""
+    """Return what a failed run had, by the names in the JSON of an answer; empty if no run had begun."""
     partial = {} if run.partial_answer is None else {"partial_answer": run.partial_answer}
     if not run.execution_time:
         return partial

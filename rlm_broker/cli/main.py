@@ -92,10 +92,10 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Open closed ones of the three streams, and make them take any text.
+    """Open those of the three streams that the parent process has closed, and make them take any text.
 
-    Python sets a closed stream to None. Lone surrogates have no bytes in any encoding, and are written as escapes: JSON
-    has the same.
+    Python sets a closed stream to None. Lone surrogates have no bytes in any encoding, and are written as escapes. Such
+    escapes are valid in JSON, too.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -117,7 +117,7 @@ def _leave_without_output(error: OSError) -> NoReturn:
 
 
 def _leave_at_once(exit_code: int, why: str = "") -> NoReturn:
-    """End the process without the interpreter's own end and its wait for imports on background threads.
+    """End the process without the interpreter's own end, which waits for imports on background threads.
 
     Sandboxes are closed by then, or end because their sockets do.
     """

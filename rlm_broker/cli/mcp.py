@@ -1,4 +1,4 @@
-"""`rlm-broker mcp`: serves one client by stdin and stdout, or prints the settings for clients."""
+"""`rlm-broker mcp`: serves one client by stdin and stdout, or prints the settings that clients need."""
 
 import contextlib
 import gc
@@ -15,7 +15,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.values.extras import require_extra
 
 PATHS = ("--root", "--python", "--tools")
-"""Options with a path."""
+"""Options whose value is a path."""
 
 
 def run(root: str, *, assignments: tuple[str, ...], only_config: bool, **options: Any) -> None:
@@ -57,7 +57,7 @@ def _own_arguments() -> list[str]:
 
 
 def _serve(root: str, assignments: tuple[str, ...], options: dict[str, Any]) -> None:
-    gc.disable()  # all objects of the imports stay, and a client waits
+    gc.disable()  # the imports make objects that all stay, and a client waits
     from rlm_broker.cli.settings.settings import Settings, assigned
     from rlm_broker.cli.spans import sent_spans
     from rlm_broker.serve.mcp.stdio import serve_stdio

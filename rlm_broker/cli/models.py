@@ -1,4 +1,4 @@
-"""`rlm-broker models [NAME]`: models, routes and keys; with a NAME, the model for a call, and why."""
+"""`rlm-broker models [NAME]`: models, routes and keys; with a NAME, the model that would serve a call, and why."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from rlm_broker.run.lm_handler import LMHandler
 
 
 def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
-    """Print models, routes, a server's models and keys; or the model for a call by `name`."""
+    """Print models, routes, a server's models and keys; or the model that would serve a call by `name`."""
     settings = Settings(assigned((), **flags))
     is_named = settings["model"] != DEFAULTS["model"]
     models = Registry(

@@ -15,18 +15,18 @@ from rlm_broker.values.extras import require_extra
 from sandbox_worker.wire.level import LevelName
 
 FILE = click.Path()
-"""A file, completed by shells. Whether it exists shows when it is opened."""
+"""A file whose name a shell completes. If it does not exist, the user is told so when it is opened."""
 FOLDER = click.Path(file_okay=False)
 """A folder, likewise."""
 PATH = click.Path(path_type=Path)
 """The same as a `Path`."""
 ISOLATION = click.Choice(("auto", *get_args(LevelName)))
-"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic in 0.2 s."""
+"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
 FROM_ENVIRONMENT = "env:"
 
 
 def exists(path: str | Path) -> bool:
-    """Whether a user's text is the path of a file or folder. For a paragraph, `Path.exists` raises."""
+    """Whether a user's text is the path of a file or folder. A paragraph is not; `Path.exists` may raise for it."""
     return os.path.exists(path)  # noqa: PTH110 - before Python 3.14, `Path` raises OSError for a name of 256 bytes
 
 
@@ -56,7 +56,7 @@ class Option(click.Option):
     """An option of one value. A metavar says what the value is.
 
     Args:
-        names: Its flags, and another name of its parameter if it has one: `"--json as_json"`.
+        names: Its flags, and the name of its parameter if that is another one: `"--json as_json"`.
         metavar: What the help shows for the value.
         help: One sentence.
         multiple: Whether it may be given several times.
@@ -91,10 +91,10 @@ class Flag(click.Option):
 
 
 class LazyCommand(click.Command):
-    """A command with its work in a function of a module, imported when the command is called.
+    """A command whose work is a function in a module that is imported only when the command is called.
 
     The import may take a second, and `--help` need not wait for it. The function gets each parameter by its name. It
-    returns the exit code, or None for 0. The library's own errors end the command with one sentence.
+    returns the exit code, or None for 0. Errors that the library raises on purpose end the command with one sentence.
 
     Args:
         name: Its name.
@@ -102,7 +102,7 @@ class LazyCommand(click.Command):
         parameters: Its arguments and options, in the order of the help.
         epilog: What the help ends with.
         work: `MODULE` or `MODULE.FUNCTION` in `rlm_broker.cli`; the function is `run` if none is named.
-        extra: Extra of the installation for the module's imports.
+        extra: Extra of the installation with the packages that the module imports.
         context_settings: As `click.Command` has them.
     """
 
@@ -148,7 +148,7 @@ class LazyCommand(click.Command):
 
 
 class Group(click.Group):
-    """A group with an answer to a mistyped command: a similar one."""
+    """A group that answers a mistyped command by suggesting a similar one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -165,7 +165,7 @@ class Group(click.Group):
 
     def suggested(self, ctx: click.Context, name: str) -> str:
         """Return what ends the sentence about an unknown command."""
-        from rlm_broker.values.validation import suggestion  # imports pydantic: not for --help
+        from rlm_broker.values.validation import suggestion  # imports pydantic, which --help need not wait for
 
         return suggestion(name, self.list_commands(ctx))
 

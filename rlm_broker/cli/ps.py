@@ -45,7 +45,7 @@ def run(*, as_json: bool, watch: bool) -> None:
 
 
 def table(found: Sequence[ProcessStatus], width: int | None = None) -> list[str]:
-    """Return the lines of the table. Characters with a power over terminals are escapes.
+    """Return the lines of the table. Each character that could steer a terminal is an escape.
 
     Args:
         found: Processes.

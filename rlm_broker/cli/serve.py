@@ -21,7 +21,7 @@ from rlm_broker.serve.settings import RIGHTS, ServeSettings
 from rlm_broker.watch.server import ControlSocket
 
 OF_SERVER: Final = ("host", "port", "max_runs", "drain_s", "certificate", "private_key", "behind_proxy")
-"""Options for settings of the same name in the table `serve`."""
+"""Options that stand for settings of the same name in the table `serve`."""
 
 
 def run(
@@ -88,7 +88,7 @@ def require_safe(settings: ServeSettings) -> None:
 
 
 def _require_pair(certificate: str, private_key: str) -> None:
-    """Refuse a certificate and a key without use for TLS, before an address is printed.
+    """Refuse a certificate and a key that TLS cannot use, before an address is printed.
 
     Raises:
         ConfigurationError: A file cannot be read or is no PEM, the two do not fit, or the key has a passphrase.

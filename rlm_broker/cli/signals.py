@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-"""Signals of `timeout`, `docker stop`, systemd, and of a closed terminal."""
+"""Signals that `timeout`, `docker stop` and systemd send, and that a closed terminal causes."""
 
 _received = signal.SIGINT
 
@@ -53,7 +53,7 @@ def has_come() -> bool:
 
 
 def exit_code() -> int:
-    """Return the exit code of a stopped command: 128 plus the number of the signal, by default of SIGINT."""
+    """Return the exit code of a stopped command: 128 plus the number of the signal, by default SIGINT."""
     return 128 + _received
 
 

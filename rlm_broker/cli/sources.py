@@ -14,7 +14,7 @@ from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError
 
 STDIN = "-"
-"""Path, or file of a program, for stdin."""
+"""Path, or file of a program, that means stdin."""
 SILENCE_S = 1.0
 """Seconds without a byte on a pipe. After them the user is informed about the wait."""
 MOST_BYTES = 4 << 30

@@ -11,9 +11,9 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 def sent_spans() -> AbstractContextManager[Emit | None]:
-    """Return a receiver of events for spans, as a context manager; it is None if no spans are wanted.
+    """Return a receiver of events that sends spans, as a context manager; it is None if no spans are to be sent.
 
-    OpenTelemetry's variables hold for all programs of a machine. So a missing extra is a warning.
+    The variables are OpenTelemetry's own, and hold for all programs of a machine. So a missing extra is a warning.
     """
     if not is_wanted(os.environ):
         return nullcontext()

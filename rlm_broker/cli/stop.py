@@ -15,7 +15,7 @@ from rlm_broker.watch.messages import ProcessStatus, StopOutcome
 _WHOLE = "process"
 """Kind of a target and of an outcome: a process as a whole."""
 MOST_NAMED = 8
-"""Ids in a sentence about an ambiguous beginning."""
+"""Ids listed in a sentence about an ambiguous beginning."""
 
 
 class StopTarget(NamedTuple):

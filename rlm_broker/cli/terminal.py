@@ -17,7 +17,7 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def say_if_typed() -> None:
-    """Inform the user of the wait for input, if stdin is a terminal."""
+    """Inform the user that the command waits for input, if stdin is a terminal."""
     if sys.stdin.isatty():
         say("reading from the terminal; Ctrl+D at the start of a line ends the text", err=True)
 

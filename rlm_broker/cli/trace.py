@@ -11,7 +11,7 @@ from rlm_broker.watch.trace_tree import Trace
 
 
 def show(file: Path, *, full: bool, as_json: bool) -> None:
-    """Print the tree of runs, or all their words and work."""
+    """Print the tree of runs, or all that they said and did."""
     if full and as_json:
         raise click.UsageError("give either --full or --json: the lines of the trace are JSON, and have everything")
     trace = Trace(file)

@@ -1,4 +1,4 @@
-"""`rlm-broker view`: the runs of this user's processes in the browser, on loopback, for readers with the link."""
+"""`rlm-broker view`: the runs of this user's processes in the browser, on loopback, for those who have the link."""
 
 import asyncio
 import secrets
@@ -18,13 +18,13 @@ from rlm_broker.watch.client import MachineRuns
 from rlm_broker.watch.viewer.live import LiveSource
 
 HOSTS = ("127.0.0.1", "localhost")
-"""Addresses of the viewer. It has no TLS, so no other machine shall reach it."""
+"""Addresses at which the viewer may listen. It has no TLS, so no other machine shall reach it."""
 MOST_CONNECTIONS = 200
 """Connections at the same time. Any user of the machine can connect, so the server has the bounds of `serve`."""
 STALL_S = 30.0
-"""Seconds without a byte; then a body is given up."""
+"""Seconds without a byte after which a body is given up."""
 LEAVE_S = 1.0
-"""Seconds of open connections at the end of the command."""
+"""Seconds given to open connections when the command ends."""
 
 
 def run(*, port: int, host: str, no_open: bool) -> None:
@@ -37,7 +37,7 @@ def run(*, port: int, host: str, no_open: bool) -> None:
 
 
 class _Server(BoundedServer):
-    """The server of `rlm-broker serve`, with its own signals, and silent ends of streams of events."""
+    """The server of `rlm-broker serve`, which takes the signals itself, and ends streams of events without a word."""
 
     capture_signals = uvicorn.Server.capture_signals
 

@@ -72,8 +72,8 @@ class EventLoopRef:
 
     @staticmethod
     def background() -> "EventLoopRef":
-        """Return the process's own loop. Its daemon thread is started when it is first used. Raise SandboxFailed if it
-        cannot."""
+        """Return the process's own loop. Its daemon thread is started when it is first used. Raise SandboxFailed if no
+        thread can be started."""
         global _background
         with FORKING:  # a forked process finds no half-started loop
             if _background is None or not _background.is_alive:
@@ -122,7 +122,7 @@ class EventLoopRef:
 
     def clean_up(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run clean-up on this loop and wait for it, from another thread. Has no effect once the loop has ended. Raise
-        RuntimeError on this loop: the caller would wait for itself.
+        RuntimeError if called on this loop: the caller would wait for itself.
 
         Ctrl+C is raised when the clean-up has ended. A second one gives up waiting, and the clean-up goes on. So `work`
         may be called twice, and a second clean-up has no effect.
@@ -205,7 +205,7 @@ class Job(Generic[T]):
 
     def run(self) -> T:
         """Start the work and wait for it, from another thread. An exception that ends the wait cancels the work. Raise
-        RuntimeError on the loop of the work: the caller would wait for itself."""
+        RuntimeError if called on the loop of the work: the caller would wait for itself."""
         if asyncio._get_running_loop() is self._loop:
             self.close()
             raise RuntimeError(WAITS_FOR_ITSELF)
@@ -221,7 +221,8 @@ class Job(Generic[T]):
             raise
 
     def result(self, timeout_s: float | None = None) -> T:
-        """Wait for the work, from another thread, and return its result. None waits without limit.
+        """Wait for the work, from another thread, at most `timeout_s` seconds, and return its result. None waits
+        without limit.
 
         Raises:
             TimeoutError: The work takes longer than `timeout_s`. It goes on.

@@ -193,8 +193,8 @@ _TURNS: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FairSemaphore]" = 
 
 
 async def aside(work: Callable[[], T], whose: Hashable, most_waiting: int | None = None) -> T:
-    """Do work in a thread, with turns of all owners, for example a check by an untrusted schema, which may take
-    seconds.
+    """Do work that may take seconds in a thread, for example a check by an untrusted schema. Its owners (`whose`) take
+    turns.
 
     The work is not begun if the caller is cancelled while it waits for its turn.
 

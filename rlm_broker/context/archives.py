@@ -2,7 +2,7 @@
 
 Names in an archive are only shown, and no path is opened by them. Links and special files are left out.
 
-`tarfile` and `zipfile` trust the sizes in an archive. `_Forward` and `_Bounded` stand between them and the
+`tarfile` and `zipfile` trust the sizes that an archive states. `_Forward` and `_Bounded` stand between them and the
 file, so that each read is bounded, and a tar is never read backwards.
 """
 
@@ -31,7 +31,7 @@ MAX_MEMBERS: Final = 100_000
 DAMAGED: Final = "damaged"
 """Reason for damaged files."""
 _XZ_MEMORY_BYTES: Final = 1 << 27
-"""Memory of `lzma` for one stream; a stream that needs more is refused."""
+"""Bytes of memory that `lzma` may take for one stream; a stream that needs more is refused."""
 _ZSTD_WINDOW_BYTES: Final = 1 << 27
 """Window of a zstd stream, in bytes; a stream with a larger one is refused."""
 _ZSTD_FEED_BYTES: Final = 1 << 8
@@ -245,11 +245,11 @@ MAX_NAME_CHARS: Final = 1 << 10
 _ZIP_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
 """Compression methods in use. LZMA is not one: it takes as much memory as the member states."""
 _ENCRYPTED: Final = 1
-"""Bit of an encrypted zip member's flags."""
+"""Bit of a zip member's flags that marks it as encrypted."""
 _END_BYTES: Final = 22 + (1 << 16) + 56 + 20
 """Bytes at the end of a zip with its end record: with the longest comment, the record of ZIP64 and its locator."""
 _IN_ZIP64: Final = 0xFFFF
-"""Number of entries of a zip with their true number in its record of ZIP64."""
+"""Number of entries stated by a zip whose record of ZIP64 has the true one."""
 _LONG_NAME: Final = f"a name of more than {MAX_NAME_CHARS:,} characters in an archive"
 
 
@@ -360,7 +360,8 @@ class _Forward:
 
 
 def zip_members(fd: int, given: str, unpacking: Unpacking) -> Iterator[Member]:
-    """Yield the files of a zip, which is a regular file, in the order of its directory. Raise as `tar_members` does."""
+    """Yield the files of a zip in the order of its directory. `fd` is a descriptor of a regular file. Raise as
+    `tar_members` does."""
     # Before the directory is read: 100,000 entries take a second. What an end record states may be untrue.
     unpacking.require_members(_stated_entries(fd), given)
     try:

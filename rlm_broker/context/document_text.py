@@ -1,4 +1,4 @@
-"""Program for the text of a document: the document from stdin, the text to stdout.
+"""Program that reads the text of a document: the document from stdin, the text to stdout.
 
 `documents` starts it as a process of its own. It imports no module of ours. Its exit code is 0, or one of `ENCRYPTED`,
 `UNREADABLE` and `WITHOUT_TEXT`.
@@ -14,7 +14,7 @@ from typing import Any, Final
 ENCRYPTED: Final = 3
 """Exit code for a document with a password."""
 UNREADABLE: Final = 4
-"""Exit code for a document beyond the library or the bounds."""
+"""Exit code for a document that the library cannot read within the bounds."""
 WITHOUT_TEXT: Final = 5
 """Exit code for a document without text."""
 MEMORY_BYTES: Final = 1 << 31

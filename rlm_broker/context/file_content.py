@@ -104,7 +104,8 @@ class Reading:
         return content
 
     def _content(self, reader: ByteReader, name: str, given: str, fd: int | None, was_packed: bool = False) -> Content:
-        """Return the content of the bytes, by their beginning. They are those of a file if there is a descriptor."""
+        """Return the content of the bytes, by their beginning. `fd` is the descriptor of the file they are read from,
+        if it is one; `was_packed` says whether they come out of something compressed."""
         beginning = reader.peek(BEGIN_BYTES)
         grows = partial(self._unpacking.count_stored, given=given)
         if packing := packing_of(beginning):

@@ -143,7 +143,7 @@ def _git_set(text: str, is_negated: bool) -> str:
             if name not in _CLASSES:
                 raise ValueError(f"[:{name}:]")
             ranges += _CLASSES[name]
-        else:  # to git, a range with its end before its begin is its first character
+        else:  # to git, a range that ends before it begins is its first character
             ranges += re.escape(first) + (f"-{re.escape(last)}" if last is not None and last >= first else "")
     return f"[{'^' if is_negated else ''}{ranges}]"
 
@@ -345,8 +345,8 @@ def _walk(root: Path, glob: Glob, skipped: LeftOut) -> list[FoundFile]:
 
 
 def _linked(parts: tuple[str, ...], root: Path, real_root: Path, ignored: Ignored, skipped: LeftOut) -> list[FoundFile]:
-    """Return the file inside the folder at the target of a link, if any. The walk finds a folder inside under its own
-    name."""
+    """Return the file inside the folder to which the link at `parts` leads, if any. A folder inside is left out here,
+    since the walk finds it under its own name."""
     name = "/".join(map(printable, parts))
     target = Path(os.path.realpath(real_root.joinpath(*parts)))
     if not target.is_relative_to(real_root):
@@ -391,7 +391,7 @@ FILES: Final = (
     *(".netrc", "_netrc", ".pgpass", ".my.cnf", ".htpasswd", ".git-credentials", ".npmrc", ".pypirc", ".dockercfg"),
     *("credentials", "credentials.json", "client_secret*.json", "service-account*.json", "service_account*.json"),
     *(".docker/config.json", ".kube/config", ".s3cfg", ".boto", ".vault-token"),
-    # state of a tool, with any of these
+    # state of a tool, which may have any of these in it
     "*.tfstate",
 )
 """Patterns of the end of a path: the name, or the folder and the name."""

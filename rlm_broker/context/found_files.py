@@ -13,7 +13,7 @@ from rlm_broker.concurrency.threads import stop_requested
 from rlm_broker.errors import ContextRefused
 
 _STEERING: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Line breaks, and characters for a terminal or the direction of text. Names come from archives, too."""
+"""Characters that begin a line, or steer a terminal or the direction of text. Names come from archives, too."""
 
 
 MOST_NAMES: Final = 20
@@ -49,7 +49,7 @@ class FoundFile:
 
     Attributes:
         name: Its name in the context.
-        given: Its path for messages, from what the user wrote.
+        given: Its path for messages: as the user wrote it, or below the folder that the user wrote.
         path: Path to open.
         named: Whether the user named this very file. It may then be a symbolic link to anywhere.
     """
@@ -84,7 +84,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""Kinds of other than regular files, as an error names them."""
+"""Kinds of files that are not regular, as an error names them."""
 
 
 def open_regular(file: FoundFile) -> tuple[int, int]:
@@ -98,7 +98,7 @@ def open_regular(file: FoundFile) -> tuple[int, int]:
         _refuse_special(file, os.stat(file.path).st_mode)  # noqa: PTH116 - a path object takes longer than the call
         fd = os.open(file.path, flags if file.named else flags | os.O_NOFOLLOW)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # not the file's fault: a folder would leave it out
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # not its fault: it must not be left out of a folder
             raise
         raise _unreadable(file, error) from error
     try:

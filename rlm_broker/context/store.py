@@ -32,7 +32,7 @@ STREAM_BYTES: Final = 1 << 20
 """Bytes or characters of a stream read at a time."""
 
 AS_TEXT: Final = "; if the text itself is meant, end it with a line break"
-"""End of the errors about a text in place of what it names."""
+"""End of the errors about a text that is also a name."""
 
 
 class Paths(tuple[Path, ...]):
@@ -152,7 +152,7 @@ class OpenFile:
 def store(value: object) -> StoredContext:
     """Put a context where workers can load it. It blocks while it reads and copies: a second for a gigabyte.
 
-    A text in place of a file's content or an address's is refused, as by `RLM.completion`.
+    A text that is the name of a file or an address is refused, as by `RLM.completion`.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""A stored context, and the facts about it without reading it."""
+"""A stored context, and the facts about it that need no reading."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ MAX_NAME_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ContextInfo:
-    """Facts about a context without reading it.
+    """Facts about a context that need no reading.
 
     Example:
         ```python
@@ -125,7 +125,7 @@ class StoredContext:
 
     def pieces(self) -> tuple[tuple[int, ContextPiece], ...]:
         """Return the descriptors, each sealed and close-on-exec, and what they hold. Raise ContextRefused after
-        `close`: their numbers may belong to other files by then."""
+        `close`: the descriptors' numbers may belong to other files by then."""
         if not self._close.alive:
             raise ContextRefused("this context was closed: store it again")
         return self._pieces

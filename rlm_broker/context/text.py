@@ -34,9 +34,9 @@ _MARKS: Final = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _NO_ENCODINGS_OF_FILES: Final = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
-"""Python's codecs of text for other things than files."""
+"""Python's codecs of text that are not encodings of files."""
 _COUNTED: Final = "rlm_broker.counted"
-"""Name of the error handler for encodings other than UTF-8. A call for each error is slow: those of UTF-8
+"""Name of the error handler for encodings other than UTF-8. It is called for each error, which is slow: errors of UTF-8
 are counted afterwards, see `_replaced_in`."""
 _REPLACEMENT: Final = "\ufffd"
 _replaced = threading.local()
@@ -169,8 +169,8 @@ class DecodedText:
 
 
 def _replaced_in(text: str, data: bytes, left: int) -> int:
-    """Return how many bytes of UTF-8 were replaced when `data`, but for its last `left` bytes, became `text`: all bytes
-    to which the text without its own U+FFFD does not encode."""
+    """Return how many bytes of UTF-8 were replaced when `data`, but for its last `left` bytes, became `text`. The
+    text's own U+FFFD are subtracted first. Of the rest, all bytes that the text does not encode to were replaced."""
     own = data.count(_REPLACEMENT.encode())  # U+FFFD encoded by the bytes themselves: not replaced
     kept = len(text.encode()) - len(_REPLACEMENT.encode()) * (text.count(_REPLACEMENT) - own)
     return len(data) - left - kept

@@ -1,6 +1,6 @@
 """The arms of an evaluation: the same model, plainly asked or with runs of a maximum depth, and with other settings.
 
-A plain arm is an `RLM` with `max_depth=0`, and so without REPLs. So all arms share the client, with its retries,
+A plain arm is an `RLM` with `max_depth=0`, whose runs have no REPL. So all arms share the client, with its retries,
 cache and prices, and the form of results.
 """
 
@@ -51,7 +51,7 @@ class Arm:
         """Return the answer to a question about a context, and the facts of the run for the log.
 
         Raises:
-            RunFailed: The model or the sandbox failed; too long a context for a plain arm is no such failure.
+            RunFailed: The model or the sandbox failed; a context that is too long for a plain arm is no such failure.
         """
         try:
             run = await self.rlm(client, sub_client).acompletion(context, question)

@@ -22,7 +22,7 @@ from rlm_broker.values.text import printable
 OWN: Final = "own"
 """Name of the task of the user's questions, and of the length of their contexts."""
 COMPARED: Final = ["more common than", "less common than", "same frequency as"]
-"""Answers of OOLONG to a comparing question."""
+"""Answers of OOLONG to a question that compares."""
 Source = list[str | int]
 """Origin of a context, as a log can keep it: a task and what was drawn, or a file and the place of a line."""
 
@@ -33,7 +33,7 @@ class TaskQuestion:
 
     Attributes:
         id: Text, unique in the evaluation.
-        kind: Subject of the question, or the task of a line of a file.
+        kind: What it asks for, or the task named by a line of a file.
         length: Length of its context as the user wrote it; "own" for a context of the user's.
         text: The question.
         key: Expected answer.
@@ -51,10 +51,10 @@ class TaskQuestion:
 def generated(
     task: str, lengths: Iterable[str], samples: int, seed: int, asked: Iterable[str] = ()
 ) -> list[TaskQuestion]:
-    """Return `samples` questions of a task at each length in tokens, by turns of their kinds.
+    """Return `samples` questions of a task at each length in tokens, with their kinds in turn.
 
     Args:
-        asked: Kinds of questions; nothing stands for all of the task.
+        asked: Kinds of questions; without any, all kinds that the task has.
 
     Raises:
         ConfigurationError: A name, a length or a number cannot be used.
@@ -76,7 +76,7 @@ def generated(
 
 
 def context_of(source: Source) -> object:
-    """Make or read the context of a question again.
+    """Return the context of a question, which is made or read again.
 
     Raises:
         ConfigurationError: The file cannot be read, or the line has changed and is no question any more.

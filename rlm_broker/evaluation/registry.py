@@ -1,7 +1,7 @@
-"""Names for `inspect_ai`: the tasks `needles`, `messages` and `own`, the solver `rlm`, the scorer `answer`.
+"""Names that `inspect_ai` finds: the tasks `needles`, `messages` and `own`, the solver `rlm`, the scorer `answer`.
 
-Inspect's model answers each call of a run, by a client of ours. So its retries, connections, cache,
-limits and usage hold for each arm alike, and the log has each call.
+The model given to inspect answers each call of a run, by a client of ours. So its retries, connections, cache, limits
+and usage hold for each arm alike, and the log has each call.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ class InspectClient(BaseClient):
         info = model.get_model_info(served)
         self.context_tokens = None if info is None else info.context_length
         self.limit: LimitExceededError | None = None
-        """Limit of inspect's after its refusal of a call; it ends the sample."""
+        """Limit of inspect's that refused a call; it ends the sample."""
         self._model = served
         self._sample = contextvars.copy_context()
-        """Context of the sample: inspect books a call to the sample of its task, and queries of a REPL
+        """Context of the sample: inspect books a call to the sample of the task that makes it, and queries of a REPL
         come in tasks of the broker's."""
 
     async def complete(self, request: LMRequest) -> LMReply:
@@ -97,7 +97,7 @@ def rlm(arm: str = "rlm") -> solver.Solver:
     """Answer by a run of ours. In any task of inspect's: `inspect eval TASK --solver rlm_broker/rlm -S arm=rlm2`.
 
     The question is the input of a sample, and its context is `context` of its metadata. Without one, the input is the
-    context, and the task is in it. The role `sub` names the model for code.
+    context, and the task is in it. The role `sub` names the model that code asks.
 
     Args:
         arm: Name of the arm; a sample with `arm` in its metadata has its own.
@@ -184,7 +184,7 @@ def answer() -> scorer.Scorer:
 
 @task
 def needles(arm: Names = ARMS, length: Names = "8k", samples: int = 9, seed: int = 0, asked: Names = "") -> Task:
-    """One fact in much text, without a common word with its question; one of two hops; and a missing one."""
+    """One fact in much text, which shares no word with its question; one of two hops; and one that is missing."""
     return _task(questions.generated("needles", _listed(length), samples, seed, _listed(asked)), arm)
 
 

@@ -2,7 +2,7 @@
 
 Models wrap an answer in words, and plain completions use more of them than runs. A text is therefore read leniently
 where that cannot turn a wrong answer into a right one, so that no way of asking gains by its form: "42 of 130" is 42,
-"There isn't one." is absence, and 2024-03 is March 2024.
+"There isn't one." says that there is none, and 2024-03 is March 2024.
 """
 
 import math
@@ -19,7 +19,7 @@ Scoring = Literal["exact", "contains", "number", "near", "choice", "set", "date"
 - `contains`: the expected text occurs as whole words. 0 or 1.
 - `number`: the same number. 0 or 1.
 - `near`: 0.75 to the power of the distance between both numbers, as OOLONG scores counts.
-- `choice`: the one choice in the answer. 0 or 1.
+- `choice`: the one choice that the answer names. 0 or 1.
 - `set`: F1 of the expected elements and those of the answer, in any order.
 - `date`: the same day, written as 2024-03-09, or the same month, written as 2024-03. 0 or 1.
 - `absent`: the answer says that the context does not have it. 0 or 1.
@@ -34,7 +34,7 @@ _TOTALS = (
     re.compile(rf"(?:\bof|\bamong|/)\s*(?:the|all|all the|these)?\s*{_DIGITS}|{_DIGITS}\s*(?:%|percent)", re.I),
     re.compile(rf"\b(?:in|from|all)\s+(?:the|all|all the)?\s*{_DIGITS}", re.I),
 )
-"""A total beside a count: "of 130", then "in 130 lines"."""
+"""A total of which a count is a part: "of 130", then "in 130 lines"."""
 _ZERO = re.compile(r"\b(?:no|none|nobody|zero)\b", re.I)
 _TOLD = (
     "found|find|there|present|stated?|mention(?:ed)?|given?|provided?|specified|list(?:ed)?|available|known|in the"
@@ -74,7 +74,7 @@ class Key:
         expected: Text, number or texts; None for `absent`.
         pattern: For `set`, a regular expression of an element in an answer. Empty: elements are separated by commas,
             semicolons or lines.
-        choices: For `choice` and `absent`, all possible texts of an answer.
+        choices: For `choice` and `absent`, all texts that an answer may name.
     """
 
     scoring: Scoring
@@ -108,10 +108,10 @@ def concluding(answer: str) -> str:
 
 
 def number_in(answer: str) -> float | None:
-    """Return the number of an answer; None without any.
+    """Return the number given by an answer; None if it gives none.
 
-    Totals count only if there is no other number. Of several, it is the one at the beginning of the
-    first line, if that line has no other; else the last one. Without any digit, "none" is 0.
+    Totals count only if there is no other number. Of several, it is the one at the beginning of the first
+    line, if that line has no other; else the last one. Without any digit, "none" is 0.
     """
     conclusion = concluding(answer).strip(_EDGES)
     for total in _TOTALS:
@@ -138,7 +138,7 @@ def dates_in(text: str) -> list[tuple[int | None, int, int | None]]:
 
 
 def elements_in(answer: str, pattern: str = "") -> set[str]:
-    """Return the elements of an answer, normalised; see `Key.pattern`."""
+    """Return the elements listed in an answer, normalised; see `Key.pattern`."""
     if pattern:
         return {normalised(match.group()) for match in re.finditer(pattern, answer, re.IGNORECASE)}
     lines = (_BULLET.sub("", line) for line in concluding(answer).splitlines())
@@ -161,7 +161,7 @@ def _distance(answer: str, key: Key) -> float:
 
 
 def _choice(answer: str, key: Key) -> float:
-    """Compare the one choice in the conclusion, or else its last line, or else its first sentence."""
+    """Compare the one choice named in the conclusion, or else in its last line, or else in its first sentence."""
     conclusion = concluding(answer).strip()
     for text in (conclusion, conclusion.splitlines()[-1], _PIECE.split(conclusion)[0]):
         named = [choice for choice in key.choices if _names(text, choice)]

@@ -40,7 +40,7 @@ def texts() -> dict[str, Any]:
 
 
 def filling(make: Callable[[], T], chars: int) -> list[T]:
-    """Make values of at most `chars` characters together, with a line break each, and return them."""
+    """Return made values whose texts have together, with a line break each, at most `chars` characters."""
     values: list[T] = []
     left = chars
     while left >= (needed := len(str(value := make())) + 1):
@@ -50,7 +50,7 @@ def filling(make: Callable[[], T], chars: int) -> list[T]:
 
 
 def chars_of(length: str) -> int:
-    """Return the characters of a context of 8k, 1.5m or 64000 tokens.
+    """Return the characters of a context; its length in tokens is written as 8k, 1.5m or 64000.
 
     Raises:
         ConfigurationError: The length cannot be read, or is too short or too long.
@@ -71,7 +71,7 @@ NAME_ALONE: Final = "Answer with the name alone, or with NONE if the text does n
 
 
 def needles(draw: Random, chars: int, asked: str) -> Problem:
-    """Return a question for one fact without a common word.
+    """Return a question for one fact; the two share no word.
 
     Beside the fact are lines with the question's words and another meaning, and facts of other questions about
     other persons. So neither a search for words nor one for unusual lines finds it.
@@ -129,13 +129,13 @@ EXPLAINED: Final = (
 )
 HEAD: Final = "date | user | message"
 SHARES: Final = (2, 3, 4, 6)
-"""Frequencies of the kinds in one context, in drawn order."""
+"""Frequencies of the kinds in one context; which kind has which is drawn."""
 CHARS_PER_USER: Final = 1_000
 """Characters of a context for each user: some ten messages."""
 FEWEST_USERS: Final = 5
 CODES: Final = range(1_000_000, 10_000_000)
 ASKED_USERS: Final = 8
-"""Most users in a question for some of them."""
+"""Most users named in a question for some of them."""
 USER: Final = r"\bU-\d{7}\b"
 NUMBER_ALONE: Final = "Answer with the number alone."
 
@@ -250,4 +250,4 @@ TASKS: Final[dict[str, tuple[Callable[[Random, int, str], Problem], tuple[str, .
     "needles": (needles, tuple(_NEEDLES)),
     "messages": (messages, tuple(_MESSAGES)),
 }
-"""Name of a task → the maker of a problem of about so many characters, and its kinds of questions."""
+"""Name of a task → the function that makes a problem of about so many characters, and what it may ask for."""

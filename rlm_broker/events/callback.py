@@ -1,4 +1,4 @@
-"""Calls of the user's functions with events: they cannot break a run."""
+"""Functions of the user's, called with events: they cannot break a run."""
 
 import inspect
 import logging
@@ -17,7 +17,7 @@ class Callback:
 
     Args:
         call: A plain function; it runs on the run's event loop, and must not block.
-        name: Name of the function's argument, for errors and the log.
+        name: Name of the argument as which the function was given, for errors and the log.
 
     Raises:
         ConfigurationError: `call` is not a function, or is a coroutine function.

@@ -1,8 +1,8 @@
-"""Events of a run, each a frozen value, in their order in time.
+"""Events of a run, each a frozen value, in the order in which they happened.
 
 The events of a run tree are enough to rebuild it. They have the prompts (`CallStarted.prompt`, and `system` when it is
-new), the replies, the code that ran and its output. Each call, tool and child names the block it belongs to. Secrets
-are replaced when an event is made, so that all receivers get the same.
+new), the replies, the code that ran and its output. Each call, tool and child names the block it belongs to. Text that
+looks like a secret is replaced when an event is made, so that all receivers get the same.
 """
 
 import time
@@ -75,7 +75,7 @@ class RunStarted(Event, frozen=True):
             run, its whole prompt.
         model: Name of the run's model.
         metadata: Models, limits, versions and context of the root run, without secrets; empty for a child.
-        block: Block of the parent run with the query for a child; 0 for the root.
+        block: Block of the parent run that started a child; 0 for the root.
     """
 
     question: str | None
@@ -85,7 +85,7 @@ class RunStarted(Event, frozen=True):
 
 
 class ReplReady(Event, frozen=True):
-    """The REPL of the run is isolated and has the context. `duration_s` is the time of its start, in seconds."""
+    """The REPL of the run is isolated and has the context. Its start took `duration_s` seconds."""
 
     isolation: Isolation
     duration_s: float
@@ -98,7 +98,7 @@ class IterationStarted(Event, frozen=True):
 
 
 class Replied(Event, frozen=True):
-    """The model replied in its turn. `not_run` has a sentence with the reason for each ignored part.
+    """The model replied in its turn. `not_run` has a sentence for each part of the reply that is not run, and why.
 
     Example:
         ```python
@@ -166,7 +166,7 @@ class CallStarted(Event, frozen=True):
         prompt: Last message of the conversation. Earlier messages are in earlier events. If code asks with chat
             messages, it is the list of them: dicts with `role` and `content`.
         system: System prompt, in the first call with it, else None.
-        block: Block of the call; 0 for the run's own loop.
+        block: Block that makes the call; 0 for the run's own loop.
         batch: Number of the batch in its tree, from 1; 0 for a single call.
         of: Calls of the batch, one for each different prompt; 0 for a single call.
     """
@@ -215,12 +215,12 @@ class CallEnded(Event, frozen=True):
         ```
 
     Attributes:
-        model: Name of the model of the reply.
+        model: Name of the model that served the call.
         usage: Usage of this call.
         duration_s: Duration in seconds.
         response: Whole reply; empty if the call failed.
         batch, of: As in `CallStarted`.
-        done: Ended calls of the batch, with this one; 0 for a single call.
+        done: Calls of the batch ended so far, with this one; 0 for a single call.
     """
 
     call: int
@@ -268,7 +268,7 @@ class RunEnded(Event, frozen=True):
         duration_s: Duration in seconds.
         usage: Usage of the run and everything below it, by model.
         kind: "answered", "stopped" after `Run.stop`, or the `kind` of the error.
-        limit: Name of the reached limit, or None.
+        limit: Name of the limit that ended the run, or None.
         partial_answer: Best answer so far, if the run failed.
         cost_usd: Cost in US dollars; None if a price is not known.
     """
@@ -308,7 +308,7 @@ Emit = Callable[[Event], None]
 
 
 def all_of(receivers: Sequence[Emit]) -> Emit:
-    """Return a receiver for all of these, also for later members of the list.
+    """Return a receiver that passes each event on to all of these, also to those added to the list later.
 
     Example:
         ```python

@@ -11,11 +11,11 @@ import msgspec
 from rlm_broker.events.event import Event, EventsMissed
 
 MOST_CHARS = 1 << 24
-"""Maximum characters of the events in one log; beyond it the oldest are dropped. A follower gets one `EventsMissed` in
-the place of dropped events."""
+"""Maximum characters of the events in one log; beyond it the oldest are dropped. A follower that has not read them yet
+gets one `EventsMissed` in their place."""
 _WITHOUT_TEXT = (int, float, bool, type(None))
 EVENT_CHARS = 200
-"""Characters of each event in addition to its texts, for its object, its number and its time."""
+"""Characters counted for each event in addition to its texts, for its object, its number and its time."""
 
 
 class EventLog:
@@ -51,7 +51,7 @@ class EventLog:
         self._wake()
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
-        """Yield each event with a number above `after`, earlier ones included, until the log is closed."""
+        """Yield each event with a number above `after`, also those added before this call, until the log is closed."""
         after = max(0, after)
         here = (asyncio.get_running_loop(), asyncio.Event())
         self._waiting.add(here)

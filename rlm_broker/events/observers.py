@@ -1,4 +1,4 @@
-"""Observers of sandboxes and REPLs. A sandbox calls them; the board of the process is one."""
+"""Observers of sandboxes and REPLs. A sandbox calls them; the board of the process, which `ps` lists, is one."""
 
 from typing import Literal, Protocol
 

@@ -46,7 +46,7 @@ class RunProgress:
         started: Number of runs, ended ones included.
         runs: Number of live runs.
         blocks: Number of blocks, ended ones included.
-        ended: The end of the root run, or None.
+        ended: The event that ended the root run, or None.
         since: Unix time in seconds of the beginning of its present activity.
     """
 

@@ -1,4 +1,4 @@
-"""Removal of secrets from text for people and files: known secrets, and text that looks like a secret.
+"""Removal of secrets from text that is shown or written down: known secrets, and text that looks like a secret.
 
 Theory of operation. `RULES` is the one list of what looks like a secret. The search runs on the event loop, and model
 code may have written the text to make it slow. So its time must be proportional to the length of the text:

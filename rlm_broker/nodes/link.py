@@ -28,8 +28,8 @@ from sandbox_worker.wire.frames import PREFIX, FrameDecoder, Payload
 HEAD = struct.Struct(">II")
 """Head of a frame: the length of the rest, and the number of the stream."""
 BEAT_S, SILENCE_S, PATIENCE_S = 0.5, 2.0, 30.0
-"""Seconds between two heartbeats; without a byte until the other side is lost; and the same for an agent with
-acknowledgements of the orchestrator's kernel."""
+"""Seconds between two heartbeats; without a byte until the other side is lost; and the same for an agent, while
+the orchestrator's kernel acknowledges what it sends."""
 HIGH_BYTES = 1 << 18
 """Unsent bytes; beyond it, all streams pause."""
 FRAMES_IN_A_ROW = 64
@@ -39,21 +39,21 @@ LAST_ACK = struct.Struct("56xI")
 
 
 class StreamEnd:
-    """Our end of a stream; a base. An end without sending needs neither `credit` nor `resume`."""
+    """Our end of a stream: a base. An end that sends nothing needs neither `credit` nor `resume`."""
 
     def take(self, data: Payload) -> None:
         """Take bytes. Raises `ProtocolViolation` for more bytes than permitted."""
         raise NotImplementedError
 
     def take_end(self) -> None:
-        """Take the end of the bytes."""
+        """Learn that no more bytes come."""
         raise NotImplementedError
 
     def credit(self, size_bytes: int) -> None:
-        """Take the permission to send so many more bytes."""
+        """Learn that so many more bytes may be sent."""
 
     def resume(self) -> None:
-        """Send again: the link takes bytes."""
+        """Learn that the link takes bytes again."""
 
     def close(self) -> None:
         """Close the descriptor of this end, since the link is lost. Has no effect when repeated."""
@@ -68,7 +68,7 @@ class Link(asyncio.Protocol):
         take: Takes each message. Its `ProtocolViolation` ends the link.
         on_lost: Called once, with the reason as one clause.
         beat: Returns the next heartbeat.
-        is_patient: Whether to wait for a busy side.
+        is_patient: Whether to wait for a side that is only busy.
 
     Attributes:
         streams: Number → our end of the stream.

@@ -29,7 +29,7 @@ SHARE_OF_MEMORY, MOST_HELD = 0.25, 128
 """Share of a node's memory for held contexts, and their number, since each takes a descriptor there. Beyond, the least
 recently used one goes."""
 INLINE_BYTES = 1 << 16
-"""Bytes of a context within its message; a larger one is held on the node."""
+"""Largest context, in bytes, that is sent within its message; a larger one is held on the node."""
 OPEN_S = 1_800.0
 """Seconds to open a sandbox there, with the installation of its packages. Beyond, its node is given up."""
 END_S = 60.0
@@ -44,7 +44,7 @@ class Node:
 
     Args:
         name: Name of the node.
-        numbers: Draws the next number, for everything in messages.
+        numbers: Draws the next number, of all things that messages name.
         on_change: Called when a place may have become free, or the node is lost.
 
     Attributes:
@@ -54,7 +54,7 @@ class Node:
         opened: Facts about its sandbox; None until it is open.
         taken: Taken places.
         has_room: Whether it has memory for another REPL.
-        held: Key of a memfd → its size, and the task of bringing it; the most recently used one last.
+        held: Key of a memfd → its size, and the task that brings it; the most recently used one last.
     """
 
     def __init__(self, name: str, numbers: Callable[[], int], on_change: Callable[[], None]) -> None:
@@ -408,7 +408,7 @@ class NodeInit:
                 self.listener.heard(program.end, [])
 
     def ended(self, why: str | None) -> None:
-        """Take the end of the worker, and why; None: as asked, or by itself."""
+        """Learn that the worker has ended, and why; None: as it was asked to, or by itself."""
         self._gone.set()
         for number, end in list(self._files.values()):
             if end is None:  # its writer was cancelled, and the agent waits for the content

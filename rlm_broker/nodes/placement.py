@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def waiting(self) -> int:
-        """REPLs without a place."""
+        """REPLs that wait for a place."""
         return sum(not each.done() for each in self._waiting)
 
     def add(self, node: Node) -> None:
@@ -101,7 +101,7 @@ class Placement:
             self._said = None
 
     def _tell_full(self) -> None:
-        """Log each node without a place and without a REPL of ours: it counts as none."""
+        """Log each node that has no place although no REPL of ours is there: it counts as none."""
         now = asyncio.get_running_loop().time()
         for node in self.nodes:
             is_full = node.free <= 0 and not node.taken and node.link.why_lost is None
@@ -155,7 +155,7 @@ class NodeForks:
         return alive, self._forked + sum(count for _, count in others)
 
     def importable(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the importable ones of these modules, by the reports of all nodes at their opening."""
+        """Return which of these modules code on every node can import, as the nodes reported at their opening."""
         known = [set(node.opened.importable) for node in (self._first, *self._placement.nodes) if node.opened]
         return tuple(name for name in names if all(name in each for each in known))
 

@@ -31,7 +31,8 @@ AGENT_CPUS = 0.01
 LOOK_S = 1.0
 """Seconds between two looks at the nodes of the Ray cluster."""
 MOST_PAUSE_S = 30.0
-"""Maximum pause before a failing agent is started again. The first one is `LOOK_S`, and each is twice the last."""
+"""Maximum seconds before a failing agent is started again. The first pause is `LOOK_S`, and each is twice the last
+one."""
 START_S = 10.0
 """Seconds to start an actor; beyond them its node is logged."""
 MOST_WORDS = 400
@@ -55,7 +56,7 @@ class AgentActor:
         self._child: subprocess.Popen[bytes] | None = None
 
     def started(self) -> None:
-        """Return: Ray has started the actor."""
+        """Return, which shows that Ray has started the actor."""
 
     def run(self, order: bytes) -> str:
         """Start the agent, wait until it ends, and return its last words."""
@@ -233,6 +234,6 @@ def own_address() -> str:
 
 
 def _shortened(error: RayError) -> str:
-    """Return an error in one line: of the many in Ray's messages, the last one with a name of an error says most."""
+    """Return an error in one line: Ray's messages have many, and the last one that names an error says most."""
     lines = [line.strip() for line in str(error).splitlines() if "Error" in line]
     return f"{type(error).__name__}: {(lines or [str(error)])[-1][:MOST_WORDS]}"

@@ -102,7 +102,7 @@ class RayCluster(NodeSandbox):
                 await asyncio.to_thread(self._ray.ray.shutdown)
 
     def _ended(self, name: str, why: str) -> None:
-        """Take the end of an agent from Ray. Its link may not have noticed yet."""
+        """Learn from Ray that an agent has ended. Its link may not have noticed yet."""
         if not self._is_closing:
             _log.warning("the agent of %s has ended: %s", name, why)
         self._lose(name, why)

@@ -1,7 +1,7 @@
-"""Ends of streams: descriptors with their bytes on a link, and memory filled from one.
+"""Ends of streams: descriptors whose bytes cross a link, and memory filled from one.
 
-A descriptor beside a control message is a stream between two machines. Its two ends are alike: bytes from the
-descriptor here are written to the descriptor there, in both directions.
+A descriptor that travels beside a control message on one machine is a stream between two machines. Its two ends are
+alike: bytes from the descriptor here are written to the descriptor there, in both directions.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ class Budget:
         return self.ledger.summary()
 
     def left(self) -> dict[str, float | None]:
-        """Return the remaining means by the name of their limit; None is without a bound.
+        """Return the remaining means by the name of their limit; None means that there is no bound.
 
         Example:
             ```python

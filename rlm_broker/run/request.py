@@ -31,7 +31,7 @@ PROMPT_CHARS = 1 << 16
 """Maximum characters of a context in `Completion.prompt`; for a longer one it is None."""
 
 MakesCompleting = Callable[[Completing], Completing]
-"""From the handler, makes the `Completing` in its place for one attempt of a run."""
+"""Makes, from the handler, the `Completing` that takes its place for one attempt of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class RunRequest:
     """One run: its context, question and settings. An `Engine` starts it.
 
     Attributes:
-        context: Context in any form for `store`; a `StoredContext` stays its owner's.
+        context: Context in any form that `store` takes; a `StoredContext` stays its owner's.
         question: Question; None: the task is in the context.
         output_type: Type of the answer; None takes any text.
         tools: Functions and values for code.

@@ -22,7 +22,7 @@ from sandbox_worker.wire.control import OpenToRead, OpenToWrite
 PIECE_BYTES: Final = 1 << 18
 """Bytes copied at once. A copy can be stopped between two pieces."""
 MAX_READ_BYTES: Final = 64 << 20
-"""Largest file that `read` returns, unless its caller says otherwise; `save` streams a larger one."""
+"""Bytes that `read` returns at most, unless its caller says otherwise. A larger file is refused; `save` streams it."""
 MAX_ENTRIES: Final = 10_000
 """Largest number of entries in a list. Init refuses a folder with more."""
 MAX_PATH_BYTES: Final = 4096
@@ -47,8 +47,8 @@ class ReplFiles:
     `aread`, `asave`, `aopen`, `alist`, `aremove`.
 
     A path is relative to the scratch folder. No link is followed anywhere in it, and only regular files are opened.
-    Files can be used while a block runs: init opens each of them, and a thread copies it. A block may read the first
-    part of a file while the rest is written.
+    Files can be used while a block runs: init opens each of them, and a thread copies it. A block that reads a file
+    while it is written sees the part written so far.
 
     Files stay when a REPL is killed, unless its worker had to be replaced, as after a full scratch folder.
 

@@ -270,7 +270,7 @@ async def install(requirements: Requirements, folder: Path) -> Path:
         await _run([uv, *compiling, "--output-file", str(lock)], folder)
         copying = ["--require-hashes", "--link-mode", "copy"]
         await _run([uv, "pip", "install", *chosen, *copying, "--requirement", str(lock)], folder)
-        with contextlib.suppress(ConfigurationError):  # wheels may have files for other versions
+        with contextlib.suppress(ConfigurationError):  # wheels may have files for other versions, which do not compile
             # Not by uv: it would start the environment's own Python, and so run code in .pth files.
             await _run([sys.executable, "-I", "-S", "-m", "compileall", "-q", str(venv / "lib")], folder)
     elif importlib.util.find_spec("pip") is not None:

@@ -210,7 +210,7 @@ class ProgramResult:
         signal: Number of the signal, if one ended its first process; else None.
         stdout: Head and tail of the text on descriptor 1, as UTF-8, with a note of the cut. Other bytes are U+FFFD.
         stderr: The same for descriptor 2.
-        limit: Name of the limit at its end: "timeout_s", or a field of `Limits`; else None.
+        limit: Name of the limit that ended it: "timeout_s", or a field of `Limits`; else None.
         error: Reason of the kill, as a sentence; None if it ended by itself.
         execution_time: Wall time in seconds.
     """
@@ -337,8 +337,8 @@ class ReplPrograms:
         return ProgramResult(command.argv, **outcome, stdout=stdout, stderr=stderr, execution_time=taken_s)
 
     def _outcome(self, said: ProgramEnded, limit: str | None, late_s: float | None) -> dict[str, Any]:
-        """Return the end of a program, as fields of a result. `limit` was reached, or its time of `late_s` seconds was
-        over."""
+        """Return the end of a program, as fields of a result. `limit` names the limit that was reached, or is None.
+        `late_s` is the time in seconds that the program had, if it was over."""
         how: dict[str, Any] = {"status": "killed", "exit_code": said.exit_code, "signal": said.signal, "limit": limit}
         if limit is not None:
             with_repl = " with its REPL" if said.with_repl else ""
@@ -384,7 +384,7 @@ def _arguments(argv: object) -> tuple[tuple[str, ...], list[bytes]]:
 
 
 def _input(given: object) -> bytes:
-    """Return the program's input as bytes. Raise ConfigurationError if there is no way to."""
+    """Return the program's input as bytes. Raise ConfigurationError if it is of a wrong type or cannot be encoded."""
     if given is None:
         return b""
     if isinstance(given, str):

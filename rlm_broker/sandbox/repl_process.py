@@ -220,7 +220,8 @@ class ReplContext:
     """The contexts of one REPL, each stored once.
 
     Args:
-        given: First context of the REPL, see `Sandbox.repl`; or `Inherited`. A name in place of its content is refused.
+        given: First context of the REPL, see `Sandbox.repl`; or `Inherited`. A name in place of its content, for
+            example a file's, is refused.
         later_bytes: Bytes of all added contexts together.
 
     Attributes:

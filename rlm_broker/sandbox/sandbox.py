@@ -273,9 +273,9 @@ class Sandbox(AsyncResource):
                 and need no template.
             imports: Modules imported ahead.
             setup: Code that runs once, with `context`; each REPL finds its variables. It is trusted like your own
-                program: at "strict" it has no network and none of your files, at "standard" all of it.
+                program: at "strict" it has no network and none of your files, at "standard" it has all that you have.
                 It must leave no threads, processes, open files or shared memory.
-            warm: Number of ready REPLs, as for `Sandbox`.
+            warm: Number of REPLs kept ready, as for `Sandbox`.
             timeout_s: Seconds for the preparation as a whole.
 
         Returns:

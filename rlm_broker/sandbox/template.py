@@ -19,7 +19,7 @@ from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
 
 NO_CONTEXT: Final = object()
-"""Stands for no context. None is a context."""
+"""Stands for a context that was not given. None is a context."""
 PREPARE_TIMEOUT_S = 300.0
 """Seconds for imports, set-up code and the decoding of the context. Beyond it, opening the template raises."""
 
@@ -47,7 +47,7 @@ class Template(AsyncResource):
         limits: Limits of each REPL without its own.
         preparation: Modules and set-up code.
         context: Value of the variable `context` in each REPL; `NO_CONTEXT` lets each REPL have its own.
-        warm: Number of ready REPLs; None as for `Sandbox`.
+        warm: Number of REPLs kept ready; None as for `Sandbox`.
     """
 
     def __init__(

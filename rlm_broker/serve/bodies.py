@@ -66,7 +66,7 @@ async def body_of(request: Request, most_bytes: int, stall_s: float) -> bytes:
 
 
 class WholeBodies:
-    """An ASGI application with each body as one message, once its bounds have held. Others are answered here.
+    """An ASGI application that gets each body as one message, once its bounds have held. Others are answered here.
 
     Args:
         app: Application behind it. It may decode the body on the loop.

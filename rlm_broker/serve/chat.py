@@ -35,7 +35,7 @@ class ChatRequest(DialectRequest):
     max_completion_tokens: Tokens = None
 
     def limits(self) -> RunLimits | None:
-        """Return the limits of the run by the request."""
+        """Return the limits of the run that the request sets."""
         given = [each for each in (self.max_tokens, self.max_completion_tokens) if each is not None]
         return self.options.limits(max_completion_tokens=min(given, default=None))
 
@@ -126,7 +126,7 @@ class Replies:
         return 200, self.headers, self._completion(message, _finish(end), end)
 
     def failed(self, error: Exception) -> Any:
-        """Return the body of a run failed after the status was sent, with its partial answer."""
+        """Return the body for a run that failed after the status was sent, with its partial answer."""
         partial = getattr(error.__cause__, "partial_answer", None)
         message = {"role": "assistant", "content": partial or str(error), "refusal": str(error)}
         end = RunOutcome(self._asked.hosted.usage, facts={"error": getattr(error.__cause__, "kind", None)})

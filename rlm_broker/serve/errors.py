@@ -1,4 +1,4 @@
-"""Errors of requests, in the envelope of OpenAI's clients."""
+"""Errors of requests, in the envelope that OpenAI's clients read."""
 
 import math
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from rlm_broker import (
 from rlm_broker.serve.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
 
 INVALID = "invalid_request_error"
-"""Type of all errors of the request itself."""
+"""Type of all errors caused by the request itself."""
 MOST_CHARS = 2_000
 """Characters of an error's message; a longer one, with words of the request, is cut."""
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
-"""Header against a second sending of a request by OpenAI's clients, paid again."""
+"""Header that keeps OpenAI's clients from sending a request again: it would be paid twice."""
 
 
 class ApiError(Exception):
@@ -77,7 +77,7 @@ def not_found(what: str, id: str, param: str | None = None) -> ApiError:
 
 
 def api_error_of(error: Exception, *, is_paid: bool = False) -> ApiError:
-    """Return the answer to a request with this error.
+    """Return the answer to a request that failed with this error.
 
     Args:
         error: What was raised.

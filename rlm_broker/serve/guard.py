@@ -1,4 +1,4 @@
-"""The first look at each request: its host, its origin and its key, and its rights."""
+"""The first look at each request: its host, its origin and its key, and the rights of that key."""
 
 import base64
 import hashlib
@@ -73,7 +73,7 @@ class Keys:
 
     @classmethod
     def of(cls, settings: Mapping[str, KeySettings]) -> "Keys":
-        """Return the keys of the settings.
+        """Return the keys named in the settings.
 
         Raises:
             ConfigurationError: A variable does not exist, or a key cannot be used.
@@ -135,7 +135,7 @@ def _unauthorized(message: str) -> ApiError:
 
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/viewer", "/viewer/"})
-"""Paths that need no key: whether the server lives, and the page of the viewer without its data."""
+"""Paths that need no key: whether the server lives, and the page of the viewer, whose data needs one."""
 KEY: Final = "rlm_broker.key"
 """Name in the scope under which the key of a request stands."""
 REQUEST_ID: Final = "rlm_broker.request"
@@ -148,7 +148,7 @@ LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Guard:
-    """Refuses requests of a web page of another origin, or without a key, before their bodies are read.
+    """Refuses requests from a web page of another origin, or without a key, before their bodies are read.
 
     A page in a browser must start no run. It could send requests to a port of this machine in two ways, and
     both are refused: directly, with its own `Origin`, and by a name of its own that leads to this machine (DNS

@@ -66,7 +66,7 @@ might not read why."""
 MOST_DROPPED_BYTES: Final = 1 << 18
 """Bytes of a request read and dropped after its answer. Beyond it nothing is read, and the connection ends."""
 CLOSE_S: Final = 5.0
-"""Seconds for connections to end, once the server ends. Silent readers are then cut."""
+"""Seconds for connections to end, once the server ends. Clients that do not read are then cut."""
 LATER_S: Final = 10
 """Seconds after that, until uvicorn cancels what is left, and logs each with a traceback."""
 _log = logging.getLogger("rlm_broker")
@@ -78,7 +78,7 @@ def configured(
     """Return the settings of uvicorn.
 
     Args:
-        app: ASGI application with a life of its own.
+        app: ASGI application, which opens and closes itself.
         certificate: PEM file for TLS, or None.
         private_key: PEM file of its key, or None.
         behind_proxy: Whether a proxy on this machine reports the addresses of clients.
@@ -113,7 +113,7 @@ class BoundedServer(uvicorn.Server):
     Attributes:
         most, header_s: As above.
         late: Connections owing a header, the oldest first.
-        unread: Connections with clients not reading, the oldest first.
+        unread: Connections whose clients do not read, the oldest first.
         header_bytes: Bytes of all unfinished headers.
     """
 
@@ -161,7 +161,7 @@ class BoundedServer(uvicorn.Server):
         cutting.cancel()
 
     def close_some(self, number: int) -> int:
-        """Close connections owing a header, then unread ones, oldest first. Return how many."""
+        """Close connections that owe a header, then those whose clients do not read, oldest first. Return how many."""
         closed = 0
         for waiting in (self.late, self.unread):
             while waiting and closed < number:
@@ -348,7 +348,7 @@ class _Connection(HttpToolsProtocol):
         self._linger()
 
     def _drop(self, piece: bytes) -> None:
-        """Count dropped bytes, and end a connection with too many."""
+        """Count bytes that no one reads, and end a connection that sends too many."""
         is_first = self._dropped_bytes <= MOST_DROPPED_BYTES
         self._dropped_bytes += len(piece)
         if is_first and self._dropped_bytes > MOST_DROPPED_BYTES:

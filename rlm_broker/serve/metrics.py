@@ -28,7 +28,7 @@ STATUSES: Final = frozenset({"ok", "error", "exited", "interrupted", "killed"})
 MOST_ROUTES: Final = 256
 """Different routes of HTTP requests; further ones are counted as `other`."""
 MOST_TREES: Final = 8_192
-"""Root runs with models remembered until they end. Of more, the oldest is counted as `other` at its end."""
+"""Root runs whose models are remembered until they end. Of more, the oldest is counted as `other` at its end."""
 RUN_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600)
 CALL_BUCKETS_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 BLOCK_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
@@ -109,7 +109,7 @@ class Metrics:
             ```
 
         Args:
-            route: Pattern of the route, for example `/v1/files/{id}`, and never the path itself.
+            route: Pattern of the route, for example `/v1/files/{id}`, and never the path that a client sent.
             status: HTTP status of the answer.
             seconds: Time from the request to the end of the answer.
         """
@@ -172,7 +172,7 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    """Gauges read at each scrape. One with a failing function is left out, for the others to be seen."""
+    """Gauges read at each scrape. One whose function fails is left out, so that the others are seen."""
 
     def __init__(self, readings: Mapping[str, Callable[[], float]]) -> None:
         self._readings = {name: readings[name] for name in GAUGES if name in readings}

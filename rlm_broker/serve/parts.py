@@ -1,4 +1,4 @@
-"""Parts of an open server, for its routes."""
+"""Parts of an open server, shared by its routes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ class Parts:
         repls: Live REPLs of all keys, for example containers.
         files: Uploaded files of all keys.
         places: Places for code in a REPL of its own.
-        models: Models for clients.
-        asking: Beginning of runs of requests.
+        models: Models that clients may name.
+        asking: Begins the runs that requests ask for.
     """
 
     settings: ServeSettings
@@ -50,7 +50,7 @@ class Parts:
         return await parsed(request, kind, self.settings.body_bytes, self.settings.stall_s)
 
     def file(self, owner: Owner, id: str, param: str) -> UploadedFile:
-        """Find an uploaded file by its id; `param` is the field of the request with that.
+        """Find an uploaded file by its id; `param` is the field of the request that names it.
 
         Raises:
             ApiError: 404: the owner has no such file.

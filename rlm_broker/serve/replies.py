@@ -188,7 +188,7 @@ def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _failed(error: Exception) -> ApiError:
-    """Return the client's view of an error. One beyond the clients' reach is logged."""
+    """Return what the client learns of an error. One that no client can cause is logged."""
     if not isinstance(error, ApiError | RlmBrokerError):
         _log.error("a request failed", exc_info=error)
     return api_error_of(error)

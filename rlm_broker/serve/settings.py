@@ -46,7 +46,7 @@ class KeySettings(BaseModel):
     Attributes:
         key: Variable holding the key, as "env:NAME".
         rights: What the key may do.
-        models: Names of models for its requests; None allows all. The model policy decides about code.
+        models: Names of models for its requests; None allows all. The model policy decides which models code may name.
         limits: Limits of each of its runs. A request may tighten them.
         usd_a_day: US dollars for its runs in one day (UTC); None sets no bound.
     """

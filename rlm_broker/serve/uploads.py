@@ -127,7 +127,7 @@ class Content(StreamingResponse):
     def __init__(self, fd: int, size_bytes: int) -> None:
         headers = {
             "content-length": str(size_bytes),
-            "content-disposition": "attachment",  # a browser shows no page of code or of another client
+            "content-disposition": "attachment",  # a browser shows no page made by code or by another client
             "x-content-type-options": "nosniff",
         }
         super().__init__(self._pieces(size_bytes), headers=headers, media_type="application/octet-stream")

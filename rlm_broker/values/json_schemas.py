@@ -29,7 +29,7 @@ _ITEMS_PER_STEP: Final = 4
 _COSTS: Final = dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), 5)
 """Steps of a slow keyword."""
 _COMPARED: Final = ("const", "enum")
-"""Keywords with a comparison of a value with all parts of theirs."""
+"""Keywords that compare a value with all parts of theirs."""
 MOST_CHARS: Final = 100_000
 """Characters of an untrusted schema, as JSON; more is refused."""
 MOST_NODES: Final = 1_000

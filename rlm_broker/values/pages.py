@@ -29,7 +29,7 @@ MAX_ROWS = 50
 BLOCK_PICTURE_BYTES = 4 << 20
 """Bytes of all pictures in the page of a block. A picture past them is described in a line."""
 SEARCHED_CHARS, PRINTED_CHARS = 10_000, 100_000
-"""Characters of a display's text, and of the output's end, up to which the text is searched in the output."""
+"""Characters of a display's text up to which it is searched in the output, and of the output's end that is searched."""
 RUN_PICTURE_BYTES = 128 << 10
 """The same in the page of a run: 128 KiB, since a notebook keeps the pages of all runs in its file."""
 

@@ -18,7 +18,7 @@ class SandboxStats:
     Attributes:
         level: Isolation level of the sandbox.
         workers: Live workers, with those that wait to be used.
-        ready: Workers started ahead, in wait to be used.
+        ready: Workers started ahead that wait to be used.
         started: Workers forked since the sandbox was opened.
     """
 

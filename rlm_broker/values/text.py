@@ -100,6 +100,8 @@ def jsonable(value: Any) -> Any:
 
     Example:
         ```python
+        import json
+
         with RLM("offline") as rlm:
             json.dumps(jsonable(rlm.completion("a\\nb", "How many lines?")))
         ```

@@ -37,7 +37,7 @@ _UNITS: dict[str, tuple[Callable[[str], float | None], str]] = {
     "_bytes": (in_bytes, "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
     "_s": (in_seconds, "give seconds, or a time such as 90s, 1h30m or 250ms"),
 }
-"""End of an amount's name → the reader of its text, and a sentence on the text."""
+"""End of an amount's name → the function that reads its text, and a sentence that describes the text."""
 
 
 def amount(name: str, value: object) -> object:

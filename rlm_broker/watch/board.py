@@ -57,7 +57,7 @@ class RunEntry:
         log: Events of the run.
         progress: State of the run.
         question: Question or task, without secrets, until the first event has it.
-        owner: Name of the key of an HTTP request; empty for a run of the process itself.
+        owner: Name of the key that asked over HTTP; empty for a run of the process itself.
         is_queued: Whether the run waits for its place in a server.
         ended: Unix time in seconds of its end, or None.
         is_done: Resolved at its end.

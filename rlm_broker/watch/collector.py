@@ -22,7 +22,7 @@ _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_P
 
 
 class _Exporter(OTLPSpanExporter):
-    """Counts the spans without an acknowledgement of the collector."""
+    """Counts the spans that the collector has not taken."""
 
     lost = 0
 

@@ -55,7 +55,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         runs: Number of live runs of the tree, the root included.
         tokens: Tokens of the tree so far.
         cost_usd: Cost of the tree so far in US dollars; None if a price is not known.
-        owner: Name of the key of an HTTP request; empty for a run of the process itself.
+        owner: Name of the key that asked over HTTP; empty for a run of the process itself.
     """
 
     id: str
@@ -97,7 +97,7 @@ class ReplStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of this user with rlm-broker, at one moment.
+    """A process of this user that runs rlm-broker, at one moment.
 
     Attributes:
         pid: Process id of the orchestrator.

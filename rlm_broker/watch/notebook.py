@@ -1,4 +1,4 @@
-"""The story of runs as they go on, in the notebook of their cell.
+"""The story of runs as they go on, in the notebook whose cell started them.
 
 A tree of runs is one display: the passages of the root's turns, each turn folded, then the runs below it and their
 troubles. Many runs of one cell share a display.
@@ -23,7 +23,7 @@ from rlm_broker.values.words import counted, spent
 MAX_TURNS = 20
 """Turns of the root in a page. Earlier ones are counted."""
 MAX_RUNS = 8
-"""Live child runs by name in a page. Further ones are counted."""
+"""Live child runs named in a page. Further ones are counted."""
 MAX_BLOCKS = 10
 """Blocks of a turn in a page. Later ones are counted."""
 MAX_CALLS = 10

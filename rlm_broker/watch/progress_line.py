@@ -8,6 +8,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from rlm_broker.events.event import Event
@@ -91,7 +92,7 @@ class ProgressLine:
         """Yield the present line. rich asks for it at each refresh."""
         line = console.render_str(self._line(), markup=False, emoji=False, highlight=False)
         line.no_wrap = True
-        line.truncate(options.max_width - ROOM_FOR_CTRL_C, overflow="ellipsis")
+        line.truncate(options.max_width, overflow="ellipsis")
         yield line
 
     def _line(self) -> str:
@@ -125,7 +126,7 @@ def live_line(line: "RenderableType", stream: TextIO) -> "Live | None":
     from rich.live import Live  # 0.1 s, which only a terminal pays
 
     live = Live(
-        line,
+        _Narrowed(line),
         console=console_of(stream),
         refresh_per_second=REFRESHES_PER_S,
         transient=True,
@@ -134,3 +135,13 @@ def live_line(line: "RenderableType", stream: TextIO) -> "Live | None":
     )
     live.start()
     return live
+
+
+@dataclass(frozen=True)
+class _Narrowed:
+    """A line that leaves the columns for ^C free."""
+
+    line: "RenderableType"
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        yield from console.render(self.line, options.update_width(options.max_width - ROOM_FOR_CTRL_C))

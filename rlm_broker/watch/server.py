@@ -333,7 +333,7 @@ def bytes_below(roots: Iterable[int]) -> Mapping[int, int]:
     Args:
         roots: Process ids. An ended process has 0 bytes.
     """
-    import psutil  # takes some milliseconds: not in a process without `ps`
+    import psutil  # takes some milliseconds, which a process that `ps` never asks need not pay
 
     def share(process: psutil.Process) -> int:
         try:

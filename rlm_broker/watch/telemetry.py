@@ -23,7 +23,7 @@ except ImportError:
     raise ImportError("OpenTelemetry needs packages that are not installed: pip install 'rlm-broker[otel]'") from None
 
 CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-"""Environment variable for content in all instrumentations of generative AI."""
+"""Environment variable that turns content on for all instrumentations of generative AI."""
 _CAPTURES: Final = frozenset({"true", "1", "span_only", "span_and_event"})
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 

@@ -21,7 +21,7 @@ DRAWN_AT_ONCE_S = 3.0
 DRAWING_SHARE = 0.1
 """Largest share of the event loop's time for drawing panels: all runs of the process share that loop."""
 INDENT = 2
-"""Columns to the right for each depth of a run."""
+"""Columns by which a run of the next depth is moved to the right."""
 TROUBLE = "red"
 """Colour of errors, and of the panels holding one."""
 TITLE = "cyan"

@@ -35,7 +35,7 @@ class CallId(msgspec.Struct, frozen=True):
 
     Attributes:
         run: Name of the run, for example "1" for the root.
-        block: The run's last block before the call; 0 before the first block.
+        block: The run's last block that has begun before the call; 0 before the first block.
         n: Number of the call within the block.
     """
 
@@ -61,8 +61,9 @@ class LMRequest(msgspec.Struct, frozen=True):
         model: Requested name; None means the client's own model.
         max_completion_tokens: Maximum output tokens; None leaves the number to the provider.
         depth: 0 for a turn of the root run's loop, 1 and more for queries of REPLs.
-        question: Question of the run, outside of the prompt, for clients without reasoning. Language models ignore it.
-        is_loop: Whether the call is a turn of a run's loop, with code in its reply, or a plain completion.
+        question: Question of the run, outside of the prompt, for clients that retrieve instead of reasoning. Language
+            models ignore it.
+        is_loop: Whether the call is a turn of a run's loop, so that its reply may hold code, or a plain completion.
         sample: Number from 0 of this reply among several to the same prompt.
         on_text: Called with each piece of the reply as it arrives, by streaming clients. It must not block. With a
             retry, the pieces begin again.
@@ -194,7 +195,7 @@ class BaseClient:
         model_name: Name for registration and reports.
         context_tokens: Size of the model's context window in tokens; None if it is not known.
         max_concurrent: Maximum calls at the same time; further ones wait. None leaves it to the handler.
-        fingerprint: Settings with an effect on replies; None keeps its replies out of a `Cache`.
+        fingerprint: Text on which replies depend besides the request; None keeps its replies out of a `Cache`.
         is_priced: Whether the cost of its calls will be known; None if that is not known yet.
         why_unusable: Error of every call, if it is known before the first one; None if calls may succeed.
         counts_tokens: Whether `count_tokens` may be more exact than an estimate.
@@ -218,7 +219,7 @@ class BaseClient:
         """Release resources. This one has none."""
 
     async def preflight(self) -> None:
-        """Raise the error of every call, if there is one."""
+        """Raise the error that every call would raise, if there is one."""
 
     def count_tokens(self, text: str) -> int | None:  # noqa: ARG002
         """Return the tokens of a text for the client's model, or None if that is not known."""

@@ -32,11 +32,11 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "together_ai": ("TOGETHERAI_API_KEY", "TOGETHER_API_KEY", "TOGETHER_AI_API_KEY"),
     "xai": ("XAI_API_KEY",),
 }
-"""Well-known provider → its variables. One must be set; they are checked without importing litellm."""
+"""Well-known provider → the variables of which one must be set. They are checked without importing litellm."""
 
 _KEYLESS = frozenset(
     {"ollama", "ollama_chat"}  # a local server with a default address
-    | {"bedrock", "sagemaker", "vertex_ai"}  # credentials may come from files or the machine
+    | {"bedrock", "sagemaker", "vertex_ai"}  # credentials may come from files or the machine, so only a call shows
 )
 _SERVERS = {"hosted_vllm": "HOSTED_VLLM_API_BASE", "lm_studio": "LM_STUDIO_API_BASE", "llamafile": "LLAMAFILE_API_BASE"}
 """Provider on the user's own server → the variable with its address. Without that litellm calls OpenAI instead."""
@@ -68,7 +68,7 @@ MAX_CONCURRENT = 256
 
 def full_name(model_name: str) -> str | None:
     """Return `provider/model`, also for a well-known bare name such as `gpt-5-mini`; None for any other name.
-    Existence of the provider is not checked."""
+    Whether the provider exists is not checked."""
     provider, slash, model = model_name.partition("/")
     if slash:
         return model_name if provider and model else None
@@ -190,7 +190,7 @@ class LiteLLMClient(BaseClient):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """The model and all options but secrets."""
+        """Text on which replies depend besides the request: the model and all options but secrets."""
         public = {name: value for name, value in self._options.items() if not is_secret_name(name)}
         return json.dumps([self._litellm_name, public], sort_keys=True, default=str)
 
@@ -230,7 +230,8 @@ class LiteLLMClient(BaseClient):
             raise self._failed(error) from None
 
     def check(self) -> None:
-        """Check whether a call could be made at all. No request is sent; for a rare provider litellm is imported.
+        """Check whether a call could be made at all. No request is sent. For a provider that is not well known it
+        imports litellm, which takes seconds.
 
         Raises:
             ConfigurationError: The provider's key is not set; the message names its variables.

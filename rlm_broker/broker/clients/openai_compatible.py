@@ -113,7 +113,7 @@ class OpenAICompatibleClient(BaseClient):
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
-        """The address, the model and the options."""
+        """Text on which replies depend besides the request: the address, the model and the options."""
         return json.dumps([self._base_url, self._model, self._options], sort_keys=True, default=str)
 
     async def preflight(self) -> None:

@@ -10,7 +10,8 @@ from rlm_broker.usage import Usage
 
 
 class ScriptedClient(BaseClient):
-    """Gives prepared replies, in the order of the calls' beginnings. It counts words as tokens.
+    """Gives prepared replies, in the order in which the calls begin. It counts words as tokens: text split at white
+    space.
 
     Example:
         ```python
@@ -22,7 +23,7 @@ class ScriptedClient(BaseClient):
         replies: One reply for each call, with an exception for a failing one; or a function from the request to the
             text. Calls past the end of a sequence fail.
         model_name: Name in reports.
-        delay_s: Seconds of each call.
+        delay_s: Seconds that each call takes.
         cost_per_call: US dollars of each call; None is an unknown price.
 
     Attributes:

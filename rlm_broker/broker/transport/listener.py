@@ -109,7 +109,7 @@ class Listener:
         return sum(connection.is_open for connection in self._claimed)
 
     def expect(self, connection: Connection, timeout_s: float) -> str:
-        """Return a token, valid for `timeout_s`. The socket of its first use will be `connection`'s."""
+        """Return a token, valid for `timeout_s` seconds. `connection` gets the socket on which it is first shown."""
         token = secrets.token_urlsafe(TOKEN_BYTES)
         expiry = asyncio.get_running_loop().call_later(timeout_s, self._expected.pop, token, None)
         self._expected[token] = (connection, expiry)

@@ -68,18 +68,18 @@ class Setting:
 
 
 class Settings:
-    """All settings, each with its value.
+    """All settings, each with the value in force.
 
     Args:
-        flags: Name → value of the settings of the command line.
-        is_looked_at: Whether the settings are only shown. An untrusted project's file is then accepted.
+        flags: Name → value of the settings given on the command line.
+        is_looked_at: Whether the settings are only shown. A project's file without trust is then accepted.
         file: File in place of the project's. It needs no trust, since the user has named it.
 
     Attributes:
         project: Content of the project's file, with a digest of the file of tools it names; None if there is no file.
         refusal: Reason why the project's file is not used, if the user has not trusted it, else None.
-        limits: The limits.
-        risks: Settings of the project's file in need of trust; see `trust`.
+        limits: Limits that hold.
+        risks: Settings of the project's file that need the user's trust; see `trust`.
         serve: Content of the tables `serve` of both files, for the server to check; the project's replaces the user's.
         models, routes: Models and routes of both files. A model of the project replaces the user's of the same name,
             and the project's routes come first.
@@ -126,9 +126,9 @@ class Settings:
         return DEFAULTS[name] if found is None else found.value
 
     def all(self) -> dict[str, Setting]:
-        """Return every setting by name, with its value and its source. A key is not shown.
+        """Return every setting by name, with the value in force and its source. A key is not shown.
 
-        The source of a value from an untrusted project's file says so.
+        The source of a value says so if it comes from a project's file that is not trusted.
         """
         told = {name: self._found.get(name, Setting(value, BUILT_IN)) for name, value in DEFAULTS.items()}
         key = told["api_key"]
@@ -143,7 +143,7 @@ class Settings:
         return told
 
     def model(self, name: str) -> str | Model | None:
-        """Return the model of the setting `model` or `sub_model`.
+        """Return the model that the setting `model` or `sub_model` means.
 
         A name without an entry gets the settings `base_url` and `api_key`.
 
@@ -161,12 +161,12 @@ class Settings:
         return Model.model_validate({"name": given, "base_url": base_url, "api_key": api_key}, context=name)
 
     def path(self, name: str) -> Path | None:
-        """Return the path of a setting, with `~` replaced by the user's home; None if it is not set."""
+        """Return the path in a setting, with `~` replaced by the user's home; None if it is not set."""
         return None if self[name] is None else _path(self[name])
 
     @property
     def packages(self) -> list[str] | None:
-        """Packages for code, or None. The setting is text with spaces between packages."""
+        """Packages that code can import, or None. The setting is text with spaces between packages."""
         given: str | None = self["packages"]
         return None if given is None else given.split()
 
@@ -177,7 +177,7 @@ class Settings:
 
     @property
     def resources(self) -> dict[str, float] | None:
-        """Resources of each node of the cluster, or None. The setting is text, such as "rlm=1 gpu=0.5"."""
+        """Resources that each node of the cluster must have, or None. The setting is text, such as "rlm=1 gpu=0.5"."""
         given: str | None = self["resources"]
         return None if given is None else dict(_resource(each) for each in given.replace(",", " ").split())
 
@@ -192,7 +192,7 @@ def trust_project() -> list[str]:
     """Trust the project's file with its present content.
 
     Returns:
-        The settings in need of trust.
+        The settings in it that needed trust.
 
     Raises:
         ConfigurationError: There is no such file, a setting in it is wrong, or the trust cannot be stored.
@@ -205,7 +205,7 @@ def trust_project() -> list[str]:
 
 
 def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
-    """Return the settings of the command line: `NAME=VALUE` of `--limit`, and options of their own.
+    """Return the settings given on the command line: `NAME=VALUE` of `--limit`, and options of their own.
 
     Args:
         assignments: Values of `--limit`.
@@ -234,7 +234,7 @@ def _files(project: bytes | None, name: str) -> list[tuple[str, dict[str, Any]]]
 
 
 def _users_file() -> tuple[Path, bytes | None]:
-    """Return the path of the user's file and its content, or None without a home or access to it.
+    """Return the path of the user's file and its content, or None for a home that does not exist or cannot be entered.
 
     HOME may be another user's: after `su` without `-`, or in an image with `ENV HOME=/root` that runs as `--user 1000`.
     """
@@ -268,7 +268,7 @@ def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
     """Return a file's settings, with its limits among them."""
     try:
         document = tomllib.loads((content or b"").decode())
-        repr(document)  # raises now for numbers and nesting beyond any error message
+        repr(document)  # raises now for numbers and nesting that no error message could show
     except ValueError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
@@ -375,9 +375,9 @@ def _resource(text: str) -> tuple[str, float]:
 
 
 def _require_own_place(tools: str, where: str) -> None:
-    """Refuse a relative path of a file of tools.
+    """Refuse a relative path of a file of tools, since the command line runs that file.
 
-    In each folder it names another file, perhaps of another user, and the command line runs it.
+    In each folder the path names another file, which another user may have written.
     """
     if not _path(tools).is_absolute():
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Trust in projects' files: settings in need of the user's consent, and files with it.
+"""Trust in projects' files: which settings need the user's consent, and which files have it.
 
 A project may be the work of another person. Its file must not send documents or keys elsewhere, run code or weaken the
 isolation until the user has looked at it and run `rlm-broker config trust`. The consent holds for one path and one
@@ -20,11 +20,11 @@ _HARMLESS = frozenset(
     {"name", "options", "usd_per_million_tokens", "max_concurrent", "requests_per_minute", "tokens_per_minute"}
     | {"max_retries", "attempt_timeout_s", "fallbacks", "cooldown_s"}
 )
-"""Fields of a model without an effect on the address of a request and its key."""
+"""Fields of a model that decide neither where a request is sent nor with which key."""
 _ALWAYS = ("base_url", "api_key", "cache", "python", "packages", "cluster", "tools", "output_type", "serve")
-"""Settings with a risk in any value."""
+"""Settings that are a risk with any value."""
 _MEANS = ("max_budget_usd", "max_tokens", "max_llm_calls")
-"""Limits with a risk in a value above the user's."""
+"""Limits that are a risk if the project's value is above the user's."""
 _FREER: Mapping[str, Sequence[str]] = {
     "isolation": ("strict", "auto", "standard", "process"),
     "model_policy": ("pinned", "allow", "open"),
@@ -33,7 +33,7 @@ _FREER: Mapping[str, Sequence[str]] = {
 
 
 def risks(document: Mapping[str, Any], users: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings of a project's file in need of the user's trust.
+    """Yield the settings of a project's file that need the user's trust.
 
     Such a setting could send documents or keys elsewhere, run code on the host, weaken the isolation, or install
     packages. It could also show other files of the user to code or a model, or raise the cost.

@@ -1,4 +1,4 @@
-"""Files of settings and options: Python files with tools or functions, and JSON Schemas of answers."""
+"""Files named by settings and options: Python files with tools or functions, and JSON Schemas of answers."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ from rlm_broker.run.tools import Tools
 MAX_FILE_BYTES = 4 << 20
 """Maximum bytes of such a file; a larger one is refused."""
 TOOLS_MODULE = "rlm_broker_tools"
-"""Module name of a file of tools. Classes and functions look up their module by it."""
+"""Name of the module that a file of tools runs as. Classes and functions look up their module by it."""
 
 
 def content(path: Path, what: str) -> bytes:
@@ -53,7 +53,7 @@ def tools_of(path: Path) -> Tools:
     imports.
 
     Raises:
-        ConfigurationError: It cannot be read, raises, defines no tool, or a name of no possible tool.
+        ConfigurationError: It cannot be read, raises, defines no tool, or defines a name that cannot be a tool's.
     """
     module, text = _ran(path, "tools", TOOLS_MODULE)
     named = vars(module).get("__all__")
@@ -72,12 +72,12 @@ def tools_of(path: Path) -> Tools:
 
 
 def function_of(text: str, what: str) -> Callable[..., Any]:
-    """Return the function of a text FILE.py:FUNCTION or MODULE:FUNCTION.
+    """Return the function that a text names, as FILE.py:FUNCTION or MODULE:FUNCTION.
 
     The file or the module runs in this process, with all its rights.
 
     Args:
-        text: A path with a slash or `.py` at its end is a file. All else is a module of Python's path.
+        text: A path that ends in `.py` or has a slash is a file. All else is a module that Python finds by itself.
         what: Option naming the function, for the error.
 
     Raises:
@@ -140,13 +140,13 @@ def _ran(path: Path, what: str, name: str) -> tuple[ModuleType, str]:
 
 
 def _place(error: BaseException, module: ModuleType) -> str:
-    """Return the file's line in the traceback of an error, in words; empty text without one."""
+    """Return the line of the file that an error passed through, in words; empty text if it was none of its lines."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == module.__file__]
     return f" (line {lines[-1]})" if lines else ""
 
 
 def _defined(source: str, module: ModuleType) -> list[str]:
-    """Return the public names of the file's own assignments, in order."""
+    """Return the public names assigned by the file itself, in order."""
     symbols = symtable.symtable(source, str(module.__file__), "exec").get_symbols()
     own = {each.get_name() for each in symbols if each.is_assigned() and not each.is_imported()}
     return [

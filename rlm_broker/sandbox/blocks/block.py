@@ -24,7 +24,8 @@ from sandbox_worker.wire.control import Exceeded
 from sandbox_worker.wire.messages import Query, Result, Slot
 
 LEFT_RUNNING_S = 2.0
-"""CPU seconds beyond a block's own until the processes it left running are killed. Init samples CPU time."""
+"""CPU seconds beyond those of a block until the processes it left running are killed. The margin is needed because init
+samples CPU time."""
 DEATH_NEWS_S = 1.0
 """Seconds until init has reported how a REPL died, after its connection was lost. Beyond them, the REPL lives and has
 closed the connection itself."""
@@ -131,7 +132,7 @@ class BlockRun:
         return result
 
     async def _ends(self, block: "asyncio.Future[Result]") -> bool:
-        """Wait for the block, and interrupt it at its limit. Return whether it ended, or its REPL must be killed."""
+        """Wait for the block, interrupt it at its limit, and return whether it ended, or the REPL must be killed."""
         loop = asyncio.get_running_loop()
         while not block.done():
             if (why := self._death()) is not None:

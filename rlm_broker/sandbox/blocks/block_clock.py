@@ -10,7 +10,7 @@ class BlockClock:
 
     Compute time stands still while the REPL waits for at least one reply: a slow provider must not kill a healthy REPL.
     Other threads of the REPL may compute meanwhile. They are bounded by CPU time: as much as all CPUs have within the
-    limit. CPU time is sampled, and misses processes of a moment. So wall time has a limit, too.
+    limit. CPU time is sampled, and misses processes that live for a moment only. So wall time has a limit, too.
 
     Args:
         limit_s: Compute time in seconds until the interrupt.

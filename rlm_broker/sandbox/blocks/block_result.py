@@ -116,9 +116,9 @@ class SubmitFields:
 
     @classmethod
     def of(cls, submit: object) -> "SubmitFields | None":
-        """Return the fields for the argument `submit`: True is one value of any type, a mapping is one from field to
-        type. For None or False, return None: the block goes on after a submission. Raise ConfigurationError for
-        anything else."""
+        """Return the fields for the argument `submit`: True stands for one value of any type, and a mapping goes from
+        field to type. For None or False, return None: the block does not end at a submission. Raise ConfigurationError
+        for anything else."""
         if submit is None or submit is False:
             return None
         if submit is not True and not isinstance(submit, Mapping):
@@ -241,7 +241,7 @@ _BY_EXIT_CODE: dict[int | None, str] = {
     BROKEN: "it broke the REPL that it runs in",
 }
 """Reason → sentence for exit codes of the REPL's own. Model code can end its process with these codes as well, and then
-misleads only its own model."""
+misleads only the model that wrote it."""
 
 
 def reason_of_death(died: Died | Exceeded) -> str:

@@ -89,7 +89,7 @@ class QueryContexts:
 
 
 class _Shared:
-    """A context, stored once for all children with it open at the same time. `store` takes the bound of a file."""
+    """A context, stored once for all children with it open at the same time. `store` takes its largest size."""
 
     def __init__(self, store: Callable[[int | None], Awaitable[StoredContext]]) -> None:
         self._store = store

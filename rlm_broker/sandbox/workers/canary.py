@@ -1,6 +1,7 @@
 """A real worker's attempts at forbidden operations, before any model code may run behind the same layers.
 
-Each layer reports its application, and this proves nothing. If one attempt succeeds, the level is refused here.
+Each layer reports that it was applied, which does not prove that it holds. If one of the attempts succeeds, the level
+is refused on this machine.
 """
 
 import msgspec

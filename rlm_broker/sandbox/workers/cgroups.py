@@ -1,7 +1,7 @@
 """Control groups for memory: an exact limit for all processes of a worker together.
 
 Version 1 is used if its memory hierarchy is writable, version 2 if the group of this process is delegated to it. With
-neither, init limits memory by /proc.
+neither, init limits memory by what it sees in /proc.
 
 In version 2 a group with processes cannot have groups with limits below it (cgroups(7), "no internal processes"). So
 the processes of a delegated group are moved to a group `main` in it, and workers' groups are made beside it.
@@ -73,7 +73,7 @@ class MemoryGroups:
         try:
             (folder / self._limit_file).write_text(str(limit_bytes))
             if self.version == 2:
-                (folder / "memory.oom.group").write_text("1")  # kills all: a REPL without its children is not reliable
+                (folder / "memory.oom.group").write_text("1")  # kills all: a REPL that lost children is not reliable
                 with contextlib.suppress(FileNotFoundError):  # the kernel does not account for swap
                     (folder / "memory.swap.max").write_text("0")
             return MemoryGroup(folder, limit_bytes, folder / self._kills_file)

@@ -26,7 +26,7 @@ from sandbox_worker.wire.descriptors import DescriptorsCut, receive
 from sandbox_worker.wire.errors import MessageInvalid
 
 KILL_TIMEOUT_S = 60.0
-"""Seconds until a killed process counts as not killed, an error: a process in a system call may end late."""
+"""Seconds until a killed process counts as not killed, which is an error: a process in a system call may end late."""
 
 HUNG_UP = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
 """Error numbers of a send to an ended init, or after `InitProcess.kill`."""
@@ -204,8 +204,8 @@ class InitProcess:
         try:
             packet, fds = receive(self._control, MAX_PACKET_BYTES, 1)
         except (BlockingIOError, ConnectionResetError):
-            # unix(7): if init ends with a message unread, one read fails with ECONNRESET, before those of what init
-            # sent. The loop calls again.
+            # unix(7): if init ends with a message unread, one read fails with ECONNRESET, before the reads of
+            # what init sent. The loop calls again.
             return
         except DescriptorsCut as cut:
             self.listener.unheard(cut)

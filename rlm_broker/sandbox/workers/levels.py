@@ -13,7 +13,7 @@ from sandbox_worker.wire.level import LEVELS, Layer, Level, level_named
 AUTO = "auto"
 """Name for the strongest security boundary on this machine."""
 CHOICES: tuple[str, ...] = (AUTO, *(level.name for level in LEVELS))
-"""All names for users."""
+"""All names that a user may give."""
 
 
 class IsolationWarning(UserWarning):

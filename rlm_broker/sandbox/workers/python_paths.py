@@ -1,4 +1,4 @@
-"""The Python installation: its parts for a fork server, and its parts for the workers."""
+"""The Python installation: the parts that a fork server runs on, and the parts that its workers may read."""
 
 import functools
 import importlib.util
@@ -134,7 +134,7 @@ def _of_pth_files(site_packages: tuple[Path, ...]) -> tuple[tuple[Path, ...], tu
             leads_out = False
             for line in _lines_of(file):
                 if line is None or line.startswith(("import ", "import\t")):
-                    # Code, for example of editable installs, with modules of other folders.
+                    # Code, for example of editable installs: it makes modules of other folders importable.
                     leads_out |= line is None or "__editable__" in line
                     continue
                 path = (folder / line).resolve()
@@ -182,7 +182,7 @@ class VisibleFiles:
 
     Attributes:
         hidden: Folders below the `readable` ones, shown as empty by "strict" but for what `readable` names itself.
-        packages: Folders of packages; None for the fork server's first `sys.path`.
+        packages: Folders that workers import from; None for the `sys.path` that the fork server was started with.
     """
 
     readable: list[str]
@@ -199,7 +199,7 @@ def environment(seed: int | None, venv: Venv | None = None) -> dict[str, str]:
 
 
 def isolated(seed: int | None) -> list[str]:
-    """Return options against the user's folders. -I means -E, -P and -s, and -E would ignore PYTHONHASHSEED."""
+    """Return options that keep the user's folders away. -I means -E, -P and -s, and -E would ignore PYTHONHASHSEED."""
     return ["-I"] if seed is None else ["-P", "-s"]
 
 
@@ -224,8 +224,8 @@ def readable(paths: list[str]) -> list[str]:
 
 
 def shown(paths: list[str], venv: Venv | None) -> VisibleFiles:
-    """Return the packages and files for the workers of a fork server with these first `paths`. With an environment,
-    workers also have those packages of the orchestrator's that their own code needs."""
+    """Return the packages and files for the workers of a fork server. `paths` is the `sys.path` that it is started
+    with. With an environment, workers also have those packages of the orchestrator's that their own code needs."""
     if venv is None:
         return VisibleFiles(readable(paths), [str(Path(path) / "litellm") for path in paths])
     own = _own_packages()

@@ -28,7 +28,7 @@ class Worker:
     Attributes:
         died: How the REPL ended by itself or at a limit; None while it lives, or if the orchestrator ended it.
         gone: Set when init is dead, and with it all processes of the worker.
-        why_gone: Reason of an unwanted end, as one clause.
+        why_gone: Reason of an end that this process has not asked for, as one clause.
         layers: Layers of init and of the REPL, as they reported them before any model code ran.
         on_written, on_burned: Called with bytes written to the REPL's descriptors 1 and 2; with seconds of its CPU
             time.

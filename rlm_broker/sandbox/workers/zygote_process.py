@@ -245,8 +245,9 @@ class Zygote:
 def start(
     control_fd: int, paths: list[str], seed: int | None, venv: Venv | None = None
 ) -> tuple["subprocess.Popen[bytes]", int]:
-    """Start the process, with its end of the control socket and its first `sys.path`; return it and a pidfd of it. A
-    seed is that of its hashes. Raise OSError without a process or descriptor; no process is left then."""
+    """Start the process, with its end of the control socket and its first `sys.path`; return it and a pidfd of it.
+    `seed` is that of its hashes; None draws one. Code finds the programs of `venv` first. Raise OSError without a
+    process or descriptor; no process is left then."""
     with contextlib.ExitStack() as opened:
         own = os.pidfd_open(os.getpid())
         opened.callback(os.close, own)

@@ -36,7 +36,7 @@ class UploadedFile:
 
     Attributes:
         owner: Owner of the file.
-        name: Name by its owner. It is shown, and never a path of this machine.
+        name: Name given by its owner. It is shown, and never a path of this machine.
         size_bytes: Its bytes.
         purpose: Word of its owner's about its use.
         expires_s: Seconds until it is deleted, or None.
@@ -68,7 +68,7 @@ class UploadedFile:
         return self._waiting > 0 or any(context.is_open for context in self._handed_out)
 
     def opened(self) -> int:
-        """Return a new descriptor of the bytes for the caller. Read it by offsets: all descriptors share one.
+        """Return a new descriptor of the bytes, for the caller to close. Read it by offsets: all descriptors share one.
 
         Raises:
             UnknownHandle: The file was deleted.
@@ -253,7 +253,7 @@ class Files:
 
 
 class Upload:
-    """A file under way, in pieces. `Files.receiving` makes it.
+    """A file that arrives in pieces. `Files.receiving` makes it.
 
     Attributes:
         kept: The file, when it is whole.

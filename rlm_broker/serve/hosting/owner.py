@@ -83,7 +83,7 @@ class UnknownHandle(ConfigurationError):
 
 
 class Purse:
-    """Money of one owner, day by day."""
+    """Money that one owner spends, day by day."""
 
     def __init__(self, owner: Owner, clock: Callable[[], float] = time.time) -> None:
         self._owner = owner
@@ -145,7 +145,7 @@ class EndedThings(Generic[T]):
         self._weights: Counter[str] = Counter()
 
     def add(self, id: str, thing: T, owner: str, weight: int) -> None:
-        """Keep a thing at its end."""
+        """Keep a thing that has ended now."""
         self._things[id] = thing, owner, weight, self._clock()
         self._ids[owner][id] = None
         self._weights[owner] += weight

@@ -28,7 +28,7 @@ class HeldRepl:
         owner: Owner of the REPL.
         repl: The REPL.
         close: Closes it.
-        name: Name by the owner; may be empty.
+        name: Name given by the owner; may be empty.
         run: Id of the run whose REPL it was, or None.
         idle_s: Seconds without use until it is closed.
         created_at: Unix time in seconds.

@@ -46,7 +46,7 @@ from rlm_broker.serve.hosting.owner import Busy, EndedThings, Owner, Purse, Unkn
 from rlm_broker.watch.board import BOARD
 
 KEPT_CHARS: Final = 1 << 28
-"""Characters of the events kept together of ended runs."""
+"""Characters of the events of all ended runs that are kept."""
 STOP_GRACE_S: Final = 10.0
 """Seconds for a stopped run to end with an answer, before a drain cancels it."""
 RETRY_AFTER_S: Final = 5.0
@@ -61,7 +61,7 @@ RunState = Literal["queued", "running", "ended"]
 
 
 class StartOptions(TypedDict, total=False):
-    """Arguments of `RLM.start` in a request."""
+    """Arguments of `RLM.start` that a request may give."""
 
     model: str | None
     instructions: Instructions | None
@@ -267,14 +267,14 @@ class HostedRuns:
         on_end: Callable[[], None] | None = None,
         **given: Unpack[StartOptions],
     ) -> HostedRun:
-        """Begin a run, or return that of an earlier equal request.
+        """Begin a run, or return the run of an earlier equal request.
 
         Args:
             owner: Owner of the run.
             context, question: As for `RLM.start`.
             limits: Limits of the request. The owner's limits hold as well: the smaller one of each.
             task: Beginning of the task, to be shown where there is no question.
-            repeat: Idempotency key of the request and its digest, one for each key; or None.
+            repeat: Idempotency key of the request and its digest, which must be the same for the same key; or None.
             on_end: Called at the end of a run begun now.
             given: Further arguments of `RLM.start`.
 
@@ -432,7 +432,7 @@ def tightened(
     Args:
         base: Limits of the server. The owner's limits replace them.
         owners: Limits of the owner, or None.
-        asked: Limits of the request, at most as large; or None.
+        asked: Limits of the request, which may be smaller and not larger, or None.
         left_usd: US dollars left to the owner today, or None.
 
     Raises:

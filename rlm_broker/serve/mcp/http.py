@@ -57,7 +57,7 @@ async def mcp_app(rlm: RLM, runs: HostedRuns, repls: HeldRepls) -> AsyncIterator
     logging.getLogger(streamable_http_manager.__name__).addFilter(_seldom)
 
     async def hold(opened: "asyncio.Future[StreamableHTTPSessionManager]") -> None:
-        """Hold a manager open. Its cancel scope must end in its own task, and no request is one."""
+        """Hold a manager open. Its cancel scope must end in the task in which it began, and no request is that."""
         bounds: dict[str, int] = {"max_request_body_size": MOST_BODY_BYTES, "max_sessions": MOST_SESSIONS}
         manager = StreamableHTTPSessionManager(server, **bounds)  # type: ignore[arg-type]
         async with manager.run():
@@ -79,7 +79,7 @@ async def mcp_app(rlm: RLM, runs: HostedRuns, repls: HeldRepls) -> AsyncIterator
 
 
 def _key_of(context: ServerRequestContext[Any, Any]) -> ServerKey:
-    """Return the key of the HTTP request with a call."""
+    """Return the key of the HTTP request that brought a call."""
     assert context.request is not None
     key: ServerKey = context.request.scope[KEY]
     return key
@@ -103,7 +103,7 @@ _seldom = _Seldom()
 
 @contextlib.asynccontextmanager
 async def mcp_routes(parts: Parts) -> AsyncIterator[list[Route]]:
-    """Serve the tools within the block, each for keys with its right, and yield the routes."""
+    """Serve the tools within the block, each for keys with the right that it needs, and yield the routes."""
     settings = parts.settings
     async with mcp_app(parts.rlm, parts.runs, parts.repls) as app:
         bounded = WholeBodies(app, min(settings.body_bytes, MOST_BODY_BYTES), settings.stall_s, MOST_VALUES)

@@ -93,7 +93,7 @@ def _block_text(block: Block, repl: str | None) -> str:
 
 
 def _display_texts(displays: Sequence[Display]) -> Iterator[str]:
-    """Yield the text of each display without a picture."""
+    """Yield the text of each display that is no picture."""
     for display in displays:
         if not any(mime in display.data for mime in PICTURES):
             text = next((display.data[mime] for mime in TEXTS if mime in display.data), None)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Around = Callable[[], contextlib.AbstractAsyncContextManager[Emit | None]]
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that end the server. A second one ends it without waiting for its processes, left to end by themselves."""
+"""Signals that end the server. A second one ends it without waiting for its processes, which then end by themselves."""
 SIGNALLED: Final = 128
 """Exit code of a process ended by a signal, less the number of the signal."""
 ANSWERED_S: Final = 2.0
@@ -156,7 +156,7 @@ async def _served(opening: _Opening, block_timeout_s: float) -> None:
 async def _lines() -> AsyncIterator[tuple[Read, Write]]:
     """Yield the SDK's streams of stdin and stdout with two mends.
 
-    A line without a message is answered with an error. The end of stdin is passed on once the requests before it are
+    A line that is no message is answered with an error. The end of stdin is passed on once the requests before it are
     answered, or after `ANSWERED_S`: the SDK would drop their answers.
     """
     under_way, is_idle = set[types.RequestId](), asyncio.Event()

@@ -36,9 +36,9 @@ PROGRESS_S: Final = 2.0
 LEFT_ALONE_S: Final = 3_600.0
 """Seconds until a run without a client ends."""
 STOPPED_S: Final = 10.0
-"""Seconds of `stop_run` for the best answer of a run."""
+"""Seconds that `stop_run` waits for the best answer of a run."""
 READ_BYTES: Final = 1 << 20
-"""Bytes of a file for `repl_files` at most."""
+"""Maximum bytes of a file that `repl_files` reads."""
 
 
 class Work:
@@ -123,7 +123,7 @@ class Work:
             return self._repls.hold(owner, repl, repl.aclose)
 
     def _end_unheard(self, opening: "asyncio.Task[HeldRepl]") -> None:
-        """End a REPL of an id unknown to its client."""
+        """End a REPL whose id its client has never heard."""
         if not opening.cancelled() and opening.exception() is None:
             held = opening.result()
             with contextlib.suppress(UnknownHandle):

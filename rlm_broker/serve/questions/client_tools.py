@@ -53,10 +53,10 @@ class FunctionTool:
     """A function described by a client.
 
     Attributes:
-        name: Name by the client.
+        name: Name given by the client.
         description: Description for the model.
         schema: JSON Schema of its arguments, an object.
-        namespace: Namespace by the client, or None. Code has the namespace before the name.
+        namespace: Namespace given by the client, or None. Code has the namespace before the name.
     """
 
     name: str
@@ -133,7 +133,7 @@ def tools_of(described: Iterable[tuple[Mapping[str, Any], str | None, str]]) -> 
 
 
 def call_type(tools: Sequence[FunctionTool]) -> CheckedSchema:
-    """Return the type of an answer by a call of one of some functions: the arguments of a lone one.
+    """Return the type of an answer that is a call of one of some functions: the arguments of a lone one.
 
     Raises:
         ApiError: 400: the schemas are too large together.
@@ -299,7 +299,7 @@ async def checked_in_turn(owner: Owner, check: Callable[[], T]) -> T:
 
 
 def safe_schema(schema: Any, param: str, take: Take | None = None) -> CheckedSchema:
-    """Return a schema of a client, checked in bounded time. Call it by `checked_in_turn`.
+    """Return a schema of a client that can be checked in bounded time. Call it by `checked_in_turn`.
 
     Args:
         schema: Schema of the client.

@@ -349,7 +349,7 @@ _LATE_RESULTS = (
 
 
 def _as_text(message: Mapping[str, Any]) -> dict[str, str]:
-    """Return a message of the history for a model with texts of a user, an assistant and a system alone."""
+    """Return a message of the history for a model that takes texts of a user, an assistant and a system alone."""
     content, role = message["content"], message["role"]
     said = [content] if isinstance(content, str) else list(content)
     said += [f"[calls {call['name']}({call['arguments']})]" for call in message.get("tool_calls", ())]

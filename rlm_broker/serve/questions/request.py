@@ -1,4 +1,4 @@
-"""A request of OpenAI's dialect, in either interface: fields in force, ignored and refused.
+"""A request of OpenAI's dialect, in either interface: which fields hold, which are ignored, which are refused.
 
 What a client may send is decided by the servers it was written for. So an unknown field is ignored, and the
 response names it in `rlm.ignored`. Refused is only what would change the meaning of the answer.
@@ -43,7 +43,7 @@ class ServedModel:
 
 
 class ServedModels:
-    """Models for clients."""
+    """Models that clients may name."""
 
     def __init__(self, rlm: RLM, contexts: Mapping[str, StoredContext]) -> None:
         self._rlm = rlm
@@ -100,7 +100,7 @@ REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "conversation": ((), "give previous_response_id in its place"),
     "prompt": ((), "the server has no prompt templates"),
 }
-"""Field → neutral values, and why all others are refused. None changes nothing."""
+"""Field → values that change nothing, and why all others are refused. None changes nothing."""
 SILENT: Final = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "client_metadata"}
     | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
@@ -172,7 +172,7 @@ def _too_many(what: str) -> PydanticCustomError:
 
 
 COUNTED: Final = BeforeValidator(_counted)
-"""Marks a field with messages to count."""
+"""Marks a field whose messages are counted."""
 Tokens = Annotated[PositiveInt | None, BeforeValidator(lambda given: None if given == -1 else given)]
 """A number of tokens; chat windows say -1 for "no bound"."""
 
@@ -227,7 +227,7 @@ class DialectRequest(BaseModel):
             raise ApiError(400, "stream_options needs stream = true", param="stream_options")
 
     def ignored(self) -> list[str]:
-        """Return the fields without effect, and tools unknown to a run."""
+        """Return the fields without effect, and the tools that a run does not have."""
         extra = (self.model_extra or {}).items()
         named = [name[:60] for name, value in extra if value and name not in SILENT and name not in REFUSED]
         tools = [str(tool.get("type"))[:60] for tool in self.tools or () if tool.get("type") not in TOOLS]
@@ -244,7 +244,7 @@ class DialectRequest(BaseModel):
         return self.parallel_tool_calls is False
 
     def limits(self) -> RunLimits | None:
-        """Return the limits of the run by the request."""
+        """Return the limits of the run that the request sets."""
         raise NotImplementedError
 
     def wanted_format(self) -> tuple[dict[str, Any] | None, str]:
@@ -255,7 +255,7 @@ class DialectRequest(BaseModel):
         """Return the form of the answer. The check of schemas takes long, so it is done in a thread.
 
         Raises:
-            ApiError: 400: the format or a tool cannot be used, or a tool unknown to a run is forced.
+            ApiError: 400: the format or a tool cannot be used, or a tool is forced that a run does not have.
             Busy: As for `checked_in_turn`.
         """
         if self.wanted_format()[0] is None and not self.tools:
@@ -308,7 +308,7 @@ class DialectRequest(BaseModel):
 
 
 TOOLS: Final = ("function", "namespace", CODE)
-"""Types of tools of a run. Clients offer others to all servers: they are left out."""
+"""Types of tools that a run has. Clients offer others to all servers: they are left out."""
 
 
 def _choice(choice: str | dict[str, Any] | None) -> tuple[str, set[str] | None]:

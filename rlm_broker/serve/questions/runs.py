@@ -1,4 +1,4 @@
-"""Runs of requests: their beginning, how responses follow them, and how results of tools resume them.
+"""Runs that requests ask for: their beginning, how responses follow them, and how results of tools resume them.
 
 Theory of operation
 -------------------
@@ -53,13 +53,13 @@ from rlm_broker.values.text import shorten
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The end of a response: an answer, the limit of the run, or calls of the client's functions.
+    """The end of a response: an answer, the limit that ended the run, or calls of the client's functions.
 
     Attributes:
         usage: Usage of the run and all below it so far.
         text: Answer, or the best one so far; if there is none, a sentence on what ended the run. Empty with calls.
         calls: Calls waiting for results of the client.
-        limit: Name of the limit at its end, or None.
+        limit: Name of the limit that ended the run, or None.
         is_stopped: Whether the run was stopped.
         facts: Further facts about an ended run, for the object `rlm`.
     """
@@ -81,7 +81,7 @@ def outcome_of(ended: Completion | LimitReached, form: AnswerForm) -> RunOutcome
     """Return the outcome of a run.
 
     Args:
-        ended: Its completion, or the limit at its end.
+        ended: Its completion, or the limit that ended it.
         form: Form of the answer, as requested. An answer of a type is reported as JSON.
     """
     is_stopped = not isinstance(ended, LimitReached) and ended.is_stopped
@@ -186,7 +186,7 @@ BEGINNING = Since()
 
 @dataclass(eq=False)
 class Asked:
-    """A run of requests. `Asking.begin` makes it.
+    """A run that requests have asked for. `Asking.begin` makes it.
 
     Attributes:
         hosted: The run.
@@ -224,7 +224,7 @@ class Asked:
         """Wait for the end of the run, or until it waits for the client's tools.
 
         Raises:
-            RunFailed: The run has failed or was cancelled. A limit is an outcome.
+            RunFailed: The run has failed or was cancelled. A limit that ended it is an outcome.
         """
         ended: asyncio.Future[Any] = asyncio.ensure_future(self._ended())
         wanted: asyncio.Future[Any] = asyncio.ensure_future(self.tools.wanted())
@@ -283,7 +283,7 @@ class Asked:
 
 
 class Asking:
-    """Begins and resumes the runs of requests."""
+    """Begins and resumes the runs that requests ask for."""
 
     def __init__(self, rlm: RLM, runs: HostedRuns, settings: ServeSettings) -> None:
         self._rlm = rlm
@@ -303,7 +303,7 @@ class Asking:
         outlives_s: float | None = 0.0,
         repeat: Repeat | None = None,
     ) -> Asked:
-        """Begin a run, or return that of an earlier equal request.
+        """Begin a run, or return the run of an earlier equal request.
 
         The caller joins it before it awaits anything else: else the run would go on if the client left meanwhile.
 
@@ -362,7 +362,7 @@ class Asking:
     def resumed(self, owner: Owner, said: Dialogue, param: str) -> Asked | None:
         """Hand the results of a conversation to the run waiting for them, and return it.
 
-        A run that has ended meanwhile, for example by a limit, is returned as well, for its client to know.
+        A run that has ended meanwhile, for example by a limit, is returned as well, so that its client is informed.
 
         Args:
             owner: Owner of the run.
@@ -406,7 +406,7 @@ async def _gone(*tasks: "asyncio.Future[Any] | None") -> None:
 
 
 class Following:
-    """An ASGI response beside a run from beginning to end: the run ends with its client."""
+    """An ASGI response that follows a run from its beginning to its end: the run ends with its client."""
 
     def __init__(self, asked: Asked, response: ASGIApp) -> None:
         self._asked = asked

@@ -26,7 +26,7 @@ from rlm_broker.serve.questions.request import (
 OUTPUTS: Final = "code_interpreter_call.outputs"
 """Name under which a request includes the outputs of blocks."""
 _NAMED: Final = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id",)}
-"""Kind of an item → its fields with texts."""
+"""Kind of an item → its fields that must be texts."""
 _SENT_BACK: Final = frozenset({"reasoning", "code_interpreter_call", "compaction"})
 """Kinds of items of our own output, sent back by clients. They say no more than the messages beside them."""
 
@@ -91,7 +91,7 @@ class ResponseRequest(DialectRequest):
         self.code_tool()
 
     def limits(self) -> RunLimits | None:
-        """Return the limits of the run by the request."""
+        """Return the limits of the run that the request sets."""
         return self.options.limits(max_completion_tokens=self.max_output_tokens, max_blocks=self.max_tool_calls)
 
     def wanted_format(self) -> tuple[dict[str, Any] | None, str]:

@@ -80,7 +80,7 @@ class Teller:
         self._block: Item | None = None
 
     def begin(self, *, is_queued: bool) -> None:
-        """Report the new response."""
+        """Report that the response exists."""
         self.resource.status = "queued" if is_queued else "in_progress"
         self._tell_whole("created")
         self._tell_whole("queued" if is_queued else "in_progress")
@@ -255,12 +255,12 @@ _OPENS_AFTER_WORDS = re.compile(r"(?P<mark>`{3,}+)[ \t]*+(?P<info>repl|python3?|
 _RUNNABLE = re.compile(r"repl|python3?|py", re.IGNORECASE)
 _TAG = re.compile(r"[\s{.]*+([\w+#-]{0,24})")
 _BEGINNINGS: Final = frozenset("`~-*+0123456789")
-"""First characters of a line with a fence, or a fence in a list."""
+"""Characters with which a line may begin that becomes a fence, or a fence in a list."""
 _FINALS: Final = ("FINAL(", "FINAL:", "FINAL_VAR(", "SUBMIT(")
 
 
 class LiveProse:
-    """Splits the prose off one reply in pieces. What it has returned stands.
+    """Splits the prose off one reply that arrives in pieces. What it has returned stands.
 
     `parsing.parse_reply` is the judge of a whole reply. This one sees no further than the current line, so it may
     show code after an unusual fence; such code is harmless text.

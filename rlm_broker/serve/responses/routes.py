@@ -5,10 +5,10 @@ Theory of operation
 The task of each response follows its run and puts it into `ResponseEvents`. Clients follow these, so a response in
 the background needs no client, and a later one sees the same as the first one.
 
-A stored response keeps its REPL (`LastingRepl`), so that the next response of the conversation finds its
-variables. If it is gone, or has gone on with another response, the next one begins with a new REPL: its context
-is made of the files and long texts of the whole conversation, as if the client had sent all of it. In both cases code
-finds the earlier messages in a variable, and `rlm.repl` says whether the variables are there.
+A stored response keeps its REPL (`LastingRepl`), so that the next response of the conversation finds its variables. If
+that REPL is gone, or has gone on with another response, the next one begins with a new REPL: its context is made of the
+files and long texts of the whole conversation, as if the client had sent all of it. In both cases code finds the
+earlier messages in a variable, and `rlm.repl` says whether the variables are there.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ class ResponseRoutes:
     # -- what a request asks for -------------------------------------------------------------------------------------
 
     async def _made(self, owner: Owner, request: ResponseRequest, size: int, repeat: Repeat | None) -> Made:
-        """Return the response to a request, under way.
+        """Return the response to a request; its run goes on.
 
         The caller joins its run before it awaits anything else; see `Asking.begin`.
 
@@ -304,7 +304,7 @@ def _require_no_open_call(before: Made | None) -> None:
 
 
 def _following(made: Made, response: ASGIApp) -> ASGIApp:
-    """Return an answer with an end of the run at its last client's, unless the response has ended already."""
+    """Return an answer that ends the run with its last client, unless the response has ended already."""
     asked = made.asked
     return response if asked is None or made.resource.is_ended else Following(asked, response)
 

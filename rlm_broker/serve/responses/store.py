@@ -61,7 +61,7 @@ class ResponseEvents:
         return list(self._kept)
 
     def require(self, after: int) -> None:
-        """Refuse a follower if its first event was dropped, or never will be.
+        """Refuse a follower if its first event was dropped, or will never exist.
 
         Args:
             after: Number of the follower's last event; -1 begins with the first.
@@ -213,7 +213,7 @@ class Made:
         is_stored: Whether it can be retrieved.
         repl: Its REPL, for the next response; None if it has none.
         returning: Ends when the REPL was given back, after the end of the run; None without a REPL.
-        error: Error of its run, or None.
+        error: Error that ended its run, or None.
         is_paid: Whether a model was called before the error.
         ended: Set at its end.
     """

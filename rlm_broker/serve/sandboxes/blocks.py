@@ -45,7 +45,7 @@ Work = Callable[[OnOutput | None], Awaitable[str]]
 
 
 _OWN_NAMES = {"block_timeout_s": "timeout_s", "block_wall_timeout_s": "wall_timeout_s"}
-"""Limit → field of a request for one block."""
+"""Limit → field of a request that sets it for one block."""
 
 
 class BlockRequest(BaseModel):
@@ -88,7 +88,7 @@ class ReplRequest(BaseModel):
 
     Attributes:
         context: Value of the variable `context`: text, or what else JSON can hold.
-        context_files: Ids of uploaded files with the context's texts, in place of `context`.
+        context_files: Ids of uploaded files whose texts are the context, in place of `context`.
         limits: Limits of the REPL by name. None may be beyond the server's.
         env: Variables in `os.environ` of code.
     """
@@ -207,7 +207,7 @@ def _in_pieces(value: Any) -> str:
 
 
 def answer(is_streamed: bool, work: Work, heartbeat_s: float) -> ASGIApp:
-    """Return the answer to a block: its outcome as JSON, or events of its output and then of its outcome."""
+    """Return the answer that runs a block: its outcome as JSON, or events of its output and then of its outcome."""
     if is_streamed:
         return EventStream(_events(work), heartbeat_s)
 
@@ -244,7 +244,7 @@ class ExecuteRequest(BlockRequest, ReplRequest):
     """A block, and the REPL it runs in.
 
     Attributes:
-        files: Ids of uploaded files for the current folder of code, by their names.
+        files: Ids of uploaded files, which code finds in its current folder by their names.
     """
 
     files: tuple[str, ...] = ()

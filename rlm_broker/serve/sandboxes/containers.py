@@ -4,8 +4,8 @@ A container is a live REPL: its variables and files last from one block to the n
 was idle too long, or when its key makes more of them than it may have and it is the least recently used.
 
 Files of a container are those in its scratch folder, the current folder of its code. The path "/mnt/data/NAME", as
-OpenAI has it, stands for the file NAME in that folder. An id is the path itself, encoded: so files of code have ids
-as well, and the server remembers none.
+OpenAI has it, stands for the file NAME in that folder. An id is the path itself, encoded: so files made by code have
+ids as well, and the server remembers none.
 """
 
 import base64
@@ -68,7 +68,7 @@ class ContainerRequest(ReplRequest):
     Attributes:
         name: Its name.
         expires_after: Idle time until it ends. The server's `container_idle_s` is the most.
-        file_ids: Uploaded files for the current folder of code, by their names.
+        file_ids: Uploaded files, which code finds in its current folder by their names.
         memory_limit: Its memory. The server's `memory_bytes` is the most.
         network_policy: Only "disabled" is taken.
     """
@@ -216,7 +216,7 @@ ID_PREFIX: Final = "cfile_"
 DATA_FOLDER: Final = "/mnt/data/"
 MOST_FILES: Final = 10_000
 MOST_FOLDERS: Final = 256
-"""Listed files of a container, and folders on the way. Code can make thousands, and each folder is
+"""Files of a container that are listed, and folders that a list goes into. Code can make thousands, and each folder is
 a question to its sandbox."""
 
 
@@ -230,7 +230,7 @@ class FileById(BaseModel):
 
 class _File(NamedTuple):
     path: str
-    """Path below the scratch folder; bytes beyond UTF-8 are lone surrogates."""
+    """Path below the scratch folder; bytes that are not UTF-8 are lone surrogates."""
     size_bytes: int
 
 
@@ -343,7 +343,7 @@ async def _all_files(repl: SandboxedRepl) -> list[_File]:
 
 
 def _shown(path: str) -> str:
-    """Return a path without bytes beyond UTF-8 and without steering characters."""
+    """Return a path without bytes that are not UTF-8 and without characters that steer a terminal."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 

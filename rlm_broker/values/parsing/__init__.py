@@ -39,7 +39,7 @@ class ParsedReply:
     Attributes:
         code: Code blocks to run, in the reply's order.
         final: Final answer in the reply's text, or None.
-        not_run: Unused beginnings of code or an answer; the model is informed.
+        not_run: What looks like code or an answer and is not used; the model is informed.
         prose: Text of the reply without its thoughts and the code to run: its words to people.
     """
 

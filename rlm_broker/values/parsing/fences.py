@@ -43,7 +43,7 @@ _FENCE_LINE = re.compile(
     """,
     re.MULTILINE | re.VERBOSE | re.IGNORECASE,
 )
-"""Beginning or end of a fence: indentation, a list marker or words, the mark, and the info string."""
+"""Line that may open or close a fence: indentation, a list marker or words, the mark, and the info string."""
 _TAG = re.compile(r"[\s{.]*+([\w.+#-]{0,24})")
 """First word of an info string, also in the forms `{python}` and `.python`."""
 
@@ -55,8 +55,8 @@ class Fence:
     Attributes:
         tag: First word of its info string in lower case, or an empty text.
         text: Its content, without the fence's own indentation and without the end of the last line.
-        start, end: Offsets of its opening line in the reply, or of its mark behind words, and of its end with the
-            closing fence.
+        start, end: Offsets in the reply: of its opening line, or of its mark if words precede that; and behind its
+            closing fence, if it has one.
     """
 
     tag: str

@@ -74,7 +74,7 @@ _LANGUAGE_TAGS = frozenset(
     | {"php", "r", "julia", "lua", "java", "kotlin", "scala", "swift", "c", "cpp", "c++", "csharp", "c#", "go", "rust"}
     | {"python2", "py2", "ipython", "jupyter", "pycon", "code", "tool_code", "tool_call", "execute"}
 )
-"""Tags of fences with content to run, as the model means: it is always informed."""
+"""Tags of fences whose content is meant to be run: the model is always informed."""
 
 _MARKUP_FENCE_TAGS = frozenset({"", "json", "xml", "tool_code", "tool_call"})
 """Tags of fences that may hold a tool call."""
@@ -150,8 +150,8 @@ def _tool_call(match: re.Match[str]) -> NotRun:
 
 
 def shown_to_model(notes: Sequence[Note], *, nothing_else: bool) -> tuple[NotRun, ...]:
-    """Return the notes for the model, in the reply's order, each thing once. Quiet ones need a reply with
-    `nothing_else`."""
+    """Return the notes for the model, in the reply's order, each thing once. Quiet ones are left out unless the reply
+    has `nothing_else`: neither code nor a final answer."""
     heard = (note for note in sorted(notes, key=lambda note: note.start) if nothing_else or not note.is_quiet)
     by_name: dict[str, NotRun] = {}
     for note in heard:

@@ -1,4 +1,4 @@
-"""Facts about a text, maybe of Python, found without running it."""
+"""Facts about a text that may be Python, found without running it."""
 
 import ast
 import re

@@ -40,7 +40,7 @@ HEADERS = {
 
 
 class LiveSource(Protocol):
-    """The runs for one reader of the viewer.
+    """The runs that a reader of the viewer may see.
 
     Example:
         ```python

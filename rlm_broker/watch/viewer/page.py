@@ -1,4 +1,4 @@
-"""The page as one file: a template, a style and a script, with a policy against all other content."""
+"""The page as one file: a template, a style and a script, with a policy that lets it load and run nothing else."""
 
 import base64
 import hashlib
@@ -27,7 +27,7 @@ SCRIPTS = (
     *("tree", "scroller", "texts", "transcript", "items", "flame", "timeline", "totals"),
     *("runs", "keys", "main"),
 )
-"""Parts of the script, in their order."""
+"""Parts of the script, in the order in which they are joined."""
 MARK = b"<!doctype html><!-- rlm-broker viewer -->"
 """Beginning of each page: a file with it may be replaced."""
 ROWS_IN_PIECE = 2_000
@@ -50,7 +50,7 @@ class ViewerPage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the trace file.
         notes: Sentences about what is not shown, and why.
-        release: Release of the writer.
+        release: Release that wrote the page.
         rows: Number of events.
         bytes: Bytes of all texts.
         piece_bytes: Bytes of each piece of texts, but for the last.
@@ -118,7 +118,7 @@ def pool() -> ThreadPoolExecutor:
 
 
 def write_page(trace: Path, out: Path) -> ViewerPage:
-    """Write a trace as a page of one file without any network, and return the facts in it.
+    """Write a trace as a page of one file that needs no network, and return facts about the trace.
 
     Args:
         trace: Trace file. It may be cut off, of a later release or hostile; then it is shown as far as it goes.
