@@ -410,8 +410,10 @@ class NodeInit:
     def ended(self, why: str | None) -> None:
         """Learn that the worker has ended, and why; None: as it was asked to, or by itself."""
         self._gone.set()
-        for _, end in list(self._files.values()):
-            if end is not None:
+        for number, end in list(self._files.values()):
+            if end is None:  # its writer was cancelled, and the agent waits for the content
+                self._node.link.send(number, b"")
+            else:
                 end.close()
         self.listener.ended(why)
         self.listener.unheard(None)

@@ -164,12 +164,13 @@ class Runner:
         failure.take(self._completion(None), self.progress.partial_answer)
 
     async def _in_turn_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a part of the run in a task of its own, since a client may catch its cancellation and go on: the run's
+        own task, cancelled once, would go on as well."""
         limit_s = self._tree.limits.iteration_timeout_s
-        if limit_s is None:
-            return await work
         try:
             return await within(limit_s, work)
         except Late:
+            assert limit_s is not None
             raise LimitReached("iteration_timeout_s", limit_s, limit_s) from None
 
     # -- a plain completion ------------------------------------------------------------------------------------------

@@ -191,6 +191,8 @@ class InitProcess:
             if self._repl is not None:  # the kernel ends it after init, so that its own pidfd has to be awaited
                 await self._repl.kill()
             await self._held.kill()
+            if self._repl is not None:  # init told of it meanwhile
+                await self._repl.kill()
         finally:
             if self._control.fileno() >= 0:
                 self._loop.remove_reader(self._control.fileno())

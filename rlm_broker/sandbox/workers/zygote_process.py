@@ -195,9 +195,11 @@ class Zygote:
             try:
                 await asyncio.wait_for(ended(self._pidfd), END_TIMEOUT_S if self._usable else 0)
             except TimeoutError:
-                # What it has just forked may be stopped, without a parent death signal. PermissionError: no CAP_KILL.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                if self._process.returncode is None:  # else it was reaped, and the group may be another process's
+                    # What it has just forked may be stopped, without a parent death signal. PermissionError: no
+                    # CAP_KILL.
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(self._process.pid, signal.SIGKILL)
                 await ended(self._pidfd)
             self._process.wait()
             if self._process.stderr is not None:

@@ -29,6 +29,7 @@ from rlm_broker import (
 from rlm_broker.nodes import agent as agents
 from rlm_broker.nodes import node as node_module
 from rlm_broker.sandbox.workers import zygote_process
+from sandbox_worker.wire.control import OpenToWrite
 from tests.support.nodes import LocalNodes
 from tests.support.waiting import until, until_now
 
@@ -158,6 +159,16 @@ async def test_files_cross(nodes: LocalNodes, tmp_path: Path) -> None:
         with pytest.raises(FileRefused, match=r"'large.bin' "):
             await repl.files.awrite("large.bin", bytes(9 << 20))
         assert (await repl.aexecute("print(1)")).stdout == "1\n"
+
+
+async def test_file_opened_and_never_written_is_closed_with_its_repl(nodes: LocalNodes) -> None:
+    def opened() -> list[Path]:
+        fds = [fd for agent in nodes.agents.values() for fd in Path(f"/proc/{agent.pid}/fd").iterdir()]
+        return [fd for fd in fds if "abandoned" in str(fd.readlink())]
+
+    async with nodes.repl() as repl:
+        os.close(await repl.bind_loop().arun(repl._worker.worker.open_file(OpenToWrite([b"abandoned"], 1))))
+    await until(lambda: not opened())
 
 
 async def test_programs_cross(nodes: LocalNodes) -> None:

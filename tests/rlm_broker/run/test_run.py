@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rlm_broker import RLM, Limits, RunCancelled, ScriptedClient
+from rlm_broker import RLM, Limits, ModelFailed, RunCancelled, ScriptedClient
 from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.events.event import (
@@ -106,6 +106,27 @@ async def test_stopped_run_has_the_best_answer_so_far(open_sandbox: Sandbox) -> 
     ended = await until(run, RunEnded)
     assert isinstance(ended, RunEnded)
     assert ended.kind == "stopped"
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["a reply", "an error"])
+async def test_client_that_catches_the_cancellation_does_not_let_a_stopped_run_go_on(
+    open_sandbox: Sandbox, is_refused: bool
+) -> None:
+    async def reply(messages: list[dict[str, str]]) -> str:
+        if len(messages) == 2:
+            return "A first guess: 7.\n```repl\nprint(1)\n```"
+        assert len(messages) == 4  # of a second turn, and of no third
+        run.stop()
+        try:
+            return await asyncio.Future[str]()
+        except asyncio.CancelledError:
+            if is_refused:
+                raise ModelFailed("the connection was closed", "request") from None
+            return "```repl\nprint(2)\n```"
+
+    run = RLM(FunctionClient(reply), sandbox=open_sandbox).start("text", "?")
+    completion = await run
+    assert (completion.response, completion.is_stopped) == ("A first guess: 7.", True)
 
 
 async def test_cancelled_run_raises_with_its_partial_results(open_sandbox: Sandbox) -> None:

@@ -19,6 +19,7 @@ from sandbox_worker.wire.control import (
     Drained,
     Exceeded,
     Failed,
+    Forked,
     Interrupt,
     Interrupted,
     LastSeen,
@@ -97,6 +98,17 @@ async def test_last_words_are_readable_while_a_worker_is_killed(worker: Worker, 
     theirs.send(pack(exceeded))
     await worker.kill()
     assert worker.died == exceeded
+
+
+async def test_repl_told_while_its_worker_is_killed_ends_with_it(worker: Worker, theirs: socket.socket) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as repl:
+        pidfd = os.pidfd_open(repl.pid)
+        socket.send_fds(theirs, [pack(Forked())], [pidfd])  # read after `kill` has looked for a REPL
+        os.close(pidfd)
+        await worker.kill()
+        ended = repl.poll()
+        repl.kill()
+    assert ended == -signal.SIGKILL
 
 
 async def test_answers_of_a_cancelled_caller_are_taken(worker: Worker, theirs: socket.socket) -> None:

@@ -15,9 +15,10 @@ import pytest
 
 from rlm_broker.concurrency import forks
 from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxFailed
+from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.workers import zygote_process
 from rlm_broker.sandbox.workers.fork_server import ForkServer
-from rlm_broker.sandbox.workers.zygote_process import Preparation, raise_descriptor_limit
+from rlm_broker.sandbox.workers.zygote_process import Preparation, Zygote, ZygoteGone, raise_descriptor_limit
 from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT
 from tests.support.processes import lives, living_below
 from tests.support.tables import table
@@ -112,6 +113,18 @@ async def test_late_fork_server_ends_with_what_it_forked(tmp_path: Path) -> None
         await server.start()
     child = int((tmp_path / "pid").read_text())
     await until(lambda: not psutil.pid_exists(child) or not lives(psutil.Process(child)))
+
+
+async def test_reaped_fork_server_is_not_killed_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number may be another process's by then."""
+    zygote = Zygote(PROCESS, True, Preparation(), None)
+    await zygote.start()
+    (child,) = living_below()
+    child.kill()
+    with pytest.raises(ZygoteGone):
+        await zygote.spawn(ReplLimits())
+    monkeypatch.setattr(os, "killpg", lambda pid, _: pytest.fail(f"the group {pid} was killed"))
+    assert await zygote.end()
 
 
 def test_raised_limit_of_open_files_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
