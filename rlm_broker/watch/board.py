@@ -227,8 +227,8 @@ class Board(SandboxObserver):
     def run_status(
         id: str, progress: RunProgress, task: str | None, state: str, times: tuple[float, float | None], owner: str
     ) -> RunStatus:
-        """Return what is reported of a run. Its task counts until an event has a question; `times` are the Unix times of
-        its start, and of its end or None."""
+        """Return the report of a run. Its task counts until an event has a question. `times` are the Unix times of its
+        start and of its end, which is None while it runs."""
         question = progress.question or task
         is_live = state in ("queued", "running")
         doing = "waits for its turn" if state == "queued" else progress.doing
