@@ -314,8 +314,9 @@ def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, sou
             parts.add(name, length, True, text.replaced)
         skipped = reading.skipped
         if not taken:
-            left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items())) or "nothing"
-            raise ContextRefused(f"there is no text in {', '.join(sources)}; left out: {left_out}")
+            left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items()))
+            told = f"there is no text in {', '.join(sources)}"
+            raise ContextRefused(f"{told}; left out: {left_out}" if left_out else f"{told}: it has no files")
         form = memfd.add_names([*taken])
         return sealed(memfd, form, parts.info("dict", form.length, skipped))
 

@@ -217,7 +217,7 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
     values = {name: value for name, value in options.items() if value is not None}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
-        if not separator:
+        if not separator or not name:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
         if name not in Limits.model_fields:
             raise ConfigurationError(f"--limit {name}: there is no such limit{suggestion(name, Limits.model_fields)}")

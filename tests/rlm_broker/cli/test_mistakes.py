@@ -75,6 +75,7 @@ EXEC = [
     ("--timeout soon -", 2, "limit block_timeout_s = soon: give seconds, or a time such as 90s, 1h30m"),
     ("--limit memory_bites=1 -", 2, "there is no such limit; did you mean memory_bytes?"),
     ("--limit memory_bytes -", 2, "give NAME=VALUE"),
+    ("--limit =3 -", 2, "give NAME=VALUE"),
     ("--limit memory_bytes=lots -", 2, "limit memory_bytes = lots: "),
     ("--file nowhere hello.py", 2, "nowhere cannot be read: No such file or directory"),
     ("--file below hello.py", 2, "is not a regular file"),
