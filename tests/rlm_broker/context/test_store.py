@@ -77,8 +77,7 @@ def test_several_paths_are_one_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_or_glob_without_text_is_refused(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         written(tmp_path / name, b"\0")
-    left_out = "1 binary" if names else "nothing"
-    refused(tmp_path, f"there is no text in {tmp_path}; left out: {left_out}")
+    refused(tmp_path, f"there is no text in {tmp_path}" + ("; left out: 1 binary" if names else ": it has no files"))
     refused(tmp_path / "none.*", r"none\.\* matches no file")
     refused(Paths([tmp_path, tmp_path / "missing"]), "missing does not exist")
     refused(Paths([]), "Paths has no path: name a file or a folder")

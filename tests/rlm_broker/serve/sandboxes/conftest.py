@@ -23,7 +23,7 @@ SETTINGS = ServeSettings(
 )
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with serving(RLM("offline", limits=LIMITS), SETTINGS, keys=KEYS) as served:
         yield served
