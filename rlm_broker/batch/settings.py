@@ -10,7 +10,7 @@ from rlm_broker.broker.models.model import Model
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.request import RunRequest
-from rlm_broker.values.text import jsonable
+from rlm_broker.values.text import clip, jsonable
 
 MOST_CHARS = 200
 """Characters kept of a text in a journal; of a longer one it has the beginning and the digest."""
@@ -120,7 +120,7 @@ def _model(client: BaseClient, described: Model | None) -> str:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}... {_digest(text)}"
+    return text if text is None or len(text) <= MOST_CHARS else f"{clip(text, MOST_CHARS)} {_digest(text)}"
 
 
 def _digest(text: str) -> str:

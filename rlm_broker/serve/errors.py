@@ -20,6 +20,7 @@ from rlm_broker import (
     ValueTooLarge,
 )
 from rlm_broker.serve.hosting.owner import Busy, MoneySpent, NotAllowed, UnknownHandle
+from rlm_broker.values.text import clip
 
 INVALID = "invalid_request_error"
 """Type of all errors caused by the request itself."""
@@ -61,9 +62,7 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the body of the answer."""
-        said = self.message
-        if len(said) > MOST_CHARS:
-            said = f"{said[:MOST_CHARS]}..."
+        said = clip(self.message, MOST_CHARS)
         return {"error": {"message": said, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:

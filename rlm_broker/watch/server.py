@@ -30,7 +30,7 @@ from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import CallText, Event
 from rlm_broker.events.log import text_chars
 from rlm_broker.events.observers import OBSERVERS, SandboxObserver
-from rlm_broker.events.trace import INLINE_CHARS, cut, encoded, plain
+from rlm_broker.events.trace import INLINE_CHARS, cut, encoded, plain, trace_line
 from rlm_broker.watch import folder, messages
 from rlm_broker.watch.board import BOARD, ReplEntry, RunEntry
 from rlm_broker.watch.messages import StopOutcome
@@ -308,7 +308,7 @@ async def _hung_up(reader: asyncio.StreamReader) -> None:
 
 
 def _line(event: Event) -> bytes:
-    line = encoded(plain(event))
+    line = trace_line(event)
     return line if len(line) <= messages.MAX_LINE_BYTES else encoded(cut(plain(event)))
 
 

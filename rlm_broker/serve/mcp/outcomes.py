@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rlm_broker import Block, Completion, Display, FileEntry, RunFailed
 from rlm_broker.serve.hosting.runs import HostedRun
 from rlm_broker.serve.mcp import forms
-from rlm_broker.values.text import shorten
+from rlm_broker.values.text import encodable, shorten
 
 MOST_CHARS: Final = 20_000
 """Characters of the text beside a structured result, and of each text of a block in it."""
@@ -77,7 +77,7 @@ def block_outcome(block: Block, repl: str | None) -> types.CallToolResult:
 
 def cut(text: str, limit: int) -> str:
     """Return a text of at most about `limit` characters. Lone surrogates, unknown to UTF-8, are escaped."""
-    return shorten(text, limit).encode("utf-8", "backslashreplace").decode()
+    return encodable(shorten(text, limit))
 
 
 def _block_text(block: Block, repl: str | None) -> str:

@@ -16,6 +16,7 @@ from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.guard import ServerKey
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.mcp import forms
+from rlm_broker.values.text import encodable
 from rlm_broker.values.validation import first_complaint, no_such
 from rlm_broker.watch.conventions import continue_trace
 
@@ -114,5 +115,5 @@ def _tool(form: forms.ToolForm) -> types.Tool:
 
 
 def _refusal(sentence: str) -> types.CallToolResult:
-    text = sentence.encode("utf-8", "backslashreplace").decode()  # lone surrogates are no JSON
+    text = encodable(sentence)  # lone surrogates are no JSON
     return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)

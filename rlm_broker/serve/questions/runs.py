@@ -40,6 +40,7 @@ from rlm_broker import (
     Tools,
     Usage,
 )
+from rlm_broker.events.story import printed
 from rlm_broker.serve.errors import ApiError
 from rlm_broker.serve.hosting.owner import Owner
 from rlm_broker.serve.hosting.runs import HostedRun, HostedRuns, Repeat
@@ -141,8 +142,7 @@ class Telling:
 
 def output_of(block: Block) -> str:
     """Return what a block has printed, and the reason of its end unless stderr has told it already."""
-    error = block.error if block.error and block.error not in block.stderr else ""
-    return "\n".join(text.rstrip("\n") for text in (block.stdout, block.stderr, error) if text.strip())
+    return "\n".join(piece.text.rstrip("\n") for piece in printed(block) if piece.text.strip())
 
 
 def _fenced(block: Block) -> str:
