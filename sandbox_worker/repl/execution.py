@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 OWN_FOLDER = str(Path(__file__).parent)
 ERROR_CHARS = 1000
 """Maximum characters of the line with a block's error; the rest is cut. The block's output has the whole traceback."""
+VALUE = "<value>"
+"""Name of the last expression's value in the namespace, until it is shown. No name in a source is like this."""
 EXIT_CODES = (1 << 31) - 1
 """Largest absolute value of an exit code, the largest C `int`; larger ones are replaced by it."""
 
@@ -58,7 +60,7 @@ class Executor:
         reserve: Reserve that is closed while a block's code runs.
 
     Attributes:
-        compiled: Code objects of the last block; empty if its source could not be compiled.
+        compiled: Code object of the last block; None if its source could not be compiled.
     """
 
     def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object], reserve: Reserve) -> None:
@@ -67,7 +69,7 @@ class Executor:
         self._complain = complain
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.compiled: list[CodeType] = []
+        self.compiled: CodeType | None = None
 
     def run(self, number: int, code: str, wants_value: bool = False) -> BlockOutcome:
         """Run one block. If it raises, then print a traceback of model code's lines, and return one line of it.
@@ -77,17 +79,16 @@ class Executor:
             code: Source of the block.
             wants_value: Whether the outcome shall have the value of the last expression.
         """
-        self.compiled = []
+        self.compiled = None
         file = f"{BLOCK}{number}>"
         # Keep the source, so that tracebacks of functions that outlive their block still show lines. Each line ends in
         # a newline, as in a file: `traceback` relies on this when it places its carets.
         linecache.cache[file] = (len(code), None, io.StringIO(f"{code}\n", newline=None).readlines(), file)
         try:
-            statements, last = self._compiled(code, file)
-            self.compiled = [part for part in (statements, last) if part is not None]
+            self.compiled = self._compiled(code, file)
             self._reserve.close()
             try:
-                value = self._evaluate(statements, last)
+                value = self._evaluate(self.compiled)
             finally:
                 self._reserve.end_block()
         except SystemExit as request:
@@ -100,39 +101,35 @@ class Executor:
             return BlockOutcome("error", _one_line(error))
         return BlockOutcome("ok", value=value if wants_value else None)
 
-    def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:
-        """Return the code of the statements, and the last one's apart if it is an expression."""
+    def _compiled(self, code: str, file: str) -> CodeType:
+        """Return the code of a block. If its last statement is an expression, then it leaves the value as `VALUE`."""
         try:
             tree = ast.parse(code, file)
-            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            statements = compile(tree, file, "exec", self._flags, dont_inherit=True)
+            if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+                place = ast.copy_location(ast.Name(VALUE, ast.Store()), last)
+                tree.body[-1] = ast.copy_location(ast.Assign([place], last.value), last)
+            compiled: CodeType = compile(tree, file, "exec", self._flags, dont_inherit=True)
             # `from __future__ import annotations` holds for later blocks as well, as at any prompt.
-            self._flags |= statements.co_flags & __future__.annotations.compiler_flag
-            if not isinstance(last, ast.Expr):
-                return statements, None
-            return statements, compile(ast.Expression(last.value), file, "eval", self._flags, dont_inherit=True)
+            self._flags |= compiled.co_flags & __future__.annotations.compiler_flag
+            return compiled
         except SyntaxError as error:
             if error.text is None and error.lineno:  # the compiler reads the line from a file, which does not exist
                 error.text = linecache.getline(file, error.lineno)
             raise
 
-    def _evaluate(self, statements: CodeType, last: CodeType | None) -> Any:
-        if any(part is not None and part.co_flags & inspect.CO_COROUTINE for part in (statements, last)):
-            return self._await(statements, last)
-        eval(statements, self._namespace)  # model code runs here, and in `_awaiting`
-        return None if last is None else self._shown(eval(last, self._namespace))
+    def _evaluate(self, code: CodeType) -> Any:
+        self._namespace.pop(VALUE, None)  # of a block that was interrupted just then
+        if code.co_flags & inspect.CO_COROUTINE:
+            return self._await(code)
+        eval(code, self._namespace)  # model code runs here, and in `_awaiting`
+        return self._shown(self._namespace.pop(VALUE, None))
 
-    async def _awaiting(self, statements: CodeType, last: CodeType | None) -> Any:
-        ran = eval(statements, self._namespace)
-        if statements.co_flags & inspect.CO_COROUTINE:
-            await ran
-        if last is None:
-            return None
-        value = eval(last, self._namespace)
-        return self._shown(await value if last.co_flags & inspect.CO_COROUTINE else value)
+    async def _awaiting(self, code: CodeType) -> Any:
+        await eval(code, self._namespace)
+        return self._shown(self._namespace.pop(VALUE, None))
 
-    def _await(self, statements: CodeType, last: CodeType | None) -> Any:
-        """Run statements and last expression in one task, on one event loop for all blocks.
+    def _await(self, code: CodeType) -> Any:
+        """Run a block in one task, on one event loop for all blocks.
 
         So tasks that a line of code starts still run while a later line awaits.
         """
@@ -147,7 +144,7 @@ class Executor:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
-        task = self._loop.create_task(self._awaiting(statements, last))
+        task = self._loop.create_task(self._awaiting(code))
         try:
             return self._loop.run_until_complete(task)
         except (KeyboardInterrupt, SystemExit) as request:

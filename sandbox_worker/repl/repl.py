@@ -299,7 +299,7 @@ class Repl:
             self._print(stream, text[:middle])
             self._print(stream, text[middle:])
         else:
-            self._channel.send(frame)
+            self._channel.send_output(frame)
 
     def _flush(self) -> None:
         for printer in self._printers:
@@ -387,7 +387,7 @@ class Repl:
 
     def _changed(self, changes: "Changes") -> list[VariableFact]:
         with contextlib.suppress(MemoryError):
-            return changes.made(self._variables(), self._executor.compiled)
+            return changes.made(self._variables(), [] if (code := self._executor.compiled) is None else [code])
         return []
 
     def _show_vars(self) -> dict[str, str]:
