@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sandbox_worker.repl.displays import show_value
+from sandbox_worker.repl.displays import NOTHING, Forms, all_forms_of, show_value
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.objects import class_name
 from sandbox_worker.repl.submission import BLOCK, SUBMITTED
@@ -32,6 +32,14 @@ EXIT_CODES = (1 << 31) - 1
 """Largest absolute value of an exit code, the largest C `int`; larger ones are replaced by it."""
 
 
+class Raised(NamedTuple):
+    """Name of the class, text and traceback of an exception that has ended a block."""
+
+    error_type: str
+    error_text: str
+    traceback: str
+
+
 class BlockOutcome:
     """End of a block.
 
@@ -40,6 +48,8 @@ class BlockOutcome:
         error: One line, for "error", "interrupted" and "exited"; for "exited" the argument of `sys.exit`.
         exit_code: Exit code, for "exited".
         value: Value of the last statement, if it was requested, the block ran through, and it is an expression.
+        forms: Forms of that value; empty if it was shown, or there is none.
+        raised: Exception of the code; None if it was printed, or there is none.
     """
 
     def __init__(
@@ -49,6 +59,8 @@ class BlockOutcome:
         self.error = error
         self.exit_code = exit_code
         self.value = value
+        self.forms = NOTHING
+        self.raised: Raised | None = None
 
 
 class Executor:
@@ -70,16 +82,20 @@ class Executor:
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: asyncio.AbstractEventLoop | None = None
         self.compiled: CodeType | None = None
+        self._echo = True
+        self._forms: Forms = NOTHING
 
-    def run(self, number: int, code: str, wants_value: bool = False) -> BlockOutcome:
+    def run(self, number: int, code: str, wants_value: bool = False, echo: bool = True) -> BlockOutcome:
         """Run one block. If it raises, then print a traceback of model code's lines, and return one line of it.
 
         Args:
             number: Number of the block, for the file name in tracebacks.
             code: Source of the block.
             wants_value: Whether the outcome shall have the value of the last expression.
+            echo: Whether the last expression and a traceback are printed. If not, the outcome has them.
         """
         self.compiled = None
+        self._echo, self._forms = echo, NOTHING
         file = f"{BLOCK}{number}>"
         # Keep the source, so that tracebacks of functions that outlive their block still show lines. Each line ends in
         # a newline, as in a file: `traceback` relies on this when it places its carets.
@@ -94,12 +110,20 @@ class Executor:
         except SystemExit as request:
             return BlockOutcome("ok") if request.code is SUBMITTED else self._exited(request)
         except KeyboardInterrupt as interrupt:
-            self._complain(_traceback_of(interrupt))
-            return BlockOutcome("interrupted", "KeyboardInterrupt")
+            return self._raised(BlockOutcome("interrupted", "KeyboardInterrupt"), interrupt)
         except BaseException as error:  # noqa: BLE001 - any exception of model code ends its block, never the REPL
-            self._complain(_traceback_of(error))
-            return BlockOutcome("error", _one_line(error))
-        return BlockOutcome("ok", value=value if wants_value else None)
+            return self._raised(BlockOutcome("error", _one_line(error)), error)
+        outcome = BlockOutcome("ok", value=value if wants_value else None)
+        outcome.forms = self._forms
+        return outcome
+
+    def _raised(self, outcome: BlockOutcome, error: BaseException, printed: str | None = None) -> BlockOutcome:
+        """Print the traceback, or the text in its place; or add what was raised to the outcome."""
+        if not self._echo:
+            outcome.raised = Raised(class_name(error), _text_of(error), _traceback_of(error))
+        elif complaint := _traceback_of(error) if printed is None else printed:
+            self._complain(complaint)
+        return outcome
 
     def _compiled(self, code: str, file: str) -> CodeType:
         """Return the code of a block. If its last statement is an expression, then it leaves the value as `VALUE`."""
@@ -162,20 +186,23 @@ class Executor:
     def _shown(self, value: Any) -> Any:
         if value is not None:
             self._namespace[LAST_VALUE] = value
-            show_value(value)
+            if self._echo:
+                show_value(value)
+            else:
+                self._forms = all_forms_of(value)
         return value
 
     def _exited(self, request: SystemExit) -> BlockOutcome:
         code = 0 if request.code is None else request.code
         if type(code) in (int, bool):
             known = max(-EXIT_CODES, min(EXIT_CODES, int(code)))  # Python refuses to print more than 4,300 digits
-            return BlockOutcome("exited", f"sys.exit({known})", known)
+            return self._raised(BlockOutcome("exited", f"sys.exit({known})", known), request, "")
         try:
             text = str(code)
         except BaseException as broken:  # noqa: BLE001 - an object of model code: its `__str__` may raise any class
             text = f"a {class_name(request.code)} whose text cannot be shown: {class_name(broken)}"
-        self._complain(f"{text}\n")  # the interpreter also prints an argument that is not an integer
-        return BlockOutcome("exited", text[:ERROR_CHARS], 1)
+        # The interpreter also prints an argument that is not an integer.
+        return self._raised(BlockOutcome("exited", text[:ERROR_CHARS], 1), request, f"{text}\n")
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -204,6 +231,13 @@ def _without_ours(frames: list[traceback.FrameSummary]) -> list[traceback.FrameS
         if not in_ours:
             kept.append(frame)
     return kept
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))
+    except BaseException as broken:  # noqa: BLE001 - see `_traceback_of`
+        return f"(its text cannot be shown: {class_name(broken)})"
 
 
 def _one_line(error: BaseException) -> str:

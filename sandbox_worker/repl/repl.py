@@ -31,7 +31,7 @@ from sandbox_worker.repl.printer import Printer
 from sandbox_worker.repl.queries import Queries
 from sandbox_worker.repl.submission import Submission
 from sandbox_worker.wire import names
-from sandbox_worker.wire.bounds import OutputBounds
+from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.descriptors import BELL, HANDED_FD, INTERRUPTED_AT, pending_bytes, receive
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
@@ -120,6 +120,7 @@ class Repl:
         self._undecoded = [*undecoded]
         self._pid = os.getpid()
         self._bell = bell
+        self._bounds = bounds
         self._block = 0
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
@@ -214,6 +215,7 @@ class Repl:
         for printer in self._printers:
             printer.end_block()
         self._displays.end_block()
+        raised = outcome.raised
         result = Result(
             block=self._block,
             status=outcome.status,
@@ -228,13 +230,21 @@ class Repl:
             draft=self._submission.draft and written_out(self._submission.draft),
             displays_omitted=self._displays.omitted,
             variables=variables,
+            texts={mime: self._cut(text) for mime, text in outcome.forms.texts.items()},
+            pictures=outcome.forms.pictures,
+            **{name: self._cut(text) for name, text in ({} if raised is None else raised._asdict()).items()},
         )
         return self._frame_of(result)
+
+    def _cut(self, text: str) -> str:
+        """Return a text within the bounds of a stream, in which it is not printed."""
+        kept = HeadTail(self._bounds, "")
+        return written_out(kept.add(text) + kept.finish())
 
     def _executed(self, execute: Execute) -> BlockOutcome:
         if execute.names:
             return BlockOutcome("ok")
-        outcome = self._executor.run(execute.block, execute.code, execute.wants_value)
+        outcome = self._executor.run(execute.block, execute.code, execute.wants_value, execute.echo)
         problem = self._submission.take_answer()
         return outcome if problem is None else BlockOutcome("error", problem)
 
@@ -271,7 +281,8 @@ class Repl:
             for name in ("final_value", "value")
             if getattr(result, name) is not msgspec.UNSET
         ]
-        for changes in (*less, {"draft": None, "variables": []}):
+        plain: dict[str, str] = {mime: text for mime, text in result.texts.items() if mime == "text/plain"}
+        for changes in (*less, {"draft": None, "variables": [], "texts": plain, "pictures": {}}):
             result = msgspec.structs.replace(result, **changes)
             try:
                 return self._channel.encode(result)
