@@ -85,12 +85,14 @@ class _Batch:
         self.todo: list[tuple[Prompt, int, CallId]] = []
         self.places: list[int] = []
         self.number = self.done = self.answer_bytes = 0
-        seen = Counter[str]()
+        seen: Counter[str] | None = Counter() if query.samples else None
         calls: dict[tuple[str, int], int] = {}
         for prompt in query.prompts:
             key = prompt_key(prompt)
-            sample = seen[key] if query.samples else 0
-            seen[key] += 1
+            sample = 0
+            if seen is not None:
+                sample = seen[key]
+                seen[key] += 1
             place = calls.setdefault((key, sample), len(self.todo))
             if place == len(self.todo):
                 self.todo.append((prompt, sample, new_id()))

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
+from rlm_broker.concurrency.deadline import begun_task
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import DisplayMessage, FromWorker, Output, Query, Ready, Reply, Result, Slot
@@ -337,7 +338,9 @@ class Connection(asyncio.BufferedProtocol):
         if refusal is not None or self._lets_go:
             self._send(query, [Slot(error=refusal or CANCELLED)] * len(query.prompts))
             return
-        self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query), name=query.id)
+        task = begun_task(self._reply(query), query.id)
+        if not task.done():
+            self._answering[query.id] = task
 
     @property
     def _has_room(self) -> bool:

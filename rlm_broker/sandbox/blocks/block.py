@@ -71,7 +71,7 @@ class BlockRun:
         self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
         self._clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
         self._wake = asyncio.Event()
-        self._begins_at = math.inf
+        self._begins_at = self._looks_at = math.inf
         self._block: asyncio.Future[Result] | None = None
 
     @property
@@ -162,7 +162,8 @@ class BlockRun:
             now = time.monotonic()
             if now >= self._begins_at:
                 self._begin()
-            timer = loop.call_later(min(self._begins_at - now, self._clock.wait_s(now)), self._wake.set)
+            self._looks_at = min(self._begins_at, now + self._clock.wait_s(now))
+            timer = loop.call_later(self._looks_at - now, self._wake.set)
             try:
                 await self._wake.wait()
             finally:
@@ -179,8 +180,10 @@ class BlockRun:
         try:
             return await (self._checked(query) if query.want == "submit" else self._answered(query))
         finally:
-            self._clock.query_closed(time.monotonic())
-            self._wake.set()
+            now = time.monotonic()
+            self._clock.query_closed(now)
+            if now + self._clock.wait_s(now) < self._looks_at:  # the timer was set while the clock stood still
+                self._wake.set()
 
     async def _answered(self, query: Query) -> list[Slot]:
         if not query.contexts:
