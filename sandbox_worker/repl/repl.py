@@ -215,7 +215,6 @@ class Repl:
         for printer in self._printers:
             printer.end_block()
         self._displays.end_block()
-        raised = outcome.raised
         result = Result(
             block=self._block,
             status=outcome.status,
@@ -230,11 +229,15 @@ class Repl:
             draft=self._submission.draft and written_out(self._submission.draft),
             displays_omitted=self._displays.omitted,
             variables=variables,
-            texts={mime: self._cut(text) for mime, text in outcome.forms.texts.items()},
-            pictures=outcome.forms.pictures,
-            **{name: self._cut(text) for name, text in ({} if raised is None else raised._asdict()).items()},
+            **({} if execute.echo else self._unprinted(outcome)),
         )
         return self._frame_of(result)
+
+    def _unprinted(self, outcome: BlockOutcome) -> dict[str, Any]:
+        """Return the fields of a result that a block without echo has instead of output."""
+        raised = {} if outcome.raised is None else outcome.raised._asdict()
+        texts = {mime: self._cut(text) for mime, text in outcome.forms.texts.items()}
+        return {"texts": texts, "pictures": outcome.forms.pictures} | {n: self._cut(text) for n, text in raised.items()}
 
     def _cut(self, text: str) -> str:
         """Return a text within the bounds of a stream, in which it is not printed."""
