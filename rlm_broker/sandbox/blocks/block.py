@@ -68,6 +68,7 @@ class BlockRun:
         self._contexts = contexts
         self._fields = fields
         cpus = min(worker.cpus, limits.max_processes)
+        self._may_begin_late = limits.cpu_s is None  # else init would count CPU time of earlier blocks against it
         self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
         self._clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
         self._wake = asyncio.Event()
@@ -102,7 +103,7 @@ class BlockRun:
         return block is not None and await self._rest(lambda: block) is not None
 
     def _begun(self, code: str, wanted: Wanted) -> "asyncio.Future[Result]":
-        if self._worker.is_begun:
+        if self._worker.is_begun and self._may_begin_late:
             self._begins_at = time.monotonic() + SHORT_S
         else:
             self._begin()
@@ -110,11 +111,11 @@ class BlockRun:
         self._block = self._connection.execute(code, *run, wanted, self._wake.set)
         return self._block
 
-    def _begin(self) -> None:
+    def _begin(self, is_late: bool = False) -> None:
         self._begins_at = math.inf
         self._worker.on_burned = self._burned
         # The clock interrupts a running block. This bound is for processes left by an ended one.
-        self._worker.begin(self._cpu_s)
+        self._worker.begin(self._cpu_s, is_late)
 
     async def _rest(self, begun: "Callable[[], asyncio.Future[Result]]") -> Result | None:
         """Wait for the end of the block, and for the end of all answering of its queries."""
@@ -161,7 +162,7 @@ class BlockRun:
                     return False
             now = time.monotonic()
             if now >= self._begins_at:
-                self._begin()
+                self._begin(is_late=True)
             self._looks_at = min(self._begins_at, now + self._clock.wait_s(now))
             timer = loop.call_later(self._looks_at - now, self._wake.set)
             try:

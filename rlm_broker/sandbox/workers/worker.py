@@ -19,9 +19,10 @@ PROGRAM_END_S = 30.0
 """Seconds until init has ended a program: init finds each of its processes, maybe hundreds of busy ones."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds until init counts as dead, and is killed. It has no other work; to end 64 processes takes it 0.1 s."""
-BEGINS_AGAIN_S = 0.5
+BEGINS_AGAIN_S = 0.1
 """Seconds after a `Begin` within which a further block needs none at once. Init samples all processes meanwhile, as it
-does those of a block that sleeps. Its count of CPU time may be that much too high; a block has a larger margin."""
+does those of a block that sleeps. It counts the CPU time of all these blocks as that of one, which `timeout_s` of 0.1 s
+allows on all CPUs."""
 
 A = TypeVar("A", bound=control.FromInit)
 _Said = tuple[control.Control, int | None]
@@ -101,13 +102,13 @@ class Worker:
         """
         return time.monotonic() - self._begun_at < BEGINS_AGAIN_S and self.group is None
 
-    def begin(self, cpu_s: float) -> None:
-        """Have init watch closely, since a block starts. It and the processes it leaves may use `cpu_s` seconds of CPU
-        time until the next block."""
+    def begin(self, cpu_s: float, is_late: bool = False) -> None:
+        """Have init watch closely, since a block starts, or runs since a moment ago. It and the processes it leaves may
+        use `cpu_s` seconds of CPU time until the next block."""
         if self.group is not None:
             self.group.new_kills()
         self._begun_at = time.monotonic()
-        self.init.say(control.Begin(cpu_s=cpu_s))
+        self.init.say(control.Begin(cpu_s=cpu_s, is_late=is_late))
 
     async def hand(self, context: ContextPieces) -> None:
         """Hand the memfds of a context to the REPL, which takes them before its next block. Raise ContextRefused if too
