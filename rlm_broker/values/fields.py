@@ -172,7 +172,7 @@ class Fields:
     Example:
         ```python
         limits = Limits.from_dict({"memory_bytes": "64MB"})
-        limits.replace(max_depth=2).given  # {"memory_bytes": 67108864, "max_depth": 2}
+        limits.replace(max_depth=2).given  # {'memory_bytes': 67108864, 'max_depth': 2}
         limits.to_dict()["max_depth"]  # 1
         ```
 

@@ -1,7 +1,9 @@
 """Limits: their defaults, their ranges, and the words that refuse a wrong value."""
 
+import pickle
 from typing import Any
 
+import pydantic
 import pytest
 
 from rlm_broker.errors import ConfigurationError
@@ -197,3 +199,26 @@ def test_set_limits_override_the_base() -> None:
     assert (both.max_depth, both.max_tokens, both.max_programs) == (2, 5, 3)
     changed = with_set(both, RunLimits(max_depth=1))
     assert (changed.max_depth, changed.max_tokens, changed.max_programs) == (1, 5, 3)
+
+
+def test_changed_limits_are_checked_and_derived_again() -> None:
+    base = Limits.from_dict({"memory_bytes": "64MB", "max_iterations": 4})
+    changed = base.replace(max_iterations=2, max_tokens="7")
+    assert changed.given == {"memory_bytes": 64 << 20, "max_iterations": 2, "max_tokens": 7}
+    assert (changed.max_blocks, base.max_blocks, base.max_tokens) == (10, 20, None)
+    with pytest.raises(ConfigurationError, match="limit max_depth = -1: input should be greater than or equal to 0"):
+        base.replace(max_depth=-1)
+    assert pickle.loads(pickle.dumps(changed)) == changed == Limits(**changed.given)
+    assert changed != base
+    assert hash(changed) == hash(Limits(**changed.given))
+
+
+def test_a_pydantic_model_may_have_limits() -> None:
+    class Settings(pydantic.BaseModel):
+        limits: RunLimits | None = None
+
+    made = Settings.model_validate({"limits": {"run_timeout_s": "1m"}})
+    assert made.limits == RunLimits(run_timeout_s=60)
+    assert made.model_dump()["limits"]["run_timeout_s"] == 60
+    with pytest.raises(ConfigurationError, match="there is no limit 'run_timeout'; did you mean run_timeout_s"):
+        Settings.model_validate({"limits": {"run_timeout": 1}})
