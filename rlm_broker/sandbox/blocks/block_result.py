@@ -20,11 +20,10 @@ from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ValueUnavailable
 from rlm_broker.events.callback import Callback
 from rlm_broker.results import Block, PostMortem, Sent, Unprinted, Variable, with_values
-from rlm_broker.values.answer_types import WantedType
 from rlm_broker.values.display import Display
-from rlm_broker.values.json_schemas import Unfit
 from rlm_broker.values.names import require_field_names
 from rlm_broker.values.text import as_json, jsonable
+from rlm_broker.values.validation import Unfit
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.bounds import WATCHED, HeadTail, OutputBounds
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen, Written
@@ -115,6 +114,8 @@ class SubmitFields:
 
     def __init__(self, types: Mapping[str, Any]) -> None:
         require_field_names(types)
+        from rlm_broker.values.answer_types import WantedType
+
         self._types = {name: WantedType(wanted, f"the field {name}", name) for name, wanted in types.items()}
         self.names = tuple(self._types)
         self.values: dict[str, Any] | None = None
