@@ -138,7 +138,7 @@ class ReplProcess:
         interrupts = Interrupts()
         interrupts.install()
         try:
-            layers = self._confinement.lock_down(takes_contexts=True)
+            layers = self._confinement.lock_down(for_program=False)
         except (LayerFailed, OSError) as error:
             fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))
