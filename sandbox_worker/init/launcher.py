@@ -12,8 +12,9 @@ The launcher runs one program at a time, so that a session belongs to one progra
 child of its own, which locks itself in and execs. A REPL without programs has no launcher.
 
 Code cannot reach the launcher: its Landlock domain is a sibling of the REPL's, and it is not dumpable. Its own program
-shares its domain, and may signal it, no more. If the launcher is killed, init ends its program and forks another one. A
-stopped launcher is continued before each program. A kernel before Landlock's ABI 6 lets the REPL do the same.
+shares its domain, and may signal it, no more: it ignores what can be ignored. If it is killed, init ends its program
+and forks another one. If it was stopped, it is continued before each program. A kernel before Landlock's ABI 6 lets the
+REPL do the same.
 """
 
 import contextlib
@@ -41,6 +42,9 @@ _STATUS, _REASON, _LAST_REASON = b"=", b"!", b"x"
 ends."""
 MAX_REPORT_BYTES = 1000
 """Most bytes of a report. The rest is cut."""
+_IGNORED = tuple({*range(1, signal.NSIG)} - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, 32, 33})
+"""Signals that a launcher ignores, and none of its programs: all, but for those that cannot be ignored, that of its
+child's end, and two of the C library's. A program may mean its own processes by `pkill python`."""
 NOT_STARTED = 127
 """Exit code of a child whose program cannot start, as a shell's."""
 
@@ -127,8 +131,8 @@ def _launch(confinement: Confinement, taking_fd: int) -> NoReturn:
         confinement.settle([(taking_fd, HANDED_FD)])
         taking_fd = HANDED_FD
         os.closerange(LAST_OF_STDIO + 1, RULESET_FD)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and a program would inherit that
-            signal.signal(number, signal.SIG_DFL)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
         confinement.lock_down(for_program=True)
         taking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
         while True:
@@ -154,10 +158,13 @@ def _run(opened: list[int], *, becomes: bool) -> bytes:
             if becomes:
                 for number, fd in enumerate(places):
                     os.dup2(fd, number)
+                for number in _IGNORED:
+                    signal.signal(number, signal.SIG_DFL)
                 _first_found(program, os.execve)
             moves = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(places)]
             # In a process group of its own: a program may signal its group, and the launcher is not part of it.
-            pid = _first_found(program, partial(os.posix_spawn, file_actions=moves, setpgroup=0))
+            start = partial(os.posix_spawn, file_actions=moves, setpgroup=0, setsigdef=_IGNORED)
+            pid = _first_found(program, start)
         finally:
             for fd in opened:
                 os.close(fd)

@@ -282,6 +282,7 @@ async def test_cancelled_caller_ends_its_program_and_no_other(sandbox: Sandbox) 
         await repl.aexecute("kept = 1")
         other = asyncio.create_task(repl.arun(["sleep", "1001"]))
         await until(lambda: len(sleeping()) == 1)
+        assert (await repl.arun(["sh", "-c", "kill -TERM $$"])).signal == signal.SIGTERM
         running = asyncio.create_task(repl.arun(["sh", "-c", DAEMONS]))
         await until(lambda: len(sleeping()) == 6)
         running.cancel()
@@ -344,6 +345,7 @@ def test_programs_one_after_the_other_are_started_by_one_process(repl: Sandboxed
     assert [repl.run(PARENT).stdout for _ in range(10)] == [first] * 10
     assert living_below() == before
     assert repl.run(["sh", "-c", "kill 0"]).signal == signal.SIGTERM  # its group is its own
+    assert repl.run(["sh", "-c", "kill -TERM $PPID; kill -TSTP $PPID; echo on"]).stdout == "on\n"
     assert repl.run(PARENT).stdout == first
 
 
