@@ -5,6 +5,7 @@ says which process costs what, and `--against COMMIT` what another commit costs.
 """
 
 import asyncio
+import gc
 import socket
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from types import FrameType
 
 import pytest
 
+from rlm_broker import RLM, Sandbox
 from rlm_broker.broker.transport.connection import Connection
 from rlm_broker.broker.transport.session import Session
 from rlm_broker.events.event import TreeEvents
@@ -102,3 +104,35 @@ async def session(handler: LMHandler) -> Callable[[], None]:
         assert b'"ok"' in caller.recv(1 << 16)
 
     return ask
+
+
+@pytest.mark.parametrize("what", ["repl", "run"])
+async def test_closed_repl_and_ended_run_leave_the_collector_nothing(what: str) -> None:
+    async with Sandbox(warm=0) as sandbox, RLM("offline", sandbox=sandbox) as rlm:
+
+        async def once() -> None:
+            if what == "run":
+                await rlm.acompletion("a\nb", "How many lines are there?")
+                return
+            async with sandbox.repl("text", answer=_answer) as repl:
+                await repl.files.awrite("name", b"data")
+                assert (await repl.aexecute("print(llm_query(context))")).stdout == "ok\n"
+
+        await once()
+        gc.collect()
+        gc.disable()
+        try:
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            await once()
+            await asyncio.sleep(0)
+            gc.collect()
+            ours = {type(left).__name__ for left in gc.garbage if type(left).__module__.startswith("rlm_broker")}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert ours == set()
+
+
+async def _answer(query: Query) -> list[Slot]:
+    return [Slot("ok")] * len(query.prompts)
