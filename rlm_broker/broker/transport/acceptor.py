@@ -13,7 +13,7 @@ from rlm_broker.errors import ConfigurationError, SandboxFailed, is_shortage, re
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted. It is more than the REPLs of a full machine that connect
 at the same time. The kernel caps it at net.core.somaxconn (4,096 since Linux 5.4)."""
-ACCEPTS_IN_A_ROW = 16
+ACCEPTS_IN_A_ROW = 4
 """Connections accepted in one turn of the event loop. asyncio's own server accepts as many as its backlog, and goes on
 after an error (`BaseSelectorEventLoop._accept_connection`). Thousands of strangers would keep the loop for seconds."""
 RETRY_S = 0.1
