@@ -244,19 +244,17 @@ class Command(NamedTuple):
 
 
 class ReplPrograms:
-    """The programs of one REPL. `worker` returns its worker, and starts one if there is none."""
+    """The programs of one REPL."""
 
     def __init__(
         self,
         fork_server: Forker,
         repl: ReplWorker,
-        worker: Callable[[], Awaitable[Worker]],
         limits: ReplLimits,
         env: Mapping[str, str] | None,
     ) -> None:
         self._fork_server = fork_server
         self._repl = repl
-        self._worker = worker
         self._limits = limits
         self._env = variables_of(env)
         self._running = 0
@@ -277,7 +275,7 @@ class ReplPrograms:
             raise ReplBusy(f"this REPL runs {self._running} programs already, as many as max_programs allows")
         self._running += 1
         try:
-            return await self._run(command, await self._worker())
+            return await self._run(command, await self._repl.beside_blocks())
         finally:
             self._running -= 1
 
