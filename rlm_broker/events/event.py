@@ -28,7 +28,7 @@ class _OfARun(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         fields = fields_of(type(self))
-        if fields is not None and holds_no_secret(fields(self), LONGEST_CHARS):
+        if fields is not None and holds_no_secret(fields(self)):
             return
         for name in self.__struct_fields__:
             value = getattr(self, name)

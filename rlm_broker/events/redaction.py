@@ -261,7 +261,7 @@ def redacted(value: Any, longest_chars: int | None = None) -> Any:
         value: Plain values and dataclasses, nested at will.
         longest_chars: Maximum characters of a text; a longer one loses its middle. None keeps all of it.
     """
-    if holds_no_secret((value,), longest_chars):
+    if type(value) in _WITHOUT_TEXT:
         return value
     if isinstance(value, str):
         text = value if longest_chars is None else shorten(value, longest_chars, gap="")
@@ -280,44 +280,49 @@ def redacted(value: Any, longest_chars: int | None = None) -> Any:
     return value
 
 
-def holds_no_secret(values: Iterable[Any], longest_chars: int | None = None) -> bool:
-    """Whether `redacted` would return each of these values as it is. False if finding that out would take long.
+def holds_no_secret(values: Iterable[Any]) -> bool:
+    """Whether `redacted` would return each of these values as it is. Longer texts are not looked at: False.
 
-    Nearly all values of events are so, and one loop tells it at a fifth of what a call for each value costs.
+    Nearly all values of events are so, and one loop says it at a fifth of what a call for each value costs.
     """
     for value in values:
         kind = type(value)
         if kind is str:
             size = len(value)
-            if size >= _MIN_SECRET_CHARS and (
-                size > _REMEMBERED_CHARS
-                or (longest_chars is not None and size > longest_chars)
-                or _remembered(value) != value
-            ):
+            if size >= _MIN_SECRET_CHARS and (size > _REMEMBERED_CHARS or _remembered(value) != value):
                 return False
         elif kind in _WITHOUT_TEXT:
             continue
         elif kind is dict:
-            for name, each in value.items():
-                if type(each) is str and len(each) >= _MIN_SECRET_CHARS and type(name) is str and is_secret_name(name):
-                    return False
-            if not holds_no_secret(value.values(), longest_chars):
+            if _names_a_secret(value) or not holds_no_secret(value.values()):
                 return False
         elif kind is list or kind is tuple:
-            if not holds_no_secret(value, longest_chars):
+            if not holds_no_secret(value):
                 return False
-        elif hasattr(kind, "__dataclass_fields__"):
-            if (fields := fields_of(kind)) is not None and not holds_no_secret(fields(value), longest_chars):
-                return False
-        elif isinstance(value, str | list | tuple | Mapping):
+        elif not _is_harmless(value):
             return False
     return True
 
 
+def _is_harmless(value: Any) -> bool:
+    """Do the same for one value that is none of Python's own plain ones."""
+    if not hasattr(value, "__dataclass_fields__"):
+        return not isinstance(value, str | list | tuple | Mapping)
+    kind: Any = type(value)
+    return (fields := fields_of(kind)) is None or holds_no_secret(fields(value))
+
+
+def _names_a_secret(value: dict[Any, Any]) -> bool:
+    for name, each in value.items():
+        if type(each) is str and len(each) >= _MIN_SECRET_CHARS and isinstance(name, str) and is_secret_name(name):
+            return True
+    return False
+
+
 @functools.lru_cache(256)
-def fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
+def fields_of(kind: Any) -> Callable[[Any], tuple[Any, ...]] | None:
     """Return a function that returns the values of all fields of a Struct or dataclass; None for other classes."""
-    names = tuple(getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ()))
+    names: tuple[str, ...] = tuple(getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ())))
     if len(names) > 1:
         return operator.attrgetter(*names)
     return (lambda value: (getattr(value, names[0]),)) if names else None

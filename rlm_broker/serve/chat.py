@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: a run as a chat completion, whole or as the chunks of a stream."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -132,7 +132,7 @@ class Replies:
         end = RunOutcome(self._asked.hosted.usage, facts={"error": getattr(error.__cause__, "kind", None)})
         return {**api_error_of(error).body(), **self._completion(message, "length", end)}
 
-    async def chunks(self, *, with_usage: bool) -> AsyncIterator[bytes]:
+    async def chunks(self, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream.
 
         Raises:
