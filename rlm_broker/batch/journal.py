@@ -95,7 +95,7 @@ class _PaidCall(msgspec.Struct, frozen=True):
     answered: AnsweredCall
 
 
-class _Ended(msgspec.Struct, frozen=True):
+class _EndedItem(msgspec.Struct, frozen=True):
     """The result of an item to be written down, with the arguments of `Journal.finish`."""
 
     item: bytes
@@ -143,7 +143,7 @@ class Journal:
         self._with_calls: set[bytes] = set()
         self._unsynced = 0
         self._thread = DaemonThreads(1)
-        self._works = deque[tuple[_PaidCall | _Ended | float, _Written]]()
+        self._works = deque[tuple[_PaidCall | _EndedItem | float, _Written]]()
         self._is_called = False
         self._is_full: bool | None = None
         self._failure: ConfigurationError | None = None
@@ -243,7 +243,7 @@ class Journal:
         Raises:
             ConfigurationError: The disk is full, or broken.
         """
-        await self._written(_Ended(item, made_of, status, why, replayed, line))
+        await self._written(_EndedItem(item, made_of, status, why, replayed, line))
 
     def tell_seconds(self, seconds: float) -> None:
         """Write down how long all processes together have worked, and do not wait for it."""
@@ -253,12 +253,12 @@ class Journal:
         """Write all pending work, then close the files."""
         await asyncio.wrap_future(self._thread.submit(self.close))
 
-    async def _written(self, work: _PaidCall | _Ended) -> None:
+    async def _written(self, work: _PaidCall | _EndedItem) -> None:
         written: asyncio.Future[None] = self._loop.create_future()
         self._add(work, written)
         await written
 
-    def _add(self, work: _PaidCall | _Ended | float, written: _Written) -> None:
+    def _add(self, work: _PaidCall | _EndedItem | float, written: _Written) -> None:
         """Queue a work, and call the thread, unless it is called and has not begun."""
         if self._database is None:
             raise RuntimeError("the journal is closed")
@@ -288,9 +288,9 @@ class Journal:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(call, *given)
 
-    def _write(self, works: "list[_PaidCall | _Ended | float]") -> None:
+    def _write(self, works: "list[_PaidCall | _EndedItem | float]") -> None:
         calls = [work for work in works if isinstance(work, _PaidCall)]
-        ended = [work for work in works if isinstance(work, _Ended)]
+        ended = [work for work in works if isinstance(work, _EndedItem)]
         lines = [each.line() for each in ended]
         spent = defaultdict[tuple[str, str], Tally](Tally)
         for paid in calls:
