@@ -43,7 +43,8 @@ class EventLog:
             self._chars += chars
             while self._chars > MOST_CHARS and len(self._kept) > 1:
                 self._chars -= self._kept.popleft()[1]
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def close(self) -> None:
         """End the log. Followers read the last event, then end."""
@@ -84,7 +85,7 @@ class EventLog:
         return events
 
     def _wake(self) -> None:
-        here = asyncio._get_running_loop() if self._waiting else None
+        here = asyncio._get_running_loop()
         for loop, event in list(self._waiting):
             try:
                 if loop is here:  # a follower beside the run, as in a server: it needs no byte in the loop's own pipe
