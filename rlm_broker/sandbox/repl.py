@@ -131,6 +131,7 @@ class SandboxedRepl(AsyncResource):
         stdin: str | None = None,
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
+        echo: bool = True,
     ) -> Block:
         """Run one block. If the caller is interrupted (Ctrl+C) or cancelled, the block is, too, and variables stay.
 
@@ -151,6 +152,8 @@ class SandboxedRepl(AsyncResource):
                 fields by `SUBMIT(field=value)`; other fields or types raise a TypeError there. `Block.final_value` has
                 the submission. None lets the block go on after one.
             variables: Whether `Block.variables` names the variables made or changed by the block.
+            echo: Whether the last expression and a traceback are printed, as at a prompt. If not, `Block.result` and
+                `Block.traceback` have them.
 
         Returns:
             The outcome. If a block raises, times out or is killed, its `status` says so; there is no exception.
@@ -161,7 +164,7 @@ class SandboxedRepl(AsyncResource):
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
-        wanted = Wanted(value, stdin=stdin, variables=variables)
+        wanted = Wanted(value, stdin=stdin, variables=variables, echo=echo)
         return self.bind_loop().run(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     async def aexecute(
@@ -175,9 +178,10 @@ class SandboxedRepl(AsyncResource):
         stdin: str | None = None,
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
+        echo: bool = True,
     ) -> Block:
         """Run one block as `execute` does, awaited."""
-        wanted = Wanted(value, stdin=stdin, variables=variables)
+        wanted = Wanted(value, stdin=stdin, variables=variables, echo=echo)
         return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     def execute_script(
@@ -452,8 +456,8 @@ class SandboxedRepl(AsyncResource):
         submit: object = None,
     ) -> Block:
         require_block(code, wanted.stdin)
-        require_kind("value", wanted.value, bool)
-        require_kind("variables", wanted.variables, bool)
+        for name in ("value", "variables", "echo"):
+            require_kind(name, getattr(wanted, name), bool)
         fields = SubmitFields.of(submit)
         wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)

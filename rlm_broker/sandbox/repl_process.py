@@ -6,7 +6,8 @@ contexts are stored once, and kept as long as the REPL.
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rlm_broker.broker.transport.connection import Connection
 from rlm_broker.broker.transport.provisions import Provisions
@@ -198,8 +199,7 @@ class ReplWorker:
         return worker.gone.is_set() or worker.died is not None or not self.connection.is_open
 
 
-@dataclass(frozen=True, slots=True)
-class Inherited:
+class Inherited(Struct, frozen=True):
     """Stands for a context of the REPL's fork server, inherited by its workers. `stored` is the orchestrator's copy of
     it."""
 

@@ -199,8 +199,8 @@ class Init:
                 self._control.say(Loaded(layers=self._layers))
             case Start():
                 self._start(fds[0])
-            case Begin(cpu_s=cpu_s):
-                self._begin(cpu_s)
+            case Begin(cpu_s=cpu_s, is_late=is_late):
+                self._begin(cpu_s, is_late)
             case Interrupt(block=block):
                 self._repl.interrupt(block)
                 self._control.say(Interrupted())
@@ -236,10 +236,11 @@ class Init:
             gc.collect()
             gc.freeze()  # else each collection in the REPL would write to, and so copy, every page of the objects
 
-    def _begin(self, cpu_s: float) -> None:
+    def _begin(self, cpu_s: float, is_late: bool) -> None:
         self._said_cpu_s = 0.0
         self._block_cpu_s = cpu_s
-        self._output.begin_block()
+        if not is_late:
+            self._output.begin_block()
         self._begin_to_watch()
         self._watch.block_started()
 

@@ -143,7 +143,7 @@ for _ in range(8):
         time.sleep(1000); os._exit(0)
 os.close(r); time.sleep(2.5); os.close(w); time.sleep(1000)
 """
-    limits = LIMITS.model_copy(update={"memory_bytes": 128 << 20})
+    limits = LIMITS.replace(memory_bytes=128 << 20)
     with open_sandbox.repl("the context", limits=limits) as repl:
         block = repl.execute(code)
         assert block.status == "killed"
@@ -153,7 +153,7 @@ os.close(r); time.sleep(2.5); os.close(w); time.sleep(1000)
 
 
 async def test_watch_goes_on_without_the_orchestrator(loop_sandbox: Sandbox) -> None:
-    limits = LIMITS.model_copy(update={"memory_bytes": 128 << 20})
+    limits = LIMITS.replace(memory_bytes=128 << 20)
     code = """
 import os, time
 if os.fork() == 0:

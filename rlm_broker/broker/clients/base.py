@@ -91,6 +91,10 @@ class LMRequest(msgspec.Struct, frozen=True):
         return sum(_chars(message.content) for message in self.messages)
 
 
+IMPORTING: set[str] = set()
+"""Libraries that clients are importing on threads of their own. A call that needs one waits for it."""
+
+
 class LMReply(msgspec.Struct, frozen=True):
     """Outcome of one call.
 

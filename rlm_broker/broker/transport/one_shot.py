@@ -15,8 +15,9 @@ have the words of the field's own handler wherever it has any.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.results import Call, ChatMessage, Role
@@ -49,8 +50,7 @@ class OneShotRefused(ProtocolViolation):
     """A request cannot be served. The message is the `error` of the reply."""
 
 
-@dataclass(frozen=True, slots=True)
-class OneShotRequest:
+class OneShotRequest(Struct, frozen=True):
     """One request.
 
     Attributes:

@@ -164,7 +164,10 @@ class InitProcess:
     def say(self, message: Control, *fds: int) -> None:
         """Send a message, or drop it if init has ended: its last message has the reason, and is still to be read."""
         try:
-            socket.send_fds(self._control, [pack(message)], fds)
+            if fds:
+                socket.send_fds(self._control, [pack(message)], fds)
+            else:
+                self._control.send(pack(message))
         except OSError as error:
             if error.errno not in HUNG_UP:
                 raise WorkerDied(f"the worker's init cannot be reached: {error.strerror}") from None

@@ -211,7 +211,7 @@ def test_a_value_that_no_child_could_have(handler: LMHandler, sandbox: Sandbox, 
 
 
 def test_contexts_at_their_maximum_leak_no_descriptor(handler: LMHandler, sandbox: Sandbox) -> None:
-    limits = LIMITS.model_copy(update={"max_children_total": 2})
+    limits = LIMITS.replace(max_children_total=2)
     slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {MAX_PROMPTS}, ['t'] * {MAX_PROMPTS})", limits)
     assert [slot["text"] for slot in slots] == ["int of 1"] * MAX_PROMPTS  # equal contexts are one child
     code = f"ask([{{'own': 'context'}}] * {1 << 14}, [str(n) for n in range({1 << 14})])"
