@@ -14,7 +14,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
+from rlm_broker.errors import ReplBusy, ReplClosed, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
@@ -27,7 +27,6 @@ from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.workers.source import Workers
-from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
 
@@ -90,12 +89,11 @@ class SandboxedRepl(AsyncResource):
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self._answer = answer
-        self._files = ReplFiles(self.bind_loop, self._worker_beside_blocks, self._limits.scratch_bytes)
-        self._contexts = QueryContexts(
-            self._worker_beside_blocks, self._worker.context_named, self._limits.scratch_bytes
-        )
-        self._programs = ReplPrograms(self._fork_server, self._worker, self._worker_beside_blocks, self._limits, env)
-        self._busy = asyncio.Lock()
+        # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
+        worker = self._worker
+        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes)
+        self._contexts = QueryContexts(worker.beside_blocks, worker.context_named, self._limits.scratch_bytes)
+        self._programs = ReplPrograms(self._fork_server, worker, self._limits, env)
         self._run: BlockRun | None = None
         self._is_interrupted = False
 
@@ -428,18 +426,6 @@ class SandboxedRepl(AsyncResource):
         for observer in OBSERVERS:
             observer.repl_became(self, state)
 
-    # -- worker ------------------------------------------------------------------------------------------------------
-
-    async def _worker_beside_blocks(self) -> Worker:
-        """Return the worker, which has the files and runs programs, also while its REPL is dead or runs a block."""
-        self._worker.require_open()
-        if self._worker.started is None and not self._busy.locked():
-            async with self._busy:
-                await self._worker.require_repl()
-        if self._worker.started is None:
-            raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
-        return self._worker.worker
-
     # -- one block ---------------------------------------------------------------------------------------------------
 
     async def _get(self, names: tuple[str, ...]) -> Block:
@@ -462,9 +448,9 @@ class SandboxedRepl(AsyncResource):
         wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
         wall_timeout_s = seconds_or("wall_timeout_s", wall_timeout_s, self._limits.block_wall_timeout_s)
-        if self._busy.locked():
+        if self._worker.busy.locked():
             raise ReplBusy("this REPL runs a block already: one at a time")
-        async with self._busy:
+        async with self._worker.busy:
             self._is_interrupted = False
             connection = await self._worker.require_repl()
             if self._is_interrupted:

@@ -151,7 +151,7 @@ class Init:
         self._control = InitSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
-        self._programs = Programs(confinement, self._watch.pids, self._control.say)
+        self._programs = Programs(confinement, self._watch.pids, self._control.say, self._poll)
         self._repl = ReplProcess(
             confinement, self._control, self._output, bell, spawn.bounds, preloaded, mapping_works, hands
         )
@@ -171,6 +171,8 @@ class Init:
                         self._obey()
                 elif fd == self._children:
                     self._reap()
+                elif self._programs.hear(fd):
+                    self._sweep()
                 else:
                     self._output.forward(fd)
             if self._has_to_watch and self._watch.wait_s() == 0:
@@ -288,7 +290,8 @@ class Init:
                 pid = found.si_pid
                 session = os.getsid(pid)  # a zombie keeps its session until it is waited for
                 _, status, used = os.wait4(pid, 0)
-                self._watch.cpu_times.process_ended(session, used.ru_utime + used.ru_stime)
+                spent_s, is_launcher = used.ru_utime + used.ru_stime, pid == self._programs.launcher_pid
+                self._watch.cpu_times.process_ended(session, spent_s, is_launcher=is_launcher)
                 self._programs.ended(pid, status)
                 if pid == self._repl.pid:
                     self._repl.pid = None

@@ -443,6 +443,7 @@ class Connection(asyncio.BufferedProtocol):
             self._result.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
             self._on_end()
         self._cancel_answers()
+        self._answer, self._on_shown = refuse, _ignore  # the last block's, which has this connection
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

@@ -296,6 +296,7 @@ class Worker:
             ended.set_result(None)
         self._programs.clear()
         self.on_change()
+        self.on_written = self.on_burned = self.on_change = _ignore  # the last block's, which has this worker
 
 
 class RunningProgram(NamedTuple):

@@ -279,7 +279,7 @@ async def test_children_share_the_stored_file_until_the_end() -> None:
     async with Sandbox(LIMITS, warm=0) as sandbox, sandbox.repl() as repl:
         await repl.files.awrite("part", b"p" * 50_000)
         asked = Query(id="1:1", want="rlm", prompts=["a", "b", "c"], contexts=[ChildContext(file="part")] * 3)
-        contexts = QueryContexts(repl._worker_beside_blocks, lambda _: None, SCRATCH_BYTES)
+        contexts = QueryContexts(repl._worker.beside_blocks, lambda _: None, SCRATCH_BYTES)
         one, other, third = (given for given in contexts.of(asked).given if given is not None)
         before = descriptors()
         async with one.opened() as first:
