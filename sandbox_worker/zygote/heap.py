@@ -7,8 +7,6 @@
   mm/memory.c). The code of a library has no such page. So each worker's processes would fault for every 64 KB of the
   interpreter's code that they run, 140 times in all. `inherit_page_tables` gives the largest mappings one private page
   each.
-- A fork and an end cost 1 to 3 µs for each mapping, and a library has five: headers, code, constants, and two of data.
-  `unite_code` makes one mapping of the first three, and so takes a third of all mappings away.
 - Free blocks of CPython's allocator lie between living objects. If a worker's new objects took them, then each would
   copy another page. `fill_free_blocks` allocates them all, and a worker's objects lie side by side. `fill_free_chunks`
   does the same for the C library's allocator, which has the objects of more than 512 bytes.
@@ -16,20 +14,16 @@
 
 import ctypes
 import gc
-import mmap
 import os
 import re
 import sys
 from contextlib import suppress
-from itertools import pairwise
 from types import CodeType
-from typing import Any, NamedTuple
-
-from sandbox_worker.isolation import syscalls
+from typing import Any
 
 _MOST_WORDS = 1 << 46
 """Words of four bytes in an address space of 48 bits, the most that the kernel gives unasked."""
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 1 << 18
 """Bytes of a mapping from which on forks inherit its page tables: those of the interpreter and of the C library. To
 copy the tables of the many smaller ones takes longer than it saves."""
 FREE_BLOCKS = re.compile(r"^ *\d+ +(\d+) +\d+ +\d+ +(\d+)$", re.MULTILINE)
@@ -81,62 +75,22 @@ def _immortal_count() -> int | None:
     return forever.value if is_uncounted else None
 
 
-def unite_code() -> None:
-    """Give headers and constants of libraries the rights of the code between them: the kernel merges equal neighbours.
-
-    They become executable, as all linkers made them before `-z separate-code`. Model code may map executable memory of
-    its own in any case. Data stays as it is. Call this before pages are written: a private page prevents a merger.
-    """
-    with suppress(OSError):  # the kernel refuses it, as SELinux may
-        for one, other in pairwise(_mappings()):
-            are_parts = one.inode == other.inode != 0 and one.file_end == other.offset and one.end == other.start
-            if are_parts and {one.rights, other.rights} == {"r--p", "r-xp"}:
-                constant = one if one.rights == "r--p" else other
-                syscalls.call("mprotect", constant.start, constant.size, mmap.PROT_READ | mmap.PROT_EXEC)
-
-
 def inherit_page_tables() -> None:
     """Have forks inherit the page tables of code, by writing to each large mapping the byte that is there.
 
     Without effect where the kernel refuses such writes (`proc_mem.force_override`). The text of a context is left out:
     the tables of 300 MB would cost each worker 40 ms.
     """
-    with suppress(OSError), open("/proc/self/mem", "r+b", buffering=0) as memory:
-        for mapping in _mappings():
-            is_code = mapping.rights in ("r--p", "r-xp") and mapping.inode != 0 and not mapping.is_memfd
-            if is_code and mapping.size >= LARGE_BYTES:
-                memory.seek(mapping.start)
-                byte = memory.read(1)
-                memory.seek(mapping.start)
-                memory.write(byte)
-
-
-class _Mapping(NamedTuple):
-    start: int
-    end: int
-    rights: str
-    offset: int
-    inode: int
-    is_memfd: bool
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
-
-    @property
-    def file_end(self) -> int:
-        return self.offset + self.size
-
-
-def _mappings() -> list[_Mapping]:
-    """Return the mappings of this process, by address."""
-    found = []
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            span, rights, offset, _, inode = line.split()[:5]
+    with suppress(OSError), open("/proc/self/maps") as maps, open("/proc/self/mem", "r+b", buffering=0) as memory:
+        for line in maps.readlines():
+            span, rights, _, _, inode = line.split()[:5]
             start, end = (int(address, 16) for address in span.split("-"))
-            found.append(_Mapping(start, end, rights, int(offset, 16), int(inode), "/memfd:" in line))
-    return found
+            is_code = rights in ("r--p", "r-xp") and inode != "0" and "/memfd:" not in line
+            if is_code and end - start >= LARGE_BYTES:
+                memory.seek(start)
+                byte = memory.read(1)
+                memory.seek(start)
+                memory.write(byte)
 
 
 def fill_free_blocks() -> list[bytes]:

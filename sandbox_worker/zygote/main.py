@@ -44,7 +44,7 @@ from sandbox_worker.wire.control import (
 )
 from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.level import level_named
-from sandbox_worker.zygote.heap import fill_free_blocks, fill_free_chunks, inherit_page_tables, unite_code
+from sandbox_worker.zygote.heap import fill_free_blocks, fill_free_chunks, inherit_page_tables
 from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prepare
 from sandbox_worker.zygote.warm_up import rehearse
 
@@ -90,7 +90,6 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
     if shared.level.is_security_boundary:  # the filters of these levels deny sysinfo
         memory_reserve.replace_sysconf()
     rehearse(shared.landlock_abi)
-    unite_code()
     inherit_page_tables()
     _filling = fill_free_blocks()
     fill_free_chunks()

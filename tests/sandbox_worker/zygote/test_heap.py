@@ -98,23 +98,6 @@ heap.fill_free_chunks()
 print(len({id(bytes_) >> 12 for bytes_ in [bytes(1_000) for _ in range(150)]}))
 """
 
-UNITED = """
-import re, sys
-sys.path.insert(0, ".")
-from sandbox_worker.zygote import heap
-
-def parts():
-    # Mappings of libraries, and how many of them lie beside code in the same file.
-    maps = open("/proc/self/maps").read()
-    beside = re.findall(r"(?<=-)([0-9a-f]+) r--p .* (/.*\\.so.*)\\n\\1-[0-9a-f]+ r-xp .* \\2\\n", maps)
-    return len(re.findall(r" r..p .*\\.so", maps)), len(beside)
-
-before = parts()
-heap.unite_code()
-import decimal  # from code whose mappings were changed, and from a library that is mapped later
-print(*before, *parts(), " rwxp " in open("/proc/self/maps").read())
-"""
-
 ARENAS = """
 import sys
 sys.path.insert(0, ".")
@@ -159,15 +142,6 @@ def test_new_objects_lie_together_between_no_others() -> None:
     small, large = map(int, done.stdout.split())
     assert small <= 10  # 150 objects of 144 bytes take six pages
     assert large <= 42  # 150 objects of 1,040 bytes take 39
-
-
-def test_parts_of_a_library_beside_its_code_become_one_mapping_with_it() -> None:
-    done = subprocess.run([sys.executable, "-c", UNITED], capture_output=True, text=True, check=True, cwd=PROJECT)
-    before, beside, after, still_beside, is_any_writable_code = done.stdout.split()
-    assert int(beside) > 5
-    assert int(still_beside) <= 1  # of `decimal`'s, which was imported afterwards
-    assert int(after) < 0.8 * int(before)
-    assert is_any_writable_code == "False"
 
 
 def test_arenas_lie_side_by_side_until_they_are_released() -> None:
