@@ -65,6 +65,9 @@ WRITTEN: Final = {
 """Earlier name of an argument, or the reference runtime's → how its argument is written now."""
 
 
+_DEFAULT: Any = NOT_GIVEN
+
+
 class RLM(AsyncResource):
     """A language model with its context as a variable in a sandboxed REPL.
 
@@ -78,7 +81,7 @@ class RLM(AsyncResource):
 
     Args:
         model: Root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object or a
-            function, see `FunctionClient`. None is "offline".
+            function, see `FunctionClient`. Left out, it is "offline"; None is refused.
         sub_model: Model for what code in the REPL asks. None is the root model.
         models: Further models for code, by name; or a `Models`, with routes, policy and files as well.
         limits: Limits of each run tree and its REPLs. An unset field is taken from `sandbox`, or has its default.
@@ -108,7 +111,7 @@ class RLM(AsyncResource):
 
     def __init__(
         self,
-        model: Given | None = None,
+        model: Given = _DEFAULT,
         sub_model: Given | None = None,
         *,
         models: Models | Mapping[str, Given] | None = None,
@@ -133,8 +136,9 @@ class RLM(AsyncResource):
         if recursion not in ("always", "auto") and not callable(recursion):
             raise ConfigurationError(f"recursion must be 'always', 'auto' or a function, not {recursion!r}")
         every = models_of(models)
-        _require_apart(model, sub_model, every, handler)
-        source = Registry(model, sub_model, every, LMHandler) if handler is None else handler
+        root = _root(model)
+        _require_apart(root, sub_model, every, handler)
+        source = Registry(root, sub_model, every, LMHandler) if handler is None else handler
         self._engine = Engine(source, every, sandbox, limits, keeps_repl=persistent)
         self.limits = self._engine.limits
         self.instructions = _instructions_of(instructions)
@@ -420,6 +424,19 @@ def _refuse(unknown: Iterable[str], known: Sequence[str]) -> None:
         if limits and not get_close_matches(name, known, 1, cutoff=0.8):
             raise ConfigurationError(f"RLM takes no {name}; did you mean limits=Limits({limits[0]}=...)?")
         raise ConfigurationError(f"RLM takes no {name}{suggestion(name, known)}")
+
+
+def _root(model: Given | None) -> Given | None:
+    """Return the given root model; None if none was given.
+
+    Raises:
+        ConfigurationError: It was given as None, for example by `RLM(os.environ.get("MODEL"))`.
+    """
+    if model is None:
+        raise ConfigurationError(
+            "the model is None: name one, such as 'openai/gpt-5-mini'; 'offline' is the stand-in that needs no key"
+        )
+    return None if model is NOT_GIVEN else model
 
 
 def _require_apart(model: object, sub_model: object, models: Models, handler: object) -> None:

@@ -13,6 +13,7 @@ import click
 from rlm_broker.broker.models.models import Models
 from rlm_broker.cli.composition import models_of, rlm_of
 from rlm_broker.cli.failures import fail
+from rlm_broker.cli.models import advice
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned
 from rlm_broker.cli.settings.user_files import schema_of
@@ -28,11 +29,8 @@ from rlm_broker.values.words import counted
 from rlm_broker.watch.progress_line import ProgressLine
 from rlm_broker.watch.server import ControlSocket
 
-NOTE = (
-    "The model offline is a stand-in: it searches, quotes and counts, and does not reason. Name a real model with "
-    "--model NAME (or RLM(model=...))."
-)
-"""Advice to users beside an answer of the model offline."""
+NOTE = "a demonstration by the stand-in offline, which searches and counts, and does not reason"
+"""Words about a run of the model offline, for its user."""
 
 
 def run(
@@ -107,6 +105,8 @@ def _completion(
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
     settings = Settings(assigned(assignments, **flags))
+    if progress is not None and replay is None and settings["model"] == DEFAULTS["model"]:
+        _say_stand_in(is_named=settings.names_model)
     schema = settings.path("output_type")
     output_type = None if schema is None else schema_of(schema)
     try:
@@ -178,17 +178,20 @@ def _require_order(question: str, paths: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
 
 
-def _say_used(ended: Completion | RunFailed) -> None:
-    """Print what a run took and used in one line, and a table by model and by depth if there are several.
+def _say_stand_in(*, is_named: bool) -> None:
+    """Print that the model offline answers and, if no model was named, how a real one is named here."""
+    if is_named:
+        say(f"rlm-broker ask: {NOTE}", err=True)
+        return
+    say(f"rlm-broker ask: no model is named, so this is {NOTE}; {advice()}", err=True)
 
-    After a run of the model offline it prints what that model is.
-    """
+
+def _say_used(ended: Completion | RunFailed) -> None:
+    """Print what a run took and used in one line, and a table by model and by depth if there are several."""
     if not ended.execution_time:  # no run had begun
         return
     turns = counted(len(ended.trajectory), "turn")
     say(f"{ended.execution_time:.1f} s, {turns}, {ended.usage_summary.total}", err=True)
-    if DEFAULTS["model"] in ended.usage_summary.model_usage_summaries:
-        say(NOTE, err=True)
     if not any(usage.total_tokens for usage in ended.usage_by_depth.values()):
         return
     models = list(ended.usage_summary.model_usage_summaries.items())

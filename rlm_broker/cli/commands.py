@@ -25,7 +25,7 @@ BY_SIGNALS = "130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP"
 JSON = Flag("--json as_json", "Print one JSON object.")
 DEBUG = Flag("--debug", "Show tracebacks of rlm-broker itself.")
 NO_OPEN = Flag("--no-open", "Only print the link; do not open the browser.")
-MODEL = Option("-m --model", "NAME", "The root model (default offline).")
+MODEL = Option("-m --model", "NAME", "The root model; default: that of the settings, see models default.")
 SUB_MODEL = Option("-s --sub-model", "NAME", "The model that code asks; default: the root model.")
 BASE_URL = Option("--base-url", "URL", "Address of an OpenAI-compatible server with the models.")
 API_KEY = Option("--api-key", "env:NAME", "Variable that holds the key of the model.", type=KEY)
@@ -301,12 +301,14 @@ DOCTOR = LazyCommand(
 AS_ASK = "As it would be given to ask."
 LIST_MODELS = LazyCommand(
     "models",
-    """Show the models and routes that hold here, what a server at --base-url has, and the providers whose key is set.
+    """Show the models and routes that hold here, which names of models can be used, and what the others lack.
 
-    With a NAME, show which model would serve code that asks for it.
+    With a NAME, show which model would serve code that asks for it. `models default NAME` sets the model that commands
+    take when none is named.
     """,
     (
         click.Argument(["name"], required=False),
+        click.Argument(["value"], required=False, metavar=""),
         click.Option(
             ["--depth"],
             type=click.IntRange(0),

@@ -12,9 +12,9 @@ from rlm_broker.broker.clients.litellm import (
     _KEYS,
     _SERVERS,
     LiteLLMClient,
-    _refuse_misspelt,
     full_name,
     prefetch,
+    refuse_misspelt,
 )
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
@@ -167,7 +167,7 @@ def test_litellm_providers_are_not_taken_for_misspelt() -> None:
 
     for provider in map(str, [getattr(each, "value", each) for each in litellm.provider_list]):
         if provider not in {*_KEYS, *_KEYLESS, *_SERVERS}:
-            _refuse_misspelt(f"{provider}/model", provider)
+            refuse_misspelt(f"{provider}/model", provider)
 
 
 def test_client_of_the_service_gets_answer_and_stream() -> None:
