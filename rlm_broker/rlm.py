@@ -81,7 +81,7 @@ class RLM(AsyncResource):
 
     Args:
         model: Root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object or a
-            function, see `FunctionClient`. Left out, it is "offline"; None is refused.
+            function, see `FunctionClient`. Left out, it is "offline". None is for a handler or a recording.
         sub_model: Model for what code in the REPL asks. None is the root model.
         models: Further models for code, by name; or a `Models`, with routes, policy and files as well.
         limits: Limits of each run tree and its REPLs. An unset field is taken from `sandbox`, or has its default.
@@ -136,7 +136,11 @@ class RLM(AsyncResource):
         if recursion not in ("always", "auto") and not callable(recursion):
             raise ConfigurationError(f"recursion must be 'always', 'auto' or a function, not {recursion!r}")
         every = models_of(models)
-        root = _root(model)
+        if model is None and handler is None and every.replay is None:
+            raise ConfigurationError(
+                "the model is None: name one, such as 'openai/gpt-5-mini'; 'offline' is the stand-in that needs no key"
+            )
+        root = None if model is NOT_GIVEN else model
         _require_apart(root, sub_model, every, handler)
         source = Registry(root, sub_model, every, LMHandler) if handler is None else handler
         self._engine = Engine(source, every, sandbox, limits, keeps_repl=persistent)
@@ -424,19 +428,6 @@ def _refuse(unknown: Iterable[str], known: Sequence[str]) -> None:
         if limits and not get_close_matches(name, known, 1, cutoff=0.8):
             raise ConfigurationError(f"RLM takes no {name}; did you mean limits=Limits({limits[0]}=...)?")
         raise ConfigurationError(f"RLM takes no {name}{suggestion(name, known)}")
-
-
-def _root(model: Given | None) -> Given | None:
-    """Return the given root model; None if none was given.
-
-    Raises:
-        ConfigurationError: It was given as None, for example by `RLM(os.environ.get("MODEL"))`.
-    """
-    if model is None:
-        raise ConfigurationError(
-            "the model is None: name one, such as 'openai/gpt-5-mini'; 'offline' is the stand-in that needs no key"
-        )
-    return None if model is NOT_GIVEN else model
 
 
 def _require_apart(model: object, sub_model: object, models: Models, handler: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from rlm_broker.broker.clients.base import BaseClient, Client, LMReply, LMRequest, with_text
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.litellm import LiteLLMClient, full_name, refuse_misspelt
-from rlm_broker.broker.clients.offline.client import OfflineClient
+from rlm_broker.broker.clients.offline import OfflineClient
 from rlm_broker.broker.clients.providers import named
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.events.redaction import in_words
