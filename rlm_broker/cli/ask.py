@@ -14,7 +14,7 @@ from rlm_broker.broker.models.models import Models
 from rlm_broker.cli.composition import models_of, rlm_of
 from rlm_broker.cli.failures import fail
 from rlm_broker.cli.models import advice
-from rlm_broker.cli.parameters import exists
+from rlm_broker.cli.parameters import exists, is_folder
 from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned
 from rlm_broker.cli.settings.user_files import schema_of
 from rlm_broker.cli.sources import STDIN, stored
@@ -40,6 +40,7 @@ def run(
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    out: Path | None,
     encoding: str | None,
     strict_text: bool,
     **options: Any,
@@ -55,6 +56,7 @@ def run(
     """
     if not paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
+    _require_new(out)
     try:
         with ExitStack() as stack:
             progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
@@ -72,7 +74,7 @@ def run(
             why = f"{completion.limit} was reached before there was an answer: raise it by --limit {completion.limit}=N"
             fail("ask", LimitReached.kind, why, LimitReached.exit_code, as_json=as_json)
         fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
-    say(_in_json(completion) if as_json else answer)
+    _print(_in_json(completion) if as_json else answer, out)
     if completion.limit is None and not completion.is_stopped:
         return 0
     if not as_json:
@@ -157,6 +159,24 @@ def _require_no_address(paths: tuple[str, ...]) -> None:
     for path in paths:
         if "://" in path and not exists(path):
             raise ConfigurationError(f"{path!r} is an address, and ask reads files: download it, and name the file")
+
+
+def _require_new(out: Path | None) -> None:
+    """Refuse to write the answer over a file: until 0.1 `-o` named a schema. Its folder must be there."""
+    if out is not None and exists(out):
+        raise ConfigurationError(f"{out} exists: remove it, or name another file; --output-type names a schema")
+    if out is not None and not is_folder(out.parent):
+        raise ConfigurationError(f"cannot write {out}: there is no folder {out.parent}")
+
+
+def _print(text: str, out: Path | None) -> None:
+    """Print the answer, and write it to the file of `-o`."""
+    say(text)
+    try:
+        if out is not None:
+            out.write_text(f"{text}\n", errors="backslashreplace")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _require_apart(trace: Path | None, record: Path | None) -> None:

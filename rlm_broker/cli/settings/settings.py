@@ -236,22 +236,23 @@ def set_default_model(name: str) -> Path:
 
 
 def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
-    """Return the settings given on the command line: `NAME=VALUE` of `--limit`, and options of their own.
+    """Return the settings given on the command line: `NAME=VALUE` of `--limit` or `--set`, and options of their own.
 
     Args:
-        assignments: Values of `--limit`.
+        assignments: Values of `--limit` and `--set`.
         options: Name → value of the other options; None if an option was not used.
 
     Raises:
-        ConfigurationError: An assignment has another form, names no limit, or is given twice.
+        ConfigurationError: An assignment has another form, names no limit and no setting, or is given twice.
     """
     values = {name: value for name, value in options.items() if value is not None}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
         if not separator or not name:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
-        if name not in Limits.model_fields:
-            raise ConfigurationError(f"--limit {name}: there is no such limit{suggestion(name, Limits.model_fields)}")
+        if name not in (*DEFAULTS, *Limits.model_fields):
+            known = suggestion(name, [*Limits.model_fields, *DEFAULTS])
+            raise ConfigurationError(f"--limit {name}: there is no such limit or setting{known}")
         if name in values:
             raise ConfigurationError(f"--limit {name} is given twice: give it once")
         values[name] = value

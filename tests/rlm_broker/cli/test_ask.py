@@ -72,10 +72,19 @@ def test_short_flags_name_the_models_the_type_of_the_answer_and_the_key(
     code = "len(context)\nllm_query('part')\nFINAL({'price': 40})"
     with FakeOpenAI(completion(f"```repl\n{code}\n```"), models=["m", "small"]) as server:
         models = ["-m", "m", "-s", "small", "--base-url", server.base_url, "--api-key", "env:KEY_OF_THE_TEST"]
-        done = run("ask", QUESTION, log, "-q", "-o", tmp_path / "schema.json", *models)
+        done = run("ask", QUESTION, log, "-q", "--output-type", tmp_path / "schema.json", *models)
     assert (done.stdout, done.stderr) == ('{"price": 40}\n', "")
     assert [request["model"] for request in server.requests] == ["m", "small"]
     assert {headers["authorization"] for headers in server.headers} == {"Bearer sk-of-the-test"}
+
+
+def test_answer_is_written_to_a_file_and_settings_are_set(log: Path, tmp_path: Path) -> None:
+    done = run(
+        "ask", QUESTION, log, "-q", "-o", tmp_path / "answer.txt", "--set", "model=offline", "--set", "recursion=auto"
+    )
+    assert done.stdout == (tmp_path / "answer.txt").read_text()
+    assert "Ada Quill" in done.stdout
+    assert done.stderr == ""
 
 
 def test_encoding_is_named_and_what_is_replaced_or_left_out_is_said(log: Path) -> None:
