@@ -143,6 +143,40 @@ exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or
 failed, 5 the model provider failed, {BY_SIGNALS} (the partial answer is printed)""",
 )
 
+CHAT = LazyCommand(
+    "chat",
+    """Talk about files or folders. The REPL stays, with all that code has found out, and so does the conversation.
+
+    Each line of stdin is a question, or one of /files, /undo, /cost, /help and /quit. Ctrl+C ends an answer with what
+    there is, and keeps the variables.
+
+    \b
+    rlm-broker chat logs/ -m openai/gpt-5-mini
+    rlm-broker chat src/ docs/ -m ollama/qwen3:4b -v
+    rlm-broker chat contract.pdf -q <questions.txt
+    """,
+    (
+        click.Argument(["paths"], nargs=-1, type=FILE, metavar="PATH..."),
+        "Often",
+        *MODELS,
+        LIMIT,
+        Flag("-v --verbose", "Show each turn's reply, code, output and calls."),
+        QUIET,
+        TOOLS,
+        "Sandbox",
+        *SANDBOX,
+        MORE,
+        MAX_DEPTH,
+        *TEXT,
+        *RUN,
+        *CLUSTER,
+        DEBUG,
+    ),
+    epilog=f"""\b
+exit codes: 0 the input has ended, 2 the command line or configuration is wrong, 4 the isolation cannot be had,
+{BY_SIGNALS}""",
+)
+
 BATCH = LazyCommand(
     "batch",
     """Ask the questions of INPUT, one JSON object a line, and write each result to OUT as soon as there is one.
@@ -242,11 +276,18 @@ EXEC = LazyCommand(
 
     All arguments behind FILE are the program's. The program gets the stdin of this command, which is read to its end
     before the program begins; a terminal is not read. If FILE is -, the program itself is read from stdin.
+
+    \b
+    rlm-broker exec script.py --verbose <numbers.txt
+    rlm-broker exec --file data.csv --out results/ plot.py
+    rlm-broker exec -c "print(2 ** 100)"
     """,
     (
-        click.Argument(["file"], type=FILE),
+        click.Argument(["file"], type=FILE, required=False),
         click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+        Option("-c code", "CODE", "Run this code in place of a FILE; what stands behind it are its arguments."),
         Option("--file files", "LOCAL[=NAME]", "A file to put beside the program; repeatable.", multiple=True),
+        Option("-o --out", "FOLDER", "Keep the files that it makes, and the pictures that it shows.", type=PATH),
         Option("--timeout", "TIME", "Compute time, such as 90s or 1h30m (default 60 s)."),
         *SANDBOX,
         _limit("memory_bytes=64MB"),
@@ -464,6 +505,7 @@ or the beginning of an id is that of several""",
 
 COMMANDS: dict[str, tuple[str, click.Command]] = {
     "ask": ("Ask a question about a text, files or folders.", ASK),
+    "chat": ("Talk about files: the REPL and the conversation stay.", CHAT),
     "batch": ("Ask many questions, and go on where a killed batch was.", BATCH),
     "eval": ("Print the line that measures whether an RLM is worth it for a model.", EVAL),
     "exec": ("Run a Python file in a sandbox, without any model.", EXEC),

@@ -41,6 +41,8 @@ MAX_WORDS, LONG_LINE = 12, 300
 """Maximum words of a question that are looked for; characters beside a word that are read in a long line."""
 EXCERPT = "Answer from this excerpt alone, or write NOT FOUND:"
 NOT_FOUND = "NOT FOUND"
+GOES_ON = "This question goes on from these:"
+"""Line of a question in a conversation. Below it stand earlier questions and answers."""
 NOTHING = ("no match", "0 matches")
 _CONTEXT = re.compile(rf"^`({CONTEXT}(?:_\d+)?)` is a (\S+)", re.MULTILINE)
 """Line of a run's first message that names the variable of its context, and its type."""
@@ -258,6 +260,7 @@ def _turn(prose: str, code: str, **filled: str) -> str:
 
 def task(question: str) -> str:
     """Return the sentences of a question that end with a question mark; if there are none, its beginning."""
+    question = question.partition(GOES_ON)[0].strip()
     ends = question if len(question) <= 4_000 else f"{question[:2_000]}\n{question[-2_000:]}"
     asking = [each for each in re.split(r"(?<=[.!?\uff1f])\s+|\n+", ends) if each.endswith(("?", "\uff1f"))]
     return " ".join(asking) or question[:600]

@@ -55,6 +55,7 @@ def taken() -> Iterator[str]:
 
 BASES = {
     "ask": ["Who?", "missing"],
+    "chat": ["missing"],
     "batch": ["missing"],
     "eval": ["--data", "missing"],
     "exec": ["missing"],
