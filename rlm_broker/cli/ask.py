@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from rlm_broker.broker.models.models import Models
+from rlm_broker.cli.chat import AskedBefore, last_asked
 from rlm_broker.cli.composition import models_of, rlm_of
 from rlm_broker.cli.failures import fail
 from rlm_broker.cli.models import advice
@@ -37,50 +38,58 @@ def run(
     question: str,
     paths: tuple[str, ...],
     *,
+    go_on: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
     out: Path | None,
-    encoding: str | None,
-    strict_text: bool,
     **options: Any,
 ) -> int:
     """Answer a question about paths, print the answer, and return the exit code.
 
     Args:
-        options: The trace, the recording, the cluster and the settings.
+        go_on: Whether it goes on from the last question, and is about the same paths if none are named.
+        options: How text is read, the trace, the recording, the cluster and the settings.
 
     Raises:
         ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
         RunFailed: The run ended without an answer. What it used has been printed.
     """
-    if not paths and sys.stdin.isatty():
+    before = last_asked(paths) if go_on else AskedBefore(paths, [])
+    if not before.paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
     _require_new(out)
+    encoding, is_strict = options.pop("encoding"), options.pop("strict_text")
     try:
         with ExitStack() as stack:
             progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
-            sources = partial(stored, paths, encoding, is_strict=strict_text, names_left_out=verbose)
-            completion = _completion(question, paths, sources, progress, **options)
+            sources = partial(stored, before.paths, encoding, is_strict=is_strict, names_left_out=verbose)
+            completion = _completion(before.with_question(question), before.paths, sources, progress, **options)
     except (LimitReached, RunCancelled) as stopped:
         if stopped.partial_answer and not as_json:
             say(stopped.partial_answer)
         raise
     answer = completion.response if completion.parsed is None else json.dumps(completion.parsed, ensure_ascii=False)
     if answer is None:
-        if completion.is_stopped:
-            fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
-        if completion.limit is not None:
-            why = f"{completion.limit} was reached before there was an answer: raise it by --limit {completion.limit}=N"
-            fail("ask", LimitReached.kind, why, LimitReached.exit_code, as_json=as_json)
-        fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
+        _fail_without_answer(completion, as_json=as_json)
     _print(_in_json(completion) if as_json else answer, out)
+    if sys.stderr.isatty():
+        before.and_now(question, answer).remember()
     if completion.limit is None and not completion.is_stopped:
         return 0
     if not as_json:
         why = "the run was stopped" if completion.is_stopped else f"{completion.limit} was reached"
         say(f"rlm-broker ask: {why}: that is the best answer so far", err=True)
     return 3
+
+
+def _fail_without_answer(completion: Completion, *, as_json: bool) -> NoReturn:
+    if completion.is_stopped:
+        fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
+    if completion.limit is not None:
+        why = f"{completion.limit} was reached before there was an answer: raise it by --limit {completion.limit}=N"
+        fail("ask", LimitReached.kind, why, LimitReached.exit_code, as_json=as_json)
+    fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
 
 
 def _completion(

@@ -1,9 +1,15 @@
-"""`rlm-broker chat PATH...`: a conversation about files. The REPL, and what code has found out in it, stay."""
+"""`rlm-broker chat PATH...`: a conversation about files. The REPL, and what code has found out in it, stay.
+
+For `ask -c` the last exchanges at a terminal are kept in the user's state folder.
+"""
 
 import contextlib
+import json
+import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from rlm_broker.broker.clients.offline import GOES_ON
 from rlm_broker.cli import signals
@@ -97,7 +103,7 @@ class Talk:
                 follow = stack.enter_context(contextlib.closing(ProgressLine(sys.stderr, is_verbose=self._verbose)))
             try:
                 asked = self._rlm.start(
-                    self._context, with_earlier(question, self._said), on_event=follow, repl=self._repl
+                    self._context, AskedBefore((), self._said).with_question(question), on_event=follow, repl=self._repl
                 )
                 with signals.calling(asked.stop):
                     completion = asked.result()
@@ -122,17 +128,6 @@ class Talk:
         say(f"forgotten: {self._said.pop()[0]}" if self._said else "there is no question to forget", err=True)
 
 
-def with_earlier(question: str, said: list[tuple[str, str]]) -> str:
-    """Return a question with the exchanges before it, so that "and why?" means what it says."""
-    if not said:
-        return question
-    before = [
-        f"Asked: {shorten(asked, MOST_CHARS)}\nAnswered: {shorten(told, MOST_CHARS)}"
-        for asked, told in said[-MOST_EARLIER:]
-    ]
-    return "\n\n".join([question, GOES_ON, *before])
-
-
 def _answer(completion: Completion) -> str:
     if completion.response is None:
         return "(stopped before there was an answer)" if completion.is_stopped else "(no answer)"
@@ -154,3 +149,63 @@ def _line() -> str | None:
             if not is_typed or signals.has_come():
                 raise
             say("\nCtrl+D leaves", err=True)
+
+
+# -- exchanges -----------------------------------------------------------------------------------------------------
+
+
+class AskedBefore(NamedTuple):
+    """Exchanges about the same paths, oldest first. For `ask -c` the last ones at a terminal are kept.
+
+    Attributes:
+        paths: What they are about.
+        said: Questions with their answers.
+    """
+
+    paths: tuple[str, ...]
+    said: list[tuple[str, str]]
+
+    def with_question(self, question: str) -> str:
+        """Return a question with the exchanges before it, so that "and why?" means what it says."""
+        if not self.said:
+            return question
+        before = [
+            f"Asked: {shorten(asked, MOST_CHARS)}\nAnswered: {shorten(told, MOST_CHARS)}"
+            for asked, told in self.said[-MOST_EARLIER:]
+        ]
+        return "\n\n".join([question, GOES_ON, *before])
+
+    def and_now(self, question: str, answer: str) -> "AskedBefore":
+        """Return the exchanges with one more."""
+        return AskedBefore(self.paths, [*self.said, (question, answer)])
+
+    def remember(self) -> None:
+        """Write them down, for the eyes of this user alone. A home that cannot be written to is no error."""
+        if not self.paths or STDIN in self.paths:
+            return
+        record = {"paths": [os.path.abspath(path) for path in self.paths], "said": self.said[-MOST_EARLIER:]}  # noqa: PTH100
+        with contextlib.suppress(OSError, RuntimeError):
+            file = _last_file()
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fresh = file.with_suffix(f".{os.getpid()}")
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+                json.dump(record, opened)
+            fresh.replace(file)
+
+
+def last_asked(paths: Sequence[str]) -> AskedBefore:
+    """Return the last exchanges, about these paths if there are any, else about their own.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+    try:
+        record = json.loads(_last_file().read_text())
+        said = [(str(question), str(answer)) for question, answer in record["said"]]
+        return AskedBefore(tuple(paths) or tuple(map(str, record["paths"])), said)
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+        raise ConfigurationError("there is no last question: -c goes on from that of `ask` at a terminal") from None
+
+
+def _last_file() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlm-broker" / "last.json"

@@ -115,6 +115,7 @@ ASK = LazyCommand(
         "Often",
         *MODELS,
         LIMIT,
+        Flag("-c --continue go_on", "Go on from the last question at a terminal, about the same paths."),
         Flag("-v --verbose", "Show each turn's reply, code, output and calls, and left-out files."),
         QUIET,
         "Answer",

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlm_broker.cli.chat import MOST_EARLIER, with_earlier
-from tests.support.command import WAIT_S, run, sentence, started
+from rlm_broker.cli.chat import MOST_EARLIER, AskedBefore
+from tests.support.command import ENVIRONMENT, WAIT_S, run, sentence, started
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
+from tests.support.terminals import on_a_terminal
 
 
 @pytest.fixture
@@ -72,9 +73,28 @@ def test_ctrl_c_ends_an_answer_and_keeps_the_variables(log: Path) -> None:
             assert chat.wait() == 0
 
 
+def test_ask_goes_on_from_the_last_question_at_a_terminal(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "XDG_STATE_HOME", str(tmp_path / "state"))
+    assert "there is no last question" in sentence(run("ask", "And why?", "-c", "-q"))
+    run("ask", "How many errors?", str(log), "-q", "-m", "offline")
+    assert not (tmp_path / "state").exists()  # a program's question is not kept
+    on_a_terminal("ask", "How many errors?", str(log), "-q", "-m", "offline")
+    (kept,) = (tmp_path / "state" / "rlm-broker").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    with FakeOpenAI(completion("```repl\nFINAL(len(context))\n```")) as server:
+        done = run("ask", "And why?", "-c", "-q", "-m", "m", "--base-url", server.base_url)
+    assert done.stdout == "537\n"
+    asked = str(server.requests[0]["messages"][1]["content"])
+    assert "And why?" in asked
+    assert "Asked: How many errors?\nAnswered: 1 line has ERROR." in asked
+
+
 def test_question_brings_the_exchanges_before_it_within_bounds() -> None:
-    assert with_earlier("And why?", []) == "And why?"
-    whole = with_earlier("And why?", [(f"question {number}", "x" * 10_000) for number in range(20)])
+    assert AskedBefore((), []).with_question("And why?") == "And why?"
+    said = [(f"question {number}", "x" * 10_000) for number in range(20)]
+    whole = AskedBefore((), said).with_question("And why?")
     assert whole.startswith("And why?\n\nThis question goes on from these:\n\nAsked: question 14\nAnswered: xxx")
     assert whole.count("Asked: ") == MOST_EARLIER
     assert len(whole) < 20_000

@@ -84,8 +84,7 @@ def test_help_begins_with_examples_and_shows_rare_options_on_request() -> None:
         *inspect.signature(ask.run).parameters,
         *inspect.signature(ask._completion).parameters,
         *DEFAULTS,
-        "max_depth",
-        "debug",
+        *("max_depth", "debug", "encoding", "strict_text"),
     } - {"question", "paths", "options", "sources", "progress", "flags", "cache"}
 
 
