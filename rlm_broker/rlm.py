@@ -111,7 +111,7 @@ class RLM(AsyncResource):
 
     def __init__(
         self,
-        model: Given = _DEFAULT,
+        model: Given | None = _DEFAULT,
         sub_model: Given | None = None,
         *,
         models: Models | Mapping[str, Given] | None = None,
