@@ -1,6 +1,7 @@
 """Kinds of commands, options and values of the command line. `--help` imports this module: it imports `click` alone."""
 
 import functools
+import gc
 import importlib
 import os
 import re
@@ -24,7 +25,7 @@ FOLDER = click.Path(file_okay=False)
 PATH = click.Path(path_type=Path)
 """The same as a `Path`."""
 ISOLATION = click.Choice(("auto", *get_args(LevelName)))
-"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
+"""Levels, as the setting `isolation` names them. The module of the levels takes longer to import."""
 FROM_ENVIRONMENT = "env:"
 MORE: Final = "More"
 """Title of a command's options that only `--help-all` shows."""
@@ -232,6 +233,9 @@ class LazyCommand(click.Command):
         with failures(name, as_json=as_json, debug=is_debug):
             with require_extra(self._extra, f"`rlm-broker {name}`") if self._extra else nullcontext():
                 work = importlib.import_module(f"rlm_broker.cli.{module}")
+            if not gc.isenabled():  # `__main__` turns it off for the imports
+                gc.freeze()
+                gc.enable()
             exit_code = getattr(work, function or "run")(**parameters)
         if exit_code:
             sys.exit(exit_code)
@@ -259,7 +263,7 @@ class Group(click.Group):
 
     def suggested(self, ctx: click.Context, name: str) -> str:
         """Return what ends the sentence about an unknown command."""
-        from rlm_broker.values.validation import suggestion  # imports pydantic, which --help need not wait for
+        from rlm_broker.values.validation import suggestion
 
         return f"; did you mean {WORDS[name]}?" if name in WORDS else suggestion(name, self.list_commands(ctx))
 
@@ -302,10 +306,10 @@ def _assignment(name: str) -> str | None:
 
 
 def _known() -> list[str]:
-    from rlm_broker.cli.settings.settings import DEFAULTS  # imports pydantic, which --help need not wait for
+    from rlm_broker.cli.settings.settings import DEFAULTS
     from rlm_broker.limits import Limits
 
-    return sorted([*Limits.model_fields, *DEFAULTS])
+    return sorted([*Limits.fields, *DEFAULTS])
 
 
 def _show_all(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:

@@ -11,9 +11,7 @@ from typing import Any, Protocol, cast
 
 from rlm_broker.broker.clients.base import BaseClient, Client, LMReply, LMRequest, with_text
 from rlm_broker.broker.clients.function import FunctionClient
-from rlm_broker.broker.clients.litellm import LiteLLMClient, full_name, refuse_misspelt
-from rlm_broker.broker.clients.offline import OfflineClient
-from rlm_broker.broker.clients.providers import named
+from rlm_broker.broker.clients.providers import full_name, named
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.events.redaction import in_words
 from rlm_broker.usage import Usage
@@ -258,6 +256,8 @@ def client_for(name: str, **options: Any) -> BaseClient:
     if not name.strip():
         raise UnknownModel(f"the model's name is empty; give one such as {_EXAMPLES}")
     if name == "offline":
+        from rlm_broker.broker.clients.offline import OfflineClient
+
         return OfflineClient()
     if "://" in name:  # litellm would send the conversation to that address
         raise UnknownModel(
@@ -267,11 +267,12 @@ def client_for(name: str, **options: Any) -> BaseClient:
     if full is None:
         raise UnknownModel(f"{name!r} is not the name of a model; give 'provider/model', such as {_EXAMPLES}")
     if named(full):
-        from rlm_broker.broker.clients.provider_client import ProviderClient  # its import takes 0.15 s
+        from rlm_broker.broker.clients.provider_client import ProviderClient
 
         headers = options.pop("extra_headers", None)
         return ProviderClient(full, model_name=name, headers=headers, **options)
-    refuse_misspelt(name, full.partition("/")[0])
+    from rlm_broker.broker.clients.litellm import LiteLLMClient
+
     client = LiteLLMClient(name, **options)
     client.check()
     return client

@@ -1,7 +1,6 @@
 """Models by name, at any provider that litellm supports. This is the only module that imports litellm."""
 
 import asyncio
-import difflib
 import functools
 import importlib.util
 import json
@@ -16,8 +15,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlm_broker.broker.clients import failures
-from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest, call_headers
-from rlm_broker.broker.clients.providers import PROVIDERS
+from rlm_broker.broker.clients.base import IMPORTING, BaseClient, LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.providers import PROVIDERS, full_name
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel, require_kind
 from rlm_broker.events.redaction import is_secret_name, secrets_in
 from rlm_broker.usage import Usage
@@ -35,15 +34,6 @@ _KEYLESS = frozenset(
 _SERVERS = {"hosted_vllm": "HOSTED_VLLM_API_BASE", "lm_studio": "LM_STUDIO_API_BASE", "llamafile": "LLAMAFILE_API_BASE"}
 """Provider on the user's own server → the variable with its address. Without that litellm calls OpenAI instead."""
 
-_BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"gpt-(?!oss)|chatgpt-|o\d+(-|$)"), "openai"),  # gpt-oss models have many hosts
-    (re.compile(r"claude-"), "anthropic"),
-    (re.compile(r"gemini-"), "gemini"),
-    (re.compile(r"(mistral|magistral|ministral|codestral)-"), "mistral"),
-    (re.compile(r"deepseek-"), "deepseek"),
-    (re.compile(r"grok-"), "xai"),
-)
-
 _READ_BY_IMPORT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else the import fetches a price list
     "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True",  # else a call fetches a table of headers
@@ -60,29 +50,20 @@ MAX_CONCURRENT = 256
 """Default maximum of concurrent requests of one client; further calls wait."""
 
 
-def full_name(model_name: str) -> str | None:
-    """Return `provider/model`, also for a well-known bare name such as `gpt-5-mini`; None for any other name.
-    Whether the provider exists is not checked."""
-    provider, slash, model = model_name.partition("/")
-    if slash:
-        return model_name if provider and model else None
-    for pattern, known_provider in _BARE_NAMES:
-        if pattern.match(model_name):
-            return f"{known_provider}/{model_name}"
-    return None
-
-
 @functools.cache
 def prefetch() -> "Future[Any]":
     """Start litellm's import, of 2 to 4 seconds, on a daemon thread; return a future of the module."""
     future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # from now on a cancelled call cancels its wait alone
+    IMPORTING.add("litellm")
 
     def load() -> None:
-        future.set_running_or_notify_cancel()
         try:
             future.set_result(_import_litellm())
         except BaseException as error:  # noqa: BLE001 - raised by those who wait for the future
             future.set_exception(error)
+        finally:
+            IMPORTING.discard("litellm")
 
     threading.Thread(target=load, name="import-litellm", daemon=True).start()
     return future
@@ -356,6 +337,7 @@ def _is_unresolved(error: BaseException | None) -> bool:
 def _require_installed(model_name: str) -> None:
     """Raise `ConfigurationError` if litellm is not installed."""
     if not LiteLLMClient.is_installed():
+        refuse_misspelt(model_name, (full_name(model_name) or model_name).partition("/")[0])
         raise ConfigurationError(
             f"model {model_name!r} is called through litellm, which is not installed: pip install 'rlm-broker[litellm]'"
         )
@@ -367,6 +349,8 @@ def refuse_misspelt(model_name: str, provider: str) -> None:
     known = {*_KEYS, *_KEYLESS, *_SERVERS, *PROVIDERS}
     if provider in known:
         return
+    import difflib
+
     if close := difflib.get_close_matches(provider.lower(), known, 1, LIKENESS):
         meant = model_name.replace(provider, close[0], 1)
         raise UnknownModel(f"no provider is known for model {model_name!r}; did you mean {meant}?")

@@ -84,7 +84,28 @@ PROVIDERS: Final[Mapping[str, Provider]] = {
     "lmstudio": Provider("http://localhost:1234/v1", title="LM Studio"),
 }
 """Name in front of a model's → its provider."""
+_BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"gpt-(?!oss)|chatgpt-|o\d+(-|$)"), "openai"),  # gpt-oss models have many hosts
+    (re.compile(r"claude-"), "anthropic"),
+    (re.compile(r"gemini-"), "gemini"),
+    (re.compile(r"(mistral|magistral|ministral|codestral)-"), "mistral"),
+    (re.compile(r"deepseek-"), "deepseek"),
+    (re.compile(r"grok-"), "xai"),
+)
+"""Form of a well-known name without its provider → the provider."""
 _ALIASES = {each.listed_as: name for name, each in PROVIDERS.items() if each.listed_as}
+
+
+def full_name(model_name: str) -> str | None:
+    """Return `provider/model`, also for a well-known bare name such as `gpt-5-mini`; None for any other name.
+    Whether the provider exists is not checked."""
+    provider, slash, model = model_name.partition("/")
+    if slash:
+        return model_name if provider and model else None
+    for pattern, known_provider in _BARE_NAMES:
+        if pattern.match(model_name):
+            return f"{known_provider}/{model_name}"
+    return None
 
 
 def named(name: str) -> tuple[str, str] | None:

@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rlm_broker.limits import Limits
 from rlm_broker.run.prompts.instructions import Profile
@@ -24,8 +25,7 @@ SMALL_WINDOW_TOKENS = 16_000
 """Window in tokens below which a model gets the compact prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Facts of one run for its system prompt.
 
     Attributes:

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from rlm_broker.broker.clients.base import LMRequest
-from rlm_broker.broker.clients.litellm import (
-    _KEYLESS,
-    _KEYS,
-    _SERVERS,
-    LiteLLMClient,
-    full_name,
-    prefetch,
-    refuse_misspelt,
-)
+from rlm_broker.broker.clients.litellm import _KEYLESS, _KEYS, _SERVERS, LiteLLMClient, prefetch, refuse_misspelt
+from rlm_broker.broker.clients.providers import full_name
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
