@@ -33,6 +33,10 @@ def run(*, name: str | None, value: str | None, depth: int, as_json: bool, **fla
         _set_default(value)
         return
     settings = Settings(assigned((), **flags))
+    if name == "default" and name not in settings.models:
+        value, source = settings.all()["model"].value, settings.all()["model"].source
+        say(json.dumps({"model": value, "source": source}) if as_json else f"{value}  ({source})")
+        return
     is_named = settings["model"] != DEFAULTS["model"]
     models = Registry(
         settings.model("model") if is_named else None,

@@ -23,7 +23,7 @@ class ProviderClient(OpenAICompatibleClient):
 
     Example:
         ```python
-        RLM("openai/gpt-5-mini", "ollama/qwen3:4b")  # the key of the first is in OPENAI_API_KEY
+        RLM("openai/gpt-5-mini", "ollama/qwen3:4b")
         ```
 
     Args:

@@ -200,6 +200,7 @@ def test_default_model_is_written_into_the_users_file_and_taken_by_ask(config: P
             done = run("models", "default", name)
             assert (done.returncode, done.stdout) == (0, f"{config}: model = {name}\n")
         assert config.read_text() == 'model = "big"\n' + rest.format(server.base_url)
+        assert run("models", "default").stdout == f"big  ({config})\n"
         asked = run("ask", "What?", text)
     assert asked.stdout == "it says: some text\n"
     assert "demonstration" not in asked.stderr
