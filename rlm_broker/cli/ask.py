@@ -117,7 +117,8 @@ def _completion(
     _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
     settings = Settings(assigned(assignments, **flags))
     if progress is not None and replay is None and settings["model"] == DEFAULTS["model"]:
-        _say_stand_in(is_named=settings.names_model)
+        with progress.paused():
+            _say_stand_in(is_named=settings.names_model)
     schema = settings.path("output_type")
     output_type = None if schema is None else schema_of(schema)
     try:
