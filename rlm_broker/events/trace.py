@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 import msgspec
 from msgspec import NODEFAULT, convert, defstruct, structs
@@ -183,7 +183,7 @@ MOST_LINE_BYTES = 64 << 20
 """Bytes of one line of a trace. A longer one is refused: the largest event takes some 12 MB."""
 MOST_DEPTH = 1_000
 """Depth of a run in a trace. A larger one is refused: each level is drawn further to the right."""
-_KINDS = {name_of(kind): kind for kind in Event.__subclasses__()}
+_KINDS = {name_of(kind): kind for kind in get_args(Event)}
 
 
 def events(path: Path) -> Iterator[Event]:

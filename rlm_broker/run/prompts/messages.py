@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlm_broker.context.stored_context import ContextBeginning, ContextInfo
+from rlm_broker.context.stored_context import ContextBeginning
 from rlm_broker.errors import ContextRefused
-from rlm_broker.results import ChatMessage
+from rlm_broker.results import ChatMessage, ContextInfo
 from rlm_broker.run.prompts.instructions import Profile
 from rlm_broker.values.text import shorten
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
@@ -66,7 +66,7 @@ class Messages:
             more = info.parts_total - len(shown)
             lines += [f"It has {info.parts_total:,} parts; characters of each:", *shown]
             lines += [f"  ... and {more:,} more"] if more else []
-        lines += [f"{remark[0].upper()}{remark[1:]}" for remark in info.remarks()]
+        lines += [f"{remark[0].upper()}{remark[1:]}" for remark in info.remarks(with_names=True)]
         if self.is_context:
             lines.append(f"Your task stands in `{name}`.")
         elif beginning.is_whole:

@@ -234,7 +234,7 @@ async def test_reply_outcome_is_told_by_events(open_sandbox: Sandbox) -> None:
     replied, *others = events
     assert isinstance(replied, Replied)
     assert (replied.number, replied.text, [each[:15] for each in replied.not_run]) == (4, said, ["a ```bash fence"])
-    assert [(type(each), each.block) for each in others] == [  # type: ignore[attr-defined]
+    assert [(type(each), each.block) for each in others] == [  # type: ignore[union-attr]
         (BlockStarted, 1),
         (BlockPrinted, 1),
         (BlockEnded, 1),

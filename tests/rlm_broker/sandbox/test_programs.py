@@ -29,6 +29,7 @@ from rlm_broker import (
     SandboxFailed,
 )
 from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES
+from sandbox_worker.wire.level import LevelName
 from tests.support.forked_python import python
 from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
@@ -244,7 +245,7 @@ def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> 
         ("strict", False, "allow_exec=False"),
     ],
 )
-def test_programs_need_a_level_that_ends_them(level: str, may_exec: bool | None, why: str) -> None:
+def test_programs_need_a_level_that_ends_them(level: LevelName, may_exec: bool | None, why: str) -> None:
     refused = pytest.raises(ConfigurationError, match=why)
     with Sandbox(isolation=level, allow_exec=may_exec) as sandbox, sandbox.repl() as repl, refused:
         repl.run(["true"])
@@ -436,6 +437,7 @@ def test_ctrl_c_ends_the_program(repl: SandboxedRepl) -> None:
     code = """
 import os, signal, threading, time
 from rlm_broker import Sandbox
+from sandbox_worker.wire.level import LevelName
 from tests.rlm_broker.sandbox.test_programs import DAEMONS, sleeping
 def press():
     while len(sleeping()) < 5: time.sleep(0.01)
