@@ -171,7 +171,7 @@ class Block(_WithValues):
         final_answer: Submitted answer, or None.
         draft: Text in `answer["content"]` before a submission, the best answer so far; at most 65,536 characters.
         execution_time: Seconds, with waits for replies.
-        limit: Name of the limit that interrupted or killed it, or None.
+        limit: Name of the limit that interrupted or killed it, or None; `memory_bytes` if it failed for want of memory.
         post_mortem: Usage of the killed REPL, for `killed` alone.
         displays: Its pictures and tables, in order: up to 32, each up to 4 MiB and together 16 MiB, counted as JSON. A
             killed block keeps its earlier ones.
