@@ -262,6 +262,8 @@ def without_displays(block: Block, omitted: int = 0) -> Block:
 class Iteration:
     """One turn of a run: its number from 1, the model's whole reply, and its executed blocks in order.
 
+    `extra` has the token ids and log probabilities of the reply, as in `LMReply.extra`.
+
     Example:
         ```python
         for turn in rlm.completion("a", "How many?").trajectory:
@@ -272,6 +274,7 @@ class Iteration:
     number: int
     reply: str
     blocks: tuple[Block, ...] = ()
+    extra: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         statuses = [block.status for block in self.blocks]
@@ -282,7 +285,8 @@ class Iteration:
 class ChildTrace:
     """One child run: depth, seconds, and previews of its prompt and result, of at most 80 characters each.
 
-    `result_preview` is None if the child failed, and `error` then says why.
+    `result_preview` is None if the child failed, and `error` then says why. `messages` is its whole conversation, and
+    `trajectory` its turns; both are empty for a child that did not begin.
 
     Example:
         ```python
@@ -296,6 +300,8 @@ class ChildTrace:
     prompt_preview: str
     result_preview: str | None = None
     error: str | None = None
+    messages: tuple[ChatMessage, ...] = field(default=(), repr=False)
+    trajectory: tuple[Iteration, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class _OfARun(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
+            if name == "extra":  # numbers, and the tokens of a text that a trainer wants as it is
+                continue
             value = getattr(self, name)
             if (shown := redacted(value, LONGEST_CHARS)) is not value:
                 msgspec.structs.force_setattr(self, name, shown)
@@ -219,6 +221,7 @@ class CallEnded(EventOfRun, frozen=True):
         usage: Usage of this call.
         duration_s: Duration in seconds.
         response: Whole reply; empty if the call failed.
+        extra: Token ids and log probabilities, as in `LMReply.extra`. A trace has them if its writer wants extras.
         batch, of: As in `CallStarted`.
         done: Calls of the batch ended so far, with this one; 0 for a single call.
     """
@@ -232,6 +235,7 @@ class CallEnded(EventOfRun, frozen=True):
     batch: int = 0
     done: int = 0
     of: int = 0
+    extra: Mapping[str, Any] | None = None
 
 
 class ToolStarted(EventOfRun, frozen=True):

@@ -339,9 +339,11 @@ class TreeCalls:
         if is_wanted:
             answered = (call.root_model, call.usage, call.execution_time, call.response)
             if len(call.response) <= LARGE_CHARS:
-                emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
+                emit(CallEnded, run, depth, number, *answered, None, *_counted(batch), extra=call.extra)
             else:
-                await self._apart.do(lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch)))
+                await self._apart.do(
+                    lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch), extra=call.extra)
+                )
         return call
 
     def _record_unanswered(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> None:

@@ -249,9 +249,10 @@ class Children:
         self._started += 1
         caller = replace(caller, run=f"{self._caller.run}.{self._started}", block=0, asked_in=caller.block)
         started = time.monotonic()
-        slot = Slot(error="cancelled")
+        slot, runner = Slot(error="cancelled"), None
         try:
-            slot = await self._answered(caller, context, served_by)
+            runner = self._begin(caller)
+            slot = await self._answered(runner, caller, context, served_by)
         except Exception as error:  # noqa: BLE001 - the user's functions may raise anything: the siblings go on
             slot = Slot(error=f"{type(error).__name__}: {error}")
         finally:
@@ -262,13 +263,14 @@ class Children:
                     prompt_preview=(caller.question or "")[:PREVIEW_CHARS],
                     result_preview=slot.text[:PREVIEW_CHARS] or None,
                     error=slot.error,
+                    messages=() if runner is None else runner.messages,
+                    trajectory=() if runner is None else tuple(runner.progress.trajectory),
                 )
             )
         return slot
 
-    async def _answered(self, caller: Caller, context: StoredContext, served_by: str) -> Slot:
+    async def _answered(self, runner: Runner, caller: Caller, context: StoredContext, served_by: str) -> Slot:
         started = time.monotonic()
-        runner = self._begin(caller)
         try:
             emit = self._tree.events.of(caller.run, caller.depth)
             emit(RunStarted, caller.question, served_by, {}, caller.asked_in)

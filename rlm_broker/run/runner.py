@@ -30,7 +30,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -112,6 +112,7 @@ class Runner:
         self._may_answer_unseen = True
         self._asked_about: str | None = None
         self._opening = ""
+        self._extra: Mapping[str, Any] | None = None
         self._actions: ReplyActions
         self._isolation: Isolation | None = None
         self._parsed: Any = None
@@ -158,6 +159,11 @@ class Runner:
         """End the run with the best answer so far. Harmless after its end."""
         if not self._stop.done():
             self._stop.set_result(None)
+
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """The whole conversation so far, with what a summary replaced."""
+        return (*self._earlier, *self.progress.messages)
 
     def hand_to(self, failure: RunFailed) -> None:
         """Put the partial results of the run into its error."""
@@ -213,7 +219,7 @@ class Runner:
                 return await self._converse(repl)
             finally:
                 if persistent is not None:
-                    persistent.remember([*self._earlier, *self.progress.messages])
+                    persistent.remember(self.messages)
 
     def _system(self, context_name: str) -> str:
         said = self._tree.instructions.system
@@ -251,7 +257,7 @@ class Runner:
         try:
             answer, not_run = await self._actions.act(number, reply, blocks)
         finally:  # also of a turn that is cut short: its blocks belong to the partial results
-            self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
+            self.progress.trajectory.append(Iteration(number, reply, tuple(blocks), self._extra))
         return answer, blocks, not_run
 
     async def _reply(self, repl: SandboxedRepl) -> str:
@@ -274,6 +280,7 @@ class Runner:
             is_loop=is_loop,
             has_own_prompt=is_loop and self._tree.instructions.system is None,
         )
+        self._extra = call.extra
         said = call.response if call.response.strip() else EMPTY_REPLY
         self.progress.messages.append(ChatMessage("assistant", said))
         if is_loop:
@@ -368,7 +375,7 @@ class Runner:
             limit=self._limit,
             is_stopped=self._kind == "stopped",
             isolation=self._isolation,
-            messages=(*self._earlier, *self.progress.messages),
+            messages=self.messages,
             trajectory=tuple(self.progress.trajectory),
             child_traces=tuple(self.progress.child_traces),
         )

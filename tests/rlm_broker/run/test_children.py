@@ -3,16 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.errors import ModelFailed
-from rlm_broker.events.event import PREVIEW_CHARS, Event, RunStarted
+from rlm_broker.events.event import PREVIEW_CHARS, CallEnded, Event, RunStarted, all_of
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
@@ -73,6 +76,35 @@ def ran(
 
 def request_chars(request: LMRequest) -> int:
     return sum(len(str(message.content)) for message in request.messages)
+
+
+class Trained(ScriptedClient):
+    """Replies with token ids."""
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        reply = await super().complete(request)
+        return msgspec.structs.replace(reply, extra={"token_ids": [len(reply.text)]})
+
+
+def test_trainer_gets_token_ids_of_a_run_and_the_whole_conversation_of_its_children(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    def reply(request: LMRequest) -> str:
+        return "a completion" if not request.is_loop else ("FINAL(of the child)" if request.depth else next(turns))
+
+    turns = iter([fenced("print(rlm_query('Look.', context='a part'), llm_query('b'))"), "FINAL(end)"])
+    seen = list[Event]()
+    with TraceWriter(tmp_path / "bare") as bare, TraceWriter(tmp_path / "whole", extras=True) as whole:
+        done = ran(sandbox, Trained(reply), on_event=all_of([seen.append, bare, whole]))
+    assert [turn.extra for turn in done.trajectory] == [{"token_ids": [len(turn.reply)]} for turn in done.trajectory]
+    (child,) = done.child_traces
+    assert [message.role for message in child.messages] == ["system", "user", "assistant"]
+    assert [turn.extra for turn in child.trajectory] == [{"token_ids": [19]}]
+    told = [event.extra for event in seen if isinstance(event, CallEnded)]
+    assert len(told) == 4
+    assert None not in told
+    assert "token_ids" not in (tmp_path / "bare").read_text()
+    assert (tmp_path / "whole").read_text().count("token_ids") == 4
 
 
 # -- how large requests are ------------------------------------------------------------------------------------------
