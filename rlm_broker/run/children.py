@@ -224,10 +224,11 @@ class Children:
                     if self._decides(query) and not self._is_for_a_repl(query, prompt, given, context, below):
                         return await self._asked(query, _one_text(prompt, context, given.is_task), below)
                 has_task = given is None or given.is_task
-                shown = beginning_and_end(prompt) if given is None and len(prompt) > LONG_TASK_CHARS else prompt
-                return await self._run(
-                    replace(below, question=shown, model=query.model, has_task_as_context=has_task), context, served_by
-                )
+                is_long = len(prompt) > LONG_TASK_CHARS
+                shown = beginning_and_end(prompt) if is_long else prompt
+                whole = prompt if is_long and not has_task else None
+                caller = replace(below, question=shown, model=query.model, has_task_as_context=has_task)
+                return await self._run(replace(caller, whole_task=whole), context, served_by)
         except RlmBrokerError as problem:  # the context cannot be opened
             return Slot(error=in_words(problem))
 

@@ -30,6 +30,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -47,6 +48,8 @@ from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
 from rlm_broker.run.prompts.messages import (
+    ALL_FAILED,
+    CUT,
     EMPTY_REPLY,
     SHOWN_WHOLE_CHARS,
     SUMMARISE,
@@ -56,7 +59,7 @@ from rlm_broker.run.prompts.messages import (
     without_repl,
 )
 from rlm_broker.run.prompts.observation import most_shown, observation
-from rlm_broker.run.prompts.system import Facts, fitting, rounded_down, system_prompt
+from rlm_broker.run.prompts.system import MEANS, Facts, fitting, rounded_down, system_prompt
 from rlm_broker.run.reply import ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
@@ -64,8 +67,12 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
 from rlm_broker.values.parsing.finals import FinalVar
 from rlm_broker.values.parsing.notes import NotRun
-from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
+from sandbox_worker.wire.names import CONTEXT, HISTORY, TASK, numbered
 
+MOST_HINTS: Final = 3
+"""Times that a run is told of the same mistake."""
+SCARCE: Final = 0.25
+"""Share of a limit that is left, at which the model is told of it in each turn."""
 MOST_MODELS: Final = 20
 """Maximum models in a prompt; further ones are left out."""
 
@@ -106,13 +113,16 @@ class Runner:
         self._question = question
         self._window = tree.calls.known_window(caller)
         self._profile = fitting(tree.instructions.profile, self._window)
-        self._says = Messages(question, self._profile, caller.has_task_as_context)
+        self._task_name = TASK if TASK not in {*tools.names, *tools.values} else f"_{TASK}"
+        whole_in = self._task_name if caller.whole_task else ""
+        self._says = Messages(question, self._profile, caller.has_task_as_context, whole_in)
         count = partial(tree.calls.count_tokens, caller)
         self._conversation = Conversation(progress, tree.calls.limit_tokens(caller), count)
         self._may_answer_unseen = True
         self._asked_about: str | None = None
         self._opening = ""
         self._extra: Mapping[str, Any] | None = None
+        self._hinted = Counter[str]()
         self._actions: ReplyActions
         self._isolation: Isolation | None = None
         self._parsed: Any = None
@@ -195,6 +205,8 @@ class Runner:
     async def _with_repl(self, context: StoredContext) -> str | None:
         started, persistent = time.monotonic(), self._persistent_repl
         sandbox, tools, values = self._tree.sandbox, self._tools.names, self._tools.values
+        if self._caller.whole_task is not None:
+            values = {**values, self._task_name: self._caller.whole_task}
         if persistent is None:
             assert sandbox is not None
             opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values, limits=self._tree.limits)
@@ -240,9 +252,10 @@ class Runner:
             elif number == turns:
                 self._limit = "max_iterations"
             is_last = self._limit is not None
-            then = self._says.last_request() if is_last else self._says.reminder(turns - number)
+            then = self._says.last_request() if is_last else self._says.reminder(turns - number, self._scarce())
             then = then if problem is None else f"{problem}\n\n{then}"
             most = most_shown(self._tree.limits.max_observation_chars, self._window)
+            then = "".join(f"{hint}\n\n" for hint in self._hints_on(blocks, most)) + then
             told = observation(blocks, not_run, most, then, has_answer=problem is not None)
             self.progress.messages.append(ChatMessage("user", told))
             self._count_errors(blocks)
@@ -253,6 +266,8 @@ class Runner:
     async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[ReplyAnswer | None, list[Block], Sequence[NotRun]]:
         self._emit(IterationStarted, number)
         reply = await self._reply(repl)
+        self.progress.failures.clear()
+        self.progress.failed_batch = 0
         blocks: list[Block] = []
         try:
             answer, not_run = await self._actions.act(number, reply, blocks)
@@ -261,16 +276,16 @@ class Runner:
         return answer, blocks, not_run
 
     async def _reply(self, repl: SandboxedRepl) -> str:
-        """Return one reply of a loop. If the provider refuses the request as too long, shorten it and ask once more."""
+        """Return one reply of a loop. As long as the provider refuses the request as too long, and it can be shortened,
+        shorten it and ask again."""
         summarise = partial(self._summarise, repl)
-        try:
-            await self._conversation.fit(summarise)
-            return await self._called()
-        except ModelFailed as failed:
-            if not await self._conversation.takes_refusal(failed):
-                raise
-        await self._conversation.fit(summarise)
-        return await self._called()
+        while True:
+            try:
+                await self._conversation.fit(summarise)
+                return await self._called()
+            except ModelFailed as failed:
+                if not await self._conversation.takes_refusal(failed):
+                    raise
 
     async def _called(self, *, is_loop: bool = True) -> str:
         call = await self._tree.calls.turn(
@@ -342,7 +357,35 @@ class Runner:
                 self._may_answer_unseen = True
                 self.progress.said = self._asked_about = answer.text
                 return self._says.not_looked()
+        is_failure = any(map(answer.text.startswith, self.progress.failures))
+        if is_failure and can_ask and answer.text != self._asked_about:
+            self._asked_about = answer.text
+            return self._says.failed(answer.text)
         return await self._problem_with(answer.text)
+
+    def _hints_on(self, blocks: Sequence[Block], most_chars: int) -> list[str]:
+        """Return a sentence on each known mistake of a turn, each at most `MOST_HINTS` times in a run."""
+        made = dict[str, str]()
+        if self.progress.failed_batch:
+            made["failed"] = ALL_FAILED.format(self.progress.failed_batch)
+        if sum(len(block.stdout) + len(block.stderr) for block in blocks) > most_chars:
+            made["cut"] = CUT
+        hints = [hint for kind, hint in made.items() if self._hinted[kind] < MOST_HINTS]
+        self._hinted.update(made.keys())
+        return hints
+
+    def _scarce(self) -> str:
+        """Return the means of the tree of which a quarter or less is left, in words."""
+        limits, left = self._tree.limits, self._tree.ledger.left()
+        ends_in_s = getattr(limits, self._caller.time_limit)
+        if ends_in_s is not None and not self._caller.depth:
+            left["run_timeout_s"] = max(0.0, self._began + ends_in_s - time.monotonic())
+        told = []
+        for name, words in MEANS.items():
+            allowed, rest = getattr(limits, name), left.get(name)
+            if allowed is not None and rest is not None and rest <= allowed * SCARCE:
+                told.append(words.format(rest if isinstance(allowed, float) else int(rest)))
+        return ", ".join(told)
 
     async def _problem_with(self, answer: str) -> str | None:
         """Return why an answer is not of the wanted type, as a message for the model; None if it is.

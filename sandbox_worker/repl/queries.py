@@ -14,7 +14,7 @@ from sandbox_worker.repl.child_contexts import ChildContexts, ContextNotGiven, r
 from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge, ValueInvalid, ValueRefused
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
-from sandbox_worker.wire.prompts import LONG_TASK_CHARS, ChildContext, MessagePart, Prompt, TextPart, are_messages
+from sandbox_worker.wire.prompts import ChildContext, MessagePart, Prompt, TextPart, are_messages
 from sandbox_worker.wire.text_json import decodable, unfenced
 from sandbox_worker.wire.values import decode, encode
 
@@ -196,7 +196,7 @@ class Queries:
         """Start a child run with a REPL of its own, and return its answer.
 
         Args:
-            task: Task of the child.
+            task: Task of the child, of any length.
             model: Name of the child's model; None for the default.
             context: Text, or a value of JSON's types, which the child finds as `context`. By default it is the task.
             repl: False asks for a plain completion of context and task; True for a REPL, if the child may have one.
@@ -244,7 +244,6 @@ class Queries:
         with ChildContexts(self._own_contexts, self._folder) as handed:
             try:
                 if contexts is not None:
-                    _require_short(name, texts)
                     given: Sequence[ChildContext | None] = handed.given(name, contexts)
                 else:
                     texts, given = handed.tasks(texts)
@@ -306,21 +305,6 @@ class Queries:
 
 def _too_many(prompts: Sequence[Any]) -> list[str]:
     return [f"Error: batch too large: {len(prompts):,} prompts in one call, {MAX_PROMPTS:,} at most"] * len(prompts)
-
-
-def _require_short(name: str, tasks: Sequence[Any]) -> None:
-    """Refuse long tasks beside contexts: each turn of the child sends the whole task.
-
-    Raises:
-        ValueError: A task has more than `LONG_TASK_CHARS`.
-    """
-    for number, task in enumerate(tasks):
-        if len(task) > LONG_TASK_CHARS:
-            which = "task" if name == "rlm_query" else f"tasks[{number}]"
-            raise ValueError(
-                f"{name}() {which} has {len(task):,} characters, more than {LONG_TASK_CHARS:,}: put the data into the "
-                "context"
-            )
 
 
 def _rendered(slot: Slot) -> str:

@@ -379,6 +379,21 @@ def test_prompt_above_4000_characters_is_a_context(sandbox: Sandbox) -> None:
         assert "Your task stands in `context`." in opening
 
 
+def test_long_task_beside_a_context_is_a_variable(sandbox: Sandbox) -> None:
+    child = "FINAL(f'{len(task)} {context}')"
+    client = Tree(
+        "FINAL(rlm_query('Find it.' + 'x' * 9_000 + 'Say where.', context='a part'))", lambda _: fenced(child)
+    )
+    assert ran(sandbox, client).response == "9018 a part"
+    opening = str(client.of_depth(1)[0].messages[1].content)
+    assert "Find it.xxx" in opening
+    assert "Say where." in opening
+    assert "all of it stands in the variable `task`" in opening
+    assert len(opening) < 5_000
+    named = fenced("FINAL(f'{len(_task)} {task()}')")
+    assert ran(sandbox, Tree(client._code, lambda _: named), tools={"task": lambda: "own"}).response == "9018 own"
+
+
 async def test_foreign_long_prompt_is_told_by_its_ends() -> None:
     client = Tree("", lambda turn: fenced(LOOK if turn < 3 else TELL))
     async with LMHandler(client) as handler, Sandbox(TWO, warm=0) as sandbox:
@@ -420,7 +435,7 @@ def test_failed_childs_partial_answer_comes_with_its_error(sandbox: Sandbox) -> 
 
     done = ran(sandbox, Tree("FINAL(rlm_query('a'))", child))
     assert done.response == "Error: scripted: 500: down\nan idea"
-    (trace,) = done.child_traces
+    trace, _ = done.child_traces  # the root was asked about it, and gave it again
     assert (trace.result_preview, trace.error) == ("an idea", "scripted: 500: down")
 
 
