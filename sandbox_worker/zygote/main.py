@@ -44,8 +44,9 @@ from sandbox_worker.wire.control import (
 )
 from sandbox_worker.wire.descriptors import receive
 from sandbox_worker.wire.level import level_named
+from sandbox_worker.zygote.heap import fill_free_blocks, fill_free_chunks, inherit_page_tables
 from sandbox_worker.zygote.preload import PreparationFailed, other_threads, prepare
-from sandbox_worker.zygote.warm_up import fill_free_blocks, inherit_page_tables, rehearse
+from sandbox_worker.zygote.warm_up import rehearse
 
 
 def main(control_fd: int, orchestrator: int) -> NoReturn:
@@ -91,6 +92,7 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
     rehearse(shared.landlock_abi)
     inherit_page_tables()
     _filling = fill_free_blocks()
+    fill_free_chunks()
     init.handle_no_signals()
     have_no_threads()
     if shared.level.has_own_root:

@@ -18,6 +18,7 @@ from sandbox_worker.loading.context import ContextBroken, Preloaded, load_into
 from sandbox_worker.wire.control import Configure, PreparationStep
 from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import decode_context
+from sandbox_worker.zygote.heap import make_objects_immortal
 
 
 class PreparationFailed(Exception):
@@ -53,6 +54,7 @@ def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_
         _have_scratch(shared, configure.new_root)
     for module in configure.preload:
         _import(module)
+    make_objects_immortal()  # before contexts and variables, which code may drop
     if configure.context or configure.setup:
         with layer("out of memory first", []):
             proc_self = namespaces.open_proc_self()

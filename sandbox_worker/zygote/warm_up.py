@@ -3,13 +3,6 @@
 CPython makes much of its state on first use: the type cache of attributes, and specialised bytecode (PEP 659). In a
 forked process each of these writes copies a page. The fork server makes them once, and all workers inherit them.
 Without the warm-up, a spawn takes a sixth longer, and an idle worker has a fifth more memory.
-
-A fork copies the page tables of a mapping only if one of its pages is private memory (`vma_needs_copy` in mm/memory.c).
-The code of a library has no such page. So each worker's processes would fault for every 64 KB of the interpreter's code
-that they run, 140 times in all. `inherit_page_tables` gives the largest mappings one private page each.
-
-Free blocks of CPython's allocator lie between living objects. If a worker's new objects took them, then each would copy
-another page. `fill_free_blocks` allocates them all, and a worker's objects lie side by side.
 """
 
 import fcntl
@@ -17,7 +10,6 @@ import gc
 import linecache
 import mmap
 import os
-import re
 import resource
 import select
 import socket
@@ -44,11 +36,6 @@ from sandbox_worker.wire.messages import Execute, encode
 
 TIMES = 10
 """Number of rounds. CPython specialises the bytecode of a function from its eighth call on."""
-LARGE_BYTES = 1 << 18
-"""Bytes of a mapping from which on forks inherit its page tables: those of the interpreter and of the C library. To
-copy the tables of the many smaller ones takes longer than it saves."""
-FREE_BLOCKS = re.compile(r"^ *\d+ +(\d+) +\d+ +\d+ +(\d+)$", re.MULTILINE)
-"""Pattern of the line of a size class in the allocator's statistics: bytes of a block, number of free blocks."""
 ENOUGH = 1 << 16
 """Value of every bound: more than the warm-up uses."""
 PRINTED = OutputBounds(max_output_bytes=ENOUGH)
@@ -76,45 +63,6 @@ def rehearse(landlock_abi: int) -> None:
                 os.close(landlock.make_ruleset([Grant("/", landlock.READ)], landlock_abi))
     proc.close()
     gc.collect()  # a Repl is part of reference cycles, and holds descriptors until it is collected
-
-
-def inherit_page_tables() -> None:
-    """Have forks inherit the page tables of code, by writing to each large mapping the byte that is there.
-
-    Without effect where the kernel refuses such writes (`proc_mem.force_override`). The text of a context is left out:
-    the tables of 300 MB would cost each worker 40 ms.
-    """
-    with suppress(OSError), open("/proc/self/maps") as maps, open("/proc/self/mem", "r+b", buffering=0) as memory:
-        for line in maps.readlines():
-            span, rights, _, _, inode = line.split()[:5]
-            start, end = (int(address, 16) for address in span.split("-"))
-            is_code = rights in ("r--p", "r-xp") and inode != "0" and "/memfd:" not in line
-            if is_code and end - start >= LARGE_BYTES:
-                memory.seek(start)
-                byte = memory.read(1)
-                memory.seek(start)
-                memory.write(byte)
-
-
-def fill_free_blocks() -> list[bytes]:
-    """Return objects that fill the free blocks of pages in use. Keep them as long as workers are forked.
-
-    With another allocator than CPython's own there are none.
-    """
-    least = sys.getsizeof(b"")
-    read_end, write_end = os.pipe2(os.O_NONBLOCK)  # with many pipes of its user, it may have room for a page alone
-    os.write(write_end, b"\n")  # so that there is something to read
-    stderr = os.dup(2)
-    os.dup2(write_end, 2)
-    try:
-        sys._debugmallocstats()  # prints some 5 KB
-    finally:
-        os.dup2(stderr, 2)
-    statistics = os.read(read_end, 1 << 16).decode()
-    for fd in (read_end, write_end, stderr):
-        os.close(fd)
-    free = [(int(size) - least, int(number)) for size, number in FREE_BLOCKS.findall(statistics)]
-    return [bytes(size) for size, number in free for _ in range(number) if size >= 0]
 
 
 def _load_context() -> None:

@@ -33,7 +33,7 @@ async def test_repl_has_the_templates_state_copied(level: LevelName) -> None:
     setup = "import json\nby_name = {each['name']: each for each in context}\ndef find(name): return by_name[name]"
     look = (
         "import sys\nprint('decimal' in sys.modules, find('b'), context == context_0, len(by_name))\n"
-        "by_name.clear(); context.append(1); left = 1"
+        "by_name.clear(); context.append(1); left = 1\nprint(sys.getrefcount(by_name) < 100)"
     )
     async with Sandbox(isolation=level, warm=0) as sandbox:
         data = [{"name": "a"}, {"name": "b"}]
@@ -41,7 +41,7 @@ async def test_repl_has_the_templates_state_copied(level: LevelName) -> None:
             plain = await run(sandbox.repl(), "print(1)")
             first, second = [await run(template.repl(), look) for _ in range(2)]
     assert plain.stdout == "1\n"
-    assert first.stdout == second.stdout == "True {'name': 'b'} True 2\n", (first, second)
+    assert first.stdout == second.stdout == "True {'name': 'b'} True 2\nTrue\n", (first, second)
     assert living_below() == set()
 
 
