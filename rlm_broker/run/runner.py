@@ -47,6 +47,7 @@ from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
+from rlm_broker.run.prompts.instructions import messages_to_send
 from rlm_broker.run.prompts.messages import (
     ALL_FAILED,
     CUT,
@@ -288,9 +289,13 @@ class Runner:
                     raise
 
     async def _called(self, *, is_loop: bool = True) -> str:
+        messages: Sequence[ChatMessage] = self.progress.messages
+        if is_loop:
+            messages = messages_to_send(self._tree.instructions, self._caller.depth, messages)
+        is_whole = messages is self.progress.messages
         call = await self._tree.calls.turn(
             self._caller,
-            self.progress.messages,
+            messages,
             block=self.progress.blocks,
             is_loop=is_loop,
             has_own_prompt=is_loop and self._tree.instructions.system is None,
@@ -299,7 +304,9 @@ class Runner:
         said = call.response if call.response.strip() else EMPTY_REPLY
         self.progress.messages.append(ChatMessage("assistant", said))
         if is_loop:
-            await self._conversation.learn(0 if self._tree.calls.is_recorded else call.usage.total_input_tokens)
+            await self._conversation.learn(
+                0 if self._tree.calls.is_recorded or not is_whole else call.usage.total_input_tokens
+            )
         return call.response
 
     async def _summarise(self, repl: SandboxedRepl) -> None:

@@ -148,8 +148,8 @@ def _names(facts: Facts) -> str:
         f"of the prompts. About {FULL_PROMPTS} prompts that are nearly full do more, and sooner, than thousands of "
         f"tiny ones; {limits.max_batch_prompts:,} are the most.",
         *_child_lines(facts),
-        "- Keywords of these calls: `model=`; of llm_query and its batch `system=`, `max_tokens=`, `temperature=`, "
-        "`output_type=` (a JSON Schema or a pydantic model: you get the value, and not its text); of batches "
+        "- Keywords of these calls: `model=`, `output_type=` (a JSON Schema or a pydantic model: you get the value, "
+        "and not its text); of llm_query and its batch `system=`, `max_tokens=`, `temperature=`; of batches of it "
         "`timeout_s=` (what is late is an error in its place) and `samples=True` (equal prompts are asked each).",
         *_model_lines(facts),
         *helpers,

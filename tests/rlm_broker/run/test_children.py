@@ -379,6 +379,17 @@ def test_prompt_above_4000_characters_is_a_context(sandbox: Sandbox) -> None:
         assert "Your task stands in `context`." in opening
 
 
+def test_child_answers_with_a_value_of_a_type(sandbox: Sandbox) -> None:
+    replies = iter(["FINAL(three)", "FINAL(3)", "FINAL(many)", "FINAL(many)"])
+    asked = "rlm_query(each, context='a part', output_type={'type': 'integer'})"
+    client = Tree(f"FINAL([type({asked}).__name__ for each in 'ab'])", lambda _: next(replies))
+    assert ran(sandbox, client).response == '["int", "str"]'
+    tasks = [str(request.messages[1].content) for request in client.of_depth(1)]
+    assert len(tasks) == 4
+    assert "Answer with a JSON value of this schema" in tasks[0]
+    assert "You answered: three" in tasks[1]
+
+
 def test_long_task_beside_a_context_is_a_variable(sandbox: Sandbox) -> None:
     child = "FINAL(f'{len(task)} {context}')"
     client = Tree(

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,12 +10,13 @@ import pytest
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.script import ScriptedClient
-from rlm_broker.errors import LimitReached, ModelFailed, ReplClosed
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.results import Block, Completion
+from rlm_broker.results import Block, ChatMessage, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run import reply
+from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.prompts.messages import CUT, NOT_LOOKED_AT
 from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tree import Progress
@@ -176,6 +177,20 @@ def test_failure_of_a_call_is_no_answer_unless_it_is_given_again(sandbox: Sandbo
             assert done.answer.startswith(answer)
             assert "is the failure of a call that your code made" in told[1]
             assert ("Every one of the 2 calls of a batch failed" in told[1]) == ("batched" in code)
+
+
+def test_messages_of_a_turn_are_those_of_the_users_function(sandbox: Sandbox) -> None:
+    def pruned(depth: int, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return [*messages[:2], ChatMessage("user", f"{len(messages)} at {depth}")]
+
+    client = ScriptedClient([PRINTS, PRINTS, "FINAL(done)"])
+    with RLM(client, sandbox=sandbox, instructions=Instructions(messages=pruned)) as rlm:
+        done = rlm.completion(LONG, "?")
+    assert [request.messages[-1].content for request in client.requests] == ["2 at 0", "4 at 0", "6 at 0"]
+    assert len(done.messages) == 7
+    wrong: Any = Instructions(messages=lambda *_: [])
+    with RLM(ScriptedClient([PRINTS]), sandbox=sandbox, instructions=wrong) as rlm, pytest.raises(ConfigurationError):
+        rlm.completion(LONG, "?")
 
 
 def test_mistake_is_told_three_times_at_most(sandbox: Sandbox) -> None:
