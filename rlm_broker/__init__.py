@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
     from rlm_broker.run.lm_handler import LMHandler as LMHandler
+    from rlm_broker.run.mcp_tools import McpTools as McpTools
     from rlm_broker.run.persistent_repl import PersistentRepl as PersistentRepl
     from rlm_broker.run.prompts.instructions import Instructions as Instructions
     from rlm_broker.run.prompts.instructions import Profile as Profile
@@ -216,6 +217,7 @@ _MODULES = {
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "run.lm_handler": "LMHandler",
+    "run.mcp_tools": "McpTools",
     "run.persistent_repl": "PersistentRepl",
     "run.prompts.instructions": "Instructions Profile",
     "run.run": "Run",
@@ -269,6 +271,7 @@ _PUBLIC |= {
 
 _EXTRAS = {
     "LiveSource": "serve",
+    "McpTools": "mcp",
     "Metrics": "serve",
     "OpenTelemetry": "otel",
     "Service": "serve",
