@@ -38,8 +38,9 @@ class McpTools(Tools):
 
     Example:
         ```python
-        with Tools.from_mcp("npx -y @modelcontextprotocol/server-filesystem /data") as tools:
-            print(RLM("openai/gpt-5", tools=tools).completion("Which folder of /data is the largest?").answer)
+        server = [sys.executable, "-m", "rlm_broker", "mcp"]  # or "npx -y @modelcontextprotocol/server-filesystem /data"
+        with Tools.from_mcp(server) as tools:
+            print(tools.names[0])  # execute_python
         ```
     """
 
@@ -75,7 +76,7 @@ class McpTools(Tools):
 
         Example:
             ```python
-            tools = Tools.from_mcp(["python", "server.py"])
+            tools = Tools.from_mcp([sys.executable, "-m", "rlm_broker", "mcp"])
             tools.close()
             ```
         """

@@ -114,8 +114,8 @@ class Tools:
 
         Example:
             ```python
-            with Tools.from_mcp({"files": ["python", "files.py"], "web": "https://example.com/mcp"}) as tools:
-                print(tools.names)  # ['files_read', 'web_search']
+            with Tools.from_mcp({"box": [sys.executable, "-m", "rlm_broker", "mcp"]}) as tools:
+                print(tools.names[0])  # box_execute_python
             ```
 
         Args:
