@@ -1,7 +1,8 @@
 """Recursive Language Models on untrusted code.
 
 The names in `__all__` are public, with all members that their documentation describes; everything else may change. A
-public name is imported when it is first used: pydantic alone takes 0.1 s, which `rlm-broker --help` saves.
+public name is imported when it is first used, and what only some programs need (pydantic, sqlite, litellm) when
+they need it.
 """
 
 import importlib
@@ -289,7 +290,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> "typing.Any":
     if name in _PUBLIC:
         if name == "Sandbox":  # the board observes its REPLs, and a process may have to start its control socket
-            importlib.import_module("rlm_broker.watch.server")
+            importlib.import_module("rlm_broker.watch.board")
         if name not in _EXTRAS:
             return getattr(importlib.import_module(_PUBLIC[name]), name)
         from rlm_broker.values.extras import require_extra

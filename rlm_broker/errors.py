@@ -27,11 +27,13 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rlm_broker.results import ChatMessage, ChildTrace, Completion, Isolation, Iteration
 from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.values.text import described, summary_fields
+
+if TYPE_CHECKING:
+    from rlm_broker.results import ChatMessage, ChildTrace, Completion, Isolation, Iteration
 
 FailureCause = Literal["transient", "request", "provider"]
 """Why a call failed.
@@ -209,15 +211,15 @@ class RunFailed(RlmBrokerError):
 
     partial_answer: str | None = None
     root_model: str | None = None
-    isolation: Isolation | None = None
-    messages: tuple[ChatMessage, ...] = ()
-    trajectory: tuple[Iteration, ...] = ()
-    child_traces: tuple[ChildTrace, ...] = ()
+    isolation: "Isolation | None" = None
+    messages: "tuple[ChatMessage, ...]" = ()
+    trajectory: "tuple[Iteration, ...]" = ()
+    child_traces: "tuple[ChildTrace, ...]" = ()
     usage_summary: UsageSummary = UsageSummary()
     usage_by_depth: Mapping[int, Usage] = MappingProxyType({})
     execution_time: float = 0.0
 
-    def take(self, run: Completion, partial_answer: str | None) -> None:
+    def take(self, run: "Completion", partial_answer: str | None) -> None:
         """Copy the results of a run without a response. A partial answer that the error has already is kept."""
         self.partial_answer = self.partial_answer or partial_answer
         self.messages, self.trajectory, self.child_traces = run.messages, run.trajectory, run.child_traces

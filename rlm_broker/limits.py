@@ -3,22 +3,11 @@
 These are values only. `run/ledger.py` counts what a tree has spent.
 """
 
-from typing import Annotated, Any, Self
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from collections.abc import Mapping
+from typing import Annotated, Any, Never, Self
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.values.fields import FieldRefused, Fields, NonNegativeInt, PositiveFloat, PositiveInt, number, several
 from rlm_broker.values.text import clip
 from rlm_broker.values.units import accepted, amount
 from rlm_broker.values.validation import no_such
@@ -34,8 +23,6 @@ FEWEST_TURNS = 3
 """Minimum turns of a child run, if the root run has as many."""
 MOST_CHARS = 200
 """Characters of a refused value in an error message. Longer text is cut and marked with "..."."""
-MOST_DIGITS = 18
-"""Maximum digits of a whole number given as text: above any limit with a meaning, and far below `int`'s own bound."""
 
 
 def _short(value: object) -> str:
@@ -47,41 +34,47 @@ def _short(value: object) -> str:
     return clip(str(value), MOST_CHARS)
 
 
-class _Bounds(BaseModel):
+class _Bounds(Fields):
     """A frozen set of limits, checked when it is made."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    @model_validator(mode="wrap")
     @classmethod
-    def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """Raise `ConfigurationError` in place of pydantic's error.
+    def from_dict(cls, given: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Self:
+        """Return the limits in a dict, such as a table of a settings file.
 
-        The context of the validation maps a limit's name to the words saying where its value came from.
+        Text with a unit is accepted for each name that ends in `_bytes` or `_s`: `{"run_timeout_s": "1h30m"}`.
+
+        Args:
+            given: Values by the names of limits.
+            sources: Words on where a value comes from, by the name of its limit. A sentence on a wrong value has them.
+
+        Raises:
+            ConfigurationError: A name is not a limit's, or a value is not allowed for its limit.
         """
-        sources = info.context or {}
-        written = given if isinstance(given, dict) else {}
-        for name, value in written.items():
-            if name not in cls.model_fields:
-                raise ConfigurationError(no_such("limit", str(name), cls.model_fields))
+        return cls._made(given, sources)
+
+    def _fill(self, given: Any, source: Any) -> None:
+        sources: Mapping[str, str] = source or {}
+        if not isinstance(given, Mapping):
+            what = f"a valid dictionary or instance of {type(self).__name__}"
+            raise ConfigurationError(f"limit (all) = {_short(given)}: input should be {what}")
+        for name, value in given.items():
+            if name not in self.fields:
+                raise ConfigurationError(no_such("limit", str(name), self.fields))
             if isinstance(value, bool):
                 raise ConfigurationError(f"limit {name} = {_short(value)}{sources.get(name, '')}: give a number")
-        try:
-            return validate({name: amount(name, value) for name, value in written.items()} if written else given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0]) if first["loc"] else "(all)"
-            value = written[name] if isinstance(written.get(name), str) else first["input"]
-            is_unread = first["type"] in ("int_parsing", "float_parsing")
-            why = (accepted(name) if is_unread else None) or first["msg"].lower()
-            raise ConfigurationError(f"limit {name} = {_short(value)}{sources.get(name, '')}: {why}") from None
+        super()._fill({name: amount(name, value) for name, value in given.items()}, (given, sources))
+
+    def _refuse(self, mistakes: Mapping[str, FieldRefused], source: Any) -> Never:
+        written, sources = source
+        name, refused = next(iter(mistakes.items()))
+        why = (accepted(name) if refused.is_unread else None) or str(refused).removeprefix(": ").lower()
+        raise ConfigurationError(f"limit {name} = {_short(written[name])}{sources.get(name, '')}: {why}")
 
 
 class RunLimits(_Bounds):
     """Limits of one run and of everything below it. None means no limit.
 
-    `model_validate` takes a dict, such as a table of a settings file. There, text with a unit is accepted for each name
-    that ends in `_bytes` or `_s`: `{"run_timeout_s": "1h30m"}`.
+    `from_dict` takes a dict, such as a table of a settings file.
 
     Example:
         ```python
@@ -97,7 +90,7 @@ class RunLimits(_Bounds):
 
     0 makes the run itself a plain completion. 1 gives a REPL to the root run alone.
     """
-    max_iterations: PositiveInt | Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = 30
+    max_iterations: PositiveInt | Annotated[tuple[int, ...], several(number(int, above=True), least=1)] = 30
     """Maximum turns of one run; after the last turn the model is asked once more for its best answer.
 
     A single number is for the root run, and `iterations` derives fewer turns for its children. A tuple has one number
@@ -130,7 +123,7 @@ class RunLimits(_Bounds):
     """Maximum child runs of the whole tree, at any depth; a further child query fails with an error in its slot."""
     max_children_per_batch: PositiveInt | None = None
     """Maximum child runs of one query; each prompt beyond it gets an error in its slot."""
-    max_batch_prompts: Annotated[int, Field(ge=1, le=MAX_PROMPTS)] = 4_096
+    max_batch_prompts: Annotated[int, number(int, least=1, most=MAX_PROMPTS)] = 4_096
     """Maximum prompts in one batch; each prompt of a larger batch gets an error in its slot."""
     max_concurrent_calls: PositiveInt = 16
     """Maximum language model calls of the tree at the same time; further calls wait."""
@@ -144,7 +137,7 @@ class RunLimits(_Bounds):
     """Maximum output tokens of one call, sent with each request; None leaves the number to the provider."""
     max_result_chars: PositiveInt | None = None
     """Maximum characters that a call or a child returns to the code that asked; longer text is cut and marked."""
-    compaction_threshold: Annotated[float, Field(gt=0, le=1)] | None = 0.85
+    compaction_threshold: Annotated[float, number(float, above=True, most=1)] | None = 0.85
     """Share of the model's context window that a request of a run's loop may fill; None means no compaction.
 
     Beyond it older outputs are cut. If the request is still too long, the model summarises the conversation. A window
@@ -172,20 +165,11 @@ class RunLimits(_Bounds):
     For a model with a small context window the number is lower.
     """
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _default_blocks(cls, given: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Derive `max_blocks` from the turns if it is not given. It then does not count as set."""
-        if isinstance(given, dict) and "max_blocks" not in given:
-            turns = given.get("max_iterations", cls.model_fields["max_iterations"].default)
-            first = turns[0] if isinstance(turns, list | tuple) and turns else turns
-            if isinstance(first, str) and first.isdecimal() and len(first) <= MOST_DIGITS:
-                first = int(first)
-            if isinstance(first, int) and first > 0:
-                made = validate({**given, "max_blocks": BLOCKS_EACH_TURN * first})
-                made.model_fields_set.discard("max_blocks")
-                return made
-        return validate(given)
+    def _fill(self, given: Any, source: Any) -> None:
+        """Derive `max_blocks` from the turns if it is not given."""
+        super()._fill(given, source)
+        if "max_blocks" not in self.given:
+            self.__dict__["max_blocks"] = BLOCKS_EACH_TURN * self.iterations(0)
 
     def iterations(self, depth: int) -> int:
         """Return the maximum turns of a run at `depth`.
@@ -214,7 +198,7 @@ class ReplLimits(_Bounds):
         ConfigurationError: A name is not a limit's, or a value is not allowed for its limit.
     """
 
-    memory_bytes: Annotated[int, Field(ge=1 << 20, le=MOST)] = 2 << 30
+    memory_bytes: Annotated[int, number(int, least=1 << 20, most=MOST)] = 2 << 30
     """Maximum memory in bytes of all processes of a REPL together; beyond it the REPL is killed.
 
     Written private memory counts; the shared context and mapped files do not. A process alone gets a `MemoryError` in
@@ -222,20 +206,20 @@ class ReplLimits(_Bounds):
     """
     cpu_s: PositiveFloat | None = None
     """Maximum CPU seconds of one block, summed over all threads and processes; beyond it the REPL is killed."""
-    max_processes: Annotated[int, Field(ge=1, le=1 << 22)] = 64
+    max_processes: Annotated[int, number(int, least=1, most=1 << 22)] = 64
     """Maximum processes and threads of one REPL; beyond it, starting one fails or the REPL is killed."""
-    scratch_bytes: Annotated[int, Field(ge=1 << 12, le=MOST)] = 256 << 20
+    scratch_bytes: Annotated[int, number(int, least=1 << 12, most=MOST)] = 256 << 20
     """Maximum bytes of the private scratch folder, and of one file; beyond it, a write fails or the REPL is killed."""
-    max_scratch_files: Annotated[int, Field(ge=1, le=1 << 31)] = 8_192
+    max_scratch_files: Annotated[int, number(int, least=1, most=1 << 31)] = 8_192
     """Maximum files and folders in the scratch folder; beyond it, creating one fails or the REPL is killed.
 
     Each costs about 1 KB of kernel memory, which `scratch_bytes` does not count.
     """
-    max_open_files: Annotated[int, Field(ge=16, le=1 << 20)] = 256
+    max_open_files: Annotated[int, number(int, least=16, most=1 << 20)] = 256
     """Maximum open file descriptors of one process; beyond it, opening a file fails with EMFILE."""
     max_programs: PositiveInt = 16
     """Maximum programs of `repl.run` at the same time; a further one is refused."""
-    later_context_bytes: Annotated[int, Field(ge=0, le=MOST)] = 0
+    later_context_bytes: Annotated[int, number(int, least=0, most=MOST)] = 0
     """Bytes of contexts that one REPL can be given by `repl.add_context` while it lives; more is refused.
 
     These contexts are mapped, and come on top of `memory_bytes`. With 0 the REPL can be
@@ -255,18 +239,18 @@ class ReplLimits(_Bounds):
     """Seconds for a worker's start, until its REPL is ready with the context loaded; then the start fails."""
 
     # -- output and messages
-    max_output_bytes: Annotated[int, Field(ge=100, le=MOST)] = 1 << 20
+    max_output_bytes: Annotated[int, number(int, least=100, most=MOST)] = 1 << 20
     """Maximum bytes of output kept per block and stream; longer output keeps its beginning and its end, half each.
 
     Text that Python code prints is counted in characters. A note says how much was cut.
     """
-    max_output_lines: Annotated[int, Field(ge=1, le=MOST)] | None = None
+    max_output_lines: Annotated[int, number(int, least=1, most=MOST)] | None = None
     """Maximum lines kept per block and stream; longer output keeps its beginning and its end, half each.
 
     A line ends with a newline. Text that Python code prints and bytes written to descriptor 1 or 2 are counted
     apart. A note says how much was cut. `max_output_bytes` holds as well.
     """
-    max_frame_bytes: Annotated[int, Field(ge=1 << 12, le=(1 << 32) - 1)] = 64 << 20
+    max_frame_bytes: Annotated[int, number(int, least=1 << 12, most=(1 << 32) - 1)] = 64 << 20
     """Maximum bytes of one message on a REPL's connection, in both directions; a larger one is refused.
 
     A value for the REPL that is larger raises `ValueTooLarge`.
@@ -312,7 +296,7 @@ class Limits(ReplLimits, RunLimits):
     Examples:
         >>> Limits(max_budget_usd=0.5, run_timeout_s=60).max_depth
         1
-        >>> Limits.model_validate({"memory_bytes": "512MB"}).memory_bytes
+        >>> Limits.from_dict({"memory_bytes": "512MB"}).memory_bytes
         536870912
 
     Raises:
@@ -322,7 +306,6 @@ class Limits(ReplLimits, RunLimits):
 
 def with_set(base: RunLimits | ReplLimits, limits: RunLimits | ReplLimits) -> Limits:
     """Return `base` with the set fields of `limits` in place of its own."""
-    fields = {**base.model_dump(), **limits.model_dump(include=limits.model_fields_set)}
-    if "max_blocks" not in base.model_fields_set | limits.model_fields_set:
-        fields.pop("max_blocks", None)  # `Limits` derives it again, from the new turns
+    names = base.given | limits.given
+    fields = {name: getattr(limits if name in limits.given else base, name) for name in names}
     return Limits(**fields)

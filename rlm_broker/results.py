@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol
 
 from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.values.display import Display, Presentable
@@ -143,12 +143,22 @@ class Sent(Protocol):
         ...
 
 
+class Unprinted(NamedTuple):
+    """Texts of a block that were not printed, see `execute(echo=False)`. `Block` has properties of these names."""
+
+    result: Display | None = None
+    error_type: str | None = None
+    error_text: str | None = None
+    traceback: str | None = None
+
+
 class _WithValues(Presentable):
     """Values of a block outside of its dataclass fields: they are of any class, and may have no JSON form."""
 
-    __slots__ = ("_final_value", "_value")
+    __slots__ = ("_final_value", "_unprinted", "_value")
     _value: Sent | None
     _final_value: Sent | None
+    _unprinted: Unprinted
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -215,7 +225,28 @@ class Block(_WithValues):
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = tuple(getattr(self, each.name) for each in dataclasses.fields(self))
-        return _block, (fields, self._value, self._final_value)
+        return _block, (fields, self._value, self._final_value, self._unprinted)
+
+    @property
+    def result(self) -> Display | None:
+        """Forms of the last statement's value, if it is an expression and `echo` was false; else None. The text is
+        `result.data["text/plain"]`, at most `Limits.max_output_bytes` as all texts here."""
+        return self._unprinted.result
+
+    @property
+    def error_type(self) -> str | None:
+        """Name of the class of what the code raised, `SystemExit` included, if `echo` was false; else None."""
+        return self._unprinted.error_type
+
+    @property
+    def error_text(self) -> str | None:
+        """Whole text of what the code raised, if `echo` was false; else None."""
+        return self._unprinted.error_text
+
+    @property
+    def traceback(self) -> str | None:
+        """Traceback of what the code raised, if `echo` was false; else None, and it is in `stderr`."""
+        return self._unprinted.traceback
 
     @property
     def value(self) -> Any:
@@ -238,15 +269,23 @@ class Block(_WithValues):
         return None if self._final_value is None else self._final_value.problem
 
 
-def _block(fields: tuple[Any, ...], value: Sent | None, final_value: Sent | None) -> Block:
+def _block(
+    fields: tuple[Any, ...], value: Sent | None, final_value: Sent | None, unprinted: Unprinted | None = None
+) -> Block:
     """Return a block from its pickled parts."""
-    return with_values(Block(*fields), value, final_value)
+    return with_values(Block(*fields), value, final_value, unprinted)
 
 
-def with_values(block: Block, value: Sent | None, final_value: Sent | None) -> Block:
+_ALL_PRINTED = Unprinted()
+
+
+def with_values(
+    block: Block, value: Sent | None, final_value: Sent | None, unprinted: Unprinted | None = None
+) -> Block:
     """Attach the values from the REPL, and return the block. `dataclasses.replace` drops them."""
     object.__setattr__(block, "_value", value)
     object.__setattr__(block, "_final_value", final_value)
+    object.__setattr__(block, "_unprinted", unprinted or _ALL_PRINTED)
     return block
 
 
@@ -255,7 +294,7 @@ def without_displays(block: Block, omitted: int = 0) -> Block:
     if not block.displays:
         return block
     bare = dataclasses.replace(block, displays=(), displays_omitted=block.displays_omitted + omitted)
-    return with_values(bare, block._value, block._final_value)
+    return with_values(bare, block._value, block._final_value, block._unprinted)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

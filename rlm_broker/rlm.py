@@ -3,13 +3,10 @@
 import inspect
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from typing import Any, Literal, Never, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
-from rlm_broker.batch.batch import Batch, BatchRequest
-from rlm_broker.batch.feed import Items
-from rlm_broker.batch.items import BatchItem
-from rlm_broker.batch.score import Score
+from msgspec.structs import replace
+
 from rlm_broker.broker.models.model import Given
 from rlm_broker.broker.models.models import FilePath, Models, models_of
 from rlm_broker.broker.models.registry import Registry
@@ -31,7 +28,12 @@ from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.levels import IsolationName
-from rlm_broker.watch.terminal import print_events
+
+if TYPE_CHECKING:
+    from rlm_broker.batch.batch import Batch
+    from rlm_broker.batch.feed import Items
+    from rlm_broker.batch.items import BatchItem
+    from rlm_broker.batch.score import Score
 
 
 class _Given(TypedDict, total=False):
@@ -365,20 +367,20 @@ class RLM(AsyncResource):
 
     def batch(
         self,
-        items: Items,
+        items: "Items",
         *,
         max_concurrent: int = 16,
         out: FilePath | None = None,
         limits: BatchLimits | None = None,
         output_type: Any = None,
         fail_fast: bool = False,
-        score: Score | None = None,
+        score: "Score | None" = None,
         trajectories: bool = False,
         retry_failed: bool = False,
         settings_changed: bool = False,
         samples: int = 1,
         root: FilePath | None = None,
-    ) -> Batch:
+    ) -> "Batch":
         """Answer many questions, and return a handle for iterating over the results as they come.
 
         With `out`, the same call goes on after a kill: finished items are left out, and paid calls of models are
@@ -401,25 +403,25 @@ class RLM(AsyncResource):
             score: Function that judges each result; see `Score`.
             trajectories: Add the conversations of each run and its children to its line, as chat messages, with token
                 ids and log probabilities where the server gives them.
-            retry_failed: Run failed items again. If the provider or the sandbox was at fault, paid calls are answered
-                from the journal.
-            settings_changed: Take other limits, and the prompts of another release, for the remaining items. Their
-                lines say so.
+            retry_failed: Run failed items again, with paid calls from the journal unless the run itself was at fault.
+            settings_changed: Take other limits and another release's prompts for the items left; their lines say so.
             samples: Times that each item is asked; each sample has a line, with its number.
             root: Folder to which paths of contexts are relative, where the journal tells whether an item is the same.
 
         Raises:
             ConfigurationError: An argument cannot be used.
         """
+        from rlm_broker.batch.batch import Batch, BatchRequest
+
         if self._engine.keeps_repl:
             raise ConfigurationError("a persistent RLM answers one question at a time: make another RLM for a batch")
-        bounds = BatchLimits() if limits is None else limits
         place = (out, retry_failed, settings_changed, samples, root)
+        bounds = BatchLimits() if limits is None else limits
         batch = BatchRequest(items, max_concurrent, bounds, fail_fast, score, trajectories, *place)
         typed = replace(self._request, output_type=None if output_type is None else OutputType(output_type))
 
-        def request(item: BatchItem) -> RunRequest:
-            again = None if typed.output_type is None else typed.output_type.again()
+        def request(item: "BatchItem") -> RunRequest:
+            again = typed.output_type and typed.output_type.again()
             return replace(typed, context=item.context, question=item.question, output_type=again)
 
         return Batch(batch, self._engine, typed, request)
@@ -462,6 +464,7 @@ def _require_apart(model: object, sub_model: object, models: Models, handler: ob
 def _shown_events() -> Emit:
     """Return the callback of a verbose run: a display in a notebook, else lines on stderr."""
     from rlm_broker.watch.notebook import notebook_progress
+    from rlm_broker.watch.terminal import print_events
 
     return notebook_progress() or print_events
 

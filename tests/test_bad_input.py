@@ -44,8 +44,8 @@ CONSTRUCTORS: list[tuple[Callable[..., Any], dict[str, Any], list[str]]] = [
     (RLM, {"model": ScriptedClient([])}, ["model", "sub_model", "models", "limits", "tools", "instructions"]),
     (RLM, {}, ["recursion", "on_event", "verbose", "persistent", "sandbox", "handler", "record", "seed"]),
     (Sandbox, {}, ["limits", "isolation", "allow_exec", "exact_memory", "warm", "seed"]),
-    (Limits, {}, [*Limits.model_fields]),
-    (Model, {"name": "m"}, [*Model.model_fields]),
+    (Limits, {}, [*Limits.fields]),
+    (Model, {"name": "m"}, [*Model.fields]),
     (Models, {}, ["named", "routes", "cache", "record", "replay"]),
     (Instructions, {}, ["system", "profile", "prologue"]),
     (Tools, {}, ["given", "for_children"]),
@@ -129,7 +129,7 @@ def test_handler_raises_only_documented_errors(rlm: RLM) -> None:
 def test_sandbox_raises_only_documented_errors(rlm: RLM, repl: SandboxedRepl) -> None:
     require_ours(rlm.sandbox.repl, {}, ["context", "answer", "tools", "values"])
     require_ours(rlm.sandbox.template, {}, ["context", "imports", "setup", "timeout_s"])
-    require_ours(repl.execute, {"code": "1"}, ["code", "timeout_s", "on_output"])
+    require_ours(repl.execute, {"code": "1"}, ["code", "timeout_s", "on_output", "value", "echo"])
     require_ours(repl.provide, {}, ["values"])
     require_ours(repl.run, {"argv": ["true"]}, ["argv", "input", "cwd", "env", "timeout_s", "max_output_bytes"])
 

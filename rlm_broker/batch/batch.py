@@ -19,10 +19,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from rlm_broker.batch.budget import Metered, Spending
 from rlm_broker.batch.feed import Fed, Feeding, Items, require_items, total_of

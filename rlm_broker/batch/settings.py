@@ -41,7 +41,7 @@ def settings_of(engine: Engine, request: RunRequest) -> dict[str, Any]:
         "models": {name: model(client) for name, client in by_name.items() if name in routing.names},
         "routes": [str(route) for route in routing.routes],
         "model_policy": routing.policy,
-        "limits": jsonable(engine.limits.model_dump()),
+        "limits": jsonable(engine.limits.to_dict()),
         "system_prompt": _short(system) if isinstance(system, str | None) else _name(system),
         "prompt_profile": instructions.profile,
         "user_prologue": _short(instructions.prologue),

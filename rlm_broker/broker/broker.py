@@ -5,11 +5,10 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from rlm_broker.broker.cache import Cache
 from rlm_broker.broker.client_queue import ClientQueue, OnRetry, PendingCall, Serving
 from rlm_broker.broker.clients.adapters import FieldLike, adapted, original
 from rlm_broker.broker.clients.base import BaseClient, Client, LMReply, LMRequest
@@ -23,6 +22,9 @@ from rlm_broker.errors import ConfigurationError, ModelFailed, RlmBrokerError, U
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Tally, Usage, UsageSummary, totals_by
 from rlm_broker.values.stats import HandlerStats
+
+if TYPE_CHECKING:
+    from rlm_broker.broker.cache import Cache
 
 _log = logging.getLogger("rlm_broker")
 
@@ -78,7 +80,7 @@ class Broker(AsyncResource):
         model_policy: ModelPolicy = "allow",
         open_client: Callable[[str], Client] | None = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
-        cache: Cache | None = None,
+        cache: "Cache | None" = None,
         event_loop: EventLoopRef | None = None,
     ) -> None:
         self.routing = Routing(client, other_backend_client, model_policy=model_policy, open_client=open_client)

@@ -266,8 +266,8 @@ def _checked(reply: object, client: BaseClient) -> LMReply:
     if not isinstance(usage, Usage):
         raise _wrong_type(client, "usage", usage, Usage)
     inputs, outputs, cost = usage.total_input_tokens, usage.total_output_tokens, usage.total_cost
-    counts = (inputs, outputs, usage.cached_input_tokens)
-    are_counts = {*map(type, counts)} == {int} and min(counts) >= 0
+    cached = usage.cached_input_tokens
+    are_counts = type(inputs) is type(outputs) is type(cached) is int and inputs >= 0 and outputs >= 0 and cached >= 0
     if are_counts and (cost is None or 0 <= cost < math.inf):
         return reply
     inputs, outputs = (each if type(each) is int and each > 0 else 0 for each in (inputs, outputs))

@@ -105,7 +105,7 @@ def _answered(
     _require_apart(input, out)
     arguments = {name: flags.pop(name) for name in ARGUMENTS}
     bounds = {name: flags.pop(option[2:].replace("-", "_")) for name, option in LIMITS.items()}
-    limits = BatchLimits.model_validate(bounds, context={name: f" ({option})" for name, option in LIMITS.items()})
+    limits = BatchLimits.from_dict(bounds, {name: f" ({option})" for name, option in LIMITS.items()})
     settings = Settings(assigned(assignments, **flags))
     schema = settings.path("output_type")
     part = None if shard is None else shard_of(shard)

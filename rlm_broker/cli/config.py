@@ -59,9 +59,9 @@ def show(*, assignments: tuple[str, ...], as_json: bool) -> None:
 
 def _about(name: str) -> str:
     """Return the first sentence on a setting; on a limit, the first of its docstring."""
-    if name not in Limits.model_fields:
+    if name not in Limits.fields:
         return ABOUT[name]
-    description = " ".join((Limits.model_fields[name].description or "").split())
+    description = " ".join(Limits.descriptions()[name].split())
     return re.split(r"(?<=\.)\s", description)[0].rstrip(".")
 
 

@@ -22,8 +22,26 @@ from rlm_broker.sandbox.workers.cgroups import GROUP_REMEDY, MemoryGroups, memor
 from rlm_broker.sandbox.workers.python_paths import maps_texts
 from sandbox_worker.wire.level import LEVELS, Level, LevelName
 
-DESCRIPTORS_EACH = 4
-"""Descriptors of the orchestrator for one REPL: its connection, its control socket, and pidfds."""
+IDLE_REPL_BYTES = 3_500_000
+"""Memory of an idle REPL with its init, and the kernel's for them."""
+OPEN_FILES, AVAILABLE_MEMORY = "ulimit -n", "available memory"
+TAKEN_BY_EACH = {
+    OPEN_FILES: 4,  # its connection, its control socket, and pidfds
+    "ulimit -u": 2,  # init and the REPL
+    "kernel.pid_max": 2,
+    "kernel.threads-max": 2,
+    "pids.max": 2,
+    "user.max_user_namespaces": 1,
+    "user.max_pid_namespaces": 1,
+    "user.max_mnt_namespaces": 1,
+    "user.max_ipc_namespaces": 1,
+    "user.max_uts_namespaces": 1,
+    "net.ipv4.ip_local_port_range": 1,  # the number of ports: its connection goes through the loopback device
+    AVAILABLE_MEMORY: IDLE_REPL_BYTES,
+}
+"""Bound of this machine → what one idle REPL takes of it. Bounds without a value here do not hold here."""
+SHOWN_BOUNDS = 4
+"""Bounds that the text names, from the lowest. JSON has all."""
 TEXTS = {
     True: "shared by all REPLs",
     False: "copied by each REPL: this Python has another layout of strings",
@@ -45,6 +63,7 @@ def run(*, as_json: bool) -> int:
         "exact_memory": groups is not None,
         "control_groups": groups,
         "repls_that_fit": repls_that_fit(facts),
+        "repl_bounds": repl_bounds(facts),
         "maps_texts": mapped,
         "machine": facts,
     }
@@ -137,7 +156,7 @@ def machine_facts(root: Path = Path("/")) -> dict[str, Any]:
     limit, to which a sandbox raises its own.
 
     Args:
-        root: Folder in which /sys/fs/cgroup is looked for.
+        root: Folder in which /sys/fs/cgroup and /proc/sys are looked for.
     """
     facts: dict[str, Any] = {
         "kernel": platform.release(),
@@ -150,6 +169,7 @@ def machine_facts(root: Path = Path("/")) -> dict[str, Any]:
         "temporary_folder": None,
         "temporary_free_bytes": None,
         "control_groups": _control_groups(root / "sys/fs/cgroup"),
+        "kernel_limits": _kernel_limits(root),
     }
     with contextlib.suppress(OSError, psutil.Error):
         facts["memory_available_bytes"] = psutil.virtual_memory().available
@@ -159,9 +179,24 @@ def machine_facts(root: Path = Path("/")) -> dict[str, Any]:
     return facts
 
 
+def repl_bounds(facts: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Return each bound of the number of REPLs by its name, the lowest first: its value, and the REPLs that fit."""
+    values = {
+        OPEN_FILES: facts["max_open_files"],
+        **facts["kernel_limits"],
+        AVAILABLE_MEMORY: facts["memory_available_bytes"],
+    }
+    found = {
+        name: {"value": value, "repls": value // TAKEN_BY_EACH[name]}
+        for name, value in values.items()
+        if value is not None
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1]["repls"]))
+
+
 def repls_that_fit(facts: dict[str, Any]) -> int:
-    """Return how many REPLs at a time the limit of open files allows."""
-    return int(facts["max_open_files"] // DESCRIPTORS_EACH)
+    """Return how many idle REPLs this machine carries at a time."""
+    return next(iter(repl_bounds(facts).values()))["repls"]
 
 
 def described(facts: dict[str, Any]) -> str:
@@ -177,7 +212,12 @@ def described(facts: dict[str, Any]) -> str:
             if folder
             else "  temporary folder: none that can be written to",
             f"  control groups: {facts['control_groups'] or 'none'}",
-            f"  open files: {facts['max_open_files']:,}, for about {repls_that_fit(facts):,} REPLs at a time",
+            "  idle REPLs at a time:",
+            *(
+                f"    {bound['repls']:>9,} by {name} = "
+                + (_size(bound["value"]) if name == AVAILABLE_MEMORY else f"{bound['value']:,}")
+                for name, bound in list(repl_bounds(facts).items())[:SHOWN_BOUNDS]
+            ),
         )
     )
 
@@ -188,6 +228,28 @@ def _control_groups(folder: Path) -> str | None:
     versions = ["1"] * (not unified and (folder / "memory").is_dir())
     versions += ["2"] * (unified or (folder / "unified/cgroup.procs").exists())
     return " and ".join(versions) or None
+
+
+def _kernel_limits(root: Path) -> dict[str, int | None]:
+    """Return the limits of processes, namespaces and ports by their names; None where there is none."""
+    limits: dict[str, int | None] = {}
+    for name in TAKEN_BY_EACH:
+        if name.startswith(("kernel.", "user.", "net.")):
+            words = _words(root / "proc/sys" / name.replace(".", "/"))
+            limits[name] = int(words[-1]) - (int(words[0]) - 1 if len(words) == 2 else 0) if words else None
+    own = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    limits["ulimit -u"] = None if own == resource.RLIM_INFINITY or os.geteuid() == 0 else own  # root may have more
+    groups = [_words(root / "sys/fs/cgroup" / name) for name in ("pids.max", "pids/pids.max")]
+    limits["pids.max"] = min((int(words[0]) for words in groups if words and words[0] != "max"), default=None)
+    return limits
+
+
+def _words(file: Path) -> list[str]:
+    """Return the words of a file; none if it cannot be read."""
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
 
 
 def _size(amount: int | None) -> str:

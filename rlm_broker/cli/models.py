@@ -57,7 +57,7 @@ def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
 def _server(settings: Settings) -> dict[str, Any]:
     """Return the address of the server in the settings, and the models it lists or the problem with it."""
     base_url = settings["base_url"]
-    client = Model.model_validate({"name": "any", "base_url": base_url, "api_key": settings["api_key"]}).client()
+    client = Model.from_dict({"name": "any", "base_url": base_url, "api_key": settings["api_key"]}).client()
     assert isinstance(client, OpenAICompatibleClient)
 
     async def listed() -> list[str]:
@@ -79,7 +79,9 @@ def _entry(name: str, client: BaseClient, settings: Settings) -> dict[str, Any]:
     if (why := client.why_unusable) is not None:
         rows["problem"] = str(why)
     if model is not None:
-        rows |= model.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+        rows |= {
+            field: value for field, value in model.to_dict().items() if field != "name" and value != Model.fields[field]
+        }
     elif settings["base_url"] is not None and client.model_name != "offline":
         rows["base_url"] = settings["base_url"]
     return rows

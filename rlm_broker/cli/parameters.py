@@ -1,5 +1,6 @@
 """Kinds of commands, options and values of the command line. `--help` imports this module: it imports `click` alone."""
 
+import gc
 import importlib
 import os
 import sys
@@ -21,7 +22,7 @@ FOLDER = click.Path(file_okay=False)
 PATH = click.Path(path_type=Path)
 """The same as a `Path`."""
 ISOLATION = click.Choice(("auto", *get_args(LevelName)))
-"""Levels, as the setting `isolation` names them. The settings themselves would import pydantic, which takes 0.2 s."""
+"""Levels, as the setting `isolation` names them. The module of the levels takes longer to import."""
 FROM_ENVIRONMENT = "env:"
 
 
@@ -142,6 +143,9 @@ class LazyCommand(click.Command):
         with failures(module, as_json=as_json, debug=is_debug):
             with require_extra(self._extra, f"`rlm-broker {module}`") if self._extra else nullcontext():
                 work = importlib.import_module(f"rlm_broker.cli.{module}")
+            if not gc.isenabled():  # `__main__` turns it off for the imports
+                gc.freeze()
+                gc.enable()
             exit_code = getattr(work, function or "run")(**parameters)
         if exit_code:
             sys.exit(exit_code)
@@ -165,7 +169,7 @@ class Group(click.Group):
 
     def suggested(self, ctx: click.Context, name: str) -> str:
         """Return what ends the sentence about an unknown command."""
-        from rlm_broker.values.validation import suggestion  # imports pydantic, which --help need not wait for
+        from rlm_broker.values.validation import suggestion
 
         return suggestion(name, self.list_commands(ctx))
 

@@ -41,6 +41,7 @@ in the documentation of asyncio.
 
 import asyncio
 import contextlib
+import sys
 import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -104,6 +105,18 @@ async def to_its_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     task = unlisted(work())
     await ended(task)
     return task.result()
+
+
+def begun_task(work: Coroutine[Any, Any, T], name: str | None = None) -> "asyncio.Task[T]":
+    """Run `work` in a task that has run up to its first wait, where CPython can do that (from 3.12 on).
+
+    Work that never waits is then done at once, without a further turn of the loop. A loop with a task factory of the
+    user's begins the task in its own way.
+    """
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
+        return asyncio.Task(work, loop=loop, name=name, eager_start=True)
+    return loop.create_task(work, name=name)
 
 
 def unlisted(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":

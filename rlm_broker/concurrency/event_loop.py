@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from rlm_broker.concurrency.deadline import ended, to_its_end, unlisted
+from rlm_broker.concurrency.deadline import begun_task, ended, to_its_end, unlisted
 from rlm_broker.concurrency.forks import FORKING
 from rlm_broker.errors import ConfigurationError, SandboxFailed
 
@@ -198,7 +198,7 @@ class Job(Generic[T]):
             self._start()
             return
         try:
-            self._loop.call_soon_threadsafe(self._start)
+            self._loop.call_soon_threadsafe(self._start, begun_task)
         except RuntimeError:  # closed since it was looked at
             self._require_loop()
             raise
@@ -276,8 +276,8 @@ class Job(Generic[T]):
         """Return the error to raise where this one has ended the wait or the work."""
         return error
 
-    def _start(self) -> None:
-        self._task = self._loop.create_task(self._work)
+    def _start(self, in_task: "Callable[[Coroutine[Any, Any, T]], asyncio.Task[T]] | None" = None) -> None:
+        self._task = (in_task or self._loop.create_task)(self._work)
         # A callback and not a `finally` in the work: a task cancelled before its first step runs none of its code.
         self._task.add_done_callback(self._hand_over)
 
@@ -312,7 +312,7 @@ class CleanUp(Job[None]):
 
     _waiter: "asyncio.Task[None] | None" = None
 
-    def _start(self) -> None:
+    def _start(self, _in_task: object = None) -> None:
         if self._task is None:
             self._task = unlisted(self._work)
             self._task.add_done_callback(self._hand_over)

@@ -4,8 +4,9 @@ import asyncio
 import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 Turn = asyncio.Future[None]
 
@@ -235,8 +236,7 @@ SPAN_S = 60.0
 """Length of the window in seconds: providers state their rates per minute."""
 
 
-@dataclass(slots=True)
-class RateEntry:
+class RateEntry(Struct):
     """An amount that passed at `when`, in seconds of the caller's clock. Once it `has_left`, it counts no more."""
 
     when: float

@@ -17,8 +17,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from rlm_broker.context.found_files import PIECE_BYTES, FileUnfit, unsteering
 from rlm_broker.errors import ContextRefused
@@ -253,8 +254,7 @@ _IN_ZIP64: Final = 0xFFFF
 _LONG_NAME: Final = f"a name of more than {MAX_NAME_CHARS:,} characters in an archive"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A file in an archive. Read it before the next one is asked for.
 
     Attributes:

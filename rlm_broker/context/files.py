@@ -11,21 +11,22 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from fnmatch import translate
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from rlm_broker.context.found_files import FileUnfit, FoundFile, LeftOut, open_regular, printable
+from msgspec import Struct
+from msgspec.structs import replace
+
+from rlm_broker.context.found_files import MAX_PATH_CHARS, FileUnfit, FoundFile, LeftOut, open_regular, printable
 from rlm_broker.errors import ContextRefused
 
 Glob = Sequence["re.Pattern[str] | None"]
 """One expression for each part. None stands for `**`, any number of parts, and never follows itself."""
 
 _IN_SET: Final = r"(?: \\. | \[:[^\]]{0,9}:\] | (?!\[:[^\]]{0,9}:\])[^\\\]] )"
-_GIT_TOKEN: Final = re.compile(
-    rf"""(?sx)
+_GIT_TOKEN: Final = rf"""(?sx)
       \\?(?P<slash>/)
     | (?P<stars>\*+)
     | (?P<any>\?)
@@ -33,7 +34,6 @@ _GIT_TOKEN: Final = re.compile(
     | \\(?P<escaped>.)
     | (?P<plain>[^\\\[*?/]+)
     """
-)
 _GIT_SET: Final = re.compile(r"(?s)\[:(?P<name>[^\]]{0,9}):\]|\\?(?P<first>.)(?:-\\?(?P<last>.))?")
 _CLASSES: Final = {
     "alnum": "0-9A-Za-z",
@@ -115,9 +115,10 @@ def _expression(pieces: Sequence[str]) -> "re.Pattern[str]":
 def _git_parts(pattern: str) -> Iterator[tuple[bool, list[str]]]:
     """Yield for each part whether it is of two or more `*` alone, and its pieces as for `_expression`. Raise ValueError
     for a bracket or backslash without its end, or a class of an unknown name."""
+    tokens = re.compile(_GIT_TOKEN)  # `re` keeps it; most contexts have no .gitignore
     pieces, stars_alone, at = [""], False, 0
     while at < len(pattern):
-        if (token := _GIT_TOKEN.match(pattern, at)) is None:
+        if (token := tokens.match(pattern, at)) is None:
             raise ValueError(pattern)
         if token["slash"]:
             yield stars_alone, pieces
@@ -192,8 +193,7 @@ class Ignored:
         return self._rules[folder]
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(Struct, frozen=True):
     """A line of a .gitignore. As in git, the last line about an entry decides, in the file nearest to it. A line about
     a folder says nothing of the entries below it, so that `!*/` after `*` brings folders back."""
 
@@ -439,8 +439,6 @@ _HARMLESS: Final = _any_of(HARMLESS)
 
 # -- paths named by others than the user -----------------------------------------------------------------------------
 
-MAX_PATH_CHARS: Final = 4_096
-"""Longest path of Linux, in characters (PATH_MAX). A longer text is no path."""
 _ANY_FILE: Final = "a"
 """Name of any file: a folder of secrets is refused for what may lie in it."""
 

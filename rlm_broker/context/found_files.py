@@ -6,8 +6,9 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rlm_broker.concurrency.threads import stop_requested
 from rlm_broker.errors import ContextRefused
@@ -43,8 +44,7 @@ class FileUnfit(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFile:
+class FoundFile(Struct, frozen=True):
     """A file to read.
 
     Attributes:
@@ -74,6 +74,8 @@ def unsteering(text: str) -> str:
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+MAX_PATH_CHARS: Final = 4_096
+"""Longest path of Linux, in characters (PATH_MAX). A longer text is no path."""
 PIECE_BYTES: Final = 1 << 18
 """Bytes read at once. A file of any size takes a few times as much of our own memory."""
 

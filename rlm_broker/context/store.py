@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from rlm_broker.concurrency.threads import stop_requested
-from rlm_broker.context.file_content import Reading
-from rlm_broker.context.files import MAX_PATH_CHARS, find_files
-from rlm_broker.context.found_files import PIECE_BYTES, FileUnfit, FoundFile, printable
+from rlm_broker.context.found_files import MAX_PATH_CHARS, PIECE_BYTES, FileUnfit, FoundFile, LeftOut, printable
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.context.objects import store_value
 from rlm_broker.context.stored_context import MAX_NAME_CHARS, StoredContext, StoredParts, close_all, sealed
@@ -28,6 +26,9 @@ from rlm_broker.context.text import DecodedText, Errors, TextDecoding
 from rlm_broker.errors import ContextRefused, is_shortage, refused_by_machine
 from rlm_broker.results import ContextInfo
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
+
+if TYPE_CHECKING:
+    from rlm_broker.context.file_content import Reading
 
 STREAM_BYTES: Final = 1 << 20
 """Bytes or characters of a stream read at a time."""
@@ -67,6 +68,8 @@ class Paths(tuple[Path, ...]):
         Raises:
             ContextRefused: A path does not exist, or is likely a secret.
         """
+        from rlm_broker.context.files import find_files
+
         return {file.name: Path(file.path) for file in find_files(self)[0]}
 
 
@@ -218,7 +221,7 @@ def store_as_it_is(value: object) -> StoredContext:
                 return _store_text(pieces_of(given))
             case OpenFile():
                 found = FoundFile(given.name, printable(given.name), f"/proc/self/fd/{given.fd}", named=True)
-                return _store_file(found, Reading(how))
+                return _store_file(found, _reading(how))
             case Paths():
                 return _store_paths(given, how)
             case os.PathLike():
@@ -232,6 +235,12 @@ def store_as_it_is(value: object) -> StoredContext:
         if is_shortage(error):
             raise refused_by_machine("the context cannot be stored in memory", error) from None
         raise ContextRefused(f"the context cannot be stored in memory: {error.strerror}") from error
+
+
+def _reading(how: TextDecoding, skipped: LeftOut | None = None) -> "Reading":
+    from rlm_broker.context.file_content import Reading  # with archives and documents: a text needs none of them
+
+    return Reading(how, skipped)
 
 
 def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) -> StoredContext:
@@ -254,7 +263,7 @@ def _store_stream(stream: Any, how: TextDecoding) -> StoredContext:
         return _store_text(piece for text in chain([first], pieces) for piece in pieces_of(cast("str", text)))
     given = chain([first] if first else [], cast("Iterator[bytes]", pieces))
     try:
-        return _store_text(Reading(how).of_stream(given, "the stream"))
+        return _store_text(_reading(how).of_stream(given, "the stream"))
     except FileUnfit as error:
         raise ContextRefused(str(error)) from None
 
@@ -280,14 +289,16 @@ def _read(stream: Any) -> Iterator[str | bytes]:
 def _store_paths(paths: Paths, how: TextDecoding) -> StoredContext:
     if not paths:
         raise ContextRefused("Paths has no path: name a file or a folder")
+    from rlm_broker.context.files import find_files
+
     files, skipped = find_files(paths)
-    reading = Reading(how, skipped)
+    reading = _reading(how, skipped)
     if len(paths) != 1 or not files or not files[0].named:
         return _store_texts((each for file in files for each in reading.texts_of(file)), reading, map(printable, paths))
     return _store_file(files[0], reading)
 
 
-def _store_file(file: FoundFile, reading: Reading) -> StoredContext:
+def _store_file(file: FoundFile, reading: "Reading") -> StoredContext:
     """Store the text of one file, or the texts in an archive."""
     try:
         with reading.opened(file) as content:
@@ -298,7 +309,7 @@ def _store_file(file: FoundFile, reading: Reading) -> StoredContext:
         raise ContextRefused(str(error)) from error
 
 
-def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: Reading, sources: Iterable[str]) -> StoredContext:
+def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: "Reading", sources: Iterable[str]) -> StoredContext:
     """Store the texts of files as a dict by their names. A name that is there already gets a number."""
     taken: dict[str, int] = {}  # name → number for its next repetition
     parts = StoredParts()

@@ -6,9 +6,10 @@ Undecodable bytes are replaced and counted. If they are too many, the bytes are 
 import codecs
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal, get_args
+
+from msgspec import Struct
 
 from rlm_broker.context.found_files import FileUnfit
 from rlm_broker.errors import ConfigurationError
@@ -52,8 +53,7 @@ def _replace_and_count(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_COUNTED, _replace_and_count)
 
 
-@dataclass(frozen=True, slots=True)
-class TextDecoding:
+class TextDecoding(Struct, frozen=True):
     """Encoding of bytes without a byte order mark, by its name in Python (None is UTF-8), and the treatment of errors.
     Raise ConfigurationError for an unknown one."""
 

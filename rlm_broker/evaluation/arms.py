@@ -42,7 +42,7 @@ class Arm:
         """
         limits: dict[str, Any] = {"max_depth": self.max_depth, **self.settings}
         recursion, profile = limits.pop("recursion", "always"), limits.pop("prompt_profile", "both")
-        bounds = Limits.model_validate(limits)
+        bounds = Limits.from_dict(limits)
         return RLM(model, sub_model, limits=bounds, recursion=recursion, instructions=Instructions(profile=profile))
 
     async def ask(

@@ -105,7 +105,7 @@ class Node:
         self._inits[init.number] = init
         worker = Worker(level_named(self.opened.level), init)
         worker.cpus = self.opened.cpus
-        given = limits.model_dump(mode="json", include=set(ReplLimits.model_fields))
+        given = {name: getattr(limits, name) for name in ReplLimits.fields}
         try:
             await self._ask(messages.Fork(self.numbers(), init.number, server, given), END_S)
             if worker.gone.is_set():

@@ -96,14 +96,14 @@ class ReplAnswers:
                 f"depth must be an integer of 1 or more, the depth of the REPL's calls, not {depth!r}"
             )
         limits = limits or Limits()
-        if "run_timeout_s" in limits.model_fields_set:
+        if "run_timeout_s" in limits.given:
             raise ConfigurationError("run_timeout_s has no effect on a loop of your own: bound its time there instead")
-        if sandbox is None and "max_depth" in limits.model_fields_set and limits.max_depth > depth:
+        if sandbox is None and "max_depth" in limits.given and limits.max_depth > depth:
             raise ConfigurationError(
                 f"max_depth = {limits.max_depth} needs sandbox=, in which children get their REPLs"
             )
         if sandbox is None:  # without one no child can have a REPL: each is a plain completion at this depth
-            limits = limits.model_copy(update={"max_depth": min(limits.max_depth, depth)})
+            limits = limits.replace(max_depth=min(limits.max_depth, depth))
         self.id = secrets.token_hex(ID_BYTES)
         given = tools if isinstance(tools, Tools) else Tools(tools)
         self.tools: Sequence[str] = given.names

@@ -10,15 +10,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.clients.base import BaseClient, CallId, LMRequest
-from rlm_broker.broker.clients.recording import Counted, Failure, Recorded, Recorder, recorded_request
 from rlm_broker.broker.routing import Routing
 from rlm_broker.concurrency.turns import Apart, FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
@@ -31,6 +29,9 @@ from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, are_messages
 
+if TYPE_CHECKING:
+    from rlm_broker.broker.clients.recording import Recorder
+
 WINDOW_TOKENS = 128_000
 """Assumed context window in tokens, if a client does not state its own: most models of 2025 and 2026 have as many or
 more."""
@@ -41,8 +42,7 @@ MOST_ANSWER_BYTES = 32 << 20
 """Maximum memory in bytes of the answers to unfinished batches of one run. Further answers become errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """The run behind a call.
 
     Attributes:
@@ -87,12 +87,14 @@ class _Batch:
         self.todo: list[tuple[Prompt, int, CallId]] = []
         self.places: list[int] = []
         self.number = self.done = self.answer_bytes = 0
-        seen = Counter[str]()
+        seen: Counter[str] | None = Counter() if query.samples else None
         calls: dict[tuple[str, int], int] = {}
         for prompt in query.prompts:
             key = prompt_key(prompt)
-            sample = seen[key] if query.samples else 0
-            seen[key] += 1
+            sample = 0
+            if seen is not None:
+                sample = seen[key]
+                seen[key] += 1
             place = calls.setdefault((key, sample), len(self.todo))
             if place == len(self.todo):
                 self.todo.append((prompt, sample, new_id()))
@@ -116,7 +118,7 @@ class TreeCalls:
         handler: Completing,
         ledger: Ledger,
         events: TreeEvents,
-        recorder: Recorder | None = None,
+        recorder: "Recorder | None" = None,
         *,
         routing: Routing | None = None,
         tells_text: bool = False,
@@ -356,6 +358,8 @@ class TreeCalls:
         """Write a call down once, if calls are recorded. The outcome None is a cancelled call."""
         if self._recorder is None or request.id is None or request.id in self._recorded:
             return
+        from rlm_broker.broker.clients.recording import Counted, Failure, Recorded, recorded_request
+
         self._recorded.add(request.id)
         asked = recorded_request(request)
         match outcome:

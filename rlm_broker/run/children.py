@@ -22,10 +22,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from typing import Final, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.concurrency.turns import bounded_map
@@ -70,8 +70,7 @@ _JSON: Final = re.compile(r"""\s*[\[{]\s*(["\d{\[\-\]}]|true|false|null)""")
 """Beginning of a JSON object or array. A bracket alone may begin a Markdown link or a citation."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Child:
+class _Child(msgspec.Struct, frozen=True):
     """One child of a query.
 
     Attributes:
@@ -125,7 +124,7 @@ class Children:
         left = self._tree.ledger.left()["max_children_total"]
         # With "auto" some of `runs` will become completions, which are not counted: each run is counted as it begins.
         allowed = len(runs) if left is None or self._decides(query) else int(left)
-        room = self._tree.child_places[below.depth]
+        room = self._tree.child_places(below.depth)
         async with asyncio.TaskGroup() as group:
             completing = group.create_task(
                 bounded_map(

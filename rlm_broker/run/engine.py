@@ -8,16 +8,16 @@ tree, its loop. Children are composed of the same parts (`queries.open_run`).
 import contextlib
 import dataclasses
 import logging
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlm_broker.broker.cache import Cache
+from msgspec import Struct
+
 from rlm_broker.broker.clients.base import BaseClient
-from rlm_broker.broker.clients.recording import FORMAT, RecordedModels, Recorder
 from rlm_broker.broker.models.models import Models
 from rlm_broker.broker.models.registry import Registry, require_priced
 from rlm_broker.broker.routing import Routing
@@ -42,8 +42,10 @@ from rlm_broker.run.tree import Tree
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, place, seeded
 from rlm_broker.sandbox.workers.levels import AUTO, IsolationName, candidates
 from rlm_broker.version import __version__
-from rlm_broker.watch.board import BOARD
-from rlm_broker.watch.server import start_if_wanted
+from rlm_broker.watch.board import BOARD, start_if_wanted
+
+if TYPE_CHECKING:
+    from rlm_broker.broker.clients.recording import RecordedModels, Recorder
 
 _log = logging.getLogger("rlm_broker")
 
@@ -53,13 +55,12 @@ ROOT_RUN = "1"
 """Name of the root run in its tree; its children are "1.1", "1.2" and so on."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineParts:
+class EngineParts(Struct, frozen=True):
     """The open parts of an engine: a listening handler, a sandbox, a recorder."""
 
     handler: LMHandler
     sandbox: Sandbox
-    recorder: Recorder | None
+    recorder: "Recorder | None"
 
 
 class Engine(AsyncResource):
@@ -245,6 +246,8 @@ class Engine(AsyncResource):
             handler = self._lent_handler or await self._own_handler(own, event_loop)
             recorder = None
             if self._models.record is not None:
+                from rlm_broker.broker.clients.recording import Recorder
+
                 for client in handler.routing.clients:  # context windows are known only once clients are loaded
                     await client.loaded()
                 recorded = recorded_models(handler, self._seed)
@@ -261,7 +264,9 @@ class Engine(AsyncResource):
     async def _own_handler(self, own: contextlib.AsyncExitStack, event_loop: EventLoopRef) -> LMHandler:
         assert self.registry is not None
         cache = self._models.cache
-        if cache is not None and not isinstance(cache, Cache):
+        if isinstance(cache, str | os.PathLike):
+            from rlm_broker.broker.cache import Cache  # imports sqlite
+
             cache = own.enter_context(contextlib.closing(Cache(Path(cache))))
         return await own.enter_async_context(self.registry.opened(self.limits, cache, event_loop))
 
@@ -381,13 +386,15 @@ def _metadata(routing: Routing, sandbox: Sandbox, limits: Limits, context: Store
         "model": routing.pick(None, 0).model_name,
         "sub_model": routing.pick(None, 1).model_name,
         "isolation": sandbox.level,
-        "limits": limits.model_dump(),
+        "limits": limits.to_dict(),
         "context": {"type": info.type_name, "chars": info.total_chars, "parts": info.parts_total},
     }
 
 
-def recorded_models(handler: LMHandler, seed: int | None) -> RecordedModels:
+def recorded_models(handler: LMHandler, seed: int | None) -> "RecordedModels":
     """Return the first line of a recording: the models and their windows, the routes, and the seed."""
+    from rlm_broker.broker.clients.recording import FORMAT, RecordedModels
+
     root, sub = handler.get_client(depth=0), handler.get_client(depth=1)
     routing = handler.routing
     routes = [(route.to, route.match, route.depths) for route in routing.routes]

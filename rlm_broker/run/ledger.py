@@ -19,8 +19,9 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from rlm_broker.broker.clients.base import estimate_tokens
 from rlm_broker.errors import ConfigurationError, LimitReached
@@ -34,8 +35,7 @@ CAUTIOUS_CHARS_PER_TOKEN = 3.0
 early, while too low a one lets it spend more than the limit."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Hold:
+class Hold(Struct, frozen=True, eq=False):
     """Means set aside for an open call. A value without an estimate is infinite.
 
     Attributes:

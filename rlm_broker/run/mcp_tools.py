@@ -38,7 +38,7 @@ class McpTools(Tools):
 
     Example:
         ```python
-        server = [sys.executable, "-m", "rlm_broker", "mcp"]  # or "npx -y @modelcontextprotocol/server-filesystem /data"
+        server = [sys.executable, "-m", "rlm_broker", "mcp"]  # or a command line, or an address
         with Tools.from_mcp(server) as tools:
             print(tools.names[0])  # execute_python
         ```

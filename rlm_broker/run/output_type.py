@@ -6,8 +6,7 @@ from typing import Any, Self
 import rlm_broker.run.prompts.messages as prompts
 from rlm_broker.concurrency.threads import aside
 from rlm_broker.errors import OutputInvalid
-from rlm_broker.values.answer_types import WantedType
-from rlm_broker.values.json_schemas import Unfit
+from rlm_broker.values.validation import Unfit
 from sandbox_worker.wire.counts import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.text_json import unfenced
 
@@ -26,6 +25,8 @@ class OutputType:
     """
 
     def __init__(self, wanted: Any) -> None:
+        from rlm_broker.values.answer_types import WantedType
+
         self._retries = 0
         self._type = WantedType(wanted, "output_type", "the answer")
         self.schema = self._type.json_schema()

@@ -59,7 +59,7 @@ class PersistentRepl(AsyncResource):
         self._event_loop = sandbox.bind_loop()
         limits = limits or sandbox.limits
         later_bytes = limits.later_context_bytes or LATER_CONTEXT_BYTES
-        self._limits = limits.model_copy(update={"later_context_bytes": later_bytes})
+        self._limits = limits.replace(later_context_bytes=later_bytes)
         self._opened = contextlib.AsyncExitStack()
         self._repl: SandboxedRepl | None = None
         self._answer: QueryHandler = refuse

@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import cached_property
 
 import msgspec
 
@@ -42,11 +43,15 @@ class QueryAnswers:
         self._tree = tree
         self._caller = caller
         self._ends_at = ends_at
-        self._children = Children(tree, caller, progress.child_traces, self._begin)
         self.tools = tools
         self._progress = progress
         self._emit = tree.events.of(caller.run, caller.depth)
         self._tool_calls = 0
+
+    @cached_property
+    def _children(self) -> Children:
+        # Made for the first child alone: it has a method of this object, and the collector would have to free each run.
+        return Children(self._tree, self._caller, self._progress.child_traces, self._begin)
 
     @property
     def _below(self) -> Caller:

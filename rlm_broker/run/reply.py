@@ -3,7 +3,8 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rlm_broker.errors import LimitReached, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Emitter, Replied
@@ -26,8 +27,7 @@ thread."""
 _FAILED = "A block before it did not run through: look at its output first, then submit."
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyAnswer:
+class ReplyAnswer(Struct, frozen=True):
     """An answer that a reply has given.
 
     Attributes:

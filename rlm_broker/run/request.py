@@ -3,9 +3,10 @@
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.models.model import Given
@@ -41,8 +42,7 @@ MakesCompleting = Callable[[Completing], Completing]
 """Makes, from the handler, the `Completing` that takes its place for one attempt of a run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True, kw_only=True):
     """One run: its context, question and settings. An `Engine` starts it.
 
     Attributes:
@@ -164,8 +164,8 @@ def limits_of_a_run(
     if not isinstance(limits, RunLimits | ReplLimits | None):
         raise no_limits(limits)
     require_kind("timeout_s", timeout_s, int, float, type(None))
-    fields = set() if limits is None else limits.model_fields_set
-    if keeps_repl and (of_repl := sorted(fields & ReplLimits.model_fields.keys())):
+    fields = set() if limits is None else limits.given.keys()
+    if keeps_repl and (of_repl := sorted(fields & ReplLimits.fields.keys())):
         raise ConfigurationError(f"a persistent RLM has one REPL: give {', '.join(of_repl)} to RLM, for all runs")
     if timeout_s is not None and "run_timeout_s" in fields:
         raise ConfigurationError("give the run's time once, as timeout_s or as run_timeout_s of limits")

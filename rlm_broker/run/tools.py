@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pydantic
 
 from rlm_broker.concurrency.deadline import Late, closed_if_deaf, within
 from rlm_broker.concurrency.threads import DaemonThreads, aside
 from rlm_broker.errors import ConfigurationError, require_kind
-from rlm_broker.values.extras import require_extra
-from rlm_broker.values.json_schemas import JsonSchema, Unfit
 from rlm_broker.values.names import require_name
-from rlm_broker.values.validation import complaints
+from rlm_broker.values.validation import Unfit, complaints
 from sandbox_worker.wire.counts import MAX_VALUES, has_more_values_than
 from sandbox_worker.wire.encoding import with_article
 from sandbox_worker.wire.errors import ValueInvalid, ValueProblem, ValueRefused
@@ -38,12 +35,9 @@ SHOWN_NAME_CHARS = 80
 """Characters of a name in an error. Model code may give a name of any length."""
 MAX_THREADS = 64
 """Calls of blocking tools of one RLM at the same time; further ones wait, within their time limit."""
-_ANY_CLASS = pydantic.ConfigDict(arbitrary_types_allowed=True)
-"""Configuration for arrays as arguments: pydantic checks foreign classes by `isinstance`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ToolFacts:
+class ToolFacts(msgspec.Struct, frozen=True):
     """The facts about a function for code.
 
     Attributes:
@@ -128,6 +122,8 @@ class Tools:
             ConfigurationError: A server cannot be reached, or has tools that cannot be used.
             ExtraMissing: The packages of the extra `mcp` are not installed.
         """
+        from rlm_broker.values.extras import require_extra
+
         with require_extra("mcp", "Tools.from_mcp"):
             from rlm_broker.run.mcp_tools import McpTools
         return McpTools(servers, given, timeout_s)
@@ -189,6 +185,8 @@ class Tools:
         given = await _decoded(arguments)
         if isinstance(given, str):
             return Slot(error=f"{name}() {given}")
+        from pydantic import ValidationError
+
         limit = "tool_timeout_s" if tool.timeout_s is None else "timeout_s"
         timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
         try:
@@ -200,7 +198,7 @@ class Tools:
             if task is not None and task.cancelling():
                 raise
             return Slot(error=f"{name}() cancelled itself")
-        except pydantic.ValidationError as error:
+        except ValidationError as error:
             traceback.clear_frames(error.__traceback__)  # else the arguments live until the garbage collector runs
             return Slot(error=f"{name}(): {complaints(error, 'arguments')}")
         except (Unfit, ValueRefused) as refused:
@@ -263,11 +261,14 @@ class _Tool:
     def __init__(
         self, name: str, function: Callable[..., Any], threads: DaemonThreads, timeout_s: float | None
     ) -> None:
+        import pydantic  # takes as long as all our modules, and few programs have tools
+
         self.timeout_s = timeout_s
+        any_class = pydantic.ConfigDict(arbitrary_types_allowed=True)  # arrays are checked by `isinstance`
         called: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
         try:
             self.signature = str(inspect.signature(function))
-            self._validated = pydantic.validate_call(config=_ANY_CLASS)(called)
+            self._validated = pydantic.validate_call(config=any_class)(called)
         except Exception as error:  # noqa: BLE001 - pydantic may call methods of the user's class, which raise anything
             why = str(error).splitlines()[0]
             raise ConfigurationError(
@@ -311,7 +312,9 @@ def _fields(value: Any) -> dict[str, Any]:
     Raises:
         ValueProblem: It is neither.
     """
-    if isinstance(value, pydantic.BaseModel):
+    from pydantic import BaseModel
+
+    if isinstance(value, BaseModel):
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -370,6 +373,8 @@ def with_schema(function: Callable[..., Any], schema: Mapping[str, Any], what: s
     """
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise ConfigurationError(f'{what} must be a JSON Schema with "type": "object"')
+    from rlm_broker.values.json_schemas import JsonSchema
+
     checked = JsonSchema.of(schema, what)
     signature = _signature(schema, what)
 

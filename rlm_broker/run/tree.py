@@ -1,8 +1,8 @@
 """State shared by all runs of one tree, and the progress of each."""
 
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.turns import FairSemaphore
@@ -18,8 +18,7 @@ QueryHandlerFactory = Callable[[str, int, QueryHandler], QueryHandler]
 """From a run's name, its depth and its default handler, makes the handler of its REPL's queries."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildPlaces:
+class ChildPlaces(Struct, frozen=True):
     """Places of the children at one depth of a tree. Each depth has its own: a waiting parent holds none of them.
 
     Attributes:
@@ -31,8 +30,7 @@ class ChildPlaces:
     completions: FairSemaphore
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """State shared by all runs of one tree. Without a sandbox none of them has a REPL made here.
 
     Attributes:
@@ -46,12 +44,14 @@ class Tree:
     instructions: Instructions
     query_handler: QueryHandlerFactory | None = None
     is_auto: bool = False
-    child_places: defaultdict[int, ChildPlaces] = field(init=False)
+    _child_places: dict[int, ChildPlaces] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        runs, completions = self.limits.max_concurrent_children, self.limits.max_concurrent_calls
-        places = defaultdict[int, ChildPlaces](lambda: ChildPlaces(FairSemaphore(runs), FairSemaphore(completions)))
-        object.__setattr__(self, "child_places", places)
+    def child_places(self, depth: int) -> ChildPlaces:
+        """Return the places of the children at a depth."""
+        if depth not in self._child_places:
+            runs, completions = self.limits.max_concurrent_children, self.limits.max_concurrent_calls
+            self._child_places[depth] = ChildPlaces(FairSemaphore(runs), FairSemaphore(completions))
+        return self._child_places[depth]
 
     @property
     def limits(self) -> Limits:
@@ -59,8 +59,7 @@ class Tree:
         return self.ledger.limits
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(Struct):
     """Progress of a run, and its partial results if it is ended from outside.
 
     Attributes:

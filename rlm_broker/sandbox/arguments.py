@@ -1,12 +1,16 @@
 """Arguments of a sandbox and its REPLs: checks, and the variables and seed of a REPL."""
 
 import math
-from collections.abc import Mapping
-from typing import Final
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import ReplLimits
 from sandbox_worker.wire.messages import Environment
+
+if TYPE_CHECKING:
+    from rlm_broker.sandbox.packages import Chosen
 
 
 def require_answer(answer: object) -> None:
@@ -22,6 +26,15 @@ def require_limits(limits: object) -> None:
     """Raise ConfigurationError for `limits` that are neither None nor a `ReplLimits`."""
     if limits is not None and not isinstance(limits, ReplLimits):
         raise ConfigurationError(f"limits must be a ReplLimits or a Limits, not {type(limits).__name__}")
+
+
+def chosen_environment(python: str | os.PathLike[str] | None, packages: Sequence[str] | None) -> "Chosen":
+    """Return the environment of REPLs by these arguments of a `Sandbox`, as `chosen_packages` does."""
+    if python is None and packages is None:
+        return None
+    from rlm_broker.sandbox.packages import chosen_packages  # few sandboxes have packages of their own
+
+    return chosen_packages(python, packages)
 
 
 def require_block(code: object, stdin: object) -> None:

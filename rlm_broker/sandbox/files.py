@@ -56,14 +56,12 @@ class ReplFiles:
     if another argument cannot be used; `ReplClosed` and `SandboxFailed` as `SandboxedRepl.execute` does.
 
     Args:
-        event_loop: Returns the loop of the REPL.
+        event_loop: Loop of the REPL.
         worker: Returns the worker with the files.
         max_bytes: Bytes of the scratch folder (`scratch_bytes`).
     """
 
-    def __init__(
-        self, event_loop: Callable[[], EventLoopRef], worker: Callable[[], Awaitable[Worker]], max_bytes: int
-    ) -> None:
+    def __init__(self, event_loop: EventLoopRef, worker: Callable[[], Awaitable[Worker]], max_bytes: int) -> None:
         self._event_loop = event_loop
         self._worker = worker
         self._max_bytes = max_bytes
@@ -84,11 +82,11 @@ class ReplFiles:
         Raises:
             FileRefused: There is no room (`scratch_bytes`, `max_scratch_files`), or a folder or link of that name.
         """
-        self._event_loop().run(self._write(path, data))
+        self._event_loop.run(self._write(path, data))
 
     async def awrite(self, path: str | PurePath, data: Data) -> None:
         """Write a file as `write` does, awaited."""
-        await self._event_loop().arun(self._write(path, data))
+        await self._event_loop.arun(self._write(path, data))
 
     def read(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the bytes of a file.
@@ -106,11 +104,11 @@ class ReplFiles:
         Raises:
             FileRefused: There is no such file, or it has more than `max_bytes`.
         """
-        return self._event_loop().run(self._read(path, max_bytes))
+        return self._event_loop.run(self._read(path, max_bytes))
 
     async def aread(self, path: str | PurePath, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the bytes of a file as `read` does, awaited."""
-        return await self._event_loop().arun(self._read(path, max_bytes))
+        return await self._event_loop.arun(self._read(path, max_bytes))
 
     def save(self, path: str | PurePath, to: str | Path) -> None:
         """Copy a file to the host, in pieces. `to` appears when it is complete, and replaces a file of that name.
@@ -128,11 +126,11 @@ class ReplFiles:
         Raises:
             FileRefused: There is no such file, or it has more than `scratch_bytes`.
         """
-        self._event_loop().run(self._save(path, to))
+        self._event_loop.run(self._save(path, to))
 
     async def asave(self, path: str | PurePath, to: str | Path) -> None:
         """Copy a file to the host as `save` does, awaited."""
-        await self._event_loop().arun(self._save(path, to))
+        await self._event_loop.arun(self._save(path, to))
 
     def list(self, path: str | PurePath = ".") -> Entries:
         """Return the entries of a folder, ordered by name. Entries of its folders are not among them.
@@ -152,11 +150,11 @@ class ReplFiles:
         Raises:
             FileRefused: There is no such folder, or it has more entries.
         """
-        return self._event_loop().run(self._list(path))
+        return self._event_loop.run(self._list(path))
 
     async def alist(self, path: str | PurePath = ".") -> Entries:
         """Return the entries of a folder as `list` does, awaited."""
-        return await self._event_loop().arun(self._list(path))
+        return await self._event_loop.arun(self._list(path))
 
     def open(self, path: str | PurePath) -> FileIO:
         """Open a file to read it in pieces. The caller closes it. Code may change it meanwhile.
@@ -171,11 +169,11 @@ class ReplFiles:
         Raises:
             FileRefused: There is no such file.
         """
-        return self._event_loop().run(self._opened_to_read(path))
+        return self._event_loop.run(self._opened_to_read(path))
 
     async def aopen(self, path: str | PurePath) -> FileIO:
         """Open a file as `open` does, awaited."""
-        return await self._event_loop().arun(self._opened_to_read(path))
+        return await self._event_loop.arun(self._opened_to_read(path))
 
     def remove(self, path: str | PurePath) -> None:
         """Remove a file. Of a link, the link itself is removed, and never its target.
@@ -189,11 +187,11 @@ class ReplFiles:
         Raises:
             FileRefused: There is no such file, or it is a folder.
         """
-        self._event_loop().run(self._remove(path))
+        self._event_loop.run(self._remove(path))
 
     async def aremove(self, path: str | PurePath) -> None:
         """Remove a file as `remove` does, awaited."""
-        await self._event_loop().arun(self._remove(path))
+        await self._event_loop.arun(self._remove(path))
 
     # -- on the loop -------------------------------------------------------------------------------------------------
 

@@ -18,10 +18,11 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct
 
 from rlm_broker.concurrency.deadline import Late, to_its_end, within
 from rlm_broker.concurrency.forks import FORKING, left_to_parent
@@ -42,8 +43,7 @@ _REQUIREMENT = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Requirements:
+class Requirements(Struct, frozen=True):
     """Packages to install: names with extras and versions in normal form, sorted and each once, so that equal lists are
     equal."""
 

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -52,20 +51,21 @@ class ProgramPipes:
         self._bounds = bounds
 
     def __enter__(self) -> Self:
+        opened: list[int] = []
         try:
-            with ExitStack() as opened:
-                input_end, input_fd = self._pipe(opened)
-                stdout_fd, stdout_end = self._pipe(opened)
-                stderr_fd, stderr_end = self._pipe(opened)
-                self.theirs = [input_end, stdout_end, stderr_end]
-                for fd in (input_fd, stdout_fd, stderr_fd):
-                    os.set_blocking(fd, False)
-                self._input = _Input(input_fd, self._given)
-                self._stdout = _Output(stdout_fd, self._bounds)
-                self._stderr = _Output(stderr_fd, self._bounds)
-                opened.pop_all()
+            for _ in range(3):
+                opened += os.pipe()
+            input_end, input_fd, stdout_fd, stdout_end, stderr_fd, stderr_end = opened
+            for fd in (input_fd, stdout_fd, stderr_fd):
+                os.set_blocking(fd, False)
+            self._stdout = _Output(stdout_fd, self._bounds)
+            self._stderr = _Output(stderr_fd, self._bounds)
+            self._input = _Input(input_fd, self._given)
         except OSError as error:
+            for fd in opened:
+                os.close(fd)
             raise refused_by_machine("there are no pipes for a program", error) from None
+        self.theirs = [input_end, stdout_end, stderr_end]
         return self
 
     def __exit__(
@@ -84,12 +84,6 @@ class ProgramPipes:
     def finish(self) -> tuple[str, str]:
         """Return all of stdout and of stderr, once all processes of the program have ended."""
         return self._stdout.finish(), self._stderr.finish()
-
-    def _pipe(self, opened: ExitStack) -> tuple[int, int]:
-        ends = os.pipe()
-        for fd in ends:
-            opened.callback(os.close, fd)
-        return ends
 
 
 class _End:
@@ -112,17 +106,23 @@ class _End:
             os.close(fd)
 
     def _stop(self) -> None:
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
+        """Have the loop serve the end no more."""
 
 
 class _Input(_End):
-    """The program's input. The pipe ends after its last byte. Input that the program does not read is dropped."""
+    """The program's input. The pipe ends after its last byte. Input that the program does not read is dropped.
+
+    What fits into the pipe is written at once, so that the loop need not serve it.
+    """
 
     def __init__(self, fd: int, given: bytes) -> None:
         super().__init__(fd)
         self._left = memoryview(given)
-        self._loop.add_writer(fd, self._write)
+        self._is_served = False
+        self._write()
+        if self._left:
+            self._loop.add_writer(fd, self._write)
+            self._is_served = True
 
     def _write(self) -> None:
         try:
@@ -134,6 +134,10 @@ class _Input(_End):
             self._left = self._left[:0]
         if not self._left:
             self.close()
+
+    def _stop(self) -> None:
+        if self._is_served:
+            self._loop.remove_writer(self._fd)
 
 
 class _Output(_End):
@@ -177,7 +181,7 @@ class _Output(_End):
         return True
 
     def _stop(self) -> None:
-        super()._stop()
+        self._loop.remove_reader(self._fd)
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -240,19 +244,17 @@ class Command(NamedTuple):
 
 
 class ReplPrograms:
-    """The programs of one REPL. `worker` returns its worker, and starts one if there is none."""
+    """The programs of one REPL."""
 
     def __init__(
         self,
         fork_server: Forker,
         repl: ReplWorker,
-        worker: Callable[[], Awaitable[Worker]],
         limits: ReplLimits,
         env: Mapping[str, str] | None,
     ) -> None:
         self._fork_server = fork_server
         self._repl = repl
-        self._worker = worker
         self._limits = limits
         self._env = variables_of(env)
         self._running = 0
@@ -273,7 +275,7 @@ class ReplPrograms:
             raise ReplBusy(f"this REPL runs {self._running} programs already, as many as max_programs allows")
         self._running += 1
         try:
-            return await self._run(command, await self._worker())
+            return await self._run(command, await self._repl.beside_blocks())
         finally:
             self._running -= 1
 

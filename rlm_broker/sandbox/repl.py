@@ -14,7 +14,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.errors import ReplBusy, ReplClosed, SandboxFailed, require_kind
+from rlm_broker.errors import ReplBusy, ReplClosed, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
@@ -27,7 +27,6 @@ from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker
 from rlm_broker.sandbox.workers.source import Workers
-from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
 
@@ -90,12 +89,11 @@ class SandboxedRepl(AsyncResource):
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
         self._answer = answer
-        self._files = ReplFiles(self.bind_loop, self._worker_beside_blocks, self._limits.scratch_bytes)
-        self._contexts = QueryContexts(
-            self._worker_beside_blocks, self._worker.context_named, self._limits.scratch_bytes
-        )
-        self._programs = ReplPrograms(self._fork_server, self._worker, self._worker_beside_blocks, self._limits, env)
-        self._busy = asyncio.Lock()
+        # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
+        worker = self._worker
+        self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes)
+        self._contexts = QueryContexts(worker.beside_blocks, worker.context_named, self._limits.scratch_bytes)
+        self._programs = ReplPrograms(self._fork_server, worker, self._limits, env)
         self._run: BlockRun | None = None
         self._is_interrupted = False
 
@@ -131,6 +129,7 @@ class SandboxedRepl(AsyncResource):
         stdin: str | None = None,
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
+        echo: bool = True,
     ) -> Block:
         """Run one block. If the caller is interrupted (Ctrl+C) or cancelled, the block is, too, and variables stay.
 
@@ -151,6 +150,8 @@ class SandboxedRepl(AsyncResource):
                 fields by `SUBMIT(field=value)`; other fields or types raise a TypeError there. `Block.final_value` has
                 the submission. None lets the block go on after one.
             variables: Whether `Block.variables` names the variables made or changed by the block.
+            echo: Whether the last expression and a traceback are printed, as at a prompt. If not, `Block.result` and
+                `Block.traceback` have them.
 
         Returns:
             The outcome. If a block raises, times out or is killed, its `status` says so; there is no exception.
@@ -161,7 +162,7 @@ class SandboxedRepl(AsyncResource):
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
-        wanted = Wanted(value, stdin=stdin, variables=variables)
+        wanted = Wanted(value, stdin=stdin, variables=variables, echo=echo)
         return self.bind_loop().run(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     async def aexecute(
@@ -175,9 +176,10 @@ class SandboxedRepl(AsyncResource):
         stdin: str | None = None,
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
+        echo: bool = True,
     ) -> Block:
         """Run one block as `execute` does, awaited."""
-        wanted = Wanted(value, stdin=stdin, variables=variables)
+        wanted = Wanted(value, stdin=stdin, variables=variables, echo=echo)
         return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
 
     def execute_script(
@@ -424,18 +426,6 @@ class SandboxedRepl(AsyncResource):
         for observer in OBSERVERS:
             observer.repl_became(self, state)
 
-    # -- worker ------------------------------------------------------------------------------------------------------
-
-    async def _worker_beside_blocks(self) -> Worker:
-        """Return the worker, which has the files and runs programs, also while its REPL is dead or runs a block."""
-        self._worker.require_open()
-        if self._worker.started is None and not self._busy.locked():
-            async with self._busy:
-                await self._worker.require_repl()
-        if self._worker.started is None:
-            raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
-        return self._worker.worker
-
     # -- one block ---------------------------------------------------------------------------------------------------
 
     async def _get(self, names: tuple[str, ...]) -> Block:
@@ -452,15 +442,15 @@ class SandboxedRepl(AsyncResource):
         submit: object = None,
     ) -> Block:
         require_block(code, wanted.stdin)
-        require_kind("value", wanted.value, bool)
-        require_kind("variables", wanted.variables, bool)
+        for name in ("value", "variables", "echo"):
+            require_kind(name, getattr(wanted, name), bool)
         fields = SubmitFields.of(submit)
         wanted = wanted if fields is None else wanted._replace(submit=fields.names)
         timeout_s = seconds_or("timeout_s", timeout_s, self._limits.block_timeout_s)
         wall_timeout_s = seconds_or("wall_timeout_s", wall_timeout_s, self._limits.block_wall_timeout_s)
-        if self._busy.locked():
+        if self._worker.busy.locked():
             raise ReplBusy("this REPL runs a block already: one at a time")
-        async with self._busy:
+        async with self._worker.busy:
             self._is_interrupted = False
             connection = await self._worker.require_repl()
             if self._is_interrupted:

@@ -6,7 +6,8 @@ contexts are stored once, and kept as long as the REPL.
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rlm_broker.broker.transport.connection import Connection
 from rlm_broker.broker.transport.provisions import Provisions
@@ -35,6 +36,7 @@ class ReplWorker:
         connection: Connection of the live REPL process; None after it was killed.
         is_open: Whether the REPL was opened. It stays so when it is closed.
         is_closed: Whether the REPL was closed, for good.
+        busy: Held while a block runs.
     """
 
     def __init__(self, workers: Workers, context: object, limits: ReplLimits, provisions: Provisions) -> None:
@@ -42,6 +44,7 @@ class ReplWorker:
         self.connection: Connection | None = None
         self.is_open = False
         self.is_closed = False
+        self.busy = asyncio.Lock()
         self._workers = workers
         self._context = ReplContext(context, limits.later_context_bytes)
         self._limits = limits
@@ -106,6 +109,16 @@ class ReplWorker:
             await self._use(await self._workers.start(await self._context.stored(), self._limits))
         assert self.connection is not None
         return self.connection
+
+    async def beside_blocks(self) -> Worker:
+        """Return the worker, which has the files and runs programs, also while its REPL is dead or runs a block."""
+        self.require_open()
+        if self.started is None and not self.busy.locked():
+            async with self.busy:
+                await self.require_repl()
+        if self.started is None:
+            raise SandboxFailed("the REPL is being replaced: try again when its block has begun")
+        return self.worker
 
     async def end_repl(self, explain: bool = False) -> LastSeen | None:
         """Kill the REPL process, and end its open queries. Its worker stays, with the context in place.
@@ -198,8 +211,7 @@ class ReplWorker:
         return worker.gone.is_set() or worker.died is not None or not self.connection.is_open
 
 
-@dataclass(frozen=True, slots=True)
-class Inherited:
+class Inherited(Struct, frozen=True):
     """Stands for a context of the REPL's fork server, inherited by its workers. `stored` is the orchestrator's copy of
     it."""
 

@@ -18,9 +18,8 @@ from rlm_broker.errors import ConfigurationError, IsolationUnavailable, SandboxF
 from rlm_broker.events.observers import OBSERVERS
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.arguments import SEED_BITS as SEED_BITS
-from rlm_broker.sandbox.arguments import require_limits
+from rlm_broker.sandbox.arguments import chosen_environment, require_limits
 from rlm_broker.sandbox.arguments import require_seed as require_seed
-from rlm_broker.sandbox.packages import chosen_packages, venv_of
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import canary, cgroups
@@ -105,7 +104,7 @@ class Sandbox(AsyncResource):
         _require_warm(warm)
         require_seed(seed)
         self.seed = seed
-        self._packages = chosen_packages(python, packages)
+        self._packages = chosen_environment(python, packages)
         self._exact_memory = exact_memory
         self._warm = warm
         self._listener: Listener | None = None
@@ -192,8 +191,9 @@ class Sandbox(AsyncResource):
         require_limits(limits)
         candidates(isolation, allow_exec)
         _require_warm(warm)
-        bounds = (limits or ReplLimits()).model_dump_json(include=set(ReplLimits.model_fields))
-        key = (os.getpid(), bounds, isolation, allow_exec, warm, chosen_packages(python, packages))
+        wanted = limits or ReplLimits()
+        bounds = tuple(getattr(wanted, name) for name in ReplLimits.fields)
+        key = (os.getpid(), bounds, isolation, allow_exec, warm, chosen_environment(python, packages))
         with _shared_lock:
             sandbox = _shared_sandboxes.get(key)
             if sandbox is None:
@@ -355,7 +355,12 @@ class Sandbox(AsyncResource):
 
     async def _forker(self, listener: Listener) -> Forker:
         """Return the fork server of the REPLs. It is closed with the sandbox."""
-        return await self._strongest(listener, await venv_of(self._packages))
+        venv = None
+        if self._packages is not None:
+            from rlm_broker.sandbox.packages import venv_of
+
+            venv = await venv_of(self._packages)
+        return await self._strongest(listener, venv)
 
     async def _strongest(self, listener: Listener, venv: Venv | None) -> ForkServer:
         """Start a fork server at the strongest level that holds on this machine, as a canary shows.

@@ -2,16 +2,13 @@
 
 import contextlib
 import functools
-import graphlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
-import pydantic
-
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.values.json_schemas import JsonSchema, Unfit
-from rlm_broker.values.validation import complaints
+from rlm_broker.values.json_schemas import JsonSchema
+from rlm_broker.values.validation import Unfit, complaints
 
 MAX_RECURSION = 14
 """Maximum nesting of a value of a type that refers to itself; deeper values are refused.
@@ -36,6 +33,8 @@ class WantedType:
     """
 
     def __init__(self, wanted: Any, what: str, whole: str) -> None:
+        import pydantic  # takes as long as all our modules, and few programs want a type
+
         self._wanted = wanted
         self._what = what
         self._whole = whole
@@ -53,6 +52,8 @@ class WantedType:
 
     @functools.cached_property
     def _is_recursive(self) -> bool:
+        import graphlib
+
         schema: Any = self._adapter.core_schema
         references = {each["ref"]: set(_references(each)) for each in schema.get("definitions", ())}
         try:
@@ -89,9 +90,11 @@ class WantedType:
             raise Unfit(f"{self._whole}: nested deeper than {MAX_RECURSION} levels, in a type that refers to itself")
 
     def _made(self, validate: Callable[[Any], Any], value: Any) -> Any:
+        from pydantic import ValidationError
+
         try:
             return validate(value)
-        except pydantic.ValidationError as error:
+        except ValidationError as error:
             raise Unfit(complaints(error, self._whole)) from None
         except (TypeError, ValueError, ArithmeticError, RecursionError) as error:  # raised by the user's own validator
             raise Unfit(f"{type(error).__name__}: {error}") from None

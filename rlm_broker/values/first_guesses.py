@@ -159,9 +159,9 @@ def refuse(kind: str, unknown: Iterable[str], known: Sequence[str]) -> Never:
     if name in NOT_OFFERED:
         raise ConfigurationError(f"{kind} takes no {name}: {NOT_OFFERED[name]}")
     call = "RLM(model, limits=Limits({}=...))" if kind == "RLM" else "Sandbox(ReplLimits({}=...))"
-    if name in limits.model_fields:
+    if name in limits.fields:
         raise ConfigurationError(f"{kind} takes no {name}: it is a limit: write {call.format(name)}")
     if not get_close_matches(name, known, 1, cutoff=0.8):
-        for close in get_close_matches(name, limits.model_fields, 1, cutoff=0.8):
+        for close in get_close_matches(name, limits.fields, 1, cutoff=0.8):
             raise ConfigurationError(f"{kind} takes no {name}; did you mean {call.format(close)}?")
     raise ConfigurationError(f"{kind} takes no {name}{suggestion(name, known)}")

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, Final
 
 from rlm_broker.errors import ConfigurationError
+from rlm_broker.values.validation import Unfit
 
 MOST_MISTAKES: Final = 10
 """Mistakes named in one error; further ones are left out, because a long list may be wrong in each of its places."""
@@ -53,10 +54,6 @@ _REFUSED: Final = {
 """Keyword → what to give in its place. Some would lead a check around the count of the schema, or to a pattern."""
 _DEFINITIONS: Final = frozenset({"$defs", "definitions"})
 _POINTER: Final = re.compile(r"#(/[^/%]+)*")
-
-
-class Unfit(ValueError):
-    """A value does not fit its schema; the message names each wrong place."""
 
 
 class JsonSchema:

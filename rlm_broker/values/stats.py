@@ -1,12 +1,11 @@
 """Snapshots of the activity of sandboxes, handlers and clusters."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rlm_broker.usage import UsageSummary
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxStats:
+class SandboxStats(Struct, frozen=True):
     """Number of workers in a sandbox; see `Sandbox.stats`.
 
     Example:
@@ -28,8 +27,7 @@ class SandboxStats:
     started: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ClientStats:
+class ClientStats(Struct, frozen=True):
     """Load of one client of a handler.
 
     Example:
@@ -51,8 +49,7 @@ class ClientStats:
     is_cooling: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerStats:
+class HandlerStats(Struct, frozen=True):
     """Load and usage of a handler; see `LMHandler.stats`.
 
     Example:
@@ -72,8 +69,7 @@ class HandlerStats:
     usage: UsageSummary
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStats:
+class NodeStats(Struct, frozen=True):
     """Load of one node of a cluster.
 
     Attributes:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from decimal import Decimal
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-_SIZE = re.compile(rf"({_NUMBER})\s*(?:([KMGT])(?:I?B)?|B)", re.IGNORECASE)
+_SIZE = rf"({_NUMBER})\s*(?:([KMGT])(?:I?B)?|B)"
 _POWERS = {None: 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SECONDS = {"d": Decimal(86_400), "h": Decimal(3_600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
-_TIME = re.compile(r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit in _SECONDS), re.IGNORECASE)
+_TIME = r"\s*".join(rf"(?:({_NUMBER})\s*{unit})?" for unit in _SECONDS)
 MOST_CHARS = 40
 """Longest amount in characters. No limit needs more, and reading longer text takes longer."""
 
@@ -16,7 +16,7 @@ MOST_CHARS = 40
 def in_bytes(text: str) -> int | None:
     """Return a size such as "64MB", "64MiB", "1.5g" or "512B" in bytes, or None for other text. K, M, G and T are
     powers of 1024, as memory is counted. Fractions of a byte are dropped."""
-    found = _SIZE.fullmatch(text)
+    found = re.fullmatch(_SIZE, text, re.IGNORECASE)
     if found is None:
         return None
     number, prefix = found.groups()
@@ -26,7 +26,7 @@ def in_bytes(text: str) -> int | None:
 def in_seconds(text: str) -> float | None:
     """Return a time such as "90s", "1h30m" or "250ms" in seconds, or None for other text. The units are d, h, m
     (minutes), s and ms, each once, larger ones first."""
-    found = _TIME.fullmatch(text)
+    found = re.fullmatch(_TIME, text, re.IGNORECASE)
     if found is None or not any(found.groups()):
         return None
     parts = zip(found.groups(), _SECONDS.values(), strict=True)

@@ -1,12 +1,12 @@
 """Sentences on wrong values and unknown names, for models and for users."""
 
-import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import pydantic
+from typing import TYPE_CHECKING, Any
 
 from rlm_broker.values.text import clip
+
+if TYPE_CHECKING:
+    import pydantic
 
 MOST = 10
 """Mistakes named in one sentence; further ones are left out, because a long list may be wrong in each of its places."""
@@ -26,7 +26,11 @@ MOST_NAME_CHARS = 100
 megabytes, which `difflib` compares letter by letter."""
 
 
-def complaints(error: pydantic.ValidationError, whole: str, what: str = "field") -> str:
+class Unfit(ValueError):
+    """A value does not fit its schema or its type; the message names each wrong place."""
+
+
+def complaints(error: "pydantic.ValidationError", whole: str, what: str = "field") -> str:
     """Return each place and what is wrong with it, as one line. `whole` stands for the value itself, for example "it",
     and `what` for a named part of it, for example "argument"."""
     if is_many(error):
@@ -43,7 +47,7 @@ def complaints(error: pydantic.ValidationError, whole: str, what: str = "field")
 
 
 def first_complaint(
-    error: pydantic.ValidationError, whole: str, what: str = "field", within: str = "", known: Iterable[str] = ()
+    error: "pydantic.ValidationError", whole: str, what: str = "field", within: str = "", known: Iterable[str] = ()
 ) -> tuple[str, str]:
     """Return the place of the first mistake, and a sentence on it. The place is empty for the value itself. Values are
     not reported, because they may be secrets.
@@ -68,12 +72,12 @@ def first_complaint(
     return place, said
 
 
-def is_many(error: pydantic.ValidationError) -> bool:
+def is_many(error: "pydantic.ValidationError") -> bool:
     """Whether an error has so many mistakes that they are not reported one by one."""
     return error.error_count() > MANY
 
 
-def _told_many(error: pydantic.ValidationError) -> str:
+def _told_many(error: "pydantic.ValidationError") -> str:
     return f"{error.error_count():,} values are not of the type that is wanted"
 
 
@@ -120,5 +124,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name: the known name most like it, or an empty text."""
     if len(name) > MOST_NAME_CHARS:
         return ""
+    import difflib
+
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -10,6 +10,7 @@ Example, in a server:
     BOARD.add_repl(repl, id="cntr_1", owner="key 1", end=close_container)
 """
 
+import atexit
 import concurrent.futures
 import itertools
 import os
@@ -18,13 +19,15 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol
 
-from rlm_broker.errors import RlmBrokerError
+from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.events.log import EventLog
 from rlm_broker.events.observers import OBSERVERS, ObservedRepl, ReplState, SandboxObserver
 from rlm_broker.events.progress import RunProgress
 from rlm_broker.events.redaction import LONGEST_CHARS, redacted
 from rlm_broker.watch.messages import ReplStatus, RunStatus
 
+VARIABLE = "RLM_BROKER_CONTROL"
+"""Environment variable: 1 gives library processes a control socket, 0 takes it from commands."""
 QUESTION_CHARS = 300
 """Characters of a question in a status; the rest is cut."""
 MOST_ENDED = 4
@@ -185,6 +188,10 @@ class Board(SandboxObserver):
     def __init__(self) -> None:
         self.clear()
 
+    def sandbox_opens(self) -> None:
+        """Give the process its control socket, if it is to have one."""
+        start_if_wanted()
+
     def clear(self) -> None:
         """Forget all: a forked process has none of them."""
         self.is_on = False
@@ -320,3 +327,33 @@ def _shown(question: str | None) -> str | None:
 BOARD = Board()
 """The board of this process."""
 OBSERVERS.append(BOARD)
+
+
+_started_in = 0
+"""Process that was given its control socket. A forked one is given its own."""
+
+
+def start_if_wanted() -> bool:
+    """Give a library process its control socket, if RLM_BROKER_CONTROL=1 asks for it.
+
+    Returns:
+        Whether the process has a control socket, so that runs are put on the board.
+
+    Raises:
+        ConfigurationError: The variable has another value than 0 or 1.
+    """
+    global _started_in
+    if _started_in != os.getpid() and VARIABLE in os.environ and is_wanted(default=False):
+        _started_in = os.getpid()
+        from rlm_broker.watch.server import ControlSocket
+
+        atexit.register(ControlSocket().start().close)
+    return BOARD.is_on
+
+
+def is_wanted(*, default: bool) -> bool:
+    """Whether this process has a control socket; `default` holds if the variable says nothing."""
+    given = os.environ.get(VARIABLE, "")
+    if given not in ("", "0", "1"):
+        raise ConfigurationError(f"{VARIABLE} = {given!r}: give 1 for a control socket, or 0 for none")
+    return given == "1" if given else default

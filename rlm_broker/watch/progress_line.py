@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from rlm_broker.broker.clients.base import IMPORTING
 from rlm_broker.events.event import Event
 from rlm_broker.events.progress import RunProgress
 from rlm_broker.events.story import Story
@@ -116,6 +117,7 @@ class ProgressLine:
             parts.append(f"batch {batch[0]:,} of {batch[1]:,}")
         elif progress.open_calls:
             parts.append(f"waiting for {counted(progress.open_calls, 'call')}")
+            parts += [f"importing {', '.join(IMPORTING)}"] if IMPORTING else []
         parts.append(f"{counted(total.total_calls, 'call')} done")
         parts += [f"{total.total_tokens:,} tokens"] if total.total_tokens else []
         return ", ".join(parts)

@@ -7,7 +7,6 @@ stall or send garbage: each frame is bounded, each wait has a deadline, and a ru
 """
 
 import asyncio
-import atexit
 import concurrent.futures
 import contextlib
 import logging
@@ -29,16 +28,13 @@ from rlm_broker.concurrency.forks import FORKING, socket_of_parent
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.events.event import CallText, Event
 from rlm_broker.events.log import text_chars
-from rlm_broker.events.observers import OBSERVERS, SandboxObserver
 from rlm_broker.events.trace import INLINE_CHARS, cut, encoded, plain, trace_line
 from rlm_broker.watch import folder, messages
-from rlm_broker.watch.board import BOARD, ReplEntry, RunEntry
+from rlm_broker.watch.board import BOARD, ReplEntry, RunEntry, is_wanted
 from rlm_broker.watch.messages import StopOutcome
 from sandbox_worker.wire.frames import encode_frame
 from sandbox_worker.wire.text_json import encode_written_out
 
-VARIABLE = "RLM_BROKER_CONTROL"
-"""Environment variable: 1 gives library processes a control socket, 0 takes it from commands."""
 LIBRARY = "python"
 """Command of a library process."""
 MOST_CONNECTIONS = 256
@@ -99,7 +95,7 @@ class ControlSocket:
         """Listen, from any thread or loop. Has no effect if the process has a control socket already."""
         global _own
         with _starting:
-            if _own is not None or not _is_wanted(default=True):
+            if _own is not None or not is_wanted(default=True):
                 return self
             try:
                 with folder.opened(makes=True) as place:
@@ -366,39 +362,7 @@ def bytes_below(roots: Iterable[int]) -> Mapping[int, int]:
 # -- the socket of this process ----------------------------------------------------------------------------------------
 
 _own: ControlSocket | None = None
-_was_wanted = False
 _starting = threading.Lock()
-
-
-def start_if_wanted() -> bool:
-    """Give a library process its control socket, if RLM_BROKER_CONTROL=1 asks for it.
-
-    Returns:
-        Whether the process has a control socket, so that runs are put on the board.
-
-    Raises:
-        ConfigurationError: The variable has another value than 0 or 1.
-    """
-    global _was_wanted
-    if not _was_wanted and VARIABLE in os.environ and _is_wanted(default=False):
-        _was_wanted = True
-        atexit.register(ControlSocket().start().close)
-    return BOARD.is_on
-
-
-class _Starter(SandboxObserver):
-    def sandbox_opens(self) -> None:
-        start_if_wanted()
-
-
-OBSERVERS.append(_Starter())
-
-
-def _is_wanted(*, default: bool) -> bool:
-    given = os.environ.get(VARIABLE, "")
-    if given not in ("", "0", "1"):
-        raise ConfigurationError(f"{VARIABLE} = {given!r}: give 1 for a control socket, or 0 for none")
-    return given == "1" if given else default
 
 
 def _listening(place: int, name: str) -> socket.socket:
@@ -420,8 +384,8 @@ def _listening(place: int, name: str) -> socket.socket:
 
 def _forget() -> None:
     """Leave the socket to the parent, in a forked process."""
-    global _own, _starting, _was_wanted
-    _own, _starting, _was_wanted = None, threading.Lock(), False
+    global _own, _starting
+    _own, _starting = None, threading.Lock()
     BOARD.clear()
 
 

@@ -9,7 +9,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from rlm_broker.events.event import Event
+from rlm_broker.broker.clients.base import IMPORTING
+from rlm_broker.events.event import CallStarted, Event
 from rlm_broker.events.story import Passage, PassageText, Story
 from rlm_broker.values.text import printable
 
@@ -56,12 +57,18 @@ class StoryPrinter:
         self._left_s = DRAWN_AT_ONCE_S
         self._counted_until = time.monotonic()
         self._left_out = 0
+        self._tells_import = False
 
     def __call__(self, event: Event) -> None:
         """Print one event, if it has a passage."""
-        passage = self._story.passage(event)
-        if passage is None:
-            return
+        if (passage := self._story.passage(event)) is not None:
+            self._print(passage)
+        if IMPORTING and not self._tells_import and isinstance(event, CallStarted):
+            self._tells_import = True
+            note = f"waiting for the import of {', '.join(IMPORTING)}, which takes seconds"
+            self._print(Passage("call", event.run, event.depth, note))
+
+    def _print(self, passage: Passage) -> None:
         stream = self._stream or sys.stderr
         if not self._is_given and (self._console is None or self._console.file is not stream):
             self._console = console_of(stream) if takes_panels(stream) else None

@@ -78,20 +78,21 @@ class Confinement:
         syscalls.unblock_child_signals()
         syscalls.begin_session()
 
-    def lock_down(self, *, takes_contexts: bool) -> tuple[Layer, ...]:
+    def lock_down(self, *, for_program: bool) -> tuple[Layer, ...]:
         """Apply the layers and return their names. Called in the child, after `settle`.
 
         Args:
-            takes_contexts: Whether the child gets memory for contexts that are added later.
+            for_program: Whether the child becomes a program. Only a REPL gets memory for contexts that are added later.
 
         Raises:
             LayerFailed, OSError: A layer could not be applied. The caller ends the process.
         """
         ruleset, bounds = None if self._ruleset is None else RULESET_FD, self.bounds
-        if not takes_contexts:
+        if for_program:
             later_bytes = bounds.repl.later_context_bytes
             bounds = bounds._replace(
                 data_bytes=bounds.data_bytes - later_bytes,
                 reserved_bytes=bounds.reserved_bytes - later_bytes,
             )
-        return lock_down_repl(self._shared, bounds, ruleset, self._mapped_bytes, self._data_bytes)
+        mapped = self._mapped_bytes, self._data_bytes
+        return lock_down_repl(self._shared, bounds, ruleset, *mapped, for_program=for_program)

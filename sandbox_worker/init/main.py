@@ -151,7 +151,7 @@ class Init:
         self._control = InitSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
-        self._programs = Programs(confinement, self._watch.pids, self._control.say)
+        self._programs = Programs(confinement, self._watch.pids, self._control.say, self._poll)
         self._repl = ReplProcess(
             confinement, self._control, self._output, bell, spawn.bounds, preloaded, mapping_works, hands
         )
@@ -171,6 +171,8 @@ class Init:
                         self._obey()
                 elif fd == self._children:
                     self._reap()
+                elif self._programs.hear(fd):
+                    self._sweep()
                 else:
                     self._output.forward(fd)
             if self._has_to_watch and self._watch.wait_s() == 0:
@@ -199,8 +201,8 @@ class Init:
                 self._control.say(Loaded(layers=self._layers))
             case Start():
                 self._start(fds[0])
-            case Begin(cpu_s=cpu_s):
-                self._begin(cpu_s)
+            case Begin(cpu_s=cpu_s, is_late=is_late):
+                self._begin(cpu_s, is_late)
             case Interrupt(block=block):
                 self._repl.interrupt(block)
                 self._control.say(Interrupted())
@@ -236,10 +238,11 @@ class Init:
             gc.collect()
             gc.freeze()  # else each collection in the REPL would write to, and so copy, every page of the objects
 
-    def _begin(self, cpu_s: float) -> None:
+    def _begin(self, cpu_s: float, is_late: bool) -> None:
         self._said_cpu_s = 0.0
         self._block_cpu_s = cpu_s
-        self._output.begin_block()
+        if not is_late:
+            self._output.begin_block()
         self._begin_to_watch()
         self._watch.block_started()
 
@@ -287,7 +290,8 @@ class Init:
                 pid = found.si_pid
                 session = os.getsid(pid)  # a zombie keeps its session until it is waited for
                 _, status, used = os.wait4(pid, 0)
-                self._watch.cpu_times.process_ended(session, used.ru_utime + used.ru_stime)
+                spent_s, is_launcher = used.ru_utime + used.ru_stime, pid == self._programs.launcher_pid
+                self._watch.cpu_times.process_ended(session, spent_s, is_launcher=is_launcher)
                 self._programs.ended(pid, status)
                 if pid == self._repl.pid:
                     self._repl.pid = None

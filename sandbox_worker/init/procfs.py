@@ -85,14 +85,23 @@ class Proc:
         self.is_own = self.own_pid == os.getpid() == 1
         self._below: set[int] = set()
         self._strangers: set[int] = set()
+        self._aside = 0
+
+    def set_aside(self, pid: int) -> None:
+        """Leave out one child of this process, of that pid here, from now on; 0 leaves out none."""
+        self._aside = 0
+        if pid:
+            found = (pid,) if self.is_own else (each for each in self.below() if self.number_here(each) == pid)
+            self._aside = next(iter(found), 0)
 
     def close(self) -> None:
         os.close(self._fd)
 
     def others(self) -> list[int]:
-        """Return the pids of all processes but this one."""
+        """Return the pids of all processes but this one, and the one that is set aside."""
         names = os.listdir(self._fd)  # noqa: PTH208 - 100 times a second: only names are needed
-        return [int(name) for name in names if name.isdigit() and int(name) != self.own_pid]
+        left_out = self.own_pid, self._aside
+        return [pid for name in names if name.isdigit() and (pid := int(name)) not in left_out]
 
     def below(self) -> list[int]:
         """Return the pids of all descendants of this process, if /proc also shows other processes.
@@ -100,7 +109,7 @@ class Proc:
         Orphans stay descendants: pid 1 of a namespace becomes their parent. Each process's parent is read once and
         remembered, so that a sample does not cost a read for each process of the machine.
         """
-        others = set(self.others())
+        others = {*self.others(), *([self._aside] if self._aside else [])}  # its children are descendants, too
         self._below &= others
         self._strangers &= others
         parents = {}
@@ -116,7 +125,7 @@ class Proc:
             # A process whose parent is too new to be in this listing is placed by the next sample.
             parents = {pid: parent for pid, parent in parents.items() if pid not in below | strange}
             grown = bool(below or strange)
-        return list(self._below)
+        return [pid for pid in self._below if pid != self._aside]
 
     def status(self, pid: int) -> Status | None:
         """Return threads and memory of a process, or None if it has ended."""

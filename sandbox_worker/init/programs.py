@@ -1,37 +1,30 @@
 """Programs that the caller runs beside the REPL: their start, and their end with all processes they started.
 
-Init finds a program's processes by their session. Each program starts a session before it locks itself in. No process
-can leave the session afterwards: behind the seccomp filter `setsid` succeeds without an effect. So init also finds a
-daemon whose parents have ended. The kernel does not reuse the session's number while one of its processes lives.
+Init finds a program's processes by their session, which init's child began before it locked itself in. No process can
+leave the session afterwards: behind the seccomp filter `setsid` succeeds without an effect. So init also finds a daemon
+whose parents have ended. The kernel does not reuse the session's number while one of its processes lives.
 """
 
 import contextlib
 import errno
 import os
-import resource
+import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from sandbox_worker.init import files
 from sandbox_worker.init.child import Confinement
+from sandbox_worker.init.launcher import ProgramLauncher, reason
 from sandbox_worker.init.sockets import MOST_FDS
-from sandbox_worker.isolation.layer import LayerFailed
 from sandbox_worker.wire.bounds import WatchedLimit
-from sandbox_worker.wire.control import MAX_PROGRAM_BYTES, ProgramEnded, RunProgram, unpack_program
+from sandbox_worker.wire.control import ProgramEnded, RunProgram
 
 ROUNDS = 200
 """Most searches for new processes of a program being killed. Killed processes count against `max_processes`
 until init waits for them, so a fork bomb soon cannot fork."""
 QUIET_ROUNDS = 2
 """Searches in a row that must find no new process: /proc is read while processes come and go."""
-REPORT_FD, FOLDER_FD, PROGRAM_FD = 3, 4, 5
-"""Descriptors in the child: its report if the program cannot start, its current folder, and the packed program."""
-NOT_STARTED = 127
-"""Exit code of a child whose program cannot start, as a shell's."""
-MAX_REPORT_BYTES = 1000
-"""Most bytes of such a report. The rest is cut."""
 
 
 @dataclass(slots=True)
@@ -40,19 +33,28 @@ class _Program:
 
     Attributes:
         number: Number by which the orchestrator knows it.
-        pid: Its first process; its session has the same number.
-        report_fd: Readable end of the pipe in which its child reports a failed start.
+        child: Init's child that has started it, or has become it. Its session is the program's.
         is_ending: Whether it is being ended.
         limit: The limit at which it is being ended, or None.
         status: Wait status of its first process, once that has ended.
+        not_started: Reason why it could not be started, or None.
     """
 
     number: int
-    pid: int
-    report_fd: int
+    child: ProgramLauncher
     is_ending: bool = False
     limit: WatchedLimit | None = None
     status: int | None = None
+    not_started: str | None = None
+
+    def hear(self) -> bool:
+        """Take what the child has said of the program's end. Return whether it has said anything."""
+        said = self.child.hear()
+        if isinstance(said, str):
+            self.not_started = said
+        elif said is not None:
+            self.status = said
+        return said is not None
 
 
 class Programs:
@@ -62,16 +64,23 @@ class Programs:
         confinement: Locks each program in.
         pids: Lists the processes of the worker, as `Proc` names them.
         say: Called with the end of each program.
+        poll: Init's, which tells when the launcher says something.
     """
 
     def __init__(
-        self, confinement: Confinement, pids: Callable[[], list[int]], say: Callable[[ProgramEnded], None]
+        self,
+        confinement: Confinement,
+        pids: Callable[[], list[int]],
+        say: Callable[[ProgramEnded], None],
+        poll: "select.poll",
     ) -> None:
         self._confinement = confinement
         self._proc = confinement.proc
         self._pids = pids
         self._say = say
+        self._poll = poll
         self._running: dict[int, _Program] = {}
+        self._launcher: ProgramLauncher | None = None
 
     def __bool__(self) -> bool:
         return bool(self._running)
@@ -89,20 +98,24 @@ class Programs:
         """
         opened = list(fds)
         try:
-            pid, report_fd = self._forked(request, opened)
+            if len(opened) != MOST_FDS:  # init had too many open files: the kernel drops descriptors that do not fit
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            try:
+                opened.append(files.open_folder(request.cwd))
+            except OSError as error:
+                raise files.FileNotOpened(files.reason(error)) from None
+            child = self._child_with(opened)
         except files.FileNotOpened as error:
             self._say(ProgramEnded(request.number, no_folder=str(error)))
             return None
         except OSError as error:
-            is_full = isinstance(error, BlockingIOError)
-            why = "the REPL has as many processes as max_processes allows" if is_full else error.strerror
-            self._say(ProgramEnded(request.number, not_started=f"cannot be started: {why}"))
+            self._say(ProgramEnded(request.number, not_started=reason(error)))
             return None
         finally:
             for fd in opened:
                 os.close(fd)
-        self._running[pid] = _Program(request.number, pid, report_fd)
-        return pid
+        self._running[child.pid] = _Program(request.number, child)
+        return child.pid
 
     def end(self, number: int) -> None:
         """End the program of that number. Harmless if it has ended."""
@@ -116,10 +129,27 @@ class Programs:
         program.is_ending, program.limit = True, limit
 
     def ended(self, pid: int, status: int) -> None:
-        """Record that a child of init has ended. If it was a program's first process, the whole program ends."""
+        """Record that a child of init has ended. If it was a program's, the whole program ends."""
         if (program := self._running.get(pid)) is not None:
-            program.status = status
+            if not program.hear() and pid == self.launcher_pid and os.WIFEXITED(status):
+                program.not_started = "cannot be started: its launcher has ended"  # with an error that it cannot report
+            program.status = status if program.status is None else program.status
             program.is_ending = True
+        if pid == self.launcher_pid:
+            self._lose_launcher()
+
+    def hear(self, fd: int) -> bool:
+        """Take what the launcher says on `fd`. Return False if `fd` is not the launcher's."""
+        if self._launcher is None or fd != self._launcher.fileno():
+            return False
+        program = self._running.get(self._launcher.pid)
+        if program is None:
+            self._launcher.hear()
+        elif program.hear():
+            program.is_ending = True
+        if self._launcher.has_hung_up:  # `ended` tells the rest
+            self._poll.unregister(fd)
+        return True
 
     def sweep(self) -> bool:
         """Kill the processes of programs being ended. Report each program that has none left.
@@ -133,82 +163,58 @@ class Programs:
             found = self._kill(program)
             if found is None:
                 return False
-            if not found and program.status is not None:
-                self._forget(program, program.status)
+            if not found and (program.status is not None or program.not_started is not None):
+                self._forget(program, program.status or 0)
         return True
 
     def all_were_killed(self, limit: WatchedLimit | None = None) -> None:
         """Report all programs as ended together with the REPL, at `limit` if there was one."""
         for program in list(self._running.values()):
             program.limit = program.limit or limit
+            program.hear()
             self._forget(program, signal.SIGKILL if program.status is None else program.status, with_repl=True)
+        if self._launcher is not None:
+            self._lose_launcher()
 
-    def _forked(self, request: RunProgram, opened: list[int]) -> tuple[int, int]:
-        """Fork a program's child. Return its pid and the readable end of the pipe for its report.
+    @property
+    def launcher_pid(self) -> int:
+        """Pid of the launcher; 0 if there is none."""
+        return 0 if self._launcher is None else self._launcher.pid
 
-        Args:
-            request: The request.
-            opened: Descriptors that came with the request. Further ones that init does not keep are added; the caller
-                closes all of them.
-
-        Raises:
-            FileNotOpened: There is no such folder.
-            OSError: The child cannot be forked.
-        """
-        if len(opened) != MOST_FDS:  # init had too many open files: the kernel drops descriptors that do not fit
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        try:
-            opened.append(files.open_folder(request.cwd))
-        except OSError as error:
-            raise files.FileNotOpened(files.reason(error)) from None
-        report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        opened.append(child_report_fd)
-        try:
-            pid = self._fork()
-        except OSError:
-            os.close(report_fd)
-            raise
-        if pid == 0:
-            self._become_program(opened)
-        return pid, report_fd
-
-    def _fork(self) -> int:
-        """Fork within `max_processes`. Elsewhere the limit does not bind init, which must be able to start a REPL."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        most = self._confinement.bounds.repl.max_processes
-        resource.setrlimit(resource.RLIMIT_NPROC, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-        try:
-            return os.fork()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
-
-    def _become_program(self, opened: list[int]) -> NoReturn:
-        """Lock the child in as the REPL is, enter the folder, and exec the program."""
-        program_fd, stdin, stdout, stderr, folder, report_fd = opened
-        try:
-            places = (stdin, 0), (stdout, 1), (stderr, 2), (report_fd, REPORT_FD), (folder, FOLDER_FD)
-            self._confinement.settle([*places, (program_fd, PROGRAM_FD)])
-            report_fd = REPORT_FD
-            program = unpack_program(os.pread(PROGRAM_FD, MAX_PROGRAM_BYTES, 0))
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and a program would inherit that
-                signal.signal(number, signal.SIG_DFL)
-            self._confinement.lock_down(takes_contexts=False)
-            os.fchdir(FOLDER_FD)
-            os.execvpe(program.argv[0], program.argv, {**os.environb, **program.env})
-        except BaseException as error:  # noqa: BLE001 - reported to init
-            why = error.strerror if isinstance(error, OSError) and not isinstance(error, LayerFailed) else str(error)
+    def _child_with(self, opened: Sequence[int]) -> ProgramLauncher:
+        """Return a child that starts or becomes the program of these descriptors."""
+        launcher = self._launcher
+        if launcher is not None and launcher.pid not in self._running:
             with contextlib.suppress(OSError):
-                os.write(report_fd, f"cannot be started: {why or repr(error)}".encode()[:MAX_REPORT_BYTES])
-        os._exit(NOT_STARTED)
+                if not launcher.has_hung_up:
+                    launcher.give(opened)
+                    return launcher
+            self._lose_launcher()  # it was killed, and `ended` has not told yet
+        child = ProgramLauncher(self._confinement, opened, becomes=self._launcher is not None)
+        if self._launcher is None:
+            self._launcher = child
+            self._poll.register(child.fileno(), select.POLLIN)
+            self._proc.set_aside(child.pid)  # it runs our code alone, and counts for no limit of the REPL's
+        return child
+
+    def _lose_launcher(self) -> None:
+        """Forget the launcher, which has ended. Its program closes the socket, if it has one."""
+        assert self._launcher is not None
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(self._launcher.fileno())
+        if self._launcher.pid not in self._running:
+            self._launcher.close()
+        self._launcher = None
+        self._proc.set_aside(0)
 
     def _kill(self, program: _Program) -> bool | None:
         """Kill all processes of a program. Return whether there were any; None if new ones keep appearing."""
-        if program.status is None:  # the child may not have its session yet
-            os.kill(program.pid, signal.SIGKILL)
+        if program.status is None and program.not_started is None:  # the child may not have its session yet
+            os.kill(program.child.pid, signal.SIGKILL)
         killed: set[int] = set()
         quiet = 0
         for _ in range(ROUNDS):
-            new = [pid for pid in self._pids() if pid not in killed and self._proc.session(pid) == program.pid]
+            new = [pid for pid in self._pids() if pid not in killed and self._proc.session(pid) == program.child.pid]
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._proc.number_here(pid), signal.SIGKILL)
@@ -221,12 +227,9 @@ class Programs:
         return None
 
     def _forget(self, program: _Program, status: int, with_repl: bool = False) -> None:
-        del self._running[program.pid]
-        try:
-            said = os.read(program.report_fd, MAX_REPORT_BYTES).decode("utf-8", "replace")
-        except BlockingIOError:  # killed before it could report
-            said = ""
-        os.close(program.report_fd)
+        del self._running[program.child.pid]
+        if program.child is not self._launcher:
+            program.child.close()
         code = os.waitstatus_to_exitcode(status)
         self._say(
             ProgramEnded(
@@ -235,6 +238,6 @@ class Programs:
                 signal=-code if code < 0 else None,
                 limit=program.limit,
                 with_repl=with_repl,
-                not_started=said or None,
+                not_started=program.not_started,
             )
         )

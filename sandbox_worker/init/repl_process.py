@@ -117,11 +117,10 @@ class ReplProcess:
         RLIMIT_DATA bounds the REPL alone. The descendants are killed later, with the REPL: if they were killed first, a
         block waiting for one would go on and report its end.
         """
-        if self._confinement.level.has_pid_namespace and self._confinement.proc.is_own:
-            for pid in self._confinement.proc.others():
-                if pid != self.pid:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGSTOP)
+        if os.getpid() == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGSTOP)  # at once: a list of them would miss what they fork meanwhile
+            self.signal(signal.SIGCONT)
 
     def _become_repl(self, connection_fd: int, write_ends: WriteEnds) -> NoReturn:
         """Lock the child in, close the control socket, and serve blocks until the end."""
@@ -138,7 +137,7 @@ class ReplProcess:
         interrupts = Interrupts()
         interrupts.install()
         try:
-            layers = self._confinement.lock_down(takes_contexts=True)
+            layers = self._confinement.lock_down(for_program=False)
         except (LayerFailed, OSError) as error:
             fail("start", error)
         os.write(CONTROL_FD, pack(Started(layers=list(layers))))

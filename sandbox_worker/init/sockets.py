@@ -1,4 +1,4 @@
-"""Init's ends of its two sockets: the control socket, and the one on which the REPL gets contexts later."""
+"""Init's ends of its sockets: the control socket, and the one on which the REPL gets contexts later."""
 
 import array
 import contextlib
@@ -6,12 +6,22 @@ import os
 import select
 import socket
 from collections import deque
+from collections.abc import Sequence
 
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Control, pack
 from sandbox_worker.wire.descriptors import receive
 
 MOST_FDS = 4
 """Most descriptors beside one packet: `RunProgram` has four."""
+
+
+def send(connected: socket.socket, packet: bytes, fds: Sequence[int]) -> None:
+    """Send a packet and descriptors beside it; an OSError if the peer has no room or has ended.
+
+    `socket.send_fds` ignores its `flags` argument, and would block.
+    """
+    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    connected.sendmsg([packet], beside, socket.MSG_DONTWAIT)
 
 
 class InitSocket:
@@ -45,9 +55,7 @@ class InitSocket:
         while self._queue:
             packet, fds = self._queue[0]
             try:
-                # socket.send_fds ignores its `flags` argument, and would block.
-                beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-                self._socket.sendmsg([packet], beside, socket.MSG_DONTWAIT)
+                send(self._socket, packet, fds)
             except BlockingIOError:
                 break
             except OSError:  # the orchestrator is gone: the next read finds the end of the stream
@@ -86,8 +94,7 @@ class Hands:
     def hand(self, fd: int) -> bool:
         """Pass a descriptor to the REPL and close it here. Return whether the socket had room for it."""
         try:
-            beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-            self._giving.sendmsg([b"."], beside, socket.MSG_DONTWAIT)
+            send(self._giving, b".", (fd,))
         except OSError:  # the kernel's limit of waiting messages (net.unix.max_dgram_qlen) is reached
             return False
         finally:

@@ -142,10 +142,15 @@ class CpuTimes:
         self._programs[session] = CpuTime(lambda: self._dead_s[session])
         self._programs[session].started(session)
 
-    def process_ended(self, session: int, used_s: float) -> None:
-        """Record that init has waited for a process, which used `used_s` together with its waited-for children."""
-        if session in self._programs:
+    def process_ended(self, session: int, used_s: float, *, is_launcher: bool = False) -> None:
+        """Record that init has waited for a process, which used `used_s` together with its waited-for children.
+
+        The children of a launcher were programs that have ended: their time counts neither for the one that runs, nor
+        for the block.
+        """
+        if session in self._programs and not is_launcher:
             self._dead_s[session] += used_s
+        if session in self._programs or is_launcher:
             self._dead_programs_s += used_s
 
     def only(self, sessions: Collection[int]) -> None:

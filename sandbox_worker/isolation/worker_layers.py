@@ -71,9 +71,15 @@ def lock_down_init(shared: ZygoteLayers, bounds: WorkerBounds) -> LockedInit:
 
 
 def lock_down_repl(
-    shared: ZygoteLayers, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int, data_bytes: int
+    shared: ZygoteLayers,
+    bounds: WorkerBounds,
+    ruleset: int | None,
+    mapped_bytes: int,
+    data_bytes: int,
+    *,
+    for_program: bool = False,
 ) -> tuple[Layer, ...]:
-    """Apply the REPL's layers in init's child, before it runs any model code.
+    """Apply the REPL's layers in init's child, before it runs any model code, or becomes a program.
 
     Args:
         shared: Layers set up by the fork server.
@@ -81,6 +87,7 @@ def lock_down_repl(
         ruleset: Result of `lock_down_init`. It is closed.
         mapped_bytes, data_bytes: Address space, and private writable memory, that this process has already, such as a
             context inherited from init. They do not count against the limits.
+        for_program: Whether the child stays undumpable until it becomes a program, which is dumpable.
 
     Returns:
         Names of the applied layers, in order.
@@ -102,7 +109,9 @@ def lock_down_repl(
         rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.repl.max_open_files)
         rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.repl.scratch_bytes)
         if level.has_user_namespace or shared.worker_ids is not None:  # else it would count all processes of the user
-            rlimits.set_hard(resource.RLIMIT_NPROC, bounds.repl.max_processes)
+            # One more than init may fork: the child that waits for a program takes no process away from code.
+            spare = level.runs_programs and bounds.allow_exec
+            rlimits.set_hard(resource.RLIMIT_NPROC, bounds.repl.max_processes + spare)
     if not level.is_security_boundary:
         return tuple(applied)
     with layer("landlock", applied):
@@ -111,7 +120,7 @@ def lock_down_repl(
         # At "strict" the rules are init's own. The nested domain matters: from it, code cannot signal or trace init.
         landlock.restrict(ruleset, shared.landlock_abi)
         os.close(ruleset)
-    if no_core:  # else the process stays undumpable, which keeps a core_pattern's handler from running
+    if no_core and not for_program:  # else it stays undumpable, which keeps a core_pattern's handler from running
         with layer("dumpable", []):
             # Without this, root owns its files in /proc/self, and init could not count its descriptors. Siblings still
             # cannot trace it: Landlock denies ptrace from one domain into another.

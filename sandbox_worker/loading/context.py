@@ -16,7 +16,6 @@ import mmap
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -248,8 +247,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass
-class Preloaded:
+class Preloaded(msgspec.Struct):
     """Objects in a worker's memory at its fork.
 
     Attributes:
@@ -260,6 +258,6 @@ class Preloaded:
     """
 
     seed: int | None = None
-    contexts: dict[str, Any] = field(default_factory=dict)
-    variables: dict[str, Any] = field(default_factory=dict)
-    undecoded: list[Undecoded] = field(default_factory=list)
+    contexts: dict[str, Any] = msgspec.field(default_factory=dict)
+    variables: dict[str, Any] = msgspec.field(default_factory=dict)
+    undecoded: list[Undecoded] = msgspec.field(default_factory=list)

@@ -59,10 +59,11 @@ import os
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import compress, count
 from typing import Any
+
+from msgspec import Struct
 
 from sandbox_worker.loading.form import KINDS
 
@@ -103,8 +104,7 @@ class _Apart(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
+class _Model(Struct, frozen=True):
     """Common header of all texts of one kind.
 
     Attributes:

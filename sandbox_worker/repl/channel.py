@@ -10,6 +10,8 @@ import re
 import select
 import socket
 import threading
+import time
+from _thread import _count as other_threads
 from collections.abc import Callable
 
 import msgspec
@@ -33,8 +35,12 @@ from sandbox_worker.wire.messages import (
 )
 from sandbox_worker.wire.text_json import decodable
 
-READ_BYTES = 1 << 18
-"""Maximum bytes of one read from the socket."""
+READ_BYTES = 1 << 16
+"""Maximum bytes of one read from the socket. For a buffer of 128 KiB and more the C library maps memory each time."""
+YOUNG_S = 0.001
+"""Seconds from a block's start, within which its output waits in the kernel for the next frame (MSG_MORE in send(2)):
+that of a short block arrives with its result. The kernel sends it after 0.2 s at the latest, also if the REPL is killed
+or stuck in C code."""
 Given = Environment | Provide | Attach
 """Messages that the orchestrator sends before the `Execute` of a block."""
 _REPLY = re.compile(rb'\{"type":"reply","id":"([^"\\]++)"')
@@ -74,11 +80,14 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(connected.fileno(), select.POLLIN)
         self._sending = threading.RLock()
-        self._outbox: list[bytes] = []
+        self._outbox: list[tuple[bytes, int]] = []
+        self._began_at = 0.0
         self._block: int | None = None
         self._numbers = itertools.count(1)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._someone_reads = False
+        self._waiters = 0
         self._wanted: set[str] = set()
         self._replies: dict[str, Reply] = {}
         self._next: Execute | None = None
@@ -97,6 +106,11 @@ class Channel:
         """Send a whole frame. An interrupt meanwhile is raised at the end."""
         with self._interrupts.held(), self._sending:
             self._send(frame)
+
+    def send_output(self, frame: bytes) -> None:
+        """Send a frame that may wait for the next one while the block is young."""
+        with self._interrupts.held(), self._sending:
+            self._send(frame, socket.MSG_MORE if time.monotonic() - self._began_at < YOUNG_S else 0)
 
     def send_in(self, block: int, frame: bytes) -> None:
         """Send a frame if that block still runs. A thread that comes too late sends no frame."""
@@ -138,13 +152,14 @@ class Channel:
                     raise MemoryError
                 return reply
             finally:
-                with self._changed:
+                with self._lock:
                     self._wanted.discard(query_id)
                     self._replies.pop(query_id, None)
 
     def next_block(self) -> tuple[Execute, list[Given]]:
         """Wait for the next block, and return it with the messages before it. The reserve is open afterwards."""
-        self._reserve.shut()
+        if other_threads():
+            self._reserve.shut()
         self._wait(lambda: self._next is not None)
         self._reserve.open()
         provided, self._provided = self._provided, []
@@ -152,20 +167,21 @@ class Channel:
         assert block is not None
         with self._sending:
             self._block, self._numbers = block.block, itertools.count(1)
+            self._began_at = time.monotonic()
         return block, provided
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, frame: bytes, flags: int = 0) -> None:
         """Send a frame. The caller holds `_sending`, an RLock.
 
         A finalizer or signal handler of model code may run in the middle of `sendall`, in this thread, and print. Its
         frame is appended to the outbox, and the outer call sends it after its own.
         """
-        self._outbox.append(frame)
+        self._outbox.append((frame, flags))
         if len(self._outbox) > 1:
             return
         try:
             while self._outbox:
-                self._socket.sendall(self._outbox[0])
+                self._socket.sendall(*self._outbox[0])
                 del self._outbox[0]
         except OSError as error:
             raise ConnectionClosed from error
@@ -174,10 +190,14 @@ class Channel:
 
     def _wait(self, is_there: Callable[[], bool]) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while self._someone_reads and not is_there():
-                    with self._interrupts.let_through():
-                        self._changed.wait()
+                    self._waiters += 1
+                    try:
+                        with self._interrupts.let_through():
+                            self._changed.wait()
+                    finally:
+                        self._waiters -= 1
                 if is_there():
                     return
                 self._someone_reads = True
@@ -186,9 +206,10 @@ class Channel:
                     self._poll.poll()
                 self._read()
             finally:
-                with self._changed:
+                with self._lock:
                     self._someone_reads = False
-                    self._changed.notify_all()
+                    if self._waiters:
+                        self._changed.notify_all()
 
     def _read(self) -> None:
         # If memory were missing here, then bytes that are read would be lost, and all later frames with them.

@@ -116,8 +116,7 @@ class Displays:
         self._channel.send_in(block, frame)
 
     def _frame(self, block: int, forms: Forms) -> bytes | None:
-        texts = {mime: text for mime, text in forms.texts.items() if len(text) <= MAX_DISPLAY_BYTES}
-        pictures = {mime: data for mime, data in forms.pictures.items() if len(data) <= PICTURE_BYTES}
+        texts, pictures = within_bounds(forms)
         if not pictures and not texts.keys() - {"text/plain"}:
             return None
         try:
@@ -150,6 +149,20 @@ def show_value(value: object) -> None:
     print(text)
     if (forms := forms_of(value)) and (displays := current()) is not None:
         displays.show(forms._replace(texts={"text/plain": text, **forms.texts}) if len(text) <= PLAIN_CHARS else forms)
+
+
+def all_forms_of(value: object) -> Forms:
+    """Return the forms of an object with its text, whatever its length; without forms that are too large."""
+    text, forms = repr(value), forms_of(value) or NOTHING
+    return within_bounds(Forms({**forms.texts, "text/plain": text}, forms.pictures))
+
+
+def within_bounds(forms: Forms) -> Forms:
+    """Return the forms that are not too large for a display, and the text."""
+    return Forms(
+        {mime: text for mime, text in forms.texts.items() if mime == "text/plain" or len(text) <= MAX_DISPLAY_BYTES},
+        {mime: data for mime, data in forms.pictures.items() if len(data) <= PICTURE_BYTES},
+    )
 
 
 def forms_of(value: object) -> Forms | None:

@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sandbox_worker.repl.displays import show_value
+from sandbox_worker.repl.displays import NOTHING, Forms, all_forms_of, show_value
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.objects import class_name
 from sandbox_worker.repl.submission import BLOCK, SUBMITTED
@@ -26,8 +26,18 @@ if TYPE_CHECKING:
 OWN_FOLDER = str(Path(__file__).parent)
 ERROR_CHARS = 1000
 """Maximum characters of the line with a block's error; the rest is cut. The block's output has the whole traceback."""
+VALUE = "<value>"
+"""Name of the last expression's value in the namespace, until it is shown. No name in a source is like this."""
 EXIT_CODES = (1 << 31) - 1
 """Largest absolute value of an exit code, the largest C `int`; larger ones are replaced by it."""
+
+
+class Raised(NamedTuple):
+    """Name of the class, text and traceback of an exception that has ended a block."""
+
+    error_type: str
+    error_text: str
+    traceback: str
 
 
 class BlockOutcome:
@@ -38,6 +48,8 @@ class BlockOutcome:
         error: One line, for "error", "interrupted" and "exited"; for "exited" the argument of `sys.exit`.
         exit_code: Exit code, for "exited".
         value: Value of the last statement, if it was requested, the block ran through, and it is an expression.
+        forms: Forms of that value; empty if it was shown, or there is none.
+        raised: Exception of the code; None if it was printed, or there is none.
     """
 
     def __init__(
@@ -47,6 +59,8 @@ class BlockOutcome:
         self.error = error
         self.exit_code = exit_code
         self.value = value
+        self.forms = NOTHING
+        self.raised: Raised | None = None
 
 
 class Executor:
@@ -58,7 +72,7 @@ class Executor:
         reserve: Reserve that is closed while a block's code runs.
 
     Attributes:
-        compiled: Code objects of the last block; empty if its source could not be compiled.
+        compiled: Code object of the last block; None if its source could not be compiled.
     """
 
     def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object], reserve: Reserve) -> None:
@@ -67,72 +81,79 @@ class Executor:
         self._complain = complain
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.compiled: list[CodeType] = []
+        self.compiled: CodeType | None = None
+        self._echo = True
+        self._forms: Forms = NOTHING
 
-    def run(self, number: int, code: str, wants_value: bool = False) -> BlockOutcome:
+    def run(self, number: int, code: str, wants_value: bool = False, echo: bool = True) -> BlockOutcome:
         """Run one block. If it raises, then print a traceback of model code's lines, and return one line of it.
 
         Args:
             number: Number of the block, for the file name in tracebacks.
             code: Source of the block.
             wants_value: Whether the outcome shall have the value of the last expression.
+            echo: Whether the last expression and a traceback are printed. If not, the outcome has them.
         """
-        self.compiled = []
+        self.compiled = None
+        self._echo, self._forms = echo, NOTHING
         file = f"{BLOCK}{number}>"
         # Keep the source, so that tracebacks of functions that outlive their block still show lines. Each line ends in
         # a newline, as in a file: `traceback` relies on this when it places its carets.
         linecache.cache[file] = (len(code), None, io.StringIO(f"{code}\n", newline=None).readlines(), file)
         try:
-            statements, last = self._compiled(code, file)
-            self.compiled = [part for part in (statements, last) if part is not None]
+            self.compiled = self._compiled(code, file)
             self._reserve.close()
             try:
-                value = self._evaluate(statements, last)
+                value = self._evaluate(self.compiled)
             finally:
                 self._reserve.end_block()
         except SystemExit as request:
             return BlockOutcome("ok") if request.code is SUBMITTED else self._exited(request)
         except KeyboardInterrupt as interrupt:
-            self._complain(_traceback_of(interrupt))
-            return BlockOutcome("interrupted", "KeyboardInterrupt")
+            return self._raised(BlockOutcome("interrupted", "KeyboardInterrupt"), interrupt)
         except BaseException as error:  # noqa: BLE001 - any exception of model code ends its block, never the REPL
-            self._complain(_traceback_of(error))
-            return BlockOutcome("error", _one_line(error))
-        return BlockOutcome("ok", value=value if wants_value else None)
+            return self._raised(BlockOutcome("error", _one_line(error)), error)
+        outcome = BlockOutcome("ok", value=value if wants_value else None)
+        outcome.forms = self._forms
+        return outcome
 
-    def _compiled(self, code: str, file: str) -> tuple[CodeType, CodeType | None]:
-        """Return the code of the statements, and the last one's apart if it is an expression."""
+    def _raised(self, outcome: BlockOutcome, error: BaseException, printed: str | None = None) -> BlockOutcome:
+        """Print the traceback, or the text in its place; or add what was raised to the outcome."""
+        if not self._echo:
+            outcome.raised = Raised(class_name(error), _text_of(error), _traceback_of(error))
+        elif complaint := _traceback_of(error) if printed is None else printed:
+            self._complain(complaint)
+        return outcome
+
+    def _compiled(self, code: str, file: str) -> CodeType:
+        """Return the code of a block. If its last statement is an expression, then it leaves the value as `VALUE`."""
         try:
             tree = ast.parse(code, file)
-            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            statements = compile(tree, file, "exec", self._flags, dont_inherit=True)
+            if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+                place = ast.copy_location(ast.Name(VALUE, ast.Store()), last)
+                tree.body[-1] = ast.copy_location(ast.Assign([place], last.value), last)
+            compiled: CodeType = compile(tree, file, "exec", self._flags, dont_inherit=True)
             # `from __future__ import annotations` holds for later blocks as well, as at any prompt.
-            self._flags |= statements.co_flags & __future__.annotations.compiler_flag
-            if not isinstance(last, ast.Expr):
-                return statements, None
-            return statements, compile(ast.Expression(last.value), file, "eval", self._flags, dont_inherit=True)
+            self._flags |= compiled.co_flags & __future__.annotations.compiler_flag
+            return compiled
         except SyntaxError as error:
             if error.text is None and error.lineno:  # the compiler reads the line from a file, which does not exist
                 error.text = linecache.getline(file, error.lineno)
             raise
 
-    def _evaluate(self, statements: CodeType, last: CodeType | None) -> Any:
-        if any(part is not None and part.co_flags & inspect.CO_COROUTINE for part in (statements, last)):
-            return self._await(statements, last)
-        eval(statements, self._namespace)  # model code runs here, and in `_awaiting`
-        return None if last is None else self._shown(eval(last, self._namespace))
+    def _evaluate(self, code: CodeType) -> Any:
+        self._namespace.pop(VALUE, None)  # of a block that was interrupted just then
+        if code.co_flags & inspect.CO_COROUTINE:
+            return self._await(code)
+        eval(code, self._namespace)  # model code runs here, and in `_awaiting`
+        return self._shown(self._namespace.pop(VALUE, None))
 
-    async def _awaiting(self, statements: CodeType, last: CodeType | None) -> Any:
-        ran = eval(statements, self._namespace)
-        if statements.co_flags & inspect.CO_COROUTINE:
-            await ran
-        if last is None:
-            return None
-        value = eval(last, self._namespace)
-        return self._shown(await value if last.co_flags & inspect.CO_COROUTINE else value)
+    async def _awaiting(self, code: CodeType) -> Any:
+        await eval(code, self._namespace)
+        return self._shown(self._namespace.pop(VALUE, None))
 
-    def _await(self, statements: CodeType, last: CodeType | None) -> Any:
-        """Run statements and last expression in one task, on one event loop for all blocks.
+    def _await(self, code: CodeType) -> Any:
+        """Run a block in one task, on one event loop for all blocks.
 
         So tasks that a line of code starts still run while a later line awaits.
         """
@@ -147,7 +168,7 @@ class Executor:
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
-        task = self._loop.create_task(self._awaiting(statements, last))
+        task = self._loop.create_task(self._awaiting(code))
         try:
             return self._loop.run_until_complete(task)
         except (KeyboardInterrupt, SystemExit) as request:
@@ -165,20 +186,23 @@ class Executor:
     def _shown(self, value: Any) -> Any:
         if value is not None:
             self._namespace[LAST_VALUE] = value
-            show_value(value)
+            if self._echo:
+                show_value(value)
+            else:
+                self._forms = all_forms_of(value)
         return value
 
     def _exited(self, request: SystemExit) -> BlockOutcome:
         code = 0 if request.code is None else request.code
         if type(code) in (int, bool):
             known = max(-EXIT_CODES, min(EXIT_CODES, int(code)))  # Python refuses to print more than 4,300 digits
-            return BlockOutcome("exited", f"sys.exit({known})", known)
+            return self._raised(BlockOutcome("exited", f"sys.exit({known})", known), request, "")
         try:
             text = str(code)
         except BaseException as broken:  # noqa: BLE001 - an object of model code: its `__str__` may raise any class
             text = f"a {class_name(request.code)} whose text cannot be shown: {class_name(broken)}"
-        self._complain(f"{text}\n")  # the interpreter also prints an argument that is not an integer
-        return BlockOutcome("exited", text[:ERROR_CHARS], 1)
+        # The interpreter also prints an argument that is not an integer.
+        return self._raised(BlockOutcome("exited", text[:ERROR_CHARS], 1), request, f"{text}\n")
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -207,6 +231,13 @@ def _without_ours(frames: list[traceback.FrameSummary]) -> list[traceback.FrameS
         if not in_ours:
             kept.append(frame)
     return kept
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))
+    except BaseException as broken:  # noqa: BLE001 - see `_traceback_of`
+        return f"(its text cannot be shown: {class_name(broken)})"
 
 
 def _one_line(error: BaseException) -> str:

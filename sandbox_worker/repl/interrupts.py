@@ -41,8 +41,8 @@ Alternative rejected: `signal.pthread_sigmask` around frames costs two system ca
 """
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from _signal import signal as set_handler  # type: ignore[import-not-found]  # it converts no enums: half the time
+from contextlib import AbstractContextManager
 from threading import get_ident, main_thread
 from types import FrameType
 
@@ -52,57 +52,82 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._main = main_thread().ident
-        self._armed = False  # a block's code runs
-        self._held = 0  # number of nested `held` blocks in the main thread
+        self._is_armed = False  # a block's code runs
+        self._depth = 0  # number of nested `held` blocks in the main thread
         self._pending = False  # the note: a SIGINT came that has not been raised yet
+        # Of classes and made once: a context manager made of a generator for each use takes three times as long.
+        self._armed, self._held = _Armed(self), _Held(self)
 
     def install(self) -> None:
         """Set the handler of SIGINT. Call this before every block: model code may have set another one."""
-        signal.signal(signal.SIGINT, self._on_signal)
+        set_handler(signal.SIGINT, self._on_signal)
 
-    @contextmanager
-    def armed(self) -> Iterator[None]:
+    def armed(self) -> AbstractContextManager[None]:
         """Have SIGINT raise KeyboardInterrupt inside of this, for the code of a block."""
-        self._pending, self._held = False, 0
-        self._armed = True
-        try:
-            yield
-        finally:
-            self._armed = False
+        return self._armed
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Delay the KeyboardInterrupt until the end of this. In other threads this has no effect."""
-        if get_ident() != self._main:
-            yield
-            return
-        self._held += 1
-        try:
-            yield
-        finally:
-            self._held -= 1
-        self._raise_if_due()
+        return self._held
 
-    @contextmanager
-    def let_through(self) -> Iterator[None]:
+    def let_through(self) -> AbstractContextManager[None]:
         """Have SIGINT raise at once again, inside of `held`, for a wait that loses no data when it is left."""
-        if get_ident() != self._main:
-            yield
-            return
-        held, self._held = self._held, 0
-        try:
-            self._raise_if_due()
-            yield
-        finally:
-            self._held = held
+        return _LetThrough(self)
 
     def _raise_if_due(self) -> None:
-        if self._pending and self._held == 0 and self._armed:
+        if self._pending and self._depth == 0 and self._is_armed:
             self._pending = False
             raise KeyboardInterrupt
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if not self._armed:
+        if not self._is_armed:
             return  # the block has ended or has not begun, see the first two races above
         self._pending = True
         self._raise_if_due()
+
+
+class _Armed:
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._of = interrupts
+
+    def __enter__(self) -> None:
+        self._of._pending, self._of._depth = False, 0
+        self._of._is_armed = True
+
+    def __exit__(self, *_error: object) -> None:
+        self._of._is_armed = False
+
+
+class _Held:
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._of = interrupts
+
+    def __enter__(self) -> None:
+        if get_ident() == self._of._main:
+            self._of._depth += 1
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if get_ident() == self._of._main:
+            self._of._depth -= 1
+            if kind is None and self._of._pending:
+                self._of._raise_if_due()
+
+
+class _LetThrough:
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._of = interrupts
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        if get_ident() == self._of._main:
+            self._depth, self._of._depth = self._of._depth, 0
+            if self._of._pending:
+                try:
+                    self._of._raise_if_due()
+                except BaseException:
+                    self._of._depth = self._depth
+                    raise
+
+    def __exit__(self, *_error: object) -> None:
+        if get_ident() == self._of._main:
+            self._of._depth = self._depth

@@ -2,7 +2,8 @@
 
 RLIMIT_DATA has a soft and a hard value (getrlimit(2)). The hard one is the limit of the process. While model code runs,
 the soft one is lower by `reserved_bytes` (see `lock_down_repl`). The REPL's own code raises it to the hard one. So the
-reserve is available for each block, also after a block that used up all memory. This costs two system calls per block.
+reserve is available for each block, also after a block that used up all memory. This costs two system calls per block:
+the REPL leaves the reserve open while it waits for a block, unless threads of model code run meanwhile.
 
 The REPL's own code frees a part of what it maps above the soft limit, and the allocator gives freed memory to model
 code. If code adds objects to full memory block after block, then it would take the reserve step by step: the C library
@@ -70,7 +71,8 @@ class Reserve:
         No object is made for this, since there may be no memory for one.
         """
         self._users += 1
-        self._open()
+        if self._is_shut:
+            self._open()
 
     def __exit__(self, *_error: object) -> None:
         self._users -= 1
@@ -87,19 +89,22 @@ class Reserve:
         hard = self._opened[1]
         self._closed = min(self._closed[0] + size_bytes, hard - self._bytes), hard
         self._opened = min(self._opened[0] + size_bytes, hard), hard
-        self.open()
+        self._is_shut = False
+        self._open()
 
     def end_block(self) -> None:
         """Open the reserve after a block's code, and note whether the block has filled the memory."""
         self._set(self._opened)  # first of all, since the test needs some memory itself
+        self._is_shut = False
         if self._bytes and (self._is_full or time.monotonic() - self._closed_at > SLOW_S):
             self._is_full = not self._is_free(self._bytes + self._bytes // 2)
-        self.open()
+        self._ballast.clear()
 
     def open(self) -> None:
-        """Open the reserve, and drop the ballast. Repeated calls do no harm."""
-        self._is_shut = False
-        self._open()
+        """Open the reserve, and drop the ballast. Has no effect while it is open."""
+        if self._is_shut:
+            self._is_shut = False
+            self._open()
 
     def shut(self) -> None:
         """Close the reserve for model code that runs meanwhile, for example a thread that a block has left."""
@@ -109,6 +114,8 @@ class Reserve:
         if self._is_full and not self._ballast:
             self._fill()
         self._set(self._closed)
+        if self._users or not self._is_shut:  # another thread has opened it meanwhile
+            self._open()
 
     def helped(self, work: Callable[[], T]) -> T:
         """Return what `work` returns. If there is no memory for it, then call it again with the reserve open."""

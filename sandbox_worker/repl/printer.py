@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import math
 import os
 import threading
 import time
@@ -26,8 +27,11 @@ class _Allowance:
     """Token bucket: permits `BURST` pieces at once, and `PIECES_PER_S` in the long run."""
 
     def __init__(self) -> None:
-        self._tokens = float(BURST)
-        self._counted_at = time.monotonic()
+        self._tokens = self._counted_at = 0.0
+        self.refill()
+
+    def refill(self) -> None:
+        self._counted_at = -math.inf
 
     def take(self) -> bool:
         now = time.monotonic()
@@ -79,6 +83,7 @@ class Printer(io.TextIOBase):
         self._waiting_chars = 0
         self._lines, self._flushes = _Allowance(), _Allowance()
         self._block_runs = False
+        self._was_used = False  # since the last block's end
 
     @property
     def name(self) -> str:
@@ -101,6 +106,7 @@ class Printer(io.TextIOBase):
             self._write_in_fork(text, whole_lines=True)
             return len(text)
         with self._lock:
+            self._was_used = True
             head = self._kept.add(text)
             if head:
                 self._waiting.append(head)
@@ -132,7 +138,7 @@ class Printer(io.TextIOBase):
         if os.getpid() != self._owner:
             return
         with self._lock, self._undisturbed():
-            if not self._block_runs:
+            if not (self._block_runs and self._waiting):
                 return
             waiting, self._waiting, self._waiting_chars = self._waiting, [], 0
             text = self._helped(lambda: "".join(waiting))
@@ -146,15 +152,18 @@ class Printer(io.TextIOBase):
         """Begin a block. Text that threads printed since the last block belongs to this one."""
         with self._lock:
             self._block_runs = True
-            self._lines, self._flushes = _Allowance(), _Allowance()
+            self._lines.refill()
+            self._flushes.refill()
 
     def end_block(self) -> None:
         """Send all waiting text with the tail, and end the block. Later text waits for the next block."""
         with self._lock:
-            if tail := self._kept.finish():
-                self._waiting.append(tail)
-            self.send_waiting()
-            self._kept = HeadTail(self._bounds, "")
+            if self._was_used:
+                if tail := self._kept.finish():
+                    self._waiting.append(tail)
+                self.send_waiting()
+                self._kept = HeadTail(self._bounds, "")
+                self._was_used = False
             self._block_runs = False
 
     def _write_in_fork(self, text: str, whole_lines: bool) -> None:

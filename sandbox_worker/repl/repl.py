@@ -31,7 +31,7 @@ from sandbox_worker.repl.printer import Printer
 from sandbox_worker.repl.queries import Queries
 from sandbox_worker.repl.submission import Submission
 from sandbox_worker.wire import names
-from sandbox_worker.wire.bounds import OutputBounds
+from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.descriptors import BELL, HANDED_FD, INTERRUPTED_AT, pending_bytes, receive
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
@@ -120,6 +120,7 @@ class Repl:
         self._undecoded = [*undecoded]
         self._pid = os.getpid()
         self._bell = bell
+        self._bounds = bounds
         self._block = 0
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
@@ -228,13 +229,25 @@ class Repl:
             draft=self._submission.draft and written_out(self._submission.draft),
             displays_omitted=self._displays.omitted,
             variables=variables,
+            **({} if execute.echo else self._unprinted(outcome)),
         )
         return self._frame_of(result)
+
+    def _unprinted(self, outcome: BlockOutcome) -> dict[str, Any]:
+        """Return the fields of a result that a block without echo has instead of output."""
+        raised = {} if outcome.raised is None else outcome.raised._asdict()
+        texts = {mime: self._cut(text) for mime, text in outcome.forms.texts.items()}
+        return {"texts": texts, "pictures": outcome.forms.pictures} | {n: self._cut(text) for n, text in raised.items()}
+
+    def _cut(self, text: str) -> str:
+        """Return a text within the bounds of a stream, in which it is not printed."""
+        kept = HeadTail(self._bounds, "")
+        return written_out(kept.add(text) + kept.finish())
 
     def _executed(self, execute: Execute) -> BlockOutcome:
         if execute.names:
             return BlockOutcome("ok")
-        outcome = self._executor.run(execute.block, execute.code, execute.wants_value)
+        outcome = self._executor.run(execute.block, execute.code, execute.wants_value, execute.echo)
         problem = self._submission.take_answer()
         return outcome if problem is None else BlockOutcome("error", problem)
 
@@ -271,7 +284,8 @@ class Repl:
             for name in ("final_value", "value")
             if getattr(result, name) is not msgspec.UNSET
         ]
-        for changes in (*less, {"draft": None, "variables": []}):
+        plain: dict[str, str] = {mime: text for mime, text in result.texts.items() if mime == "text/plain"}
+        for changes in (*less, {"draft": None, "variables": [], "texts": plain, "pictures": {}}):
             result = msgspec.structs.replace(result, **changes)
             try:
                 return self._channel.encode(result)
@@ -299,7 +313,7 @@ class Repl:
             self._print(stream, text[:middle])
             self._print(stream, text[middle:])
         else:
-            self._channel.send(frame)
+            self._channel.send_output(frame)
 
     def _flush(self) -> None:
         for printer in self._printers:
@@ -387,7 +401,7 @@ class Repl:
 
     def _changed(self, changes: "Changes") -> list[VariableFact]:
         with contextlib.suppress(MemoryError):
-            return changes.made(self._variables(), self._executor.compiled)
+            return changes.made(self._variables(), [] if (code := self._executor.compiled) is None else [code])
         return []
 
     def _show_vars(self) -> dict[str, str]:

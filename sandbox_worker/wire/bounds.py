@@ -86,6 +86,8 @@ class HeadTail(Generic[Text]):
 
     def finish(self) -> Text:
         """Return the tail, after a note of the cut if there was one, and begin a new tail."""
+        if not (self._small or self._pieces or self._cut):
+            return self._empty
         self._put_together()
         tail = self._empty.join(self._pieces)
         excess = max(0, len(tail) - self._tail_limit)

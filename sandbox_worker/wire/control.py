@@ -59,9 +59,11 @@ class Begin(Control, frozen=True):
 
     Attributes:
         cpu_s: Maximum CPU time of the REPL's processes, in seconds, until the next block starts.
+        is_late: Whether the block has run for a moment, so that output since the last block may be its own.
     """
 
     cpu_s: float
+    is_late: bool = False
 
 
 class Interrupt(Control, frozen=True):

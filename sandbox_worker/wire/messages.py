@@ -207,6 +207,8 @@ class Result(Message, frozen=True, omit_defaults=True):
         draft: Text in `answer["content"]` that is not submitted: the best answer so far. At most `MAX_DRAFT_CHARS`.
         displays_omitted: Number of dropped displays, since they were too large or too many.
         variables: Variables that the block made or changed, if the `Execute` asked for them.
+        texts, pictures: Forms of the last expression's value by MIME type, as in a display, if `Execute.echo` is false.
+        error_type, error_text, traceback: Class, text and traceback of the exception, if `Execute.echo` is false.
     """
 
     block: int
@@ -222,6 +224,11 @@ class Result(Message, frozen=True, omit_defaults=True):
     draft: str | None = None
     displays_omitted: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] = 0
     variables: Annotated[list[VariableFact], msgspec.Meta(max_length=MAX_VARIABLES)] = []
+    texts: dict[TextType, str] = {}
+    pictures: dict[PictureType, bytes] = {}
+    error_type: str | None = None
+    error_text: str | None = None
+    traceback: str | None = None
 
 
 # -- from the orchestrator -------------------------------------------------------------------------------------------
@@ -238,6 +245,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
         submit: Names of the fields that the block must submit; the block ends where it submits. An empty list permits
             any value. With None the block continues after it has submitted any value.
         tells_variables: Whether the result shall list the variables that the block made or changed.
+        echo: Whether the last expression and a traceback are printed. If not, the result has them.
     """
 
     block: int
@@ -248,6 +256,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     stdin: str | None = None
     submit: list[str] | None = None
     tells_variables: bool = False
+    echo: bool = True
 
 
 class Environment(Message, frozen=True):

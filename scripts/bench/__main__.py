@@ -65,6 +65,7 @@ MEASUREMENTS: dict[str, Callable[[Effort], Sequence[Row | Curve]]] = {
     "round_trip": blocks.round_trip,
     "queries": blocks.queries,
     "slow_provider": blocks.slow_provider,
+    "program": blocks.program,
     "kill": blocks.kill,
     "context": contexts.ascii_file,
     "folder": contexts.folder,

@@ -1,8 +1,9 @@
-"""Waiting times of code in a REPL: a block's round trip, one query, a batch of queries, the end of a REPL."""
+"""Waiting times of code in a REPL: a block's round trip, one query, a batch of queries, a program, its end."""
 
 import asyncio
 import contextlib
 import json
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -28,11 +29,23 @@ import os, signal
 for n in range(1, 64):
     try: signal.signal(n, signal.SIG_IGN)
     except (OSError, ValueError): pass
+made = []
 for _ in range({DESCENDANTS}):
-    if os.fork() == 0:
+    made.append(os.fork())
+    if made[-1] == 0:
         os.setsid()
         while True: signal.pause()
 """
+BY_PARENT = f"""
+{HOSTILE}
+import time
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+started = time.perf_counter()
+for pid in made: os.kill(pid, signal.SIGKILL)
+for pid in made: os.waitpid(pid, 0)
+print(time.perf_counter() - started)
+"""
+"""The same descendants, ended by their parent: what the end of that much memory costs the kernel."""
 
 
 def round_trip(effort: Effort) -> list[Row]:
@@ -135,14 +148,36 @@ def kill(effort: Effort) -> list[Row]:
             stack.enter_context(sandbox.repl()).execute(HOSTILE)
             return seconds(stack.close)
 
+    def by_parent() -> list[float]:
+        with sandbox.repl() as repl:
+            return [float(repl.execute(BY_PARENT).stdout)]
+
     with (
         Sandbox(Limits(max_processes=DESCENDANTS + 28)) as sandbox,
-        Peer(f"kill and wait for {DESCENDANTS} forks", "bare.py") as bare,
+        Peer(f"kill and wait for {DESCENDANTS} forks of a bare python", "bare.py") as bare,
     ):
-        ends, floor = by_turns(effort.times(20), ours, lambda: bare.samples("kill"))
-    taken = side(OURS, "ms", ends)
-    others = [bare.side("ms", floor)]
-    return [Row(f"kill with {DESCENDANTS} descendants, to all gone", taken, others, [taken.at_most(30)])]
+        ends, same, floor = by_turns(effort.times(20), ours, by_parent, lambda: bare.samples("kill"))
+    taken, parents = side(OURS, "ms", ends), side("the same ones, by their parent", "ms", same)
+    others = [parents, bare.side("ms", floor)]
+    targets = [taken.at_most(30), taken.at_most_times(1.5, parents)]
+    return [Row(f"kill with {DESCENDANTS} descendants, to all gone", taken, others, targets)]
+
+
+def program(effort: Effort) -> list[Row]:
+    """Time `true` as a program beside the code of a REPL, as a process of the host, and as fork, exec and wait."""
+    command = ["true"]
+    with Sandbox() as sandbox, sandbox.repl() as repl, Peer("fork, exec, wait", "bare.py") as bare:
+        repl.run(command)
+        ours, hosts, floor = by_turns(
+            effort.times(200),
+            lambda: seconds(lambda: repl.run(command)),
+            lambda: seconds(lambda: subprocess.run(command, check=True)),
+            lambda: bare.samples("execute"),
+        )
+    taken, host = side(OURS, "ms", ours), side("subprocess.run", "ms", hosts)
+    others = [host, bare.side("ms", floor)]
+    note = f"p99 {number(taken.quantile(0.99), 'ms')}"
+    return [Row('`repl.run(["true"])`', taken, others, [taken.at_most_times(3, host)], note)]
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ Once = Callable[[], Awaitable[object]]
 Operation = Callable[[Callable[[], None]], AbstractAsyncContextManager[Once]]
 
 ROLES = ("orchestrator", "fork server", "init", "REPL")
-HOW_MANY = {"block": 200, "query": 200, "batch of 100 queries": 40}
+HOW_MANY = {"block": 200, "query": 200, "program": 200, "batch of 100 queries": 40}
 """Operation → how often it is done to be counted, if not `USUALLY` times."""
 USUALLY = 60
 LOOKS, LOOK_AGAIN_S = 5, 0.01
@@ -108,6 +108,18 @@ async def _blocks(_look: Callable[[], None], code: str) -> AsyncIterator[Once]:
 
 
 @asynccontextmanager
+async def _programs(_look: Callable[[], None]) -> AsyncIterator[Once]:
+    from rlm_broker import Sandbox
+
+    async with Sandbox(warm=0) as sandbox, sandbox.repl() as repl:
+
+        async def once() -> None:
+            assert (await repl.arun(["true"])).exit_code == 0
+
+        yield once
+
+
+@asynccontextmanager
 async def _run(look: Callable[[], None], question: str = "what?") -> AsyncIterator[Once]:
     async with _rlm(look) as rlm:
 
@@ -168,6 +180,7 @@ OPERATIONS: dict[str, Operation] = {
     "block": lambda look: _blocks(look, _BLOCK),
     "query": lambda look: _blocks(look, "x = llm_query('a')"),
     "batch of 100 queries": lambda look: _blocks(look, "x = llm_query_batched(['a'] * 100)"),
+    "program": _programs,
     "run": _run,
     "child run": lambda look: _run(look, "child?"),
     "chat": _chat,

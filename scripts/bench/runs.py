@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
 
+from rlm_broker import BlockEnded, Trace
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.rlm import RLM
 from scripts import make_log
@@ -20,6 +23,7 @@ from scripts.bench.row import OURS, Row, Side, side
 AT_ONCE = 64
 CORES = 2
 LOG_BYTES = 50_000_000
+LARGE_LOG_BYTES = 1_000_000_000
 TURNS = ("x = len(context)\nprint(x)", "y = x * 2\nprint(y)", "FINAL(str(y))")
 
 
@@ -69,7 +73,7 @@ def answer(effort: Effort) -> list[Row]:
     """The whole command that asks the stand-in model about a log, from its start to its exit."""
     question, fact = make_log.FACTS[0]
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "server.log"
+        log, trace = Path(folder) / "server.log", Path(folder) / "trace.jsonl"
         make_log.write(log, effort.size(LOG_BYTES), seed=7)
         ask = ("-m", "rlm_broker", "ask", "-q", question, str(log))
         found = fact in _python(*ask)
@@ -78,35 +82,47 @@ def answer(effort: Effort) -> list[Row]:
             lambda: seconds(lambda: _python(*ask)),
             lambda: seconds(lambda: _python("-c", f"open({str(log)!r}).read().find({fact!r})")),
         )
+        make_log.write(log, effort.size(LARGE_LOG_BYTES), seed=7)
+        searches: list[float] = []
+
+        def without_search() -> None:
+            trace.unlink(missing_ok=True)
+            _python(*ask, "--trace", str(trace))
+            blocks = (event.outcome for event in Trace(trace) if isinstance(event, BlockEnded))
+            searches.append(sum(block.execution_time for block in blocks))
+
+        whole, once = by_turns(
+            effort.times(3),
+            lambda: seconds(without_search),
+            lambda: seconds(lambda: _python("-c", f"open({str(log)!r}, 'rb').read()")),
+        )
     taken = side(OURS, "s", ours)
     others = [side("a python that reads it and finds the fact", "s", floor)]
     what = f"offline answer over {effort.size(LOG_BYTES) // 1_000_000} MB, the whole command"
-    return [Row(what, taken, others, [taken.at_most(5)], "found" if found else "NOT FOUND")]
+    way = side(OURS, "s", [total - search for total, search in zip(whole, searches, strict=True)])
+    read = side("a python that reads it once", "s", once)
+    large = f"first answer over {effort.size(LARGE_LOG_BYTES) // 1_000_000:,} MB, less the time of the model's blocks"
+    note = f"the whole command {statistics.median(whole):.2f} s, of it {statistics.median(searches):.2f} s in blocks"
+    return [
+        Row(what, taken, others, [taken.at_most(5)], "found" if found else "NOT FOUND"),
+        Row(large, way, [read], [way.at_most_times(1.5, read)], note),
+    ]
 
 
 def starting(effort: Effort) -> list[Row]:
-    """Time the start of the commands, before any work."""
-    ours, command, bare, other = by_turns(
-        effort.times(15),
-        lambda: seconds(lambda: _python("-c", "import rlm_broker")),
-        lambda: seconds(lambda: _python("-m", "rlm_broker", "--help")),
-        lambda: seconds(lambda: _python("-c", "pass")),
-        lambda: seconds(lambda: _python("-c", "from rlm_broker import RLM")),
+    """Time the start of programs and commands, before any work."""
+    codes = (
+        ("-c", "import rlm_broker"),
+        ("-c", "from rlm_broker import RLM"),
+        ("-c", "from rlm_broker import Sandbox"),
     )
+    commands = (("-c", "pass"), *codes, ("-m", "rlm_broker", "--help"))
+    bare, *ours = by_turns(effort.times(15), *(partial(seconds, partial(_python, *each)) for each in commands))
     (litellm,) = by_turns(effort.times(3), lambda: seconds(lambda: _python("-c", "import litellm")))
-    floor, heavy = side("python -c pass", "ms", bare), side("import litellm", "ms", litellm)
-    imported, helped = side(OURS, "ms", ours), side(OURS, "ms", command)
-    used = side("", "ms", other)
-    return [
-        Row(
-            "`import rlm_broker`",
-            imported,
-            (floor, heavy),
-            [imported.at_most(100)],
-            f"`from rlm_broker import RLM`: {used.median:.0f} ms",
-        ),
-        Row("`rlm-broker --help`", helped, (floor, heavy), [helped.at_most(250)]),
-    ]
+    others = (side("python -c pass", "ms", bare), side("import litellm", "ms", litellm))
+    wanted = zip((*(f"`{code}`" for code in codes), "`rlm-broker --help`"), ours, (100, 120, 80, 250), strict=True)
+    sides = [(what, side(OURS, "ms", samples), limit) for what, samples, limit in wanted]
+    return [Row(what, taken, others, [taken.at_most(limit)]) for what, taken, limit in sides]
 
 
 def _python(*arguments: str) -> str:

@@ -84,7 +84,7 @@ def misbehaves(how: Misbehave) -> Callable[[Stage], None]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         model = Model(name="script", base_url=f"http://127.0.0.1:{server.server_address[1]}/v1", max_retries=1)
         stage.model = model
-        stage.limits = stage.limits.model_copy(update={"call_timeout_s": 3.0})
+        stage.limits = stage.limits.replace(call_timeout_s=3.0)
 
         def end() -> None:
             server.shutdown()

@@ -29,7 +29,7 @@ def client(act: Act) -> Callable[[Stage], None]:
             return await done if inspect.isawaitable(done) else done
 
         stage.at_gate = at_gate
-        stage.limits = stage.limits.model_copy(update={"call_timeout_s": 1.0})
+        stage.limits = stage.limits.replace(call_timeout_s=1.0)
 
     return prepare
 

@@ -72,9 +72,10 @@ def limits(model: str) -> str:
     from rlm_broker import limits as module
 
     parts = []
-    for name, field in getattr(module, model).model_fields.items():
-        value = field.get_default(call_default_factory=True)
-        parts.append(f"`{name}`{{ #{name} }}\n:   Default: {_amount(name, value)}. {_one_line(field.description)}\n")
+    kind = getattr(module, model)
+    for name, description in kind.descriptions().items():
+        value = getattr(kind(), name)
+        parts.append(f"`{name}`{{ #{name} }}\n:   Default: {_amount(name, value)}. {_one_line(description)}\n")
     return "\n".join(parts)
 
 

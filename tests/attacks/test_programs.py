@@ -1,5 +1,6 @@
 """Programs that the host runs, and code beside them, that mean harm: no process outlives its end, and none reaches init."""
 
+import ast
 import asyncio
 import contextlib
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlm_broker.errors import FileRefused
+from sandbox_worker.isolation import landlock
 from tests.attacks.arena import GOT_THROUGH, LIMITS, Arena, arena_of
 from tests.support.launcher import needs_strict
 from tests.support.processes import living_below
@@ -38,7 +40,7 @@ time.sleep(1000)
 """,
     "files_of_other_processes": """
 for pid in [1, *pids()]:
-    for name in ("mem", "environ", "maps", "fd/0", "fd/1", "fd/3", "root/etc", "cwd/x"):
+    for name in ("mem", "environ", "maps", "fd/0", "fd/1", "fd/3", "fd/7", "root/etc", "cwd/x"):
         try: os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY)); said(True)
         except OSError: pass
         try: os.write(os.open(f"/proc/{pid}/{name}", os.O_WRONLY), b"x"); said(True)
@@ -47,8 +49,9 @@ time.sleep(1000)
 """,
     "descriptors_of_other_processes": f"""
 for pid in [1, *pids()]:
-    try: said(libc.syscall({PIDFD_GETFD}, os.pidfd_open(pid), 3, 0) >= 0)
-    except OSError: pass
+    for number in (3, 7):
+        try: said(libc.syscall({PIDFD_GETFD}, os.pidfd_open(pid), number, 0) >= 0)
+        except OSError: pass
 time.sleep(1000)
 """,
     "descriptors_that_were_left_open": "said(set(os.listdir('/proc/self/fd')) - {'0', '1', '2', '3'}); time.sleep(1000)",
@@ -152,10 +155,61 @@ def test_program_that_kills_costs_its_repl(arena: Arena) -> None:
     with arena.sandbox.repl("its context") as repl:
         assert repl.execute("kept = 1").status == "ok"
         result = repl.run(["python3", "-c", "import os, time; os.kill(-1, 9); time.sleep(1000)"], timeout_s=1)
-        assert (result.status, result.signal) == ("timeout", 9)
+        assert (result.status, result.signal) == ("ended", 9)  # it has killed its launcher, too
         assert repl.execute("kept").status in ("ok", "killed")  # before Landlock's ABI 6 signals reach the REPL
         assert repl.execute("print(context)").stdout == "its context\n"
         assert repl.run(["echo", "on"]).stdout == "on\n"
+    arena.goes_on()
+
+
+TO_LAUNCHER = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+got = []
+for pid in [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in (1, os.getpid())]:
+    for number in (0, 2, 9, 15, 18, 19, 64):
+        for send in (lambda: os.kill(pid, number), lambda: os.killpg(pid, number)):
+            try: send(); got.append(("signal", number))
+            except OSError: pass
+    if libc.syscall({PIDFD_GETFD}, os.pidfd_open(pid), 7, 0) >= 0: got.append("descriptor")
+    if libc.syscall({PTRACE}, 16, pid, 0, 0) == 0: got.append("trace")
+    for name in ("mem", "environ", "maps", "auxv", "fd/7", "cwd/x", "root/etc", "task/" + str(pid) + "/mem"):
+        for how in (os.O_RDONLY, os.O_RDWR):
+            try: os.close(os.open(f"/proc/{{pid}}/{{name}}", how)); got.append(name)
+            except OSError: pass
+    for name in ("oom_score_adj", "comm", "timerslack_ns", "coredump_filter", "clear_refs"):
+        try: os.close(os.open(f"/proc/{{pid}}/{{name}}", os.O_WRONLY)); got.append(name)
+        except OSError: pass
+    try: os.setpgid(pid, os.getpgid(0)); got.append("group")
+    except OSError: pass
+    try: os.sched_setaffinity(pid, [0]); got.append("cpus")
+    except OSError: pass
+print(got)
+"""
+
+
+def test_launcher_is_out_of_reach_of_blocks(arena: Arena) -> None:
+    """Try to signal, trace, read and change it. Before Landlock's ABI 6 signals get through, and cost a fork alone."""
+    with arena.sandbox.repl() as repl:
+        first = repl.run(["sh", "-c", "echo $PPID"]).stdout
+        got = ast.literal_eval(repl.execute(TO_LAUNCHER).stdout)
+        if landlock.abi() >= 6:
+            assert got == []
+            assert repl.run(["sh", "-c", "echo $PPID"]).stdout == first
+        assert [each for each in got if each[0] != "signal"] == []
+        assert repl.run(["echo", "on"]).stdout == "on\n"
+    arena.goes_on()
+
+
+@pytest.mark.parametrize(("number", "status"), [(9, "ended"), (15, "timeout"), (19, "timeout")])
+def test_program_that_attacks_its_launcher_harms_itself_alone(arena: Arena, number: int, status: str) -> None:
+    with arena.sandbox.repl() as repl:
+        assert repl.execute("kept = 1").status == "ok"
+        code = f"import os, time; os.kill(os.getppid(), {number}); time.sleep(1000 if {number} != 19 else 0)"
+        result = repl.run(["python3", "-c", code], timeout_s=2)
+        assert result.status == status
+        assert [repl.run(["echo", "on"]).stdout for _ in range(3)] == ["on\n"] * 3
+        assert repl.execute("kept").stdout == "1\n"
     arena.goes_on()
 
 
@@ -177,7 +231,7 @@ print(len(found), [each for each in found if each])
             running = asyncio.create_task(repl.arun(["sh", "-c", "touch runs; exec sleep 1000"]))
             while not await repl.files.alist():
                 assert not running.done()
-            assert (await repl.aexecute(code)).stdout in ("8 []\n", "16 []\n")  # of one process, or of two
+            assert (await repl.aexecute(code)).stdout in ("16 []\n", "24 []\n")  # of the launcher and one or two more
             running.cancel()
             await asyncio.wait({running})
 

@@ -144,7 +144,7 @@ for _ in range(8):
         time.sleep(1000); os._exit(0)
 os.close(r); time.sleep(2.5); os.close(w); time.sleep(1000)
 """
-    limits = LIMITS.model_copy(update={"memory_bytes": 128 << 20})
+    limits = LIMITS.replace(memory_bytes=128 << 20)
     with open_sandbox.repl("the context", limits=limits) as repl:
         block = repl.execute(code)
         assert block.status == "killed"
@@ -154,7 +154,7 @@ os.close(r); time.sleep(2.5); os.close(w); time.sleep(1000)
 
 
 async def test_watch_goes_on_without_the_orchestrator(loop_sandbox: Sandbox) -> None:
-    limits = LIMITS.model_copy(update={"memory_bytes": 128 << 20})
+    limits = LIMITS.replace(memory_bytes=128 << 20)
     code = """
 import os, time
 if os.fork() == 0:
@@ -225,3 +225,24 @@ async def test_two_repls_keep_output_and_files_apart(sandbox: Sandbox) -> None:
             *(f"{name} {n}" for n in range(10)),
             f"{name * 10} ['mine.txt', '{name}.txt']",
         ]
+
+
+async def test_repl_that_a_child_has_stopped_still_says_where_it_was(sandbox: Sandbox) -> None:
+    if sandbox.level != "strict":
+        pytest.skip("code starts no processes at this level")
+    code = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+def stopped():
+    if os.fork() == 0:
+        os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(1000)
+stopped()
+"""
+    async with sandbox.repl() as repl:
+        block = await repl.aexecute(code, timeout_s=0.2)
+        assert block.status == "killed"
+        assert block.post_mortem is not None
+        assert "in stopped" in block.post_mortem.where
+        assert block.post_mortem.processes == 2
+        assert (await repl.aexecute("1")).stdout == "1\n"

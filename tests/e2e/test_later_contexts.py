@@ -154,7 +154,7 @@ def test_stolen_context_fails_its_block(repl: SandboxedRepl) -> None:
 
 
 def test_context_that_cannot_be_added_is_refused(sandbox: Sandbox) -> None:
-    with sandbox.repl(limits=LIMITS.model_copy(update={"later_context_bytes": 1 << 20})) as repl:
+    with sandbox.repl(limits=LIMITS.replace(later_context_bytes=1 << 20)) as repl:
         with pytest.raises(
             ConfigurationError, match=r"a further context has 2,\d{3},\d{3} bytes, and there is room for 1,048,576"
         ):

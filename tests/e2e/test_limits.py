@@ -63,7 +63,7 @@ def test_libraries_do_not_count_as_memory(open_sandbox: Sandbox) -> None:
 @table("size", [10, 20_000])
 def test_repl_at_memory_limit_can_free_memory(sandbox: Sandbox, size: int) -> None:
     """A REPL that has used up its memory can be told to free it."""
-    with sandbox.repl(limits=LIMITS.model_copy(update={"memory_bytes": 64 * MIB})) as repl:
+    with sandbox.repl(limits=LIMITS.replace(memory_bytes=64 * MIB)) as repl:
         for _ in range(2):
             filled = repl.execute(f"held = []\nwhile True: held.append(bytes({size}))")
             assert (filled.status, filled.error) == ("error", "MemoryError")

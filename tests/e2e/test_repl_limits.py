@@ -88,3 +88,24 @@ async def test_shared_context_keeps_bounds_of_each_repl() -> None:
             async with sandbox.repl(records, limits=ReplLimits(memory_bytes=80 << 20)) as repl:
                 assert "MemoryError" in ((await repl.aexecute(TAKES_100_MB)).error or "")
                 assert (await repl.aexecute("len(context)")).stdout == "30000\n"
+
+
+async def test_block_soon_after_another_is_watched_and_text_survives_its_kill(loop_sandbox: Sandbox) -> None:
+    """Init hears late of a block that follows another one at once, and not at all if it is short. A block's first text
+    waits in the kernel for a moment."""
+    async with loop_sandbox.repl(limits=ReplLimits(memory_bytes=64 << 20, max_repl_restarts=9)) as repl:
+        worker = repl._worker.worker
+        for _ in range(3):
+            await repl.aexecute("1")
+        begun = worker._begun_at
+        hogs = "import os\nfor _ in range(3):\n    if not os.fork():\n        x = b'x' * (40 << 20)\n        break\n"
+        block = await repl.aexecute(f"print('first')\n{hogs}while True: pass")
+        assert (block.status, block.limit, block.stdout) == ("killed", "memory_bytes", "first\n")
+        assert worker._begun_at > begun
+        begins = set()
+        for _ in range(100):  # each may be a slow one on a busy machine
+            await repl.aexecute("1")
+            begins.add(worker._begun_at)
+        assert len(begins) < 100
+        block = await repl.aexecute("print('last')\nimport os\nos.kill(os.getpid(), 9)")
+        assert (block.status, block.stdout) == ("killed", "last\n")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import decimal
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -316,3 +317,44 @@ def test_table_crosses_both_ways(run_with_tools: RunWithTools, sandbox: Sandbox)
 def test_value_flag_must_be_a_bool(repl: SandboxedRepl, value: Any) -> None:
     with pytest.raises(ConfigurationError, match="value must be a bool, not"):
         repl.execute("1", value=value)
+
+
+HALF_HTML = (
+    "class Half:\n    def _repr_html_(self): return '<i>half</i>'\n    def __repr__(self): return 'half'\nHalf()"
+)
+UNPRINTED: dict[str, tuple[object, ...]] = {  # code: status, error, error_type, error_text, last line of the traceback
+    "raise ValueError('a\\nb')": ("error", "ValueError: a", "ValueError", "a\nb", "b"),
+    "raise KeyboardInterrupt('x')": ("error", "KeyboardInterrupt", "KeyboardInterrupt", "x", "KeyboardInterrupt: x"),
+    "class Bye(SystemExit): pass\nraise Bye('now')": ("exited", "now", "Bye", "now", "Bye: now"),
+    "raise SystemExit(3)": ("exited", "sys.exit(3)", "SystemExit", "3", "SystemExit: 3"),
+}
+
+
+def test_block_without_echo_has_value_and_error_apart_from_what_is_printed(repl: SandboxedRepl) -> None:
+    block = repl.execute(f"print('printed')\n{HALF_HTML}", echo=False)
+    assert (block.stdout, block.displays) == ("printed\n", ())
+    assert block.result is not None
+    assert block.result.data == {"text/plain": "half", "text/html": "<i>half</i>"}
+    block = repl.execute("'é\\ud800'", value=True, echo=False)
+    assert block.result is not None
+    assert (block.stdout, block.value, block.result.data) == ("", "é\ud800", {"text/plain": "'é\\ud800'"})
+    assert repl.execute("_", echo=False).result == block.result
+    for code, expected in UNPRINTED.items():
+        block = repl.execute(code, echo=False)
+        assert block.traceback is not None
+        told = block.status, block.error, block.error_type, block.error_text, block.traceback.splitlines()[-1]
+        assert told == expected
+        assert (block.stderr, block.result) == ("", None)
+        assert pickle.loads(pickle.dumps(block)).traceback == block.traceback
+    block = repl.execute("1/0")
+    assert (block.result, block.error_type, block.error_text, block.traceback) == (None, None, None, None)
+    assert "ZeroDivisionError" in block.stderr
+
+
+def test_result_without_echo_keeps_to_the_bounds_of_output() -> None:
+    with Sandbox(Limits(max_output_bytes=1000)) as sandbox, sandbox.repl() as repl:
+        result = repl.execute("'a' * 10**6", echo=False).result
+        assert result is not None
+        assert "more cut" in str(result.data["text/plain"])
+        assert len(result.data["text/plain"]) < 1100
+        assert len(repl.execute("raise ValueError('b' * 10**6)", echo=False).traceback or "") < 1100

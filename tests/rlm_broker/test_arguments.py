@@ -18,6 +18,7 @@ from rlm_broker import (
     Instructions,
     Limits,
     LMHandler,
+    Model,
     Models,
     ReplLimits,
     Route,
@@ -121,7 +122,7 @@ def test_every_way_to_write_an_argument_is_a_way() -> None:
             assert isinstance(call.func, ast.Name)
             assert call.func.id in public, name
             kind = getattr(rlm_broker, call.func.id)
-            known = getattr(kind, "model_fields", None) or inspect.signature(kind).parameters
+            known = getattr(kind, "fields", None) or inspect.signature(kind).parameters
             assert {each.arg for each in call.keywords} <= {*known}, name
 
 
@@ -143,7 +144,8 @@ def test_first_guesses_of_other_calls_are_answered() -> None:
     guesses: dict[str, Callable[[], object]] = {
         "write limits=Limits(max_depth=...)": lambda: RLM("offline", limits={"max_depth": 2}),  # type: ignore[arg-type]
         "limits=Limits(max_tokens=...)": lambda: RLM("offline").completion("a", "?", limits={"max_tokens": 2}),  # type: ignore[call-overload]
-        "write Model(name=": lambda: RLM(type("OpenAI", (), {"__module__": "openai"})()),
+        "Model takes its fields by name: write Model(name='qwen3')": lambda: Model("qwen3"),  # type: ignore[call-arg]
+        'write Model(name="gpt-5-mini"': lambda: RLM(type("OpenAI", (), {"__module__": "openai"})()),
         "write `with Sandbox() as sandbox:`": Sandbox.create,
         "Sandbox takes no image: write": lambda: Sandbox(image="python:3.12"),  # type: ignore[arg-type]
         "Sandbox takes no memory: write": lambda: Sandbox(memory=512),  # type: ignore[arg-type]

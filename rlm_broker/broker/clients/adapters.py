@@ -11,8 +11,6 @@ from typing import Any, Protocol, cast
 
 from rlm_broker.broker.clients.base import BaseClient, Client, LMReply, LMRequest, with_text
 from rlm_broker.broker.clients.function import FunctionClient
-from rlm_broker.broker.clients.litellm import LiteLLMClient, full_name
-from rlm_broker.broker.clients.offline.client import OfflineClient
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.events.redaction import in_words
 from rlm_broker.usage import Usage
@@ -260,7 +258,11 @@ def client_for(name: str, **options: Any) -> BaseClient:
     if not name.strip():
         raise UnknownModel(f"the model's name is empty; give one such as {_EXAMPLES}")
     if name == "offline":
+        from rlm_broker.broker.clients.offline.client import OfflineClient
+
         return OfflineClient()
+    from rlm_broker.broker.clients.litellm import LiteLLMClient, full_name
+
     if "://" in name:  # litellm would send the conversation to that address
         raise UnknownModel(
             f"{name!r} has an address in it; give that as base_url, and the name that the model has there"

@@ -88,7 +88,11 @@ class LMRequest(msgspec.Struct, frozen=True):
     @property
     def chars(self) -> int:
         """Characters of all messages, to estimate tokens. A content part without text counts as `PICTURE_CHARS`."""
-        return sum(_chars(message.content) for message in self.messages)
+        return sum([_chars(message.content) for message in self.messages])
+
+
+IMPORTING: set[str] = set()
+"""Libraries that clients are importing on threads of their own. A call that needs one waits for it."""
 
 
 class LMReply(msgspec.Struct, frozen=True):

@@ -1,6 +1,5 @@
 """Failed calls of providers: whether to retry, how long to wait, and their words without secrets."""
 
-import email.utils
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC
@@ -86,6 +85,8 @@ def no_text(text: str | None, finish_reason: str | None) -> str | None:
 
 
 def _seconds_until(date: str) -> float:
+    import email.utils  # few answers say when to try again
+
     try:
         when = email.utils.parsedate_to_datetime(date)
         return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - time.time())

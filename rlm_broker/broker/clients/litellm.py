@@ -1,7 +1,6 @@
 """Models by name, at any provider that litellm supports. This is the only module that imports litellm."""
 
 import asyncio
-import difflib
 import functools
 import importlib.util
 import json
@@ -16,7 +15,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlm_broker.broker.clients import failures
-from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest, call_headers, with_finish_reason
+from rlm_broker.broker.clients.base import (
+    IMPORTING,
+    BaseClient,
+    LMReply,
+    LMRequest,
+    call_headers,
+    with_finish_reason,
+)
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel, require_kind
 from rlm_broker.events.redaction import is_secret_name, secrets_in
 from rlm_broker.usage import Usage
@@ -82,13 +88,16 @@ def full_name(model_name: str) -> str | None:
 def prefetch() -> "Future[Any]":
     """Start litellm's import, of 2 to 4 seconds, on a daemon thread; return a future of the module."""
     future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # from now on a cancelled call cancels its wait alone
+    IMPORTING.add("litellm")
 
     def load() -> None:
-        future.set_running_or_notify_cancel()
         try:
             future.set_result(_import_litellm())
         except BaseException as error:  # noqa: BLE001 - raised by those who wait for the future
             future.set_exception(error)
+        finally:
+            IMPORTING.discard("litellm")
 
     threading.Thread(target=load, name="import-litellm", daemon=True).start()
     return future
@@ -366,6 +375,8 @@ def _refuse_misspelt(model_name: str, provider: str) -> None:
     """Raise `UnknownModel` if a provider is most likely a misspelt well-known one, without importing litellm. None of
     its 166 further providers (1.100) has so similar a name."""
     known = [*_KEYS, *_KEYLESS, *_SERVERS]
+    import difflib
+
     if close := difflib.get_close_matches(provider.lower(), known, 1, LIKENESS):
         meant = model_name.replace(provider, close[0], 1)
         raise UnknownModel(f"no provider is known for model {model_name!r}; did you mean {meant}?")

@@ -5,7 +5,6 @@ request, not by its time, because calls of a batch end in any order.
 """
 
 import asyncio
-import difflib
 import json
 import os
 import warnings
@@ -195,6 +194,8 @@ class Recording:
         ours = _lines_of(without_secrets(request))
         near = [call for call in self._calls if call.id == id]
         nearest = near[0] if near else max(self._calls, key=lambda call: _likeness(_lines_of(call.request), ours))
+        import difflib
+
         changes = difflib.unified_diff(_lines_of(nearest.request), ours, "recorded", "asked now", n=1, lineterm="")
         shown = [clip(line, LINE_CHARS) for line in changes]
         more = len(shown) - DIFFERENCE_LINES

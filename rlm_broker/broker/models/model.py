@@ -2,26 +2,26 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Self
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from typing import Annotated, Any, Never, Self
 
 from rlm_broker.broker.clients.adapters import FieldLike, client_for
 from rlm_broker.broker.clients.base import BaseClient, Client
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.redaction import is_secret_name
-from rlm_broker.values.validation import complaints, suggestion
+from rlm_broker.values.fields import (
+    FieldRefused,
+    Fields,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    anything,
+    mapping,
+    number,
+    several,
+    text,
+)
+from rlm_broker.values.validation import MOST as MOST_MISTAKES
+from rlm_broker.values.validation import MOST_PLACE_CHARS, suggestion
 
 SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"}
@@ -30,12 +30,9 @@ SAMPLING = frozenset(
 """Names in `Model.options` that change only what a model says, not where requests go or with which key."""
 FROM_ENVIRONMENT = "env:"
 """Prefix of the name of an environment variable holding a secret, for example "env:OPENAI_API_KEY"."""
-HIDDEN = Field(repr=False, exclude=True)
-"""Field that may hold a secret: neither `repr` nor `model_dump` shows it."""
-USD = Annotated[float, Field(ge=0)]
 
 
-class Model(BaseModel):
+class Model(Fields):
     """Description of one model. Fields left out are decided by the provider.
 
     Example:
@@ -48,9 +45,7 @@ class Model(BaseModel):
         ConfigurationError: A field does not exist, or a value is not allowed for its field.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, hide_input_in_errors=True
-    )
+    _hidden = frozenset({"api_key", "headers"})
 
     name: str = ""
     """Name as litellm knows it, "openai/gpt-5-mini"; with a `base_url`, as that server knows it.
@@ -59,13 +54,13 @@ class Model(BaseModel):
     """
     base_url: str | None = None
     """Address of a server with OpenAI's chat completions API, which is called directly and without litellm."""
-    api_key: Annotated[str | None, HIDDEN] = None
+    api_key: str | None = None
     """API key; "env:NAME" reads the variable NAME. Left out: the provider's variable, or no key with a `base_url`."""
-    headers: Annotated[Mapping[str, str], HIDDEN] = {}
+    headers: Annotated[Mapping[str, str], mapping(text)] = {}
     """Further headers of each request, by name; a value "env:NAME" reads the variable NAME."""
-    options: Mapping[str, Any] = {}
+    options: Annotated[Mapping[str, Any], mapping(anything)] = {}
     """Sampling options and other fields of the request: temperature, top_p, seed, reasoning_effort, ..."""
-    usd_per_million_tokens: tuple[USD, USD] | None = None
+    usd_per_million_tokens: Annotated[tuple[float, float], several(number(float), least=2, most=2)] | None = None
     """Prices of a million input and output tokens in US dollars. Left out: litellm's, or unknown with a `base_url`."""
     context_tokens: PositiveInt | None = None
     """Size of the context window in tokens. Left out: litellm's or the server's number, else 128,000 is assumed."""
@@ -79,38 +74,52 @@ class Model(BaseModel):
     """Maximum further attempts after a failure that may pass: status 408, 409, 425, 429, 5xx, a broken connection."""
     attempt_timeout_s: PositiveFloat | None = None
     """Seconds of one attempt; then it fails and may be retried. Left out: all the time that the call has left."""
-    fallbacks: tuple[str, ...] = ()
+    fallbacks: Annotated[tuple[str, ...], several(text)] = ()
     """Names of models called in its place if it fails, in order; not if the request itself is at fault."""
     cooldown_s: PositiveFloat = 30.0
     """Seconds during which its fallbacks are called first, after three failed calls in a row."""
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _refuse_in_words(cls, given: Any, validate: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """Raise `ConfigurationError` in place of pydantic's error.
+    def from_dict(cls, given: Mapping[str, Any], where: str = "Model") -> Self:
+        """Return the description in a dict, such as a table of a settings file.
 
-        The context of the validation is the words saying where the description stands, such as a file and a table.
+        Args:
+            given: Values by the names of fields.
+            where: Words on where the description stands. A sentence on a wrong value begins with them.
+
+        Raises:
+            ConfigurationError: A field does not exist, or a value is not allowed for its field.
         """
-        where = info.context or "Model"
-        for name in given if isinstance(given, dict) else ():
+        return cls._made(given, where)
+
+    def _fill(self, given: Any, source: Any) -> None:
+        where = source or "Model"
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(f"{where}: it: Input should be a valid dictionary or instance of Model")
+        for name in given:
             if name in SAMPLING:
                 raise ConfigurationError(f"{where}: there is no {name!r}: give sampling arguments in `options`")
-            if name not in cls.model_fields:
-                raise ConfigurationError(f"{where}: there is no {name!r}{suggestion(str(name), cls.model_fields)}")
-        try:
-            model = validate(given)
-        except ValidationError as error:
-            raise ConfigurationError(f"{where}: {complaints(error, 'it')}") from None
-        if model.name == "offline" and (
-            model.base_url or model.api_key or model.headers or model.options or model.context_tokens
+            if name not in self.fields:
+                raise ConfigurationError(f"{where}: there is no {name!r}{suggestion(str(name), self.fields)}")
+        super()._fill(given, where)
+        if self.name == "offline" and (
+            self.base_url or self.api_key or self.headers or self.options or self.context_tokens
         ):
             raise ConfigurationError(f"{where}: the model offline calls no server: give it no other fields")
-        for option in model.options:
+        for option in self.options:
             if is_secret_name(option):
                 raise ConfigurationError(
                     f"{where}: options.{option} would be shown: give keys as api_key, and headers as headers"
                 )
-        return model
+
+    def _refuse(self, mistakes: Mapping[str, FieldRefused], source: Any) -> Never:
+        """Raise an error that names no value: it may be a key."""
+        every = [
+            f"{name}{place and '.' + place}"[:MOST_PLACE_CHARS] + why
+            for name, refused in mistakes.items()
+            for place, why in refused.mistakes
+        ]
+        raise ConfigurationError(f"{source}: {'; '.join(every[:MOST_MISTAKES])}")
 
     def client(self) -> BaseClient:
         """Return a new client of the model. No request is sent.

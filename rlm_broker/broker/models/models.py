@@ -1,15 +1,18 @@
 """The models of an `RLM` besides its root and sub-model, and the files that keep their calls."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlm_broker.broker.cache import Cache
 from rlm_broker.broker.clients.adapters import is_field_client
 from rlm_broker.broker.models.model import Given, Model
 from rlm_broker.broker.routing import ModelPolicy, Route
 from rlm_broker.errors import ConfigurationError, require_kind
+
+if TYPE_CHECKING:
+    from rlm_broker.broker.cache import Cache
 
 FilePath = str | PathLike[str]
 """Path of a file, as `open` takes it."""
@@ -42,7 +45,7 @@ class Models:
     named: Mapping[str, Given] = field(default_factory=dict)
     routes: Sequence[Route] = ()
     policy: ModelPolicy = "allow"
-    cache: FilePath | Cache | None = None
+    cache: "FilePath | Cache | None" = None
     record: FilePath | None = None
     replay: FilePath | None = None
 
@@ -55,7 +58,7 @@ class Models:
         for name, value in (("record", self.record), ("replay", self.replay)):
             if not isinstance(value, str | PathLike | None):
                 raise ConfigurationError(f"{name} must be the path of a file, not {type(value).__name__}")
-        if not isinstance(self.cache, str | PathLike | Cache | None):
+        if not isinstance(self.cache, str | PathLike | None) and not is_cache(self.cache):
             raise ConfigurationError(f"cache must be a path or a Cache, not {type(self.cache).__name__}")
         if self.replay is not None and (self.named or self.routes):
             raise ConfigurationError("give either models or a recording to replay: it brings its own models")
@@ -68,6 +71,12 @@ class Models:
     def needs_own_handler(self) -> bool:
         """Whether an argument changes the handler, so that it cannot go with a handler of the caller."""
         return bool(self.named or self.routes or self.cache or self.replay) or self.policy != "allow"
+
+
+def is_cache(given: object) -> bool:
+    """Whether a value is a `Cache`. Without one, sqlite is not imported."""
+    module = sys.modules.get("rlm_broker.broker.cache")
+    return module is not None and isinstance(given, module.Cache)
 
 
 def models_of(given: Any) -> Models:

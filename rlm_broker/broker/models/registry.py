@@ -6,22 +6,24 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rlm_broker.broker.broker import Broker
-from rlm_broker.broker.cache import Cache
 from rlm_broker.broker.client_queue import ClientQueue, Serving
 from rlm_broker.broker.clients.adapters import client_for, client_of
 from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
-from rlm_broker.broker.clients.recording import RecordedClient, Recording
 from rlm_broker.broker.models.model import Given, Model
-from rlm_broker.broker.models.models import Models
+from rlm_broker.broker.models.models import FilePath, Models
 from rlm_broker.broker.routing import ModelPolicy, Route, Routing
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.limits import Limits
 from rlm_broker.values.validation import did_you_mean
+
+if TYPE_CHECKING:
+    from rlm_broker.broker.cache import Cache
+    from rlm_broker.broker.clients.recording import Recording
 
 B = TypeVar("B", bound=Broker)
 
@@ -47,7 +49,7 @@ class Registry(Generic[B]):
         self, model: Given | None, sub_model: Given | None, models: Models, kind: type[B], *, lists: bool = False
     ) -> None:
         self._kind = kind
-        self.replay = None if models.replay is None else Recording(models.replay)
+        self.replay = None if models.replay is None else _recording(models.replay)
         self._lists = lists
         self._policy: ModelPolicy = models.policy
         self._made: dict[int, tuple[BaseClient, Model]] = {}
@@ -65,6 +67,8 @@ class Registry(Generic[B]):
             for client, described in list(self._made.values()):
                 self._fallbacks[id(client)] = tuple(map(self._known, described.fallbacks))
         else:
+            from rlm_broker.broker.clients.recording import RecordedClient
+
             recorded = self.replay.models
             self._policy = recorded.policy
             self._routes = tuple(Route(*route) for route in recorded.routes)
@@ -74,7 +78,7 @@ class Registry(Generic[B]):
             self.sub = None if recorded.sub is None else self._open(recorded.sub)
         self.handler(Limits())  # raises now if a route is wrong
 
-    def handler(self, limits: Limits, cache: Cache | None = None, event_loop: EventLoopRef | None = None) -> B:
+    def handler(self, limits: Limits, cache: "Cache | None" = None, event_loop: EventLoopRef | None = None) -> B:
         """Return a new handler that calls the clients."""
         handler = self._kind(
             self.root,
@@ -97,7 +101,7 @@ class Registry(Generic[B]):
         return None if made is None else made[1]
 
     @contextlib.asynccontextmanager
-    async def opened(self, limits: Limits, cache: Cache | None, event_loop: EventLoopRef) -> AsyncIterator[B]:
+    async def opened(self, limits: Limits, cache: "Cache | None", event_loop: EventLoopRef) -> AsyncIterator[B]:
         """Open a handler, after a preflight of its clients. Bounds and rates hold for all open handlers together.
 
         Raises:
@@ -195,13 +199,20 @@ class Registry(Generic[B]):
                 raise ConfigurationError("the model's name is empty: give a name, or leave the argument out")
             given = Model(name=given)
         if isinstance(given, Model):
-            model = given if given.name else given.model_copy(update={"name": name})
+            model = given if given.name else given.replace(name=name)
             client = model.client()
             self._made[id(client)] = client, model
         else:
             client = client_of(given)
-        client.start_loading()  # takes seconds, while the context is read and the sandbox starts
+        if not self._lists:
+            client.start_loading()  # takes seconds, while the context is read and the sandbox starts
         return client
+
+
+def _recording(path: FilePath) -> "Recording":
+    from rlm_broker.broker.clients.recording import Recording
+
+    return Recording(path)
 
 
 class _Unusable(BaseClient):

@@ -112,6 +112,8 @@ async def bind(host: str, port: int) -> list[socket.socket]:
                 raise
             bound[-1].setblocking(False)
             bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Inherited by each accepted socket: a reply's last segment shall not wait for the client's acknowledgement.
+            bound[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if family == socket.AF_INET6:
                 bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound[-1].bind(address)

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
+from rlm_broker.concurrency.deadline import begun_task
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import DisplayMessage, FromWorker, Output, Query, Ready, Reply, Result, Slot
@@ -154,6 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_shown: OnShown = _ignore
         self._ready = asyncio.Event()
         self._result: asyncio.Future[Result] | None = None
+        self._on_end: Callable[[], object] = _ignore
         self._lost: RlmBrokerError | None = None
         self._writable = True
         self._is_reading = True
@@ -184,7 +186,12 @@ class Connection(asyncio.BufferedProtocol):
             raise self._lost
 
     def execute(
-        self, code: str, answer: QueryHandler, on_shown: OnShown, wanted: Wanted = NOTHING
+        self,
+        code: str,
+        answer: QueryHandler,
+        on_shown: OnShown,
+        wanted: Wanted = NOTHING,
+        on_end: "Callable[[], object] | None" = None,
     ) -> asyncio.Future[Result]:
         """Start one block, and answer its queries from now on. Call `settle` when the future is done.
 
@@ -193,6 +200,7 @@ class Connection(asyncio.BufferedProtocol):
             answer: Called for each query, several at the same time.
             on_shown: Called for each piece of output and each display as it comes.
             wanted: Input of the block beside its code, and values for its result.
+            on_end: Called as soon as the future is done. A callback of the future waits for the loop's next turn.
 
         Returns:
             A future of the block's result. It fails with `WorkerDied` or `ProtocolViolation` if the connection ends
@@ -204,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self._lost:
             raise self._lost
-        self._answer, self._on_shown, self._lets_go = answer, on_shown, False
+        self._answer, self._on_shown, self._on_end, self._lets_go = answer, on_shown, on_end or _ignore, False
         self._write(self._session.execute(code, wanted))
         self._result = asyncio.get_running_loop().create_future()
         return self._result
@@ -317,6 +325,7 @@ class Connection(asyncio.BufferedProtocol):
             case Result():
                 if self._result is not None and not self._result.done():
                     self._result.set_result(message)
+                    self._on_end()
             case RefusedQuery():
                 self._begin(message.query, message.why)
             case Ready():
@@ -329,7 +338,9 @@ class Connection(asyncio.BufferedProtocol):
         if refusal is not None or self._lets_go:
             self._send(query, [Slot(error=refusal or CANCELLED)] * len(query.prompts))
             return
-        self._answering[query.id] = asyncio.get_running_loop().create_task(self._reply(query), name=query.id)
+        task = begun_task(self._reply(query), query.id)
+        if not task.done():
+            self._answering[query.id] = task
 
     @property
     def _has_room(self) -> bool:
@@ -430,11 +441,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._result is not None and not self._result.done():  # a complete result counts
             self._result.set_exception(self._lost)
             self._result.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
+            self._on_end()
         self._cancel_answers()
+        self._answer, self._on_shown = refuse, _ignore  # the last block's, which has this connection
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
 
 
-def _ignore(_shown: Output | DisplayMessage) -> None:
-    """Drop output: the default before the first block."""
+def _ignore(*_news: object) -> None:
+    """Drop news: the default before the first block."""

@@ -10,6 +10,7 @@ import secrets
 import socket
 import weakref
 from ipaddress import ip_address
+from typing import cast
 
 from rlm_broker.broker.transport.acceptor import Acceptor, bind
 from rlm_broker.broker.transport.connection import Connection, QueryLoad
@@ -18,7 +19,7 @@ from rlm_broker.concurrency.forks import FORKING, socket_of_parent
 from rlm_broker.errors import ConfigurationError, SandboxFailed, is_shortage, require_kind
 from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
-from sandbox_worker.wire.messages import Hello, decode_welcome, encode
+from sandbox_worker.wire.messages import Hello, Welcome, decode_welcome, encode
 
 LAST_PORT = 65_535
 TOKEN_BYTES = 32
@@ -122,28 +123,20 @@ class Listener:
         Raises:
             OSError: The socket cannot be served.
         """
-        await self._accepted(connected)
+        connected.setblocking(False)
+        self._accepted(connected)
 
-    def _accepted(self, connected: socket.socket) -> "asyncio.Task[None]":
-        """Start a task for a connected socket. `stop` waits for it, and then ends the connection with all others."""
-        arriving = asyncio.get_running_loop().create_task(self._arrive(connected))
-        self._arriving.add(arriving)
-        arriving.add_done_callback(self._arrived)
-        return arriving
-
-    async def _arrive(self, connected: socket.socket) -> None:
+    def _accepted(self, connected: socket.socket) -> None:
         if self._stopped:
             connected.close()
         else:
-            await asyncio.get_running_loop().connect_accepted_socket(self._arrival, connected)
+            Arrival(connected, self._strangers, self.claim, self._hand_over, self._one_shot)
 
-    def _arrived(self, arriving: "asyncio.Task[None]") -> None:
-        self._arriving.discard(arriving)
-        if not arriving.cancelled():
-            arriving.exception()  # read here, since the peer may be gone already; `attach` raises it
-
-    def _arrival(self) -> Arrival:
-        return Arrival(self._strangers, self.claim, self._one_shot)
+    def _hand_over(self, connected: socket.socket, connection: Connection, early: bytes) -> None:
+        """Give a connection its socket. `stop` waits until it has it."""
+        arriving = asyncio.get_running_loop().create_task(_connected(connected, connection, early))
+        self._arriving.add(arriving)
+        arriving.add_done_callback(self._arriving.discard)
 
     def claim(self, token: str) -> Connection | None:
         """Return the connection of `token`, and forget the token; None if it is not valid."""
@@ -153,6 +146,30 @@ class Listener:
         if expiry is not None:
             expiry.cancel()
         return connection
+
+
+class _Welcoming(asyncio.Protocol):
+    """Greets the side that has shown its token, and leaves the socket to its connection."""
+
+    def __init__(self, connection: Connection, early: bytes) -> None:
+        self._connection = connection
+        self._early = early
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)  # not isinstance: uvloop's is not an asyncio.Transport
+        transport.set_protocol(self._connection)
+        transport.write(encode_frame(encode(Welcome()), MAX_WELCOME_BYTES))
+        self._connection.connection_made(transport)
+        if self._early:
+            self._connection.receive(self._early)
+
+
+async def _connected(connected: socket.socket, connection: Connection, early: bytes) -> None:
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: _Welcoming(connection, early), connected)
+    except OSError as error:  # the peer is gone already
+        connected.close()
+        connection.connection_lost(error)
 
 
 def _is_loopback(host: str) -> bool:

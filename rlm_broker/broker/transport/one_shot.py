@@ -9,14 +9,16 @@ these keys:
 
     {"chat_completion": C | null, "chat_completions": [C, ...] | null, "error": str | null}
 
-Both are read and written with `json` and not with msgspec: they may hold lone surrogates as `\\ud800`, and NaN. Errors
-have the words of the field's own handler wherever it has any.
+Both may hold lone surrogates as `\\ud800`, and NaN, so that `json` reads and writes them. For the usual ones, with one
+text, msgspec does that in a tenth of the time. Errors have the words of the field's own handler wherever it has any.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Struct
 
 from rlm_broker.errors import ProtocolViolation
 from rlm_broker.results import Call, ChatMessage, Role
@@ -49,8 +51,7 @@ class OneShotRefused(ProtocolViolation):
     """A request cannot be served. The message is the `error` of the reply."""
 
 
-@dataclass(frozen=True, slots=True)
-class OneShotRequest:
+class OneShotRequest(Struct, frozen=True):
     """One request.
 
     Attributes:
@@ -64,6 +65,18 @@ class OneShotRequest:
     is_batch: bool
     model: str | None = None
     depth: int = -1
+
+
+class _OneText(Struct, forbid_unknown_fields=True):
+    """A request of one text. Any other request does not decode as one."""
+
+    prompt: Annotated[str, msgspec.Meta(min_length=1)]
+    model: Annotated[str, msgspec.Meta(max_length=MAX_MODEL_CHARS)] | None = None
+    depth: int = -1
+
+
+_read_one_text = msgspec.json.Decoder(_OneText).decode
+_write_text = msgspec.json.Encoder().encode
 
 
 def is_one_shot(payload: bytes | bytearray) -> bool:
@@ -83,6 +96,14 @@ def parse_request(payload: bytes) -> OneShotRequest:
     Raises:
         OneShotRefused: The payload is not a request. No other exception is raised, for any bytes.
     """
+    try:
+        usual = _read_one_text(payload)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _parse_any(payload)
+    return OneShotRequest((usual.prompt,), False, usual.model or None, usual.depth)
+
+
+def _parse_any(payload: bytes) -> OneShotRequest:
     if has_more_values_than(MAX_VALUES, payload):
         raise OneShotRefused(f"the request holds more than {MAX_VALUES:,} values")
     try:
@@ -121,7 +142,13 @@ def to_messages(prompt: Prompt) -> tuple[ChatMessage, ...]:
 
 def single_reply(request: OneShotRequest, call: Call) -> bytes:
     """Return the reply to an answered single request. A failed one gets an `error_reply`."""
-    return _reply(chat_completion=_completion(request.prompts[0], call))
+    completion = _completion(request.prompts[0], call)
+    if isinstance(request.prompts[0], str):
+        try:
+            return _write_text({"chat_completion": completion, "chat_completions": None, "error": None})
+        except UnicodeEncodeError:  # a lone surrogate, which `json` escapes
+            pass
+    return _reply(chat_completion=completion)
 
 
 def batch_reply(request: OneShotRequest, outcomes: Sequence[Call | str], model_name: str) -> bytes:

@@ -49,6 +49,7 @@ class Wanted(NamedTuple):
         submit: Names of the fields of a submission, as the end of the block. An empty tuple takes any value; with None,
             the block does not end at a submission.
         variables: Whether the result names the new and the changed variables.
+        echo: Whether the last expression and a traceback are printed, and not in the result.
     """
 
     value: bool = False
@@ -56,6 +57,7 @@ class Wanted(NamedTuple):
     stdin: str | None = None
     submit: tuple[str, ...] | None = None
     variables: bool = False
+    echo: bool = True
 
 
 NOTHING: Final = Wanted()
@@ -185,7 +187,15 @@ class Session:
         unsent = self._unsent
         submit = None if wanted.submit is None else [*wanted.submit]
         message = Execute(
-            self.block + 1, code, unsent.tools(), wanted.value, [*wanted.names], wanted.stdin, submit, wanted.variables
+            self.block + 1,
+            code,
+            unsent.tools(),
+            wanted.value,
+            [*wanted.names],
+            wanted.stdin,
+            submit,
+            wanted.variables,
+            wanted.echo,
         )
         frame = framed(message, self.max_frame_bytes)
         self._step(message)

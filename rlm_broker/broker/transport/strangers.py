@@ -6,15 +6,16 @@ Each shows a token, or uses the field's one-shot protocol, or is turned away.
 import asyncio
 import contextlib
 import resource
+import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 from rlm_broker.broker.transport import one_shot
 from rlm_broker.broker.transport.connection import Connection
 from sandbox_worker.wire.errors import WireError
 from sandbox_worker.wire.frames import FrameDecoder, Payload, encode_frame
-from sandbox_worker.wire.messages import Welcome, decode_hello, encode
+from sandbox_worker.wire.messages import decode_hello
 
 MOST_SILENT = 256
 """Maximum silent connections. When one more comes, the longest silent one is dropped."""
@@ -33,6 +34,8 @@ STRING_WEIGHT = 1024
 """Bytes of memory for each string of a request: a prompt, its call and its part of the reply."""
 MOST_STRINGS = 1 << 14
 """Maximum strings in the weight of a request: a long text may have more quotes, but no request has more prompts."""
+READ_BYTES = 1 << 16
+"""Bytes read at once. Between two reads, all other connections have their turn."""
 MAX_HELLO_BYTES = 512
 """Maximum bytes of the first frame on a port without the one-shot protocol. A `Hello` has about 70."""
 ONE_AT_A_TIME = "one request at a time: send the next one after the reply"
@@ -152,53 +155,95 @@ class Strangers:
             async with self._beginning:
                 await asyncio.sleep(0)
 
-    def ends(self) -> None:
+    def ends(self, _served: object = None) -> None:
         """Count one served request less."""
         self._served -= 1
 
 
-class Arrival(asyncio.Protocol):
+class Arrival:
     """One connection without a token.
 
+    It has no asyncio transport: most of these connections bring one request and end, and a transport with its first
+    task takes longer than the request. A connection that shows its token gets one (`Listener`).
+
     Args:
+        connected: Non-blocking socket. It is closed, or handed over with its token.
         strangers: Counts the connection, and drops it when there are too many.
         claim: Returns the connection that a token was made for, or None.
+        hand_over: Called with the socket, the claimed connection and the bytes that came behind the token.
         server: Answers one-shot requests; None turns them away.
     """
 
     def __init__(
-        self, strangers: Strangers, claim: Callable[[str], Connection | None], server: OneShotServer | None
+        self,
+        connected: socket.socket,
+        strangers: Strangers,
+        claim: Callable[[str], Connection | None],
+        hand_over: Callable[[socket.socket, Connection, bytes], object],
+        server: OneShotServer | None,
     ) -> None:
+        self._socket = connected
+        self._fd = connected.fileno()
+        self._loop = asyncio.get_running_loop()
         self._strangers = strangers
         self._claim = claim
+        self._hand_over = hand_over
         self._server = server
         self._frames = FrameDecoder(one_shot.MAX_REQUEST_BYTES if server else MAX_HELLO_BYTES)
-        self._transport: asyncio.Transport
         self._serving: asyncio.Task[None] | None = None
         self._request_weight = 0
+        self._unsent = memoryview(b"")
+        self._is_open = True
         self._call_cancelled = False
         self._refused = False
+        self._loop.add_reader(self._fd, self._read)
+        strangers.present.add(self)
+        strangers.awaits(self)
 
     def hang_up(self) -> None:
         """Close the connection at once, without a message."""
-        self._transport.abort()
+        if not self._is_open:
+            return
+        self._stop_watching()
+        self._socket.close()
+        if self._serving is None:
+            self._leave()
+        else:
+            self._strangers.hears(self)
+            self._cancel_call()
+            self._serving.add_done_callback(lambda _: self._leave())
 
     async def end(self) -> None:
         """Close the connection, and wait for the end of the request served for it."""
         self.hang_up()
-        self._cancel_call()
         if self._serving is not None:
             await asyncio.wait({self._serving})
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # not isinstance: uvloop's is not an asyncio.Transport
-        self._transport.set_write_buffer_limits(high=0)  # so that `resume_writing` is called when a reply was read
-        self._strangers.present.add(self)
-        self._strangers.awaits(self)
+    def _stop_watching(self) -> None:
+        self._is_open = False
+        self._loop.remove_reader(self._fd)
+        if self._unsent:
+            self._unsent = memoryview(b"")
+            self._loop.remove_writer(self._fd)
 
-    def data_received(self, data: bytes) -> None:
-        if self._refused:
+    def _leave(self) -> None:
+        self._strangers.hears(self)
+        self._strangers.present.discard(self)
+        self._strangers.weigh(self, 0)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
             return
+        except OSError:
+            data = b""
+        if not data:  # the client has left
+            self.hang_up()
+        elif not self._refused:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
         try:
             payloads = self._frames.feed(data)
         except WireError as error:
@@ -208,28 +253,11 @@ class Arrival(asyncio.Protocol):
             self._strangers.hears(self)
             self._first(payloads[0], rest=payloads[1:])
         held = self._request_weight + self._frames.buffered_bytes
-        if held and not self._refused and not self._strangers.weigh(self, held):
+        if held and self._is_open and not self._refused and not self._strangers.weigh(self, held):
             self._refuse(BUSY)
 
-    def resume_writing(self) -> None:
-        if self._serving is None:
-            self._strangers.weigh(self, self._frames.buffered_bytes)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._strangers.hears(self)
-        if self._serving is None:
-            self._leave()
-        else:
-            self._cancel_call()  # the client has left
-            self._serving.add_done_callback(lambda _: self._leave())
-
-    def _leave(self) -> None:
-        self._strangers.hears(self)  # a call that ignored its cancellation has since begun to await the next request
-        self._strangers.present.discard(self)
-        self._strangers.weigh(self, 0)
-
     def _first(self, payload: Payload, rest: list[Payload]) -> None:
-        if self._serving is not None or self._transport.get_write_buffer_size():
+        if self._serving is not None or self._unsent:
             self._refuse(ONE_AT_A_TIME)
         elif len(payload) > MAX_HELLO_BYTES or one_shot.is_one_shot(payload):
             self._one_shot(payload, rest)
@@ -239,16 +267,13 @@ class Arrival(asyncio.Protocol):
     def _show(self, token: str, rest: list[Payload]) -> None:
         connection = self._claim(token)
         if connection is None:  # no reply: a stranger must not learn that tokens exist
-            self._transport.abort()
+            self.hang_up()
             return
-        self._leave()
-        self._transport.set_protocol(connection)
-        self._transport.write(encode_frame(encode(Welcome()), MAX_HELLO_BYTES))
-        connection.connection_made(self._transport)
         early = b"".join(encode_frame(payload, len(payload)) for payload in rest) + self._frames.pending
         self._frames = FrameDecoder(0)  # all further bytes belong to `connection`
-        if early:
-            connection.receive(early)
+        self._stop_watching()
+        self._leave()
+        self._hand_over(self._socket, connection, early)
 
     # -- the one-shot protocol ---------------------------------------------------------------------------------------
 
@@ -261,8 +286,8 @@ class Arrival(asyncio.Protocol):
             self._refuse(BUSY)
         else:
             self._request_weight = weight
-            self._serving = asyncio.get_running_loop().create_task(self._serve(self._server, bytes(payload)))
-            self._serving.add_done_callback(lambda _: self._strangers.ends())
+            self._serving = self._loop.create_task(self._serve(self._server, bytes(payload)))
+            self._serving.add_done_callback(self._strangers.ends)
 
     async def _serve(self, server: OneShotServer, payload: bytes) -> None:
         try:
@@ -273,8 +298,9 @@ class Arrival(asyncio.Protocol):
         self._serving = None
         self._request_weight = 0
         self._write(reply)
-        self._strangers.weigh(self, self._transport.get_write_buffer_size() + self._frames.buffered_bytes)
-        self._strangers.awaits(self)  # the next request, or the end of the connection
+        if self._is_open:
+            self._strangers.weigh(self, len(self._unsent) + self._frames.buffered_bytes)
+            self._strangers.awaits(self)  # the next request, or the end of the connection
 
     def _cancel_call(self) -> None:
         """Cancel the call once: a second cancellation would hit the clean-up of the model's client."""
@@ -284,16 +310,45 @@ class Arrival(asyncio.Protocol):
 
     def _refuse(self, why: str) -> None:
         self._refused = True
-        self._strangers.hears(self)
         self._strangers.weigh(self, 0)
         self._frames = FrameDecoder(0)
         self._cancel_call()
         self._write(one_shot.error_reply(why))
-        # Not closed: the kernel answers data for a closed socket with a reset, which overtakes the reason.
-        with contextlib.suppress(OSError):  # the other side has reset the connection, and reads no reason
-            self._transport.write_eof()
-        self._strangers.awaits(self)  # the end of the connection
+        if self._is_open:
+            self._strangers.awaits(self)  # the end of the connection
+
+    # -- what is sent ------------------------------------------------------------------------------------------------
 
     def _write(self, payload: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(encode_frame(payload, 0xFFFF_FFFF))
+        """Send a reply, or its beginning now and the rest when the client has read."""
+        if not self._is_open:
+            return
+        frame = encode_frame(payload, 0xFFFF_FFFF)
+        if self._unsent:
+            self._unsent = memoryview(b"".join([self._unsent, frame]))
+            return
+        self._unsent = memoryview(frame)
+        self._send()
+        if self._unsent:
+            self._loop.add_writer(self._fd, self._write_on)
+
+    def _write_on(self) -> None:
+        self._send()
+        if self._unsent or not self._is_open:
+            return
+        self._loop.remove_writer(self._fd)
+        if self._serving is None:
+            self._strangers.weigh(self, self._frames.buffered_bytes)
+
+    def _send(self) -> None:
+        try:
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # the other side has reset the connection, and reads no reply
+            self.hang_up()
+            return
+        if self._refused and not self._unsent:
+            # Not closed: the kernel answers data for a closed socket with a reset, which overtakes the reason.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)

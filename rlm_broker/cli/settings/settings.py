@@ -134,7 +134,7 @@ class Settings:
         key = told["api_key"]
         if key.value is not None and not str(key.value).startswith(FROM_ENVIRONMENT):
             told["api_key"] = Setting("(set)", key.source)
-        for name, value in self.limits.model_dump().items():
+        for name, value in self.limits.to_dict().items():
             told[name] = Setting(value, self._found[name].source if name in self._found else BUILT_IN)
         if self.refusal is not None:
             unused = f"{PROJECT_FILE} (not trusted, not used)"
@@ -158,7 +158,7 @@ class Settings:
             raise ConfigurationError(
                 "name the model that the base_url or the api_key is for: the model offline calls no server"
             )
-        return Model.model_validate({"name": given, "base_url": base_url, "api_key": api_key}, context=name)
+        return Model.from_dict({"name": given, "base_url": base_url, "api_key": api_key}, name)
 
     def path(self, name: str) -> Path | None:
         """Return the path in a setting, with `~` replaced by the user's home; None if it is not set."""
@@ -182,10 +182,10 @@ class Settings:
         return None if given is None else dict(_resource(each) for each in given.replace(",", " ").split())
 
     def _limits(self) -> Limits:
-        given = {name: _plain(found.value) for name, found in self._found.items() if name in Limits.model_fields}
+        given = {name: _plain(found.value) for name, found in self._found.items() if name in Limits.fields}
         sources = {name: self._found[name].source for name in given}
         told = {name: f" ({source})" for name, source in sources.items() if source != FLAGS}
-        return Limits.model_validate(given, context=told)
+        return Limits.from_dict(given, told)
 
 
 def trust_project() -> list[str]:
@@ -219,8 +219,8 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
         name, separator, value = assignment.partition("=")
         if not separator or not name:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
-        if name not in Limits.model_fields:
-            raise ConfigurationError(f"--limit {name}: there is no such limit{suggestion(name, Limits.model_fields)}")
+        if name not in Limits.fields:
+            raise ConfigurationError(f"--limit {name}: there is no such limit{suggestion(name, Limits.fields)}")
         if name in values:
             raise ConfigurationError(f"--limit {name} is given twice: give it once")
         values[name] = value
@@ -277,12 +277,12 @@ def _parsed(path: Path, content: bytes | None) -> dict[str, Any]:
     if not isinstance(limits, dict):
         raise ConfigurationError(f"{path}: limits must be a table: write [limits], and names of limits below it")
     for name in limits:
-        if name not in Limits.model_fields:
+        if name not in Limits.fields:
             raise ConfigurationError(
-                f"{path}: limits.{printable(name)} is not a limit{suggestion(name, Limits.model_fields)}"
+                f"{path}: limits.{printable(name)} is not a limit{suggestion(name, Limits.fields)}"
             )
     for name in document:
-        if name in Limits.model_fields:
+        if name in Limits.fields:
             raise ConfigurationError(f"{path}: {name} is a limit: write it below [limits]")
     _require_no_key(f"{path}: api_key", document.get("api_key"))
     return {**document, **limits}
@@ -304,7 +304,7 @@ def _models(source: str, tables: Any) -> dict[str, Model]:
         headers = table.get("headers")
         for header, value in headers.items() if isinstance(headers, dict) else ():
             _require_no_key(f"{where}.headers.{printable(header)}", value)
-        found[name] = Model.model_validate({"name": name, **table}, context=where)
+        found[name] = Model.from_dict({"name": name, **table}, where)
     return found
 
 
@@ -344,7 +344,7 @@ def _environment() -> dict[str, str]:
 
 
 def _require_known(name: str, source: str) -> None:
-    known = [*DEFAULTS, *Limits.model_fields]
+    known = [*DEFAULTS, *Limits.fields]
     if name not in known:
         raise ConfigurationError(f"{source}: there is no setting {name!r}{suggestion(name, known)}")
 

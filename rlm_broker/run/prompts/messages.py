@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from rlm_broker.context.stored_context import ContextBeginning
 from rlm_broker.errors import ContextRefused
@@ -39,8 +40,7 @@ _GO_ON: dict[Profile, str] = {
 _GO_ON["both"] = _GO_ON["final"]
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
+class Messages(Struct, frozen=True):
     """User messages of one run.
 
     Attributes:

@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rlm_broker.limits import Limits
 from rlm_broker.run.prompts.instructions import Profile
@@ -32,8 +33,7 @@ SMALL_WINDOW_TOKENS = 16_000
 """Window in tokens below which a model gets the compact prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Facts of one run for its system prompt.
 
     Attributes:
@@ -268,7 +268,7 @@ def _bounds(facts: Facts) -> str:
 
 def told_means(limits: Limits) -> str:
     """Return the means that the user has set for a tree of runs; empty if none of them was set."""
-    set_by_user = [name for name in MEANS if name in limits.model_fields_set]
+    set_by_user = [name for name in MEANS if name in limits.given]
     return _listed([MEANS[name].format(value) for name in set_by_user if (value := getattr(limits, name)) is not None])
 
 

@@ -5,6 +5,7 @@ used CPU time, an answered query, a wish to interrupt, or the time of the clock'
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -29,6 +30,9 @@ samples CPU time."""
 DEATH_NEWS_S = 1.0
 """Seconds until init has reported how a REPL died, after its connection was lost. Beyond them, the REPL lives and has
 closed the connection itself."""
+SHORT_S = 0.005
+"""Seconds of a block, below which init need not hear of it if it has just heard of another one. A message to init wakes
+it, on a CPU that the REPL could have."""
 
 
 class BlockRun:
@@ -64,9 +68,11 @@ class BlockRun:
         self._contexts = contexts
         self._fields = fields
         cpus = min(worker.cpus, limits.max_processes)
+        self._may_begin_late = limits.cpu_s is None  # else init would count CPU time of earlier blocks against it
         self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
         self._clock = BlockClock(timeout_s, wall_timeout_s, limits.interrupt_grace_s, time.monotonic(), cpus)
         self._wake = asyncio.Event()
+        self._begins_at = self._looks_at = math.inf
         self._block: asyncio.Future[Result] | None = None
 
     @property
@@ -86,8 +92,8 @@ class BlockRun:
         Returns:
             The result; None if the REPL must be killed, or is dead already. `killed_because` then has the reason.
         """
-        self._worker.on_written = self._output.written
-        self._worker.on_burned, self._worker.on_change = self._burned, self._wake.set
+        self._worker.on_written, self._worker.on_change = self._output.written, self._wake.set
+        self._worker.on_burned = _ignore
         return await self._rest(lambda: self._begun(code, wanted))
 
     async def end(self, over: str) -> bool:
@@ -97,11 +103,19 @@ class BlockRun:
         return block is not None and await self._rest(lambda: block) is not None
 
     def _begun(self, code: str, wanted: Wanted) -> "asyncio.Future[Result]":
-        # The clock interrupts a running block. This bound is for processes left by an ended one.
-        self._worker.begin(self._cpu_s)
-        self._block = self._connection.execute(code, self._off_the_clock, self._output.shown, wanted)
-        self._block.add_done_callback(lambda _: self._wake.set())
+        if self._worker.is_begun and self._may_begin_late:
+            self._begins_at = time.monotonic() + SHORT_S
+        else:
+            self._begin()
+        run = self._off_the_clock, self._output.shown
+        self._block = self._connection.execute(code, *run, wanted, self._wake.set)
         return self._block
+
+    def _begin(self, is_late: bool = False) -> None:
+        self._begins_at = math.inf
+        self._worker.on_burned = self._burned
+        # The clock interrupts a running block. This bound is for processes left by an ended one.
+        self._worker.begin(self._cpu_s, is_late)
 
     async def _rest(self, begun: "Callable[[], asyncio.Future[Result]]") -> Result | None:
         """Wait for the end of the block, and for the end of all answering of its queries."""
@@ -146,7 +160,11 @@ class BlockRun:
                 case "kill":
                     self.killed_because = f"it {self._clock.over} and did not react to the interrupt"
                     return False
-            timer = loop.call_later(self._clock.wait_s(time.monotonic()), self._wake.set)
+            now = time.monotonic()
+            if now >= self._begins_at:
+                self._begin(is_late=True)
+            self._looks_at = min(self._begins_at, now + self._clock.wait_s(now))
+            timer = loop.call_later(self._looks_at - now, self._wake.set)
             try:
                 await self._wake.wait()
             finally:
@@ -163,8 +181,10 @@ class BlockRun:
         try:
             return await (self._checked(query) if query.want == "submit" else self._answered(query))
         finally:
-            self._clock.query_closed(time.monotonic())
-            self._wake.set()
+            now = time.monotonic()
+            self._clock.query_closed(now)
+            if now + self._clock.wait_s(now) < self._looks_at:  # the timer was set while the clock stood still
+                self._wake.set()
 
     async def _answered(self, query: Query) -> list[Slot]:
         if not query.contexts:
@@ -200,3 +220,7 @@ class BlockRun:
         except TimeoutError:
             return None
         return why
+
+
+def _ignore(_cpu_s: float) -> None:
+    """Ignore CPU time of which init has told before it heard of the block: it may be an earlier block's."""

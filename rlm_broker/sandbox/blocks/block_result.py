@@ -19,18 +19,18 @@ from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError, ValueUnavailable
 from rlm_broker.events.callback import Callback
-from rlm_broker.results import Block, PostMortem, Sent, Variable, with_values
-from rlm_broker.values.answer_types import WantedType
+from rlm_broker.results import Block, PostMortem, Sent, Unprinted, Variable, with_values
 from rlm_broker.values.display import Display
-from rlm_broker.values.json_schemas import Unfit
 from rlm_broker.values.names import require_field_names
 from rlm_broker.values.text import as_json, jsonable
+from rlm_broker.values.validation import Unfit
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.bounds import WATCHED, HeadTail, OutputBounds
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen, Written
 from sandbox_worker.wire.counts import MAX_VALUES
 from sandbox_worker.wire.errors import ValueInvalid
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, EncodedValue, Output, Query, Result, Slot, Stream
+from sandbox_worker.wire.mime import MimeType
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode
 
 OnOutput = Callable[[Stream, str], None]
@@ -68,6 +68,11 @@ class BlockOutput:
         if written.stream not in self._decoders:
             self._decoders[written.stream] = codecs.getincrementaldecoder("utf-8")("replace")
         self._add(written.stream, self._decoders[written.stream].decode(written.data))
+
+    def bounded(self, text: str) -> str:
+        """Return a text that was not printed, within the bounds of a stream."""
+        kept = HeadTail(self._bounds.both_ways(), "")
+        return kept.add(text) + kept.finish()
 
     def finish(self) -> tuple[str, str]:
         """Return all of stdout and all of stderr, with the tails that were kept."""
@@ -109,6 +114,8 @@ class SubmitFields:
 
     def __init__(self, types: Mapping[str, Any]) -> None:
         require_field_names(types)
+        from rlm_broker.values.answer_types import WantedType
+
         self._types = {name: WantedType(wanted, f"the field {name}", name) for name, wanted in types.items()}
         self.names = tuple(self._types)
         self.values: dict[str, Any] | None = None
@@ -348,7 +355,16 @@ def ended_block(
         block,
         sent_value(result.value, result.value_problem) if wanted.value or wanted.names else None,
         None if final_answer is None else final_value,
+        None if wanted.echo else _unprinted(result, output),
     )
+
+
+def _unprinted(result: Result, output: BlockOutput) -> Unprinted:
+    forms: dict[MimeType, str | bytes] = dict([*result.pictures.items(), *result.texts.items()])
+    if "text/plain" in result.texts:
+        forms["text/plain"] = output.bounded(result.texts["text/plain"])
+    told = (result.error_type, result.error_text, result.traceback)
+    return Unprinted(Display(forms) if forms else None, *(text and output.bounded(text) for text in told))
 
 
 def killed_block(

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from rlm_broker.broker.transport.listener import Listener
 from rlm_broker.concurrency.deadline import unlisted
@@ -37,8 +38,7 @@ T = TypeVar("T")
 _log = logging.getLogger("rlm_broker")
 
 
-@dataclass(eq=False)
-class _SharedServer:
+class _SharedServer(Struct, eq=False):
     """The fork server of one context.
 
     Attributes:

@@ -44,6 +44,10 @@ async def ended(pidfd: int) -> None:
         loop.remove_reader(pidfd)
 
 
+def _ignore() -> None:
+    """Ignore the end of a process."""
+
+
 class HeldProcess:
     """A process held by its pidfd, which this object owns. `on_gone` is called once, when the process has ended."""
 
@@ -98,7 +102,8 @@ class HeldProcess:
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self._gone.set()
-        self._on_gone()
+        on_gone, self._on_gone = self._on_gone, _ignore  # else this process and its holder would keep each other
+        on_gone()
 
 
 class InitListener(Protocol):
@@ -112,6 +117,19 @@ class InitListener(Protocol):
 
     def ended(self, why: str | None) -> None:
         """Learn that init has ended. `why` is a reason that it does not know itself, as one clause."""
+
+
+class _Deaf:
+    """The listener of an init that has ended."""
+
+    def heard(self, message: FromInit, fds: list[int]) -> None:
+        """Ignore the message."""
+
+    def unheard(self, error: OSError | None) -> None:
+        """Ignore the news."""
+
+    def ended(self, why: str | None) -> None:
+        """Ignore the news."""
 
 
 class WorkerInit(Protocol):
@@ -164,7 +182,10 @@ class InitProcess:
     def say(self, message: Control, *fds: int) -> None:
         """Send a message, or drop it if init has ended: its last message has the reason, and is still to be read."""
         try:
-            socket.send_fds(self._control, [pack(message)], fds)
+            if fds:
+                socket.send_fds(self._control, [pack(message)], fds)
+            else:
+                self._control.send(pack(message))
         except OSError as error:
             if error.errno not in HUNG_UP:
                 raise WorkerDied(f"the worker's init cannot be reached: {error.strerror}") from None
@@ -198,6 +219,7 @@ class InitProcess:
                 self._loop.remove_reader(self._control.fileno())
                 self._control.close()
                 self.listener.unheard(None)  # wakes the caller of an exchange
+        self.listener = _Deaf()  # it was told all, and the two need not wait for the collector to be freed
 
     def _read(self) -> None:
         fds: list[int] = []
@@ -225,6 +247,6 @@ class InitProcess:
         if isinstance(message, Forked) and fds:
             if self._repl is not None:  # init starts a REPL only when all processes of the last have ended
                 self._repl.forget()
-            self._repl = HeldProcess(fds[0], lambda: None)  # its init reports its end
+            self._repl = HeldProcess(fds[0], _ignore)  # its init reports its end
             return
         self.listener.heard(message, fds)

@@ -7,7 +7,6 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +33,7 @@ WORTH_TELLING: Final = (
 """Packages of use to model code. The prompt names those of them that the sandbox can import."""
 
 
-@dataclass(frozen=True)
-class Venv:
+class Venv(msgspec.Struct, frozen=True):
     """A virtual environment of the orchestrator's version of Python.
 
     Attributes:
@@ -176,8 +174,7 @@ OWN_PACKAGES = ("jsonschema", "jsonschema_specifications", "referencing", "rpds"
 """Modules of a worker's own code, imported when it first needs them. msgspec is imported from the start."""
 
 
-@dataclass(frozen=True)
-class VisibleFiles:
+class VisibleFiles(msgspec.Struct, frozen=True):
     """Packages and files for the workers of a fork server.
 
     Attributes:

@@ -1,7 +1,9 @@
 """A handle on a worker: start, interrupt, drain, stop, kill, without the REPL's own connection."""
 
 import asyncio
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +19,10 @@ PROGRAM_END_S = 30.0
 """Seconds until init has ended a program: init finds each of its processes, maybe hundreds of busy ones."""
 ANSWER_TIMEOUT_S = 10.0
 """Seconds until init counts as dead, and is killed. It has no other work; to end 64 processes takes it 0.1 s."""
+BEGINS_AGAIN_S = 0.1
+"""Seconds after a `Begin` within which a further block needs none at once. Init samples all processes meanwhile, as it
+does those of a block that sleeps. It counts the CPU time of all these blocks as that of one, which `timeout_s` of 0.1 s
+allows on all CPUs."""
 
 A = TypeVar("A", bound=control.FromInit)
 _Said = tuple[control.Control, int | None]
@@ -56,6 +62,7 @@ class Worker:
         init.listener = self
         self._programs: dict[int, asyncio.Future[control.ProgramEnded | None]] = {}
         self._programs_started = 0
+        self._begun_at = -math.inf
 
     async def launch(self, context: ContextPieces | None, connection_fd: int, timeout_s: float) -> None:
         """Wait until init is isolated, has loaded the context and forked a REPL that uses `connection_fd`. All requests
@@ -83,14 +90,25 @@ class Worker:
     async def start(self, connection_fd: int, timeout_s: float) -> None:
         """Fork a REPL that uses `connection_fd`, after all processes of the last one were killed."""
         self.died = None
+        self._begun_at = -math.inf
         await self._exchange([(control.Start(), connection_fd)], control.Started, timeout_s=timeout_s)
 
-    def begin(self, cpu_s: float) -> None:
-        """Have init watch closely, since a block starts. It and the processes it leaves may use `cpu_s` seconds of CPU
-        time until the next block."""
+    @property
+    def is_begun(self) -> bool:
+        """Whether init has had a `Begin` just now, and a block may start that it hears of later, if it lasts.
+
+        Not for the first block of a REPL process, which init does not watch before; nor if bytes were written since,
+        which would count against the block; nor if a control group has to forget earlier kills.
+        """
+        return time.monotonic() - self._begun_at < BEGINS_AGAIN_S and self.group is None
+
+    def begin(self, cpu_s: float, is_late: bool = False) -> None:
+        """Have init watch closely, since a block starts, or runs since a moment ago. It and the processes it leaves may
+        use `cpu_s` seconds of CPU time until the next block."""
         if self.group is not None:
             self.group.new_kills()
-        self.init.say(control.Begin(cpu_s=cpu_s))
+        self._begun_at = time.monotonic()
+        self.init.say(control.Begin(cpu_s=cpu_s, is_late=is_late))
 
     async def hand(self, context: ContextPieces) -> None:
         """Hand the memfds of a context to the REPL, which takes them before its next block. Raise ContextRefused if too
@@ -234,6 +252,7 @@ class Worker:
             case control.Opened() if fds:
                 self._answers.put_nowait(control.Opened(fd=fds[0]))
             case control.Written():
+                self._begun_at = -math.inf
                 self.on_written(message)
             case control.Burned():
                 self.on_burned(message.cpu_s)
@@ -277,6 +296,7 @@ class Worker:
             ended.set_result(None)
         self._programs.clear()
         self.on_change()
+        self.on_written = self.on_burned = self.on_change = _ignore  # the last block's, which has this worker
 
 
 class RunningProgram(NamedTuple):

@@ -13,8 +13,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from rlm_broker.concurrency.forks import FORKING, left_to_parent, socketpair_of_parent
 from rlm_broker.context.stored_context import StoredContext
@@ -47,8 +48,7 @@ END_TIMEOUT_S = 5.0
 """Seconds until a fork server must have ended after its socket was closed. Beyond it, it is killed."""
 
 
-@dataclass(frozen=True)
-class Preparation:
+class Preparation(Struct, frozen=True):
     """Imports, set-up code and a context of a zygote, for all of its workers.
 
     Attributes:

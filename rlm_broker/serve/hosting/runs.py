@@ -438,8 +438,8 @@ def tightened(
     Raises:
         ConfigurationError: The request asks for more than the owner may have.
     """
-    held = {} if owners is None else owners.model_dump(exclude_unset=True)
-    wanted = {} if asked is None else asked.model_dump(exclude_unset=True)
+    held = {} if owners is None else owners.given
+    wanted = {} if asked is None else asked.given
     require_within(wanted, {name: held.get(name, getattr(base, name)) for name in wanted})
     together = {**held, **wanted}
     if left_usd is not None:

@@ -322,7 +322,7 @@ class Asking:
         if model.is_plain:
             ignored += ["tools"] if form.tools else []
             form = replace(form, tools=())
-            limits = RunLimits(**(limits.model_dump(exclude_unset=True) if limits else {}) | {"max_depth": 0})
+            limits = RunLimits(**(limits.given if limits else {}) | {"max_depth": 0})
         tools = ClientTools(form.tools, self._settings.tool_wait_s, one_at_a_time=request.is_single)
         every = await self._tools({**question.variables(), **tools.functions()})
         context = await question.context(model)

@@ -116,11 +116,11 @@ def tightened(servers: ReplLimits, asked: dict[str, Any]) -> ReplLimits:
         ApiError: 400: there is no such limit, or one is beyond the server's.
     """
     try:
-        wanted = ReplLimits.model_validate(asked)
-        require_within({name: getattr(wanted, name) for name in asked}, servers.model_dump())
+        wanted = ReplLimits.from_dict(asked)
+        require_within({name: getattr(wanted, name) for name in asked}, servers.to_dict())
     except ConfigurationError as error:
         raise ApiError(400, str(error), param="limits") from None
-    return servers.model_copy(update=wanted.model_dump(exclude_unset=True))
+    return servers.replace(**wanted.given)
 
 
 @contextlib.asynccontextmanager

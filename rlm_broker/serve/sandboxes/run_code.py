@@ -80,7 +80,7 @@ def routes(parts: Parts) -> list[Route]:
         wanted = int(asked.memory_limit_MB * (1 << 20))
         limits = None  # REPLs are ready with the server's limits
         if 0 < wanted < servers.memory_bytes:
-            limits = servers.model_copy(update={"memory_bytes": wanted})
+            limits = servers.replace(memory_bytes=wanted)
 
         async def work() -> tuple[int, dict[str, str], Any]:
             return 200, {}, await _ran(parts, owner, asked, files, limits)

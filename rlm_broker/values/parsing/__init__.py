@@ -8,7 +8,8 @@ them (`finals`); and what looks like code or an answer, but is not used, becomes
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rlm_broker.values.parsing.fences import Fence, split_fences
 from rlm_broker.values.parsing.finals import FinalText, FinalVar, find_final
@@ -32,8 +33,7 @@ _MENTION = re.compile(r"\b(FINAL|FINAL_VAR|SUBMIT)[(:]")
 _NOT_A_LINE_END = re.compile(r"[^\n]+")
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedReply:
+class ParsedReply(Struct, frozen=True):
     """Actions that a reply asks for. It may have both code and an answer; the run decides which of them counts.
 
     Attributes:

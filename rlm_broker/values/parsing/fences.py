@@ -7,9 +7,10 @@ next block to run begins. Every look ahead is bounded, so that the time for a re
 """
 
 import re
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from rlm_broker.values.parsing.source import Inspector, StringScanner
 
@@ -48,8 +49,7 @@ _TAG = re.compile(r"[\s{.]*+([\w.+#-]{0,24})")
 """First word of an info string, also in the forms `{python}` and `.python`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """One fenced block.
 
     Attributes:

@@ -10,7 +10,8 @@ import keyword
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rlm_broker.values.parsing.notes import EMPTY_FINAL, FINAL_IN_A_SENTENCE, FINAL_VAR_WITHOUT_NAME, Note
 
@@ -42,22 +43,19 @@ _MAX_QUOTED_CHARS = 100_000
 """Longest answer, in characters, read with its quotations. A longer one is read by its parentheses alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinalText:
+class FinalText(Struct, frozen=True):
     """The answer itself."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class FinalVar:
+class FinalVar(Struct, frozen=True):
     """Name of the REPL's variable holding the answer. The REPL looks it up, and reports if there is none."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finals:
+class Finals(Struct, frozen=True):
     """Result of the search for an answer: the first valid one or None, from the start of its line to behind its closing
     parenthesis, and notes on what is almost one."""
 

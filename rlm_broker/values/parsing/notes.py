@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rlm_broker.values.parsing.fences import Fence
 from rlm_broker.values.parsing.source import Inspector
@@ -11,8 +12,7 @@ MAX_NOTES = 8
 """Most notes about one reply; further ones are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotRun:
+class NotRun(Struct, frozen=True):
     """Something in a reply that looks like code or an answer, and was not used.
 
     Attributes:
@@ -24,8 +24,7 @@ class NotRun:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """A `NotRun` and its place in the reply.
 
     Attributes:

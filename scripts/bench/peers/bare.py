@@ -22,6 +22,16 @@ def fork() -> list[float]:
     return taken
 
 
+def execute() -> list[float]:
+    """Time a fork, an exec of `true`, its exit and the wait for it."""
+    started = time.perf_counter()
+    pid = os.fork()
+    if pid == 0:
+        os.execv("/bin/true", ["true"])
+    os.waitpid(pid, 0)
+    return [time.perf_counter() - started]
+
+
 def kill() -> list[float]:
     """Time the end of many forks at once."""
     pids = []
@@ -37,6 +47,6 @@ def kill() -> list[float]:
     return [time.perf_counter() - started]
 
 
-WORK = {"fork": fork, "kill": kill}
+WORK = {"fork": fork, "execute": execute, "kill": kill}
 for line in sys.stdin:
     print(json.dumps(WORK[line.strip()]()), flush=True)

@@ -11,7 +11,16 @@ from tests.support.command import run
 def test_it_reports_every_layer_and_every_attempt_of_both_levels() -> None:
     done = run("doctor", "--json")
     report = json.loads(done.stdout)
-    keys = {"auto", "levels", "exact_memory", "control_groups", "repls_that_fit", "maps_texts", "machine"}
+    keys = {
+        "auto",
+        "levels",
+        "exact_memory",
+        "control_groups",
+        "repls_that_fit",
+        "repl_bounds",
+        "maps_texts",
+        "machine",
+    }
     assert report.keys() == keys
     assert report["maps_texts"] is True
     works = [level for level, found in report["levels"].items() if found["problem"] is None]
@@ -36,6 +45,27 @@ def test_machine_has_facts_that_fit_each_other() -> None:
     assert Path(facts["temporary_folder"]).is_dir()
     assert facts["temporary_free_bytes"] > 0
     assert 0 < doctor.repls_that_fit(facts) <= facts["max_open_files"]
+
+
+def test_lowest_bound_of_the_number_of_repls_comes_first_with_its_sysctl(tmp_path: Path) -> None:
+    for name, text in {
+        "kernel/pid_max": "32768\n",
+        "net/ipv4/ip_local_port_range": "32768\t60999\n",
+        "user/max_mnt_namespaces": "900\n",
+    }.items():
+        (file := tmp_path / "proc/sys" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/pids.max").write_text("max\n")
+    facts = doctor.machine_facts(tmp_path) | {"max_open_files": 20_000, "memory_available_bytes": None}
+    facts["kernel_limits"]["ulimit -u"] = None
+    assert doctor.repl_bounds(facts) == {
+        "user.max_mnt_namespaces": {"value": 900, "repls": 900},
+        "ulimit -n": {"value": 20_000, "repls": 5_000},
+        "kernel.pid_max": {"value": 32_768, "repls": 16_384},
+        "net.ipv4.ip_local_port_range": {"value": 28_232, "repls": 28_232},
+    }
+    assert "900 by user.max_mnt_namespaces = 900\n" in doctor.described(facts)
 
 
 MOUNTED = {

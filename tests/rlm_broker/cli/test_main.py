@@ -41,6 +41,45 @@ def test_the_package_imports_nothing_heavy_and_has_every_public_name() -> None:
     assert printed(f"import sys, rlm_broker as public\n{heavy}\nprint({have})") == "[]\nTrue\n"
 
 
+UNUSED = (
+    *("aiohttp", "attrs", "click", "email", "jsonschema", "litellm", "psutil", "pydantic", "referencing", "rich"),
+    *("sqlite3", "tarfile", "zipfile", "rlm_broker.batch", "rlm_broker.broker.cache", "rlm_broker.cli"),
+    *("rlm_broker.broker.clients.litellm", "rlm_broker.broker.clients.recording", "rlm_broker.context.file_content"),
+    *("rlm_broker.nodes", "rlm_broker.sandbox.packages", "rlm_broker.serve", "rlm_broker.values.json_schemas"),
+    *("rlm_broker.watch.server", "rlm_broker.watch.viewer"),
+)
+"""Modules that a run of one block does not need. Each takes milliseconds of every program's start."""
+MOST_MODULES = {"RLM": 365, "Sandbox": 320}
+"""Modules of a program with a run or a block. CPython 3.11 has 344 and 301; other versions have some more or fewer."""
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("RLM", "print(RLM(lambda messages: '```repl\\nFINAL(1)\\n```').completion('text', '?').response)"),
+        ("Sandbox", "with Sandbox() as sandbox, sandbox.repl() as repl: print(repl.execute('1').stdout.strip())"),
+    ],
+)
+def test_a_run_or_a_block_imports_no_module_that_it_does_not_need(name: str, use: str) -> None:
+    count = f"print([each for each in {UNUSED!r} if each in sys.modules], len(sys.modules))"
+    answer, imported = printed(f"import sys\nfrom rlm_broker import {name}\n{use}\n{count}").splitlines()
+    unused, _, modules = imported.rpartition(" ")
+    assert (answer, unused) == ("1", "[]")
+    assert int(modules) <= MOST_MODULES[name]
+
+
+def test_a_list_of_models_imports_no_litellm_and_a_client_that_will_be_called_does() -> None:
+    for lists, importing in ((True, "set()"), (False, "{'litellm'}")):
+        code = (
+            "from rlm_broker.broker.clients.base import IMPORTING\n"
+            "from rlm_broker.broker.models.models import Models\n"
+            "from rlm_broker.broker.models.registry import Registry\n"
+            "from rlm_broker.run.lm_handler import LMHandler\n"
+            f"Registry('openai/gpt-5-mini', None, Models(), LMHandler, lists={lists})\nprint(IMPORTING)"
+        )
+        assert printed(code, OPENAI_API_KEY="sk-x") == f"{importing}\n"
+
+
 def test_help_and_the_version_can_be_asked_for_as_elsewhere() -> None:
     assert run("help").stdout == run("--help").stdout
     assert run("help", "ask").stdout == run("ask", "--help").stdout

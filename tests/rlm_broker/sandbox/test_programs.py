@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def sandbox() -> Iterator[Sandbox]:
 def repl(sandbox: Sandbox) -> Iterator[SandboxedRepl]:
     with sandbox.repl(env={"GIVEN": "to the REPL"}) as opened:
         assert opened.execute("kept = 1").status == "ok"
+        assert opened.run(["true"]).exit_code == 0  # its launcher stays
         yield opened
         assert opened.execute("kept").stdout == "1\n"
 
@@ -62,7 +63,7 @@ def nothing_more() -> Iterator[None]:
     """Check that no process and no descriptor is left in addition to those before."""
     before, files = living_below(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a number
     yield
-    assert living_below() <= before
+    assert len(living_below()) <= len(before)  # a launcher that was killed has a successor
     assert len(os.listdir("/proc/self/fd")) == files  # noqa: PTH208
 
 
@@ -132,9 +133,12 @@ def test_variables_are_those_of_code_and_more(repl: SandboxedRepl) -> None:
 
 def test_program_sees_what_a_process_of_code_sees(repl: SandboxedRepl) -> None:
     look = (
-        "import os, resource; print(os.getuid(), os.listdir('/'), sorted(os.listdir('/proc/self/fd'))[:3], "
-        "[resource.getrlimit(each) for each in range(16) if each not in (resource.RLIMIT_AS, resource.RLIMIT_DATA)], os.getpriority(0, 0), "
-        "[line for line in open('/proc/self/status') if line[:3] in ('Sec', 'Cap', 'NoN', 'Sig') and line[:4] != 'SigQ'])"
+        "import os, resource, signal; print(os.getuid(), os.listdir('/'), sorted(os.listdir('/proc/self/fd'))[:3], "
+        "[resource.getrlimit(each) for each in range(16) if each not in (resource.RLIMIT_AS, resource.RLIMIT_DATA)], "
+        "os.getpriority(0, 0), "
+        "[line for line in open('/proc/self/status') if line[:3] in ('Sec', 'Cap', 'NoN', 'Sig') and line[:4] != 'SigQ'"
+        # `posix_spawn` ignores two signals of the C library's own
+        " and line[:6] != 'SigIgn'], {number for number in range(1, 32) if signal.getsignal(number) is signal.SIG_IGN})"
     )
     repl.files.write("look.py", look.encode())
     code = "import subprocess; subprocess.run(['python3', 'look.py'], stdin=subprocess.DEVNULL).returncode"
@@ -280,6 +284,7 @@ async def test_cancelled_caller_ends_its_program_and_no_other(sandbox: Sandbox) 
         await repl.aexecute("kept = 1")
         other = asyncio.create_task(repl.arun(["sleep", "1001"]))
         await until(lambda: len(sleeping()) == 1)
+        assert (await repl.arun(["sh", "-c", "kill -TERM $$"])).signal == signal.SIGTERM
         running = asyncio.create_task(repl.arun(["sh", "-c", DAEMONS]))
         await until(lambda: len(sleeping()) == 6)
         running.cancel()
@@ -321,6 +326,88 @@ async def test_program_is_watched_while_the_repl_is_dead(sandbox: Sandbox) -> No
         os.kill(pid, signal.SIGKILL)
         assert (await repl.arun(["echo", "here"])).stdout == "here\n"
         assert (await repl.arun(["sh", "-c", BURN])).limit == "cpu_s"
+
+
+# -- the launcher ----------------------------------------------------------------------------------------------------
+
+PARENT = ["sh", "-c", "echo $PPID"]
+
+
+def launcher() -> psutil.Process:
+    """Return the process that starts the programs of the one REPL that lives: the younger child of its init."""
+    return max((each for each in living_below() if not each.children()), key=lambda each: each.pid)
+
+
+def test_programs_one_after_the_other_are_started_by_one_process(repl: SandboxedRepl) -> None:
+    before = living_below()
+    first = repl.run(PARENT).stdout
+    with pytest.raises(ProgramNotStarted):
+        repl.run(["none"])
+    assert repl.run(["sh", "-c", "sleep 1000 & exit 3"]).exit_code == 3
+    assert [repl.run(PARENT).stdout for _ in range(10)] == [first] * 10
+    assert living_below() == before
+    assert repl.run(["sh", "-c", "kill 0"]).signal == signal.SIGTERM  # its group is its own
+    assert repl.run(["sh", "-c", "kill -TERM $PPID; kill -TSTP $PPID; echo on"]).stdout == "on\n"
+    assert repl.run(PARENT).stdout == first
+
+
+def test_launcher_that_ended_or_was_stopped_costs_no_program(repl: SandboxedRepl) -> None:
+    first = repl.run(PARENT).stdout
+    launcher().send_signal(signal.SIGSTOP)
+    assert repl.run(PARENT).stdout == first
+    for _ in range(5):
+        starting = launcher()
+        starting.kill()
+        with suppress(ProgramNotStarted):  # while it ends, it may still get a program, which ends with it
+            result = repl.run(["echo", "here"])
+            assert result.signal == signal.SIGKILL or result.stdout == "here\n"
+        starting.wait(WAIT_S)
+        assert repl.run(["echo", "here"]).stdout == "here\n"
+    assert repl.run(PARENT).stdout != first
+
+
+async def test_program_ends_with_its_launcher(sandbox: Sandbox) -> None:
+    async with sandbox.repl() as repl:
+        assert (await repl.arun(["true"])).exit_code == 0
+        starting = launcher()
+        running = asyncio.create_task(repl.arun(["sh", "-c", DAEMONS]))
+        await until(lambda: len(sleeping()) == 5)
+        starting.kill()
+        result = await asyncio.wait_for(running, WAIT_S)
+        assert (result.status, result.signal) == ("ended", signal.SIGKILL)
+        assert not sleeping()
+        assert (await repl.arun(["echo", "on"])).stdout == "on\n"
+
+
+def test_launcher_takes_no_process_from_code_and_is_not_counted(sandbox: Sandbox) -> None:
+    forks = """
+import os, signal, time
+made = []
+try:
+    while pid := os.fork(): made.append(pid)
+    signal.pause()
+except BlockingIOError: pass
+for pid in made: os.kill(pid, 9); os.waitpid(pid, 0)
+print(len(made))
+"""
+    with sandbox.repl(limits=ReplLimits(max_processes=8, block_timeout_s=0.5, interrupt_grace_s=0.1)) as repl:
+        unbound = repl.execute(forks).stdout
+        assert repl.run(["true"]).exit_code == 0
+        assert repl.execute(forks).stdout == "6\n"  # init and the REPL are the others
+        assert unbound == "7\n"  # the place of the launcher
+        code = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(1000)"
+        seen = repl.execute(code).post_mortem
+        assert seen is not None
+        assert seen.processes == 1
+
+
+def test_repl_without_programs_has_no_launcher(sandbox: Sandbox) -> None:
+    before = len(living_below())
+    with sandbox.repl() as repl:
+        repl.execute("1")
+        assert len(living_below()) == before + 2
+        repl.run(["true"])
+        assert len(living_below()) == before + 3
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------

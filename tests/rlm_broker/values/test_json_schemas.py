@@ -6,7 +6,8 @@ import pytest
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.values import json_schemas
-from rlm_broker.values.json_schemas import MOST_CHARS, CheckedSchema, JsonSchema, Unfit
+from rlm_broker.values.json_schemas import MOST_CHARS, CheckedSchema, JsonSchema
+from rlm_broker.values.validation import Unfit
 from tests.support.tables import table
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"

@@ -15,7 +15,7 @@ from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM
-from rlm_broker.watch import client, folder, messages, server
+from rlm_broker.watch import board, client, folder, messages, server
 from rlm_broker.watch.board import BOARD
 from rlm_broker.watch.messages import (
     MAX_REQUEST_BYTES,
@@ -255,7 +255,7 @@ def test_forked_child_leaves_the_socket_to_its_parent(tmp_path: Path) -> None:
     assert len(list((tmp_path / "rlm-broker").iterdir())) == 1
 
 
-LIBRARY = "import rlm_broker.watch.server as s; print(s.start_if_wanted())"
+LIBRARY = "import rlm_broker.watch.board as b; print(b.start_if_wanted())"
 
 
 def test_library_process_has_one_if_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_library_process_has_one_if_it_says_so(tmp_path: Path, monkeypatch: pyte
         assert not list(tmp_path.glob("rlm-broker/*"))
     monkeypatch.setenv("RLM_BROKER_CONTROL", "yes")
     with pytest.raises(ConfigurationError, match="give 1 for a control socket, or 0 for none"):
-        server.start_if_wanted()
+        board.start_if_wanted()
 
 
 def test_command_runs_without_a_socket_where_none_can_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -75,6 +75,16 @@ def test_verbose_run_prints_what_the_command_line_does(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
 
 
+def test_a_call_that_waits_for_an_import_says_so_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminals, "IMPORTING", {"litellm"})
+    with RLM(ScriptedClient(model), on_event=StoryPrinter()) as rlm:
+        rlm.completion("text", "?")
+    told = [line for line in capsys.readouterr().err.splitlines() if "litellm" in line]
+    assert told == ["[depth 0] waiting for the import of litellm, which takes seconds"]
+
+
 def test_texts_and_failures_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     def failing(request: LMRequest) -> str:
         if request.depth:

@@ -39,7 +39,7 @@ TO_INIT = [
     control.Load(piece=ContextPiece(ContextForm("text", 3, 1, True))),
     control.Start(),
     control.Hand(),
-    control.Begin(cpu_s=120.5),
+    control.Begin(cpu_s=120.5, is_late=True),
     control.Interrupt(block=1),
     control.Drain(),
     control.Stop(explain=True),

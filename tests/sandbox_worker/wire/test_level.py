@@ -97,7 +97,7 @@ def test_unknown_layer_name_makes_a_message_invalid(unpack: Any, message: Any, f
 
 
 def test_watched_limits_are_limits_of_a_user() -> None:
-    assert set(get_args(bounds.WatchedLimit)) <= Limits.model_fields.keys()
+    assert set(get_args(bounds.WatchedLimit)) <= Limits.fields.keys()
     assert set(get_args(bounds.WatchedLimit)) > bounds.SCRATCH_LIMITS
 
 

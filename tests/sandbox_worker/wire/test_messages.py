@@ -52,12 +52,15 @@ FROM_WORKER: list[FromWorker] = [
     Result(block=3, status="ok", variables=[VariableFact("x", "int"), VariableFact("a", "ndarray", (3, 4))]),
     Result(block=3, status="ok", value=msgspec.Raw(b'{"$set":[1]}'), final_value=msgspec.Raw(b"1")),
     Result(block=3, status="ok", value_problem="why", final_value_problem="why"),
+    Result(block=3, status="ok", texts={"text/plain": "1"}, pictures={"image/png": b"\xff"}),
+    Result(block=3, status="error", error_type="E", error_text="a\nb", traceback="E: a\nb\n"),
     Result(block=3, status="exited", error="bye", exit_code=-1, final_answer="", descriptor_output=True),
 ]
 FROM_ORCHESTRATOR: list[FromOrchestrator] = [
     Execute(block=3, code="x = 1\n"),
     Execute(block=3, code="", wants_value=True, names=["a"]),
     Execute(block=3, code="", tells_variables=True),
+    Execute(block=3, code="1", wants_value=True, echo=False),
     messages.Environment(variables={"HOME": "/w"}, seed=7),
     messages.Attach(
         name="context_1", pieces=[ContextPiece(ContextForm("text", 3)), ContextPiece(ContextForm("json", 3), "a")]

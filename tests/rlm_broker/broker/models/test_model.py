@@ -10,13 +10,13 @@ from rlm_broker.errors import ConfigurationError
 
 def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(name="openai/x", api_key="sk-of-the-test", headers={"x-key": "hidden-header"})
-    told = f"{model!r} {model} {model.model_dump()} {model.model_dump_json()} {model.client()!r}"
+    told = f"{model!r} {model} {model.to_dict()} {model.client()!r}"
     assert "sk-of-the-test" not in told
     assert "hidden-header" not in told
     monkeypatch.delenv("NOT_THERE", raising=False)
     for given in ({"api_key": "env:NOT_THERE"}, {"headers": {"x": "env:NOT_THERE"}}):
         with pytest.raises(ConfigurationError, match=r"needs NOT_THERE for its .*, which is not set"):
-            Model.model_validate({"name": "openai/x", "base_url": "http://h/v1", **given}).client()
+            Model.from_dict({"name": "openai/x", "base_url": "http://h/v1", **given}).client()
 
 
 def test_inconsistent_description_is_refused() -> None:

@@ -67,7 +67,7 @@ async def test_budget_without_a_price_is_refused_early() -> None:
         rlm = RLM(unpriced, limits=Limits(max_budget_usd=1))
         with pytest.raises(ConfigurationError, match="the price of model 'm' is not known; give its usd_per_million"):
             await rlm.acompletion("hello", "?")
-        priced = unpriced.model_copy(update={"usd_per_million_tokens": (1.0, 1.0)})
+        priced = unpriced.replace(usd_per_million_tokens=(1.0, 1.0))
         done = await RLM(priced, limits=Limits(max_budget_usd=1, max_depth=0)).acompletion("hello")
     assert done.usage_summary.total.total_cost == pytest.approx(8e-6)
     assert len(server.requests) == 1

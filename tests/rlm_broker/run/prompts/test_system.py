@@ -99,12 +99,12 @@ def test_each_number_is_the_limit(profile: Profile) -> None:
     told = COMPACT if profile == "compact" else CHANGED.keys()
     for name in told:
         assert f"{CHANGED[name]:,}" not in before
-        after = system_prompt(Facts(Limits.model_validate({"max_depth": 2, name: CHANGED[name]})), profile)
+        after = system_prompt(Facts(Limits.from_dict({"max_depth": 2, name: CHANGED[name]})), profile)
         assert f"{CHANGED[name]:,}" in after, name
 
 
 def test_no_other_number_is_told_than_those() -> None:
-    limits = Limits.model_validate({"max_depth": 2, **CHANGED})
+    limits = Limits.from_dict({"max_depth": 2, **CHANGED})
     prompt = system_prompt(Facts(limits, reads_chars=660_000), "both")
     told = set(re.findall(r"\d[\d,_.]*\d|\d", re.sub(r"```.*?```", "", prompt, flags=re.DOTALL)))
     numbered_steps = set("123456")

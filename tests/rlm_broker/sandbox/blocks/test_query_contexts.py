@@ -211,7 +211,7 @@ def test_a_value_that_no_child_could_have(handler: LMHandler, sandbox: Sandbox, 
 
 
 def test_contexts_at_their_maximum_leak_no_descriptor(handler: LMHandler, sandbox: Sandbox) -> None:
-    limits = LIMITS.model_copy(update={"max_children_total": 2})
+    limits = LIMITS.replace(max_children_total=2)
     slots = asked(handler, sandbox, f"ask([{{'value': '1'}}] * {MAX_PROMPTS}, ['t'] * {MAX_PROMPTS})", limits)
     assert [slot["text"] for slot in slots] == ["int of 1"] * MAX_PROMPTS  # equal contexts are one child
     code = f"ask([{{'own': 'context'}}] * {1 << 14}, [str(n) for n in range({1 << 14})])"
@@ -279,7 +279,7 @@ async def test_children_share_the_stored_file_until_the_end() -> None:
     async with Sandbox(LIMITS, warm=0) as sandbox, sandbox.repl() as repl:
         await repl.files.awrite("part", b"p" * 50_000)
         asked = Query(id="1:1", want="rlm", prompts=["a", "b", "c"], contexts=[ChildContext(file="part")] * 3)
-        contexts = QueryContexts(repl._worker_beside_blocks, lambda _: None, SCRATCH_BYTES)
+        contexts = QueryContexts(repl._worker.beside_blocks, lambda _: None, SCRATCH_BYTES)
         one, other, third = (given for given in contexts.of(asked).given if given is not None)
         before = descriptors()
         async with one.opened() as first:
