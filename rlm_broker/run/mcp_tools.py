@@ -38,8 +38,9 @@ class McpTools(Tools):
 
     Example:
         ```python
-        server = [sys.executable, "-m", "rlm_broker", "mcp"]  # or a command line, or an address
-        with Tools.from_mcp(server) as tools:
+        import sys
+
+        with Tools.from_mcp([sys.executable, "-m", "rlm_broker", "mcp"]) as tools:  # or a command line, or an address
             print(tools.names[0])  # execute_python
         ```
     """
@@ -76,6 +77,8 @@ class McpTools(Tools):
 
         Example:
             ```python
+            import sys
+
             tools = Tools.from_mcp([sys.executable, "-m", "rlm_broker", "mcp"])
             tools.close()
             ```

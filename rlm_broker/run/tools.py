@@ -108,6 +108,8 @@ class Tools:
 
         Example:
             ```python
+            import sys
+
             with Tools.from_mcp({"box": [sys.executable, "-m", "rlm_broker", "mcp"]}) as tools:
                 print(tools.names[0])  # box_execute_python
             ```
