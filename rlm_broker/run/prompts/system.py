@@ -287,7 +287,9 @@ def _compact(facts: Facts) -> str:
         + "".join(f"{line}\n" for line in facts.tools)
         + "First look at the context. Find by code, let "
         f"`llm_query` read what code cannot judge. Print little: {facts.shown_chars:,} characters of a "
-        f"reply's output are shown. You have {limits.iterations(facts.depth)} turns. When you have seen the answer in "
+        f"reply's output are shown. You have {limits.iterations(facts.depth)} turns"
+        + (f", and {means} in all with your children" if (means := told_means(limits)) else "")
+        + ". When you have seen the answer in "
         "an output, end with `FINAL(answer)` on a line of its own, in a reply without code."
     )
 
