@@ -83,10 +83,14 @@ class QueryAnswers:
                 slots = await self._children.slots(query, self._below)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
-        failed = [slot.error for slot in slots if slot.error is not None]
+        failed = 0
+        for slot in slots:
+            if slot.error is not None:
+                failed += 1
+                if failed <= MOST_FAILURES:
+                    self._progress.failures.add(f"{FAILED}{slot.error[:FAILURE_CHARS]}")
         if failed:
-            self._progress.failures.update(f"{FAILED}{why[:FAILURE_CHARS]}" for why in failed[:MOST_FAILURES])
-            self._progress.failed_batch = len(slots) if len(slots) == len(failed) > 1 else 0
+            self._progress.failed_batch = failed if failed == len(slots) > 1 else 0
         most = limits.max_result_chars
         return slots if most is None else [_cut(slot, most) for slot in slots]
 

@@ -28,6 +28,7 @@ without that state is in other modules: `reply`, `conversation`, `output_type`.
 
 import asyncio
 import contextlib
+import math
 import sys
 import time
 from collections import Counter
@@ -114,7 +115,9 @@ class Runner:
         self._question = question
         self._window = tree.calls.known_window(caller)
         self._profile = fitting(tree.instructions.profile, self._window)
-        self._task_name = TASK if TASK not in {*tools.names, *tools.values} else f"_{TASK}"
+        self._task_name = TASK
+        if caller.whole_task and (TASK in tools.functions or TASK in tools.values):
+            self._task_name = f"_{TASK}"
         whole_in = self._task_name if caller.whole_task else ""
         self._says = Messages(question, self._profile, caller.has_task_as_context, whole_in)
         count = partial(tree.calls.count_tokens, caller)
@@ -256,7 +259,8 @@ class Runner:
             then = self._says.last_request() if is_last else self._says.reminder(turns - number, self._scarce())
             then = then if problem is None else f"{problem}\n\n{then}"
             most = most_shown(self._tree.limits.max_observation_chars, self._window)
-            then = "".join(f"{hint}\n\n" for hint in self._hints_on(blocks, most)) + then
+            if hints := self._hints_on(blocks, most):
+                then = "\n\n".join([*hints, then])
             told = observation(blocks, not_run, most, then, has_answer=problem is not None)
             self.progress.messages.append(ChatMessage("user", told))
             self._count_errors(blocks)
@@ -290,7 +294,7 @@ class Runner:
 
     async def _called(self, *, is_loop: bool = True) -> str:
         messages: Sequence[ChatMessage] = self.progress.messages
-        if is_loop:
+        if is_loop and self._tree.instructions.messages is not None:
             messages = messages_to_send(self._tree.instructions, self._caller.depth, messages)
         is_whole = messages is self.progress.messages
         call = await self._tree.calls.turn(
@@ -370,23 +374,30 @@ class Runner:
             return self._says.failed(answer.text)
         return await self._problem_with(answer.text)
 
-    def _hints_on(self, blocks: Sequence[Block], most_chars: int) -> list[str]:
+    def _hints_on(self, blocks: Sequence[Block], most_chars: int) -> Sequence[str]:
         """Return a sentence on each known mistake of a turn, each at most `MOST_HINTS` times in a run."""
+        printed = 0
+        for block in blocks:
+            printed += len(block.stdout) + len(block.stderr)
         made = dict[str, str]()
         if self.progress.failed_batch:
             made["failed"] = ALL_FAILED.format(self.progress.failed_batch)
-        if sum(len(block.stdout) + len(block.stderr) for block in blocks) > most_chars:
+        if printed > most_chars:
             made["cut"] = CUT
+        if not made:
+            return ()
         hints = [hint for kind, hint in made.items() if self._hinted[kind] < MOST_HINTS]
         self._hinted.update(made.keys())
         return hints
 
     def _scarce(self) -> str:
         """Return the means of the tree of which a quarter or less is left, in words."""
-        limits, left = self._tree.limits, self._tree.ledger.left()
-        ends_in_s = getattr(limits, self._caller.time_limit)
-        if ends_in_s is not None and not self._caller.depth:
-            left["run_timeout_s"] = max(0.0, self._began + ends_in_s - time.monotonic())
+        limits, began, now = self._tree.limits, self._began, time.monotonic()
+        ends_in_s = None if self._caller.depth else limits.run_timeout_s
+        is_late = ends_in_s is not None and began + ends_in_s * (1 - SCARCE) <= now
+        if not is_late and not self._tree.ledger.is_scarce(SCARCE):
+            return ""
+        left = {**self._tree.ledger.left(), "run_timeout_s": max(0.0, began + (ends_in_s or math.inf) - now)}
         told = []
         for name, words in MEANS.items():
             allowed, rest = getattr(limits, name), left.get(name)

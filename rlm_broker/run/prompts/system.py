@@ -268,8 +268,11 @@ def _bounds(facts: Facts) -> str:
 
 def told_means(limits: Limits) -> str:
     """Return the means that the user has set for a tree of runs; empty if none of them was set."""
-    set_by_user = [name for name in MEANS if name in limits.given]
-    return _listed([MEANS[name].format(value) for name in set_by_user if (value := getattr(limits, name)) is not None])
+    told = []
+    for name, value in limits.given.items():
+        if name in MEANS and value is not None:
+            told.append(MEANS[name].format(value))
+    return _listed(told) if told else ""
 
 
 def _compact(facts: Facts) -> str:
@@ -295,4 +298,4 @@ def _compact(facts: Facts) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return "" if not names else names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

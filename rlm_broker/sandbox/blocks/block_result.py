@@ -345,7 +345,7 @@ def ended_block(
         exit_code=result.exit_code,
         final_answer=final_answer,
         draft=result.draft and result.draft[:MAX_DRAFT_CHARS],
-        limit=_limit_of(result, limit),
+        limit=None if result.status == "ok" else _limit_of(result, limit),
         execution_time=execution_time,
         displays=tuple(output.displays),
         displays_omitted=result.displays_omitted,
