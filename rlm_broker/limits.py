@@ -201,8 +201,8 @@ class ReplLimits(_Bounds):
     memory_bytes: Annotated[int, number(int, least=1 << 20, most=MOST)] = 2 << 30
     """Maximum memory in bytes of all processes of a REPL together; beyond it the REPL is killed.
 
-    The shared context does not count. It is also the address space of each process, so one process alone mostly gets a
-    `MemoryError` before the kill.
+    Written private memory counts; the shared context and mapped files do not. A process alone gets a `MemoryError` in
+    place of the kill, and the block's `limit` is `memory_bytes`.
     """
     cpu_s: PositiveFloat | None = None
     """Maximum CPU seconds of one block, summed over all threads and processes; beyond it the REPL is killed."""
@@ -222,7 +222,7 @@ class ReplLimits(_Bounds):
     later_context_bytes: Annotated[int, number(int, least=0, most=MOST)] = 0
     """Bytes of contexts that one REPL can be given by `repl.add_context` while it lives; more is refused.
 
-    These contexts are mapped, and their address space comes on top of `memory_bytes`. With 0 the REPL can be
+    These contexts are mapped, and come on top of `memory_bytes`. With 0 the REPL can be
     given none.
     """
     max_repl_restarts: NonNegativeInt = 5

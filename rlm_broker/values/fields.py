@@ -22,6 +22,8 @@ from typing import (
     get_origin,
 )
 
+from rlm_broker.errors import ConfigurationError
+
 Check = Callable[[Any], Any]
 """Converts a value, or raises `FieldRefused`. The `Annotated` type of a field, or of a part of one, has its check."""
 MOST_DIGITS = 4_300
@@ -197,7 +199,10 @@ class Fields:
                 fields[name], checks[name] = cls.__dict__[name], _check_of(kind)
         cls.fields, cls._checks = fields, checks
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, *unnamed: Never, **given: Any) -> None:
+        if unnamed:
+            first, kind = next(iter(self.fields)), type(self).__name__
+            raise ConfigurationError(f"{kind} takes its fields by name: write {kind}({first}={unnamed[0]!r:.60})")
         self._fill(given, None)
 
     @classmethod

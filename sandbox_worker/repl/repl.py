@@ -44,7 +44,7 @@ class HandedContexts:
     """Receiver of later contexts, from the socket on which init hands over their memfds.
 
     Args:
-        reserve: Reserve that lends address space for them.
+        reserve: Reserve that lends memory for them.
         mapping_works: Whether texts can be mapped. Otherwise they are copied.
     """
 
@@ -63,7 +63,7 @@ class HandedContexts:
         for piece in pieces:
             fd = self._next()
             try:
-                self._reserve.lend(piece.form.mapped_bytes)
+                self._reserve.lend(piece.form.written_bytes if self._mapping_works else piece.form.mapped_bytes)
                 load_into(loaded, "", fd, piece, self._mapping_works, decode_context)
             finally:
                 os.close(fd)
@@ -90,7 +90,7 @@ class Repl:
         contexts: Name → value, for the contexts that exist from the start.
         channel: Connection to the orchestrator.
         interrupts: State of SIGINT.
-        reserve: Address space that is closed while model code runs.
+        reserve: Memory that is closed while model code runs.
         bounds: Bounds of the output of one block to one stream.
         bell: Memory shared with init, which counts reads of output and names the block to interrupt (`descriptors`).
         variables: Name → value, for further variables that code finds, and may overwrite for good.
