@@ -9,7 +9,7 @@ It prints the answer, what it cost, and the level of isolation that the model's 
     python examples/find_the_cause.py --model openai/gpt-5-mini --log app.log --question "When did the disk fail?"
 
 Without `--model` the model is "offline": it needs no key and no network, and quotes the line that says most of the
-question. A provider's model needs `pip install 'rlm-broker[litellm]'` and its key in the usual variable.
+question. A provider's model needs its key in the usual variable; `rlm-broker models` shows which can be used here.
 """
 
 import argparse

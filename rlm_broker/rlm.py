@@ -66,6 +66,9 @@ WRITTEN: Final = {
 """Earlier name of an argument, or the reference runtime's → how its argument is written now."""
 
 
+_DEFAULT: Any = NOT_GIVEN
+
+
 class RLM(AsyncResource):
     """A language model with its context as a variable in a sandboxed REPL.
 
@@ -79,7 +82,7 @@ class RLM(AsyncResource):
 
     Args:
         model: Root model: a name ("offline", "openai/gpt-5-mini", or one of `models`), a `Model`, a client object or a
-            function, see `FunctionClient`. None is "offline".
+            function, see `FunctionClient`. Left out, it is "offline". None is for a handler or a recording.
         sub_model: Model for what code in the REPL asks. None is the root model.
         models: Further models for code, by name; or a `Models`, with routes, policy and files as well.
         limits: Limits of each run tree and its REPLs. An unset field is taken from `sandbox`, or has its default.
@@ -109,7 +112,7 @@ class RLM(AsyncResource):
 
     def __init__(
         self,
-        model: Given | None = None,
+        model: Given | None = _DEFAULT,
         sub_model: Given | None = None,
         *,
         models: Models | Mapping[str, Given] | None = None,
@@ -134,8 +137,13 @@ class RLM(AsyncResource):
         if recursion not in ("always", "auto") and not callable(recursion):
             raise ConfigurationError(f"recursion must be 'always', 'auto' or a function, not {recursion!r}")
         every = models_of(models)
-        _require_apart(model, sub_model, every, handler)
-        source = Registry(model, sub_model, every, LMHandler) if handler is None else handler
+        if model is None and handler is None and every.replay is None:
+            raise ConfigurationError(
+                "the model is None: name one, such as 'openai/gpt-5-mini'; 'offline' is the stand-in that needs no key"
+            )
+        root = None if model is NOT_GIVEN else model
+        _require_apart(root, sub_model, every, handler)
+        source = Registry(root, sub_model, every, LMHandler) if handler is None else handler
         self._engine = Engine(source, every, sandbox, limits, keeps_repl=persistent)
         self.limits = self._engine.limits
         self.instructions = _instructions_of(instructions)

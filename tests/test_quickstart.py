@@ -1,11 +1,13 @@
 """The quickstart: facts hidden in a log, asked of the offline model."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from rlm_broker.broker.clients.offline.passages import find
 from scripts.make_log import FACTS, SENTENCES, main, write
+from tests.support.offline import find, played
+from tests.support.places import PROJECT
 from tests.support.tables import table
 
 
@@ -19,6 +21,16 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
 @table("question, expected", FACTS)
 def test_every_hidden_fact_is_found(log: str, question: str, expected: str) -> None:
     assert expected in find(log, question).splitlines()[0]
+
+
+def test_question_of_the_script_shows_a_run_with_a_mistake_put_right(log: str) -> None:
+    """Three turns that a newcomer sees first, of which the last one corrects the second."""
+    question = re.search(r'^question="(.+)"$', (PROJECT / "scripts/quickstart").read_text(), re.MULTILINE)
+    assert question
+    answer, replies = played(log, question[1])
+    assert len(replies) == 3
+    assert "my mistake" in replies[2]
+    assert answer.startswith(f"{SENTENCES[0]}\nFound at line ")
 
 
 def test_count_of_a_level_is_exact(log: str) -> None:

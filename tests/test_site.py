@@ -14,6 +14,7 @@ from rlm_broker.cli.settings.settings import DEFAULTS
 from rlm_broker.limits import Limits
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.names import CHUNKS, LINES, RESERVED, SEARCH
+from scripts import man
 from scripts.site import generated, hooks
 from tests.support import page_code, site_pages
 from tests.support.places import PROJECT
@@ -106,3 +107,15 @@ def test_site_faults_are_found(tmp_path: Path) -> None:
         "a.html links to c.html, which is not there",
         "s.css loads @import",
     ]
+
+
+def test_manual_page_has_each_command_and_option() -> None:
+    """The page of `man` is written from the texts of `--help`, and no line of a text is taken for a request."""
+    lines = man.page().splitlines()
+    for words in ("ask", "chat", "runs stop", "config trust"):
+        assert any(line.startswith(f".SS rlm\\-broker {words} ") for line in lines)
+    assert ".B \\-\\-cluster ADDRESS" in lines
+    assert any("rlm\\-broker chat logs/" in line for line in lines)
+    assert {line.split()[0] for line in lines if line.startswith(".")} <= {
+        *(".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".nf", ".fi")
+    }

@@ -1,4 +1,4 @@
-"""The package without litellm: all works but the models of providers."""
+"""The package without litellm: all works but models that only litellm can call."""
 
 import json
 import os
@@ -15,8 +15,8 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["--help"], 0, "Usage"),
     (["doctor"], 0, "strict"),
     (["models"], 0, "offline"),
-    (["models", "--model", "openai/gpt-5"], 0, SENTENCE.format("openai/gpt-5")),
-    (["ask", "Where?", "README.md", "--model", "openai/gpt-5"], 2, SENTENCE.format("openai/gpt-5")),
+    (["models", "--model", "azure/gpt-5"], 0, SENTENCE.format("azure/gpt-5")),
+    (["ask", "Where?", "README.md", "--model", "azure/gpt-5"], 2, SENTENCE.format("azure/gpt-5")),
 ]
 PROGRAM = f"""\
 import contextlib, io, json, sys
@@ -35,11 +35,12 @@ assert RLM(lambda messages: "FINAL(1)").completion("text", "?").response == "1"
 RLM(Model(name="m", base_url="http://127.0.0.1:9/v1"))
 with Sandbox() as sandbox, sandbox.repl() as repl:
     told = dict(printed=repl.execute("1 + 1").stdout, refused=[], commands=[])
-RLM("offline", models={{"fast": "openai/gpt-5-mini"}})  # a run need not use it
+RLM("offline", models={{"fast": "azure/gpt-5"}})  # a run need not use it
+RLM("openai/gpt-5-mini", "ollama/qwen3")
 for make in (
-    lambda: RLM("openai/gpt-5-mini"),
-    lambda: RLM("offline", "openai/gpt-5-mini"),
-    lambda: LiteLLMClient("openai/gpt-5-mini"),
+    lambda: RLM("azure/gpt-5"),
+    lambda: RLM("offline", "azure/gpt-5"),
+    lambda: LiteLLMClient("azure/gpt-5"),
 ):
     try:
         make()
@@ -73,7 +74,7 @@ def test_sandbox_and_other_models_work_without_litellm(told: Any) -> None:
 
 
 def test_providers_name_is_answered_by_how_to_install(told: Any) -> None:
-    assert told["refused"] == [SENTENCE.format("openai/gpt-5-mini")] * 3
+    assert told["refused"] == [SENTENCE.format("azure/gpt-5")] * 3
 
 
 def test_command_does_without_litellm(told: Any) -> None:

@@ -8,8 +8,8 @@ A batch ends in one of these ways. All pass through `_end`, and the caller first
 
 - All items are finished.
 - A limit of the batch, a failure that every further call would meet, a full disk, `stop` or Ctrl+C: no further
-  call is sent, calls under way have `DRAIN_S` to end, and then all runs are cancelled. Their items stay unfinished, and
-  the answers are in the journal.
+  call is sent, calls under way have `DRAIN_S` to end, and then all runs are cancelled. Items that need no further call
+  are finished meanwhile. The others stay unfinished, and their answers are in the journal.
 - `cancel`, a second `stop`, or leaving the context manager: all runs are cancelled at once.
 - An item cannot be used, or the iterable of the items raises: the runs under way go on to their end.
 """
@@ -140,7 +140,6 @@ class Batch(AsyncResource):
         self._error: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
         self._drains = False
-        self._calls: set[ItemCalls] = set()
         self._has_begun = self._is_iterated = False
 
     # -- what callers do with it -------------------------------------------------------------------------------------
@@ -273,8 +272,6 @@ class Batch(AsyncResource):
         self._error = error
         self._spending.stop()
         self._drains = not at_once
-        for calls in self._calls if self._drains else ():
-            calls.abandon()
         self._main.cancel()
 
     async def _next(self) -> BatchResult | None:
@@ -302,6 +299,9 @@ class Batch(AsyncResource):
                 await asyncio.wait(self._running)
         except asyncio.CancelledError:
             self._error = self._error or RunCancelled()
+            notes.cancel()
+            if self._drains and self._spending is not None:
+                await self._spending.drained(DRAIN_S)
         finally:
             notes.cancel()
             for task in self._running:
@@ -383,22 +383,14 @@ class Batch(AsyncResource):
         turns: dict[str, Turns] | None = {} if self._batch.trajectories else None
         calls = ItemCalls(earlier, None if journal is None else partial(journal.keep, fed.key), fed.sample, turns)
         request = replace(self._request(item), completing=lambda broker: calls.before(Metered(spending, broker)))
-        self._calls.add(calls)
         outcome: Completion | Exception
         try:
             outcome = await self._engine.start(request)
-        except asyncio.CancelledError:
-            if self._drains:
-                await spending.drained(DRAIN_S)
-            raise
         except Exception as error:  # noqa: BLE001 - becomes the item's result
             if isinstance(error, RunCancelled) and not self._engine.is_open:  # the engine is being closed
                 self._end(error, at_once=True)
                 raise asyncio.CancelledError from None
             outcome = error
-        finally:
-            self._calls.discard(calls)
-            await calls.aclose()
         result = result_of(item, fed.sample, outcome, calls)
         self._counting.replayed += result.replayed
         return result, outcome if isinstance(outcome, Exception) else None, turns

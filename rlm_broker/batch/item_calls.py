@@ -12,9 +12,8 @@ when it was paid, so the limits of a run hold over all processes. `replayed` say
 
 import asyncio
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -23,9 +22,8 @@ from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
 from rlm_broker.broker.clients.recording import recorded_request
-from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.results import Call, ChatMessage
-from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.usage import Tally, Usage, UsageSummary
 from sandbox_worker.wire.text_json import encode_escaped
 
 LARGE_CHARS = 1 << 20
@@ -80,12 +78,10 @@ class ItemCalls:
         self._keep = keep
         self._sample = sample
         self._turns = turns
-        self._is_abandoned = False
-        self._under_way: set[asyncio.Task[Call]] = set()
-        self._paid = defaultdict[tuple[str, int], Usage](Usage)
-        self._answers = defaultdict[bytes, list[Call]](list)
-        self._asked = Counter[bytes]()
+        self._paid = defaultdict[tuple[str, int], Tally](Tally)
+        self._answers = defaultdict[bytes, deque[Call]](deque)
         for each in earlier:
+            self._answers[each.key].append(each.call)
             self._add(each)
 
     def before(self, broker: Completing) -> "ItemCalls":
@@ -98,28 +94,17 @@ class ItemCalls:
     def summary(self) -> UsageSummary:
         """Usage of all paid calls, by this process and by earlier ones, by model."""
         sums = defaultdict[str, Usage](Usage)
-        for (model, _), usage in self._paid.items():
-            sums[model] += usage
+        for (model, _), paid in self._paid.items():
+            sums[model] += paid.usage
         return UsageSummary(dict(sums))
 
     @property
     def by_depth(self) -> Mapping[int, Usage]:
         """The same usage by depth."""
         sums = defaultdict[int, Usage](Usage)
-        for (_, depth), usage in sorted(self._paid.items(), key=lambda each: each[0][1]):
-            sums[depth] += usage
+        for (_, depth), paid in sorted(self._paid.items(), key=lambda each: each[0][1]):
+            sums[depth] += paid.usage
         return dict(sums)
-
-    def abandon(self) -> None:
-        """Let calls under way go on when they are cancelled: they are paid, and the journal keeps them."""
-        self._is_abandoned = True
-
-    async def aclose(self) -> None:
-        """End the calls under way still."""
-        for call in self._under_way:
-            call.cancel()
-        if self._under_way:
-            await to_its_end(lambda: asyncio.wait(set(self._under_way)))
 
     async def complete(
         self,
@@ -134,44 +119,21 @@ class ItemCalls:
         if self._sample:
             request = msgspec.structs.replace(request, sample=request.sample + self._sample * SAMPLE_STEP)
         key = _key(request) if request.chars <= LARGE_CHARS else await asyncio.to_thread(_key, request)
-        number = self._asked[key]
-        self._asked[key] += 1
-        if number < len(self._answers[key]):
-            call = self._answers[key][number]
+        if answers := self._answers.get(key):
+            call = answers.popleft()
             self.replayed += call.usage
         else:
-            more: dict[str, Any] = {"session": session, "on_retry": on_retry}
-            call = await self._ended(self._paid_call(key, client, request, timeout_s, more))
+            call = await self._broker.complete(client, request, timeout_s, session=session, on_retry=on_retry)
+            answered = AnsweredCall(key, request.depth, call)
+            self._add(answered)
+            if self._keep is not None:
+                await self._keep(answered)
         if self._turns is not None and request.id is not None and (request.is_loop or not request.id.block):
             self._turns.setdefault(request.id.run, Turns(request.depth)).add(request, call)
         return call
 
-    async def _paid_call(
-        self, key: bytes, client: Client, request: LMRequest, timeout_s: float | None, more: dict[str, Any]
-    ) -> Call:
-        call = await self._broker.complete(client, request, timeout_s, **more)
-        answered = AnsweredCall(key, request.depth, call)
-        self._add(answered)
-        if self._keep is not None:
-            await self._keep(answered)
-        return call
-
-    async def _ended(self, calling: Any) -> Call:
-        """Wait for the answer to a call. If the wait is cancelled, the call ends too, unless it is abandoned."""
-        task: asyncio.Task[Call] = asyncio.get_running_loop().create_task(calling)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done() and not self._is_abandoned:
-                task.cancel()
-                await to_its_end(lambda: asyncio.wait({task}))
-            raise
-
     def _add(self, answered: AnsweredCall) -> None:
-        self._paid[answered.call.root_model, answered.depth] += answered.call.usage
-        self._answers[answered.key].append(answered.call)
+        self._paid[answered.call.root_model, answered.depth].add(answered.call.usage)
 
 
 def _key(request: LMRequest) -> bytes:

@@ -2,7 +2,8 @@
 
 Theory of operation. `items` has the finished items, `calls` the calls paid for all others, `spent` the usage by model,
 and `header` the settings, the seed and the time. One thread writes: all work that has come meanwhile is
-one transaction.
+one transaction, of one statement for each table. Each statement makes the thread wait for the interpreter's lock, which
+the event loop holds.
 
 - A call is committed before its run gets the answer. So a further process finds each answer that a killed one has paid.
 - A result is committed together with its line, and its calls are dropped. Then the line is appended to the file of
@@ -20,10 +21,12 @@ Other processes may read the file meanwhile (`status`). The lock of the file of 
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ from rlm_broker.batch.settings import changed_settings
 from rlm_broker.concurrency.threads import DaemonThreads
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.results import Call
-from rlm_broker.usage import Usage
+from rlm_broker.usage import Tally, Usage
 from sandbox_worker.wire.text_json import decode_escaped, encode_escaped
 
 FORMAT = 2
@@ -54,6 +57,8 @@ USAGE = "total_calls, total_input_tokens, total_output_tokens, total_cost, store
 """Columns of a usage, named as its fields."""
 _FIELDS = USAGE.split(", ")
 _MARKS = ", ?" * len(_FIELDS)
+MOST_ROWS = 64
+"""Rows of one statement."""
 _TABLES = f"""
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA journal_mode = WAL;
@@ -69,7 +74,8 @@ PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 COMMIT;
 """
-_CALL = f"INSERT INTO calls (item, key, depth, model, {USAGE}, answer) VALUES (?, ?, ?, ?{_MARKS}, ?)"
+_CALLS = f"INSERT INTO calls (item, key, depth, model, {USAGE}, answer) VALUES {{}}"
+_ITEMS = "INSERT INTO items VALUES {}"
 _ADDED = ", ".join(f"{name} = {name} + excluded.{name}" for name in _FIELDS)
 _SPENT = f"INSERT INTO spent VALUES (?, ?{_MARKS}) ON CONFLICT DO UPDATE SET {_ADDED}"
 
@@ -80,6 +86,28 @@ class AnsweredCall(msgspec.Struct, frozen=True):
     key: bytes
     depth: int
     call: Call
+
+
+class _PaidCall(msgspec.Struct, frozen=True):
+    """A call to be written down, and its item."""
+
+    item: bytes
+    answered: AnsweredCall
+
+
+class _EndedItem(msgspec.Struct, frozen=True):
+    """The result of an item to be written down, with the arguments of `Journal.finish`."""
+
+    item: bytes
+    made_of: bytes
+    status: str
+    why: str | None
+    replayed: Usage
+    line: Callable[[], bytes]
+
+
+_Written = asyncio.Future[None] | None
+"""Resolved once a work is on the disk; None if no one waits."""
 
 
 class _Named(msgspec.Struct, gc=False):
@@ -115,7 +143,9 @@ class Journal:
         self._with_calls: set[bytes] = set()
         self._unsynced = 0
         self._thread = DaemonThreads(1)
-        self._works: list[_Work] = []
+        self._works = deque[tuple[_PaidCall | _EndedItem | float, _Written]]()
+        self._is_called = False
+        self._is_full: bool | None = None
         self._failure: ConfigurationError | None = None
         self._database: sqlite3.Connection | None = None
         self._results = ResultsFile(out)
@@ -194,7 +224,7 @@ class Journal:
         If the disk is full, this waits until it is cancelled. An error would become the result of the item.
         """
         try:
-            await self._written(lambda: self._add_call(item, call))
+            await self._written(_PaidCall(item, call))
         except ConfigurationError:  # the caller of `begin` gets it
             await asyncio.Event().wait()
 
@@ -213,62 +243,75 @@ class Journal:
         Raises:
             ConfigurationError: The disk is full, or broken.
         """
-
-        def work() -> bytes:
-            written = line()
-            self._execute("INSERT INTO items VALUES (?, ?, ?, ?)", item, made_of, status, why)
-            self._execute("INSERT INTO lines (line) VALUES (?)", written)
-            self._spend("replayed", "", replayed)
-            if status != FAILED or why not in KEEPS_CALLS:
-                self._execute("DELETE FROM calls WHERE item = ?", item)
-            return written
-
-        await self._written(work, is_synced=True)
+        await self._written(_EndedItem(item, made_of, status, why, replayed, line))
 
     def tell_seconds(self, seconds: float) -> None:
         """Write down how long all processes together have worked, and do not wait for it."""
-        self._works.append((lambda: self._put("seconds", seconds), False))
-        self._thread.submit(self._flush)
+        self._add(seconds, None)
 
     async def aclose(self) -> None:
         """Write all pending work, then close the files."""
         await asyncio.wrap_future(self._thread.submit(self.close))
 
-    async def _written(self, work: "Callable[[], bytes | None]", *, is_synced: bool = False) -> None:
-        self._works.append((work, is_synced))
-        await asyncio.wrap_future(self._thread.submit(self._flush))
+    async def _written(self, work: _PaidCall | _EndedItem) -> None:
+        written: asyncio.Future[None] = self._loop.create_future()
+        self._add(work, written)
+        await written
+
+    def _add(self, work: _PaidCall | _EndedItem | float, written: _Written) -> None:
+        """Queue a work, and call the thread, unless it is called and has not begun."""
+        if self._database is None:
+            raise RuntimeError("the journal is closed")
+        self._works.append((work, written))
+        if not self._is_called:
+            self._is_called = True
+            self._thread.submit(self._flush)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
         """Do all pending work. Work that comes meanwhile has its turn with the next call."""
-        works, self._works = self._works, []
+        self._is_called = False  # first: what comes from here on calls again
+        works = [self._works.popleft() for _ in range(len(self._works))]
         if self._failure is None and works:
             try:
                 with self._told():
-                    self._write(works)
+                    self._write([work for work, _ in works])
             except BaseException as error:  # noqa: BLE001 - told to all
                 told = ConfigurationError(f"the journal of {self._out} has failed: {error!r}")
                 self._failure = error if isinstance(error, ConfigurationError) else told
-                with contextlib.suppress(RuntimeError):  # the event loop has ended
-                    self._loop.call_soon_threadsafe(self._on_failure, self._failure)
-        if self._failure is not None:
-            raise self._failure
+                self._call_loop(self._on_failure, self._failure)
+        if waiting := [written for _, written in works if written is not None]:
+            self._call_loop(_resolve, waiting, self._failure)
 
-    def _write(self, works: "list[_Work]") -> None:
-        with self._transaction(is_synced=any(is_synced for _, is_synced in works)):
-            lines = [line for work, _ in works if (line := work())]
+    def _call_loop(self, call: Callable[..., object], *given: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            self._loop.call_soon_threadsafe(call, *given)
+
+    def _write(self, works: "list[_PaidCall | _EndedItem | float]") -> None:
+        calls = [work for work in works if isinstance(work, _PaidCall)]
+        ended = [work for work in works if isinstance(work, _EndedItem)]
+        lines = [each.line() for each in ended]
+        spent = defaultdict[tuple[str, str], Tally](Tally)
+        for paid in calls:
+            spent["paid", paid.answered.call.root_model].add(paid.answered.call.usage)
+        for each in ended:
+            spent["replayed", ""].add(each.replayed)
+        dropped = [each for each in ended if each.status != FAILED or each.why not in KEEPS_CALLS]
+        with self._transaction(is_synced=bool(ended)):
+            self._execute_for(_CALLS, [_row_of(paid) for paid in calls])
+            self._execute_for(_ITEMS, [(each.item, each.made_of, each.status, each.why) for each in ended])
+            self._execute_for("INSERT INTO lines (line) VALUES {}", [(line,) for line in lines])
+            self._execute_for("DELETE FROM calls WHERE item IN (VALUES {})", [(each.item,) for each in dropped])
+            for (kind, model), tally in spent.items():
+                self._spend(kind, model, tally.usage)
+            for seconds in works:
+                if isinstance(seconds, float):
+                    self._put("seconds", seconds)
         self._results.append(lines)
         self._unsynced += sum(map(len, lines))
         if self._unsynced >= UNSYNCED_BYTES:
             self._settle()
-
-    def _add_call(self, item: bytes, answered: AnsweredCall) -> None:
-        call = answered.call
-        answer = encode_escaped((call.response, call.problem, call.requested_model, call.extra))
-        used = [getattr(call.usage, name) for name in _FIELDS]
-        self._execute(_CALL, item, answered.key, answered.depth, _text(call.root_model), *used, answer)
-        self._spend("paid", call.root_model, call.usage)
 
     def _calls_of(self, item: bytes) -> list[AnsweredCall]:
         calls = []
@@ -363,7 +406,9 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self, *, is_synced: bool = False) -> Iterator[None]:
-        self._execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+        if self._is_full != is_synced:
+            self._execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+            self._is_full = is_synced
         self._execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -376,6 +421,13 @@ class Journal:
     def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
         assert self._database is not None
         return self._database.execute(statement, values)
+
+    def _execute_for(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Execute a statement for all rows, which stand where it has `{}`: `MOST_ROWS` of them at a time."""
+        for first in range(0, len(rows), MOST_ROWS):
+            some = rows[first : first + MOST_ROWS]
+            row = f"({', '.join('?' * len(some[0]))})"
+            self._execute(statement.format(", ".join([row] * len(some))), *itertools.chain.from_iterable(some))
 
     def _header(self, name: str, default: Any) -> Any:
         found = self._execute("SELECT value FROM header WHERE name = ?", name).fetchone()
@@ -420,8 +472,23 @@ class Journal:
             raise _damaged(self._path, error) from None
 
 
-_Work = tuple[Callable[[], bytes | None], bool]
-"""Work within a transaction, which may return a line of results; and whether that is synced."""
+def _row_of(paid: _PaidCall) -> tuple[Any, ...]:
+    """Return a call as a row of its table."""
+    call = paid.answered.call
+    used = [getattr(call.usage, name) for name in _FIELDS]
+    answer = encode_escaped((call.response, call.problem, call.requested_model, call.extra))
+    return paid.item, paid.answered.key, paid.answered.depth, _text(call.root_model), *used, answer
+
+
+def _resolve(waiting: list[asyncio.Future[None]], failure: ConfigurationError | None) -> None:
+    """Tell all that wait that their work is done, or why it cannot be."""
+    for written in waiting:
+        if written.done():  # cancelled: the work itself is done
+            continue
+        if failure is None:
+            written.set_result(None)
+        else:
+            written.set_exception(failure)
 
 
 def journal_of(out: Path) -> Path:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from rlm_broker.broker.models.models import Models
+from rlm_broker.cli.chat import AskedBefore, last_asked
 from rlm_broker.cli.composition import models_of, rlm_of
 from rlm_broker.cli.failures import fail
-from rlm_broker.cli.parameters import exists
+from rlm_broker.cli.models import advice
+from rlm_broker.cli.parameters import exists, is_folder
 from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned
 from rlm_broker.cli.settings.user_files import schema_of
 from rlm_broker.cli.sources import STDIN, stored
@@ -28,59 +30,66 @@ from rlm_broker.values.words import counted
 from rlm_broker.watch.progress_line import ProgressLine
 from rlm_broker.watch.server import ControlSocket
 
-NOTE = (
-    "The model offline is a stand-in: it searches, quotes and counts, and does not reason. Name a real model with "
-    "--model NAME (or RLM(model=...))."
-)
-"""Advice to users beside an answer of the model offline."""
+NOTE = "a demonstration by the stand-in offline, which searches and counts, and does not reason"
+"""Words about a run of the model offline, for its user."""
 
 
 def run(
     question: str,
     paths: tuple[str, ...],
     *,
+    go_on: bool,
     as_json: bool,
     quiet: bool,
     verbose: bool,
-    encoding: str | None,
-    strict_text: bool,
+    out: Path | None,
     **options: Any,
 ) -> int:
     """Answer a question about paths, print the answer, and return the exit code.
 
     Args:
-        options: The trace, the recording, the cluster and the settings.
+        go_on: Whether it goes on from the last question, and is about the same paths if none are named.
+        options: How text is read, the trace, the recording, the cluster and the settings.
 
     Raises:
         ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
         RunFailed: The run ended without an answer. What it used has been printed.
     """
-    if not paths and sys.stdin.isatty():
+    before = last_asked(paths) if go_on else AskedBefore(paths, [])
+    if not before.paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
+    _require_new(out)
+    encoding, is_strict = options.pop("encoding"), options.pop("strict_text")
     try:
         with ExitStack() as stack:
             progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
-            sources = partial(stored, paths, encoding, is_strict=strict_text, names_left_out=verbose)
-            completion = _completion(question, paths, sources, progress, **options)
+            sources = partial(stored, before.paths, encoding, is_strict=is_strict, names_left_out=verbose)
+            completion = _completion(before.with_question(question), before.paths, sources, progress, **options)
     except (LimitReached, RunCancelled) as stopped:
         if stopped.partial_answer and not as_json:
             say(stopped.partial_answer)
         raise
     answer = completion.response if completion.parsed is None else json.dumps(completion.parsed, ensure_ascii=False)
     if answer is None:
-        if completion.is_stopped:
-            fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
-        if completion.limit is not None:
-            why = f"{completion.limit} was reached before there was an answer: raise it by --limit {completion.limit}=N"
-            fail("ask", LimitReached.kind, why, LimitReached.exit_code, as_json=as_json)
-        fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
-    say(_in_json(completion) if as_json else answer)
+        _fail_without_answer(completion, as_json=as_json)
+    _print(_in_json(completion) if as_json else answer, out)
+    if sys.stderr.isatty():
+        before.and_now(question, answer).remember()
     if completion.limit is None and not completion.is_stopped:
         return 0
     if not as_json:
         why = "the run was stopped" if completion.is_stopped else f"{completion.limit} was reached"
         say(f"rlm-broker ask: {why}: that is the best answer so far", err=True)
     return 3
+
+
+def _fail_without_answer(completion: Completion, *, as_json: bool) -> NoReturn:
+    if completion.is_stopped:
+        fail("ask", "stopped", "the run was stopped before it had an answer", 3, as_json=as_json)
+    if completion.limit is not None:
+        why = f"{completion.limit} was reached before there was an answer: raise it by --limit {completion.limit}=N"
+        fail("ask", LimitReached.kind, why, LimitReached.exit_code, as_json=as_json)
+    fail("ask", "no_answer", "the model gave no answer", 1, as_json=as_json)
 
 
 def _completion(
@@ -107,6 +116,9 @@ def _completion(
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
     settings = Settings(assigned(assignments, **flags))
+    if progress is not None and replay is None and settings["model"] == DEFAULTS["model"]:
+        with progress.paused():
+            _say_stand_in(is_named=settings.names_model)
     schema = settings.path("output_type")
     output_type = None if schema is None else schema_of(schema)
     try:
@@ -159,6 +171,24 @@ def _require_no_address(paths: tuple[str, ...]) -> None:
             raise ConfigurationError(f"{path!r} is an address, and ask reads files: download it, and name the file")
 
 
+def _require_new(out: Path | None) -> None:
+    """Refuse to write the answer over a file: until 0.1 `-o` named a schema. Its folder must be there."""
+    if out is not None and exists(out):
+        raise ConfigurationError(f"{out} exists: remove it, or name another file; --output-type names a schema")
+    if out is not None and not is_folder(out.parent):
+        raise ConfigurationError(f"cannot write {out}: there is no folder {out.parent}")
+
+
+def _print(text: str, out: Path | None) -> None:
+    """Print the answer, and write it to the file of `-o`."""
+    say(text)
+    try:
+        if out is not None:
+            out.write_text(f"{text}\n", errors="backslashreplace")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
+
+
 def _require_apart(trace: Path | None, record: Path | None) -> None:
     """Refuse one file for both: the recording is opened second, and would be refused because the file exists."""
     if trace is not None and record is not None and trace.resolve() == record.resolve():
@@ -178,17 +208,20 @@ def _require_order(question: str, paths: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
 
 
-def _say_used(ended: Completion | RunFailed) -> None:
-    """Print what a run took and used in one line, and a table by model and by depth if there are several.
+def _say_stand_in(*, is_named: bool) -> None:
+    """Print that the model offline answers and, if no model was named, how a real one is named here."""
+    if is_named:
+        say(f"rlm-broker ask: {NOTE}", err=True)
+        return
+    say(f"rlm-broker ask: no model is named, so this is {NOTE}; {advice()}", err=True)
 
-    After a run of the model offline it prints what that model is.
-    """
+
+def _say_used(ended: Completion | RunFailed) -> None:
+    """Print what a run took and used in one line, and a table by model and by depth if there are several."""
     if not ended.execution_time:  # no run had begun
         return
     turns = counted(len(ended.trajectory), "turn")
     say(f"{ended.execution_time:.1f} s, {turns}, {ended.usage_summary.total}", err=True)
-    if DEFAULTS["model"] in ended.usage_summary.model_usage_summaries:
-        say(NOTE, err=True)
     if not any(usage.total_tokens for usage in ended.usage_by_depth.values()):
         return
     models = list(ended.usage_summary.model_usage_summaries.items())

@@ -229,7 +229,7 @@ def _end_of(error: BaseException, failed: BatchResult | None, *, was_stopped: bo
     Args:
         error: Error that ended the batch.
         failed: Failed item that ended it, if the first failure does.
-        was_stopped: Whether `rlm-broker stop` has come.
+        was_stopped: Whether `rlm-broker runs stop` has come.
     """
     match error:
         case RunCancelled() | KeyboardInterrupt():

@@ -6,13 +6,17 @@ from rlm_broker.cli.parameters import (
     FILE,
     FOLDER,
     ISOLATION,
+    MORE,
     PATH,
     Flag,
     Group,
     KeyVariable,
     LazyCommand,
     Option,
-    TraceGroup,
+    RunsGroup,
+    completed_assignments,
+    completed_models,
+    require_paths,
 )
 
 MOST_RUNS = 4_096
@@ -25,8 +29,15 @@ BY_SIGNALS = "130, 143, 129 stopped by Ctrl+C, SIGTERM, SIGHUP"
 JSON = Flag("--json as_json", "Print one JSON object.")
 DEBUG = Flag("--debug", "Show tracebacks of rlm-broker itself.")
 NO_OPEN = Flag("--no-open", "Only print the link; do not open the browser.")
-MODEL = Option("-m --model", "NAME", "The root model (default offline).")
-SUB_MODEL = Option("-s --sub-model", "NAME", "The model that code asks; default: the root model.")
+MODEL = Option(
+    "-m --model",
+    "NAME",
+    "The root model; default: that of the settings, see models default.",
+    completed=completed_models,
+)
+SUB_MODEL = Option(
+    "-s --sub-model", "NAME", "The model that code asks; default: the root model.", completed=completed_models
+)
 BASE_URL = Option("--base-url", "URL", "Address of an OpenAI-compatible server with the models.")
 API_KEY = Option("--api-key", "env:NAME", "Variable that holds the key of the model.", type=KEY)
 MODELS = (MODEL, SUB_MODEL, BASE_URL, API_KEY)
@@ -68,14 +79,21 @@ TEXT = (
     Option("--encoding", "NAME", "Encoding of text without a byte order mark, such as cp1252 (default utf-8)."),
     Flag("--strict-text", "Refuse text with bytes that cannot be decoded; default: replace them."),
 )
-LIMIT = Option("--limit assignments", "NAME=VALUE", "Any other limit: run_timeout_s=10m.", multiple=True)
+
+
+def _limit(example: str) -> Option:
+    help = f"Any limit or setting, as {example}; config show lists them."
+    return Option("--limit --set assignments", "NAME=VALUE", help, multiple=True, completed=completed_assignments)
+
+
+LIMIT = _limit("run_timeout_s=10m")
 SYSTEM = Option("--system", "TEXT", "System prompt, in place of the built-in one.")
 QUIET = Flag("-q --quiet", "Print no progress and no advice.")
 RETRY_FAILED = Flag("--retry-failed", "Ask again what has failed in an earlier process.")
 
 
 def _output_type(help: str) -> Option:
-    return Option("-o --output-type", "FILE", help, type=FILE)
+    return Option("--output-type", "FILE", help, type=FILE)
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -85,32 +103,79 @@ ASK = LazyCommand(
     """Ask QUESTION about files, folders or globs. Without any, or with -, it is about stdin.
 
     The answer goes to stdout, all else to stderr.
+
+    \b
+    rlm-broker ask "Which service failed first?" logs/ -m openai/gpt-5-mini
+    rlm-broker ask "Who signed it, and when?" contract.pdf -m ollama/qwen3:4b -v
+    journalctl | rlm-broker ask "When did the disk fail?" --limit max_budget_usd=0.5
     """,
     (
         click.Argument(["question"]),
         click.Argument(["paths"], nargs=-1, type=FILE, metavar="[PATH]..."),
-        *TEXT,
+        "Often",
         *MODELS,
-        MAX_DEPTH,
-        *SANDBOX,
-        TOOLS,
-        _output_type("A JSON Schema of the answer, which is printed as JSON."),
-        *RUN,
-        *CLUSTER,
         LIMIT,
+        Flag("-c --continue go_on", "Go on from the last question at a terminal, about the same paths."),
+        Flag("-v --verbose", "Show each turn's reply, code, output and calls, and left-out files."),
+        QUIET,
+        "Answer",
+        Option("-o --out", "FILE", "Write the answer to a file, too.", type=PATH),
+        JSON,
+        _output_type("A JSON Schema of the answer, which is printed as JSON."),
         SYSTEM,
+        TOOLS,
+        "Keep",
         Option("--trace", "FILE", "Write all events to a new file, as JSON lines.", type=PATH),
         Option("--record", "FILE", "Write all model calls to a new file.", type=PATH),
         Option("--replay", "FILE", "Take replies from such a file; no model is called.", type=PATH),
-        JSON,
+        "Sandbox",
+        *SANDBOX,
+        MORE,
+        MAX_DEPTH,
+        *TEXT,
+        *RUN,
+        *CLUSTER,
+        DEBUG,
+    ),
+    checked=require_paths,
+    epilog=f"""\b
+exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or configuration is wrong,
+3 a limit or `runs stop` ended it (the partial answer is printed), 4 the isolation cannot be had or the sandbox
+failed, 5 the model provider failed, {BY_SIGNALS} (the partial answer is printed)""",
+)
+
+CHAT = LazyCommand(
+    "chat",
+    """Talk about files or folders. The REPL stays, with all that code has found out, and so does the conversation.
+
+    Each line of stdin is a question, or one of /files, /undo, /cost, /help and /quit. Ctrl+C ends an answer with what
+    there is, and keeps the variables.
+
+    \b
+    rlm-broker chat logs/ -m openai/gpt-5-mini
+    rlm-broker chat src/ docs/ -m ollama/qwen3:4b -v
+    rlm-broker chat contract.pdf -q <questions.txt
+    """,
+    (
+        click.Argument(["paths"], nargs=-1, type=FILE, metavar="PATH..."),
+        "Often",
+        *MODELS,
+        LIMIT,
+        Flag("-v --verbose", "Show each turn's reply, code, output and calls."),
         QUIET,
-        Flag("-v --verbose", "Show each turn's reply, code, output and calls, and left-out files."),
+        TOOLS,
+        "Sandbox",
+        *SANDBOX,
+        MORE,
+        MAX_DEPTH,
+        *TEXT,
+        *RUN,
+        *CLUSTER,
         DEBUG,
     ),
     epilog=f"""\b
-exit codes: 0 answered (NOT FOUND is an answer), 1 failed, 2 the command line or configuration is wrong,
-3 a limit or `rlm-broker stop` ended it (the partial answer is printed), 4 the isolation cannot be had or the sandbox
-failed, 5 the model provider failed, {BY_SIGNALS} (the partial answer is printed)""",
+exit codes: 0 the input has ended, 2 the command line or configuration is wrong, 4 the isolation cannot be had,
+{BY_SIGNALS}""",
 )
 
 BATCH = LazyCommand(
@@ -122,7 +187,7 @@ BATCH = LazyCommand(
     """,
     (
         click.Argument(["input"], required=False, type=FILE, metavar="INPUT"),
-        Option("--out", "FILE", "File of results, as JSON lines.", type=PATH),
+        Option("-o --out", "FILE", "File of results, as JSON lines.", type=PATH),
         Option("--status", "FILE", "Show how far the batch of FILE is, or all its shards.", type=PATH),
         Option("--shard", "K/N", "Ask every N-th item; auto/N takes K from Slurm or Kubernetes."),
         Option("--merge", "FILE", "Put the results of all shards of FILE into it.", type=PATH),
@@ -147,18 +212,20 @@ BATCH = LazyCommand(
             "Function (item, result) whose value each line has; PLACE is a FILE.py or a module. No sandbox.",
         ),
         Option("--root", "DIR", "Folder of the paths in lines (default: that of INPUT).", type=FOLDER),
-        *TEXT,
+        "Runs",
         *MODELS,
-        MAX_DEPTH,
-        *SANDBOX,
+        _limit("max_budget_usd=0.1 of each item"),
         TOOLS,
         _output_type("A JSON Schema of the answers."),
-        *RUN,
-        *CLUSTER,
-        Option("--limit assignments", "NAME=VALUE", "Any limit of each item: max_budget_usd=0.1.", multiple=True),
         SYSTEM,
+        *SANDBOX,
         Flag("--json as_json", "Print one JSON object about the batch at its end."),
         QUIET,
+        MORE,
+        MAX_DEPTH,
+        *TEXT,
+        *RUN,
+        *CLUSTER,
         DEBUG,
     ),
     epilog=f"""\b
@@ -168,7 +235,7 @@ a line of INPUT is one of these, with "metadata": {{...}} for values of your own
 
 \b
 exit codes: 0 each item has a result, and none failed, 1 some items failed, 2 the command line, the input or
-the configuration is wrong, or it does not fit OUT, 3 a limit of the batch or `rlm-broker stop` ended it,
+the configuration is wrong, or it does not fit OUT, 3 a limit of the batch or `rlm-broker runs stop` ended it,
 4 the isolation cannot be had or the sandbox failed, 5 every call would fail (a wrong key, model or address),
 {BY_SIGNALS}.
 After 3, 4, 5, 130, 143, 129 and a kill the same command goes on with the items that have no result.""",
@@ -210,14 +277,21 @@ EXEC = LazyCommand(
 
     All arguments behind FILE are the program's. The program gets the stdin of this command, which is read to its end
     before the program begins; a terminal is not read. If FILE is -, the program itself is read from stdin.
+
+    \b
+    rlm-broker exec script.py --verbose <numbers.txt
+    rlm-broker exec --file data.csv --out results/ plot.py
+    rlm-broker exec -c "print(2 ** 100)"
     """,
     (
-        click.Argument(["file"], type=FILE),
+        click.Argument(["file"], type=FILE, required=False),
         click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
+        Option("-c code", "CODE", "Run this code in place of a FILE; what stands behind it are its arguments."),
         Option("--file files", "LOCAL[=NAME]", "A file to put beside the program; repeatable.", multiple=True),
+        Option("-o --out", "FOLDER", "Keep the files that it makes, and the pictures that it shows.", type=PATH),
         Option("--timeout", "TIME", "Compute time, such as 90s or 1h30m (default 60 s)."),
         *SANDBOX,
-        Option("--limit assignments", "NAME=VALUE", "Any other limit: memory_bytes=64MB.", multiple=True),
+        _limit("memory_bytes=64MB"),
         JSON,
         DEBUG,
     ),
@@ -247,13 +321,14 @@ SERVE = LazyCommand(
         ),
         Option("--config", "FILE", "Settings, in place of rlm-broker.toml of this folder.", type=PATH),
         LEVEL,
-        *CLUSTER,
         Option("--max-runs", "N", "Runs at the same time (default 64).", type=int),
         Option("--drain-s", "S", "Seconds that runs have to end after SIGTERM (default 30).", type=float),
         Option("--certificate", "FILE", "Certificate for TLS, as PEM.", type=FILE),
         Option("--private-key", "FILE", "Private key of the certificate, as PEM.", type=FILE),
         Flag("--behind-proxy", "A proxy in front speaks TLS: listen beyond loopback.", default=None),
         LIMIT,
+        MORE,
+        *CLUSTER,
         DEBUG,
     ),
     epilog="""\b
@@ -271,13 +346,14 @@ MCP = LazyCommand(
     (
         *MODELS,
         Option("--root", "DIR", "Folder whose files may be asked about.", type=FOLDER, default="."),
-        MAX_DEPTH,
         *SANDBOX,
         TOOLS,
-        *RUN,
-        *CLUSTER,
         LIMIT,
         Flag("--config only_config", "Print the JSON that clients want, and exit."),
+        MORE,
+        MAX_DEPTH,
+        *RUN,
+        *CLUSTER,
         DEBUG,
     ),
     epilog=f"""\b
@@ -301,12 +377,14 @@ DOCTOR = LazyCommand(
 AS_ASK = "As it would be given to ask."
 LIST_MODELS = LazyCommand(
     "models",
-    """Show the models and routes that hold here, what a server at --base-url has, and the providers whose key is set.
+    """Show the models and routes that hold here, which names of models can be used, and what the others lack.
 
-    With a NAME, show which model would serve code that asks for it.
+    With a NAME, show which model would serve code that asks for it. `models default NAME` sets the model that commands
+    take when none is named.
     """,
     (
         click.Argument(["name"], required=False),
+        click.Argument(["value"], required=False, metavar=""),
         click.Option(
             ["--depth"],
             type=click.IntRange(0),
@@ -340,52 +418,52 @@ CONFIG = Group(
 
             A sentence at the end of each line says what the setting is.
             """,
-            (Option("--limit assignments", "NAME=VALUE", AS_ASK, multiple=True), JSON),
+            (_limit("it would be given to ask"), JSON),
             epilog="exit codes: 0 shown, 2 a setting is wrong",
             work="config.show",
         ),
     ],
 )
 
-PS = LazyCommand(
-    "ps",
-    """Show each run and each REPL of this user's processes, and what it does.
-
-    Listed are `ask`, `batch`, `exec`, `serve`, `mcp`, and Python programs that were started with RLM_BROKER_CONTROL=1.
-    A process that does not answer is named. `rlm-broker stop` takes the ids.
-    """,
-    (JSON, Flag("--watch", "Show the table again each second, until Ctrl+C.")),
-    epilog="exit codes: 0 shown, also if no process runs, 2 the command line is wrong, 130 Ctrl+C",
-)
-
-STOP = LazyCommand(
-    "stop",
-    """Stop a run: it ends with its best answer so far. Stop a REPL: its block is interrupted.
-
-    With the id of a process, stop all its runs, and all REPLs that belong to no run. `rlm-broker ps` shows the ids; the
-    beginning of the id of a run or a REPL is enough. The command waits for the end.
-    """,
-    (
-        click.Argument(["target"], metavar="RUN|REPL|PID"),
-        Flag("--now", "Cancel a run, without an answer; close a REPL, with all its processes."),
-        Flag("--dry-run", "Show what would be stopped."),
-        JSON,
-    ),
-    epilog="""\b
-exit codes: 0 it has ended, 1 it goes on or its process hangs, 2 there is no such run, REPL or process,
-or the beginning of an id is that of several""",
-)
-
-TRACE_FILE = click.Argument(["file"], type=PATH)
-TRACE = TraceGroup(
-    "trace",
-    help="Look at a trace that `ask --trace FILE` wrote.",
+RUN_FILE = click.Argument(["file"], type=PATH)
+NEW_PAGE = Option("-o --out", "FILE.html", "The page (default: beside the trace, with .html).", type=PATH)
+RUNS = RunsGroup(
+    "runs",
+    help="Runs: those that go on in this user's processes, and those in files of `ask --trace FILE`.",
     commands=[
         LazyCommand(
-            "show",
-            "Print the tree of runs: question, turns, blocks, calls, tokens and cost of each.",
+            "list",
+            """Show each run and each REPL of this user's processes, and what it does. It is `runs` without a command.
+
+            Listed are `ask`, `batch`, `exec`, `serve`, `mcp`, and Python programs that were started with
+            RLM_BROKER_CONTROL=1. A process that does not answer is named. `runs stop` takes the ids.
+            """,
+            (JSON, Flag("--watch", "Show the table again each second, until Ctrl+C.")),
+            epilog="exit codes: 0 shown, also if no process runs, 2 the command line is wrong, 130 Ctrl+C",
+            work="ps",
+        ),
+        LazyCommand(
+            "stop",
+            """Stop a run: it ends with its best answer so far. Stop a REPL: its block is interrupted.
+
+            With the id of a process, stop all its runs, and all REPLs that belong to no run. `runs list` shows the
+            ids; the beginning of the id of a run or a REPL is enough. The command waits for the end.
+            """,
             (
-                TRACE_FILE,
+                click.Argument(["target"], metavar="RUN|REPL|PID"),
+                Flag("--now", "Cancel a run, without an answer; close a REPL, with all its processes."),
+                Flag("--dry-run", "Show what would be stopped."),
+                JSON,
+            ),
+            epilog="""\b
+exit codes: 0 it has ended, 1 it goes on or its process hangs, 2 there is no such run, REPL or process,
+or the beginning of an id is that of several""",
+        ),
+        LazyCommand(
+            "show",
+            "Print the tree of runs of a trace: question, turns, blocks, calls, tokens and cost of each.",
+            (
+                RUN_FILE,
                 Flag("--full", "Show each reply, code, output, and call with its prompt and reply."),
                 Flag("--json as_json", "Print the runs as one JSON list; a trace itself is JSON lines."),
             ),
@@ -394,26 +472,31 @@ TRACE = TraceGroup(
         ),
         LazyCommand(
             "view",
-            "Write the trace as one page that needs no network, open it in the browser, and print its link.",
+            """Show runs in the browser: those of this machine, to follow and stop them; or a trace, as one page.
+
+            The page of a trace needs no network. The link to the runs of this machine has a key, with which they can be
+            seen and stopped: keep it to yourself.
+            """,
             (
-                TRACE_FILE,
-                Option("--out", "FILE.html", "The page (default: beside the trace, with .html).", type=PATH),
+                click.Argument(["file"], type=PATH, required=False),
+                NEW_PAGE,
+                Option("--port", "N", "Port (default: a free one).", type=click.IntRange(0, 65535), default=0),
+                Option("--host", "ADDRESS", "Address of this machine (default 127.0.0.1).", default="127.0.0.1"),
                 NO_OPEN,
             ),
-            epilog="exit codes: 0 written, 2 the file is no trace, or the page cannot be written",
+            epilog="exit codes: 0 a page was written, 2 the file is no trace, the page cannot be written, the port"
+            " cannot be had, or packages are missing, 130 Ctrl+C",
             work="trace.view",
         ),
         LazyCommand(
             "export",
-            "Write the trace in the format of other programs. The trace itself is JSON lines.",
+            "Write a trace as spans of OpenTelemetry. The trace itself is JSON lines.",
             (
-                TRACE_FILE,
-                Flag(
-                    "--otlp formats", "Spans as OTLP in JSON, for OpenTelemetry collectors (default).", value="--otlp"
-                ),
+                RUN_FILE,
+                Flag("--otlp formats", "Spans as OTLP in JSON, for collectors (default).", value="--otlp"),
                 Flag("--chrome formats", "", value="--chrome", hidden=True),
                 Flag("--rlm formats", "", value="--rlm", hidden=True),
-                Option("--out", "FILE", "A new file (default: stdout).", type=PATH),
+                Option("-o --out", "FILE", "A new file (default: stdout).", type=PATH),
             ),
             epilog="exit codes: 0 written, 2 the file is no trace, or the output cannot be written",
             work="trace.export",
@@ -421,24 +504,9 @@ TRACE = TraceGroup(
     ],
 )
 
-VIEW = LazyCommand(
-    "view",
-    """Show the runs of this machine in the browser, follow them, and stop them.
-
-    Shown are the runs that `rlm-broker ps` lists. The link has a key, with which your runs can be seen and stopped:
-    keep it to yourself.
-    """,
-    (
-        Option("--port", "N", "Port (default: a free one).", type=click.IntRange(0, 65535), default=0),
-        Option("--host", "ADDRESS", "Address of this machine (default 127.0.0.1).", default="127.0.0.1"),
-        NO_OPEN,
-    ),
-    epilog="exit codes: 2 the port cannot be had, or packages are missing, 130 Ctrl+C",
-    extra="serve",
-)
-
 COMMANDS: dict[str, tuple[str, click.Command]] = {
     "ask": ("Ask a question about a text, files or folders.", ASK),
+    "chat": ("Talk about files: the REPL and the conversation stay.", CHAT),
     "batch": ("Ask many questions, and go on where a killed batch was.", BATCH),
     "eval": ("Print the line that measures whether an RLM is worth it for a model.", EVAL),
     "exec": ("Run a Python file in a sandbox, without any model.", EXEC),
@@ -447,9 +515,8 @@ COMMANDS: dict[str, tuple[str, click.Command]] = {
     "doctor": ("Show what isolation this machine offers.", DOCTOR),
     "models": ("Show which models and keys there are, and which model would serve a call.", LIST_MODELS),
     "config": ("Show every setting, where it came from, and what it is.", CONFIG),
-    "ps": ("Show what runs in this user's processes.", PS),
-    "stop": ("Stop a run, a REPL or a process.", STOP),
-    "trace": ("Show what happened in a run, from its trace.", TRACE),
-    "view": ("Show the runs of this machine in the browser.", VIEW),
+    "runs": ("List, stop and show runs, in a terminal or in the browser.", RUNS),
 }
 """Name of a command -> its sentence in the list of commands, and the command, in the order of that list."""
+RENAMED = {"ps": "runs list", "stop": "runs stop", "view": "runs view", "trace": "runs"}
+"""Name of a command until 0.1 -> its present one. It works for one release more."""

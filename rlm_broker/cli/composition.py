@@ -73,11 +73,10 @@ def rlm_of(
         ConfigurationError: A setting cannot be used.
     """
     models = models or models_of(settings)
-    is_replay = models.replay is not None
+    named = () if models.replay is not None else (settings.model("model"), settings.model("sub_model"))
     tools = settings.path("tools")
     return RLM(
-        None if is_replay else settings.model("model"),
-        None if is_replay else settings.model("sub_model"),
+        *named,
         models=models,
         limits=limits or settings.limits,
         tools=None if tools is None else tools_of(tools),

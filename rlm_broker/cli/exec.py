@@ -11,7 +11,9 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import click
 
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.sources import SILENCE_S, STDIN
@@ -35,6 +37,8 @@ OF_LIMITS = {
     "BlockingIOError: [Errno 11]": "max_processes",
 }
 """Beginning of an error of Python -> the limit that most likely caused it."""
+PICTURES: Final[Mapping[str, str]] = {"image/png": "png", "image/jpeg": "jpg", "image/svg+xml": "svg"}
+"""Form of a picture -> the ending of its file."""
 ITS_BLOCK = "<block 2>"
 """File name of the program in tracebacks. Its own name is put in its place."""
 
@@ -56,7 +60,7 @@ class Script:
     stdin: str | None
 
 
-def run(file: str, arguments: Sequence[str], **options: Any) -> int:
+def run(file: str | None, arguments: Sequence[str], **options: Any) -> int:
     """Run a program, and return the exit code that `python` would give it, or 3 if a limit ended it."""
     block = execute(file, arguments, **options)
     if block.status == "exited":
@@ -67,9 +71,11 @@ def run(file: str, arguments: Sequence[str], **options: Any) -> int:
 
 
 def execute(
-    file: str,
+    file: str | None,
     arguments: Sequence[str],
     *,
+    code: str | None,
+    out: Path | None,
     timeout: str | None,
     files: Sequence[str],
     assignments: Sequence[str],
@@ -87,7 +93,13 @@ def execute(
         OSError: The output cannot be written.
     """
     settings = Settings(assigned(assignments, block_timeout_s=timeout, **flags))
-    program = _program(file, arguments, settings.limits.max_frame_bytes)
+    if code is not None:
+        given = arguments if file is None else [file, *arguments]
+        program = Script(code, ["-c", *given], None, _stdin(settings.limits.max_frame_bytes))
+    elif file is None:
+        raise click.UsageError("Missing argument 'FILE': name a program, or give one by -c CODE.")
+    else:
+        program = _program(file, arguments, settings.limits.max_frame_bytes)
     placed = _placed(files, program.name)
     made = Sandbox(
         settings.limits,
@@ -103,12 +115,13 @@ def execute(
             told = None if as_json else _Echo(program)
             block = repl.execute_script(program.code, program.argv, program.name, stdin=program.stdin, on_output=told)
             block = _at_its_limit(block)
+            kept = [] if out is None else _kept(repl, block, out, {*placed, program.name})
             block = dataclasses.replace(block, stderr=_with_its_name(block.stderr, program))
             if as_json:
                 shown = block.to_dict() | {"isolation": dataclasses.asdict(repl.isolation)}
                 say(json.dumps(shown, ensure_ascii=False))
             else:
-                for line in _notes(block, settings.limits):
+                for line in [*_notes(block, settings.limits), *(f"kept {each}" for each in kept)]:
                     say(f"rlm-broker exec: {line}", err=True)
     except _OutputLost as lost:
         raise lost.error from None
@@ -203,6 +216,28 @@ def _notes(block: Block, limits: "Limits") -> list[str]:
     elif block.error and block.error.startswith("EOFError") and sys.stdin.isatty():
         notes.append("a terminal is not read: give what the program reads by a pipe or a file, such as <answers.txt")
     return notes
+
+
+def _kept(repl: "SandboxedRepl", block: Block, out: Path, given: set[str | None]) -> list[Path]:
+    """Save the files that the program has made, and the pictures that it has shown, and return their paths.
+
+    The program chooses the names: hidden files, and names that could steer a terminal, are left. So are folders.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write into {out}: {error.strerror}") from None
+    kept = []
+    for entry in repl.files.list():
+        if entry.kind == "file" and entry.name not in given and entry.name.isprintable() and entry.name[:1] != ".":
+            repl.files.save(entry.name, out / entry.name)
+            kept.append(out / entry.name)
+    for number, display in enumerate(block.displays, 1):
+        for mime, data in display.data.items():
+            if ending := PICTURES.get(mime):
+                kept.append(out / f"picture-{number}.{ending}")
+                kept[-1].write_bytes(data if isinstance(data, bytes) else data.encode(errors="replace"))
+    return kept
 
 
 def _with_its_name(text: str, program: Script) -> str:

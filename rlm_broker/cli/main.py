@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from rlm_broker.cli import signals
-from rlm_broker.cli.commands import COMMANDS
+from rlm_broker.cli.commands import COMMANDS, RENAMED
 from rlm_broker.cli.failures import fail
 from rlm_broker.cli.parameters import Group
 
@@ -47,7 +47,11 @@ class _Commands(Group):
             if len(args) == 1:
                 click.echo(ctx.get_help())
                 ctx.exit()
-            args = [args[1], "--help"]
+            args = [*args[1:], "--help"]
+        if args[0] in RENAMED:
+            now = RENAMED[args[0]]
+            click.echo(f"rlm-broker: `{args[0]}` is `{now}` now; the old word goes with the next release", err=True)
+            args = [*now.split(), *args[1:]]
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

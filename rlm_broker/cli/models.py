@@ -1,4 +1,7 @@
-"""`rlm-broker models [NAME]`: models, routes and keys; with a NAME, the model that would serve a call, and why."""
+"""`rlm-broker models`: models, routes, keys and servers. With a NAME, the model that would serve a call, and why.
+
+`rlm-broker models default NAME` writes the model that commands take when none is named into the user's file.
+"""
 
 import asyncio
 import json
@@ -7,18 +10,33 @@ from typing import Any
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.broker.clients.providers import providers_here
 from rlm_broker.broker.models.model import Model
 from rlm_broker.broker.models.models import Models
 from rlm_broker.broker.models.registry import Registry
-from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned
+from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned, set_default_model
 from rlm_broker.cli.terminal import say
-from rlm_broker.errors import ModelFailed
+from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.run.lm_handler import LMHandler
 
+MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-sonnet-4-5"}
+"""Provider → the model that is named as an example."""
+MOST_NAMED = 5
+"""Models of a server on this machine that are listed."""
 
-def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
-    """Print models, routes, a server's models and keys; or the model that would serve a call by `name`."""
+
+def run(*, name: str | None, value: str | None, depth: int, as_json: bool, **flags: Any) -> None:
+    """Print models, routes, servers and keys; or the model that would serve a call by `name`; or set the default."""
+    if value is not None:
+        if name != "default":
+            raise ConfigurationError(f"give one name, or `models default {value}` to have that model by default")
+        _set_default(value)
+        return
     settings = Settings(assigned((), **flags))
+    if name == "default" and name not in settings.models:
+        value, source = settings.all()["model"].value, settings.all()["model"].source
+        say(json.dumps({"model": value, "source": source}) if as_json else f"{value}  ({source})")
+        return
     is_named = settings["model"] != DEFAULTS["model"]
     models = Registry(
         settings.model("model") if is_named else None,
@@ -37,9 +55,11 @@ def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
     entries += [_entry(entry, client, settings) for entry, client in models.named.items()]
     routes = [{"match": each.match, "depths": each.depths, "to": each.to} for each in settings.routes]
     server = None if settings["base_url"] is None else _server(settings)
-    providers = LiteLLMClient.providers_with_keys()
+    here = asyncio.run(providers_here())
     if as_json:
+        providers = LiteLLMClient.providers_with_keys()
         found = {"models": entries, "routes": routes, "server": server, "providers": providers}
+        found["names"] = {each.name: {"missing": each.missing, "models": each.models} for each in here}
         say(json.dumps(found, ensure_ascii=False))
         return
     width = max(len(entry["name"]) for entry in entries)
@@ -50,8 +70,42 @@ def run(*, name: str | None, depth: int, as_json: bool, **flags: Any) -> None:
     if server is not None:
         has = server.get("problem") or f"it has: {', '.join(server['models']) or 'no list of models'}"
         say(f"server {server['base_url']}: {has}")
-    named = ", ".join(f"{provider} ({variable})" for provider, variable in providers.items())
-    say(f"providers whose key is set: {named or 'none'}")
+    say("names of models begin with:")
+    for each in here:
+        more = ", ..." if len(each.models) > MOST_NAMED else ""
+        has = f"has {', '.join(each.models[:MOST_NAMED])}{more}" if each.models else f"{each.has} is set"
+        say(f"  {each.name + '/':13}{each.missing or has}")
+    litellm = ", which is installed" if LiteLLMClient.is_installed() else ": pip install 'rlm-broker[litellm]'"
+    say(f"  {'others':13}anthropic/, azure/, bedrock/ and many more need litellm{litellm}")
+
+
+def advice() -> str:
+    """Return how a real model is named here, by what is found: a server on this machine, or a key."""
+    found = [each for each in asyncio.run(providers_here()) if each.missing is None]
+    keys = LiteLLMClient.providers_with_keys()
+    for name, has, models in (
+        *((each.name, each.has, each.models) for each in found if each.models),
+        *((name, keys[name], [model]) for name, model in MODELS.items() if name in keys),
+        *((each.name, each.has, ["NAME"]) for each in found if not each.models),
+    ):
+        return f"found {has}: --model {name}/{models[0]}"
+    return "found no key and no model server: `rlm-broker models` lists what --model takes"
+
+
+def _set_default(name: str) -> None:
+    """Write a model into the user's file, after a look at its name.
+
+    Raises:
+        UnknownModel: It is not the name of a model.
+    """
+    settings = Settings({}, is_looked_at=True)
+    try:
+        Registry(name, None, Models(settings.models, settings.routes, settings["model_policy"]), LMHandler)
+    except UnknownModel:
+        raise
+    except ConfigurationError as error:
+        say(f"warning: {error}", err=True)
+    say(f"{set_default_model(name)}: model = {name}")
 
 
 def _server(settings: Settings) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """Kinds of commands, options and values of the command line. `--help` imports this module: it imports `click` alone."""
 
+import functools
 import gc
 import importlib
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
-from rlm_broker.cli.failures import failures
+from rlm_broker.cli.failures import fail, failures
 from rlm_broker.values.extras import require_extra
 from sandbox_worker.wire.level import LevelName
 
@@ -24,6 +27,40 @@ PATH = click.Path(path_type=Path)
 ISOLATION = click.Choice(("auto", *get_args(LevelName)))
 """Levels, as the setting `isolation` names them. The module of the levels takes longer to import."""
 FROM_ENVIRONMENT = "env:"
+MORE: Final = "More"
+"""Title of a command's options that only `--help-all` shows."""
+MEANT: Final = {
+    "timeout": "--limit run_timeout_s=10m",
+    "max-time": "--limit run_timeout_s=10m",
+    "budget": "--limit max_budget_usd=1",
+    "cost": "--limit max_budget_usd=1",
+    "max-cost": "--limit max_budget_usd=1",
+    "tokens": "--limit max_tokens=100000",
+    "memory": "--limit memory_bytes=512MB",
+    "turns": "--limit max_iterations=20",
+    "depth": "--max-depth",
+    "file": "a path behind the question",
+    "key": "--api-key env:NAME",
+    "output": "-o",
+    "schema": "--output-type",
+    "system-prompt": "--system",
+}
+"""Option that people try first → how it is written here. A name of a limit or a setting is found by itself."""
+WORDS: Final = {
+    "run": "ask or exec",
+    "version": "--version",
+    "ls": "runs list",
+    "list": "runs list",
+    "kill": "runs stop",
+    "logs": "runs show",
+    "python": "exec",
+    "shell": "exec",
+    "server": "serve",
+    "settings": "config show",
+    "login": "models default",
+    "init": "models default",
+}
+"""Command that people try first → the command here."""
 
 
 def exists(path: str | Path) -> bool:
@@ -61,6 +98,7 @@ class Option(click.Option):
         metavar: What the help shows for the value.
         help: One sentence.
         multiple: Whether it may be given several times.
+        completed: Returns the values that a shell offers for the beginning of one.
     """
 
     def __init__(
@@ -72,11 +110,23 @@ class Option(click.Option):
         type: click.ParamType[Any] | type | None = None,
         default: Any = None,
         multiple: bool = False,
-        required: bool = False,
+        completed: Callable[[str], list[str]] | None = None,
     ) -> None:
         super().__init__(
-            names.split(), metavar=metavar, help=help, type=type, default=default, multiple=multiple, required=required
+            names.split(),
+            metavar=metavar,
+            help=help,
+            type=type,
+            default=default,
+            multiple=multiple,
+            shell_complete=None if completed is None else functools.partial(_offered, completed),
         )
+
+
+def _offered(
+    completed: Callable[[str], list[str]], _context: click.Context, _option: click.Parameter, begin: str
+) -> list[CompletionItem]:
+    return list(map(CompletionItem, completed(begin)))
 
 
 class Flag(click.Option):
@@ -100,48 +150,88 @@ class LazyCommand(click.Command):
     Args:
         name: Its name.
         help: What it does.
-        parameters: Its arguments and options, in the order of the help.
+        parameters: Its arguments and options, in the order of the help. A text begins a section of that title; those
+            below `MORE` are shown by `--help-all` alone.
         epilog: What the help ends with.
         work: `MODULE` or `MODULE.FUNCTION` in `rlm_broker.cli`; the function is `run` if none is named.
         extra: Extra of the installation with the packages that the module imports.
         context_settings: As `click.Command` has them.
+        checked: Called with the parameters before the import; it ends the command if they cannot be used.
     """
 
     def __init__(
         self,
         name: str,
         help: str,
-        parameters: Sequence[click.Parameter] = (),
+        parameters: Sequence[click.Parameter | str] = (),
         *,
         epilog: str,
         work: str = "",
         extra: str = "",
         context_settings: dict[str, Any] | None = None,
+        checked: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
+        self._sections: list[tuple[str, list[click.Parameter]]] = [("Options", [])]
+        for each in parameters:
+            if isinstance(each, str):
+                self._sections.append((each, []))
+            else:
+                self._sections[-1][1].append(each)
+        if MORE in (title for title, _ in self._sections):
+            self._sections[-2][1].append(HELP_ALL)
         super().__init__(
             name,
             help=help,
-            params=list(parameters),
+            params=[each for _, members in self._sections for each in members],
             epilog=epilog,
             callback=self._call,
             context_settings=context_settings,
         )
         self._work = work or name
         self._extra = extra
+        self._checked = checked
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments. click names no command where the value of an option is missing."""
+        """Read the arguments. An unknown option is answered by how it is written here.
+
+        Raises:
+            click.UsageError: An option does not exist, or its value is missing.
+        """
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-")
+            meant = MEANT.get(name) or _assignment(name.replace("-", "_"))
+            if meant is None or meant.partition(" ")[0] not in (opt for each in self.params for opt in each.opts):
+                raise
+            raise click.UsageError(f"No such option '{error.option_name}'; did you mean {meant}?", ctx) from None
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx
+            error.ctx = error.ctx or ctx  # click names no command where the value of an option is missing
             raise
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections of options."""
+        for title, members in self._sections:
+            if title == MORE and not ctx.meta.get(MORE):
+                continue
+            last = [self.get_help_option(ctx)] if (title, members) == self._sections[-1 - self._has_more()] else []
+            options = [each for each in (*members, *last) if isinstance(each, click.Option)]
+            records = [each.get_help_record(ctx) for each in options]
+            if any(records):
+                with formatter.section(title):
+                    formatter.write_dl([record for record in records if record is not None])
+
+    def _has_more(self) -> bool:
+        return self._sections[-1][0] == MORE
 
     def _call(self, **parameters: Any) -> None:
         module, _, function = self._work.partition(".")
+        name = click.get_current_context().command_path.partition(" ")[2]
         as_json, is_debug = parameters.get("as_json", False), parameters.pop("debug", False)
-        with failures(module, as_json=as_json, debug=is_debug):
-            with require_extra(self._extra, f"`rlm-broker {module}`") if self._extra else nullcontext():
+        if self._checked is not None:
+            self._checked(parameters)
+        with failures(name, as_json=as_json, debug=is_debug):
+            with require_extra(self._extra, f"`rlm-broker {name}`") if self._extra else nullcontext():
                 work = importlib.import_module(f"rlm_broker.cli.{module}")
             if not gc.isenabled():  # `__main__` turns it off for the imports
                 gc.freeze()
@@ -153,6 +243,10 @@ class LazyCommand(click.Command):
 
 class Group(click.Group):
     """A group that answers a mistyped command by suggesting a similar one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the commands in the order of their story."""
+        return list(self.commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -171,12 +265,60 @@ class Group(click.Group):
         """Return what ends the sentence about an unknown command."""
         from rlm_broker.values.validation import suggestion
 
-        return suggestion(name, self.list_commands(ctx))
+        return f"; did you mean {WORDS[name]}?" if name in WORDS else suggestion(name, self.list_commands(ctx))
 
 
-class TraceGroup(Group):
-    """The commands for traces. If a file stands in the place of a command, the error names `trace show`."""
+class RunsGroup(Group):
+    """The commands for runs. Without a command they are listed; a file in its place is answered by `runs show`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; those without a command are of `list`."""
+        has_command = args and (not args[0].startswith("-") or args[0] in self.get_help_option_names(ctx))
+        return super().parse_args(ctx, args if has_command else ["list", *args])
 
     def suggested(self, ctx: click.Context, name: str) -> str:
         """Return what ends the sentence about an unknown command."""
-        return f"; did you mean trace show {name}?" if exists(name) else super().suggested(ctx, name)
+        return f"; did you mean runs show {name}?" if exists(name) else super().suggested(ctx, name)
+
+
+def require_paths(parameters: dict[str, Any]) -> None:
+    """End the command if a path to ask about does not exist. The imports for a run take half a second."""
+    for path in parameters["paths"] if not exists(parameters["question"]) else ():
+        if re.fullmatch(r"[\w ./+-]*\w", path) and not os.path.lexists(path):  # no pattern, address or odd character
+            fail("ask", "context", f"{path} does not exist", 2, as_json=parameters["as_json"])
+
+
+def completed_assignments(begin: str) -> list[str]:
+    """Return the limits and settings whose names begin so, each with its equals sign."""
+    return [f"{name}=" for name in _known() if name.startswith(begin)]
+
+
+def completed_models(begin: str) -> list[str]:
+    """Return the beginnings of names of models."""
+    from rlm_broker.broker.clients.providers import PROVIDERS
+
+    return [each for each in ("offline", *(f"{name}/" for name in PROVIDERS)) if each.startswith(begin)]
+
+
+def _assignment(name: str) -> str | None:
+    """Return how a limit or a setting is given; None for any other name."""
+    return f"--limit {name}=VALUE" if name in _known() else None
+
+
+def _known() -> list[str]:
+    from rlm_broker.cli.settings.settings import DEFAULTS
+    from rlm_broker.limits import Limits
+
+    return sorted([*Limits.fields, *DEFAULTS])
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        ctx.meta[MORE] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+HELP_ALL = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show all options."
+)

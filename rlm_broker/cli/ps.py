@@ -1,4 +1,4 @@
-"""`rlm-broker ps`: the runs and REPLs of this user's processes, as a table or as JSON."""
+"""`rlm-broker runs`: the runs and REPLs of this user's processes, as a table or as JSON."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`rlm-broker stop RUN|REPL|PID`: ends a run with its best answer so far, or the block of a REPL."""
+"""`rlm-broker runs stop RUN|REPL|PID`: ends a run with its best answer so far, or the block of a REPL."""
 
 import asyncio
 import json
@@ -81,7 +81,7 @@ def target_of(given: str, found: Sequence[ProcessStatus]) -> StopTarget:
         named = ", ".join(target.name for target in meant[:MOST_NAMED])
         raise ConfigurationError(f"{given!r} is the beginning of {len(meant)} ids, give more of one: {named}")
     if not meant:
-        raise ConfigurationError(f"there is no run, REPL or process {given!r}: see `rlm-broker ps`")
+        raise ConfigurationError(f"there is no run, REPL or process {given!r}: see `rlm-broker runs`")
     return meant[0]
 
 

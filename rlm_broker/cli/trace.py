@@ -1,5 +1,6 @@
-"""`rlm-broker trace`: a trace as a tree, as JSON, as a page in the browser, and as spans of OpenTelemetry."""
+"""`rlm-broker runs show|view|export`: a trace as a tree, as JSON, as a page, and as spans of OpenTelemetry."""
 
+import importlib
 import json
 import webbrowser
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import click
 
 from rlm_broker.cli.terminal import has_display, say
+from rlm_broker.values.extras import require_extra
 from rlm_broker.watch.trace_tree import Trace
 
 
@@ -22,8 +24,15 @@ def show(file: Path, *, full: bool, as_json: bool) -> None:
             say(line)
 
 
-def view(file: Path, *, out: Path | None, no_open: bool) -> None:
-    """Write the trace as one page, open it in the browser, and print its link."""
+def view(file: Path | None, *, out: Path | None, no_open: bool, port: int, host: str) -> None:
+    """Write a trace as one page, open it in the browser, and print its link; without one serve the runs of here."""
+    if file is None:
+        if out is not None:
+            raise click.UsageError("--out is for the page of a trace: name the trace, too.")
+        with require_extra("serve", "`rlm-broker runs view`"):
+            live = importlib.import_module("rlm_broker.cli.view")
+        live.run(port=port, host=host, no_open=no_open)
+        return
     page = out or file.parent / f"{file.stem}.html"  # `with_suffix` raises for a path without a name
     for note in Trace(file).write_page(page):
         say(f"note: {note}", err=True)

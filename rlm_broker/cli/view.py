@@ -1,4 +1,4 @@
-"""`rlm-broker view`: the runs of this user's processes in the browser, on loopback, for those who have the link."""
+"""`rlm-broker runs view`: the runs of this user's processes in the browser, on loopback, behind a key."""
 
 import asyncio
 import secrets

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Literal, ParamSpec
 
 import msgspec
 
-from rlm_broker.events.redaction import LONGEST_CHARS, redacted
+from rlm_broker.events.redaction import LONGEST_CHARS, fields_of, holds_no_secret, redacted
 from rlm_broker.results import Block, Isolation
 from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.mime import MimeType
@@ -27,6 +27,9 @@ class _OfARun(msgspec.Struct, frozen=True):
     depth: int
 
     def __post_init__(self) -> None:
+        fields = fields_of(type(self))
+        if fields is not None and holds_no_secret(fields(self)):
+            return
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if (shown := redacted(value, LONGEST_CHARS)) is not value:

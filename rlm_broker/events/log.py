@@ -3,12 +3,12 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from itertools import islice
-
-import msgspec
+from typing import Any
 
 from rlm_broker.events.event import Event, EventsMissed
+from rlm_broker.events.redaction import fields_of
 
 MOST_CHARS = 1 << 24
 """Maximum characters of the events in one log; beyond it the oldest are dropped. A follower that has not read them yet
@@ -43,7 +43,8 @@ class EventLog:
             self._chars += chars
             while self._chars > MOST_CHARS and len(self._kept) > 1:
                 self._chars -= self._kept.popleft()[1]
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def close(self) -> None:
         """End the log. Followers read the last event, then end."""
@@ -84,26 +85,35 @@ class EventLog:
         return events
 
     def _wake(self) -> None:
+        here = asyncio._get_running_loop()
         for loop, event in list(self._waiting):
             try:
-                loop.call_soon_threadsafe(event.set)
+                if loop is here:  # a follower beside the run, as in a server: it needs no byte in the loop's own pipe
+                    event.set()
+                else:
+                    loop.call_soon_threadsafe(event.set)
             except RuntimeError:  # the follower's event loop has ended
                 self._waiting.discard((loop, event))
 
 
 def text_chars(value: object) -> int:
     """Return the number of characters of all texts in an event, or in plain values."""
-    kind = type(value)  # most values are plain: asked for in this order, they cost a third
-    if kind is str:
-        return len(value)  # type: ignore[arg-type]
-    if kind in _WITHOUT_TEXT:
-        return 0
-    if isinstance(value, msgspec.Struct):
-        return sum(text_chars(getattr(value, name)) for name in value.__struct_fields__)
-    if isinstance(value, dict):
-        return sum(map(text_chars, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(text_chars, value))
-    if hasattr(value, "__dataclass_fields__"):
-        return sum(text_chars(getattr(value, name)) for name in value.__dataclass_fields__)
-    return 0
+    return _chars_of((value,))
+
+
+def _chars_of(values: Iterable[Any]) -> int:
+    """Sum up one level of values: a call for each value would cost more than all that the call does."""
+    chars = 0
+    for value in values:
+        kind: Any = type(value)
+        if kind is str:
+            chars += len(value)
+        elif kind in _WITHOUT_TEXT:
+            continue
+        elif isinstance(value, dict):
+            chars += _chars_of(value.values())
+        elif isinstance(value, list | tuple):
+            chars += _chars_of(value)
+        elif fields := fields_of(kind):
+            chars += _chars_of(fields(value))
+    return chars

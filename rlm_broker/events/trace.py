@@ -140,6 +140,7 @@ class TraceWriter:
         self.close()
 
 
+@cache
 def name_of(kind: type[Event]) -> str:
     """Return what a trace calls a kind of event: `block_ended` for `BlockEnded`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()

@@ -177,8 +177,8 @@ class Service:
 
     async def _routes(self, opening: contextlib.AsyncExitStack, parts: Parts, counted: Metrics) -> list[BaseRoute]:
         responses = await opening.enter_async_context(ResponseRoutes(parts))
-        routes: list[BaseRoute] = [*self._health.routes(), *metrics.routes(counted), *_model_routes(parts)]
-        for of in (chat_routes, file_routes, blocks.routes, containers.routes, run_code.routes, viewer_routes):
+        routes: list[BaseRoute] = [*chat_routes(parts), *self._health.routes(), *metrics.routes(counted)]
+        for of in (_model_routes, file_routes, blocks.routes, containers.routes, run_code.routes, viewer_routes):
             routes += of(parts)
         if importlib.util.find_spec("mcp") is not None:
             from rlm_broker.serve.mcp.http import mcp_routes  # the SDK takes 0.3 s to import, and is an extra

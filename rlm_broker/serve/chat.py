@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: a run as a chat completion, whole or as the chunks of a stream."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -132,7 +132,7 @@ class Replies:
         end = RunOutcome(self._asked.hosted.usage, facts={"error": getattr(error.__cause__, "kind", None)})
         return {**api_error_of(error).body(), **self._completion(message, "length", end)}
 
-    async def chunks(self, *, with_usage: bool) -> AsyncIterator[bytes]:
+    async def chunks(self, *, with_usage: bool) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream.
 
         Raises:
@@ -147,18 +147,21 @@ class Replies:
                     if text := telling.text(step):
                         yield self._chunk({"reasoning_content": text, "reasoning": text}, **none)
                     continue
-                if step.text:
-                    yield self._chunk({"content": step.text}, **none)
-                if step.calls:
-                    calls = [{"index": number, **call} for number, call in enumerate(_calls(step.calls))]
-                    yield self._chunk({"tool_calls": calls}, **none)
-                told = self._asked.told(step)
-                yield self._chunk({}, _finish(step), **none, rlm=told)
-                if with_usage:
-                    yield self._chunk(None, usage=_usage(*self._since.more(step.usage)), rlm=told)
+                yield b"".join([*self._last_chunks(step, none, with_usage=with_usage), sse("[DONE]")])
         except RunFailed as failed:
             raise self._error(failed) from failed
-        yield sse("[DONE]")
+
+    def _last_chunks(self, end: RunOutcome, none: Mapping[str, Any], *, with_usage: bool) -> Iterator[bytes]:
+        """Yield the events of an outcome. They are sent as one piece: each piece is a packet."""
+        if end.text:
+            yield self._chunk({"content": end.text}, **none)
+        if end.calls:
+            calls = [{"index": number, **call} for number, call in enumerate(_calls(end.calls))]
+            yield self._chunk({"tool_calls": calls}, **none)
+        told = self._asked.told(end)
+        yield self._chunk({}, _finish(end), **none, rlm=told)
+        if with_usage:
+            yield self._chunk(None, usage=_usage(*self._since.more(end.usage)), rlm=told)
 
     def _chunk(self, delta: Mapping[str, Any] | None, finish: str | None = None, **more: Any) -> bytes:
         choices = [] if delta is None else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]

@@ -13,6 +13,8 @@ from rlm_broker.serve.hosting.files import UploadedFile
 
 NAME_CHARS: Final = 200
 """Characters of the name of a text within a context, before its number; a longer name is cut."""
+SMALL_CHARS: Final = 1 << 16
+"""Characters of a text up to which it is stored on the event loop: a thread would take five times as long."""
 MOST_SHARED: Final = 64
 """Texts of a dict that a worker maps each from memory of its own. Texts of a dict with more are copied together."""
 
@@ -31,6 +33,8 @@ class Text:
 
     async def stored(self) -> StoredContext:
         """Return the text as a context."""
+        if len(self.text) <= SMALL_CHARS:
+            return store_as_it_is(self.text)
         return await asyncio.to_thread(store_as_it_is, self.text)
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -66,19 +67,21 @@ class Metrics:
         self._routes: set[str] = set()
         self._lock = threading.Lock()
         self._registry = CollectorRegistry(auto_describe=True)
-        self._runs = self._counter("runs", "Root runs that ended.", "model", "outcome")
-        self._run_s = self._seconds("run", "Seconds of root runs.", RUN_BUCKETS_S, "model")
-        self._children = self._counter("child_runs", "Child runs that ended.", "outcome")
-        self._turns = self._counter("turns", "Turns of all runs.")
-        self._blocks = self._counter("blocks", "Blocks of code that ended.", "status")
-        self._block_s = self._seconds("block", "Seconds of blocks.", BLOCK_BUCKETS_S)
-        self._calls = self._counter("calls", "Calls of models that ended.", "model", "outcome")
-        self._call_s = self._seconds("call", "Seconds of calls of models.", CALL_BUCKETS_S, "model")
-        self._retries = self._counter("call_retries", "Further attempts of calls.")
-        self._tokens = self._counter("tokens", "Tokens of calls.", "model", "kind")
-        self._usd = self._counter("usd", "US dollars of calls whose price is known.", "model")
-        self._requests = self._counter("http_requests", "HTTP requests that were answered.", "route", "status")
-        self._request_s = self._seconds("http_request", "Seconds of HTTP requests.", HTTP_BUCKETS_S, "route")
+        counter, seconds = self._counter, self._seconds
+        self._turns = counter("turns", "Turns of all runs.")
+        self._block_s = seconds("block", "Seconds of blocks.", BLOCK_BUCKETS_S)
+        self._retries = counter("call_retries", "Further attempts of calls.")
+        # A counter of given labels is found once: each further look-up of prometheus_client's takes a lock and checks.
+        self._runs = cache(counter("runs", "Root runs that ended.", "model", "outcome").labels)
+        self._run_s = cache(seconds("run", "Seconds of root runs.", RUN_BUCKETS_S, "model").labels)
+        self._children = cache(counter("child_runs", "Child runs that ended.", "outcome").labels)
+        self._blocks = cache(counter("blocks", "Blocks of code that ended.", "status").labels)
+        self._calls = cache(counter("calls", "Calls of models that ended.", "model", "outcome").labels)
+        self._call_s = cache(seconds("call", "Seconds of calls of models.", CALL_BUCKETS_S, "model").labels)
+        self._tokens = cache(counter("tokens", "Tokens of calls.", "model", "kind").labels)
+        self._usd = cache(counter("usd", "US dollars of calls whose price is known.", "model").labels)
+        self._requests = cache(counter("http_requests", "HTTP requests that were answered.", "route", "status").labels)
+        self._request_s = cache(seconds("http_request", "Seconds of HTTP requests.", HTTP_BUCKETS_S, "route").labels)
         self._registry.register(_Gauges(gauges or {}))
 
     def __call__(self, event: Event) -> None:
@@ -87,7 +90,7 @@ class Metrics:
             case CallEnded():
                 self._call_ended(event)
             case BlockEnded(outcome=outcome):
-                self._blocks.labels(outcome.status if outcome.status in STATUSES else OTHER).inc()
+                self._blocks(outcome.status if outcome.status in STATUSES else OTHER).inc()
                 self._block_s.observe(max(0.0, outcome.execution_time))
             case CallRetried():
                 self._retries.inc()
@@ -117,8 +120,8 @@ class Metrics:
             if route not in self._routes:
                 route = route if len(self._routes) < MOST_ROUTES else OTHER
                 self._routes.add(route)
-        self._requests.labels(route, str(status) if 100 <= status <= 599 else OTHER).inc()
-        self._request_s.labels(route).observe(max(0.0, seconds))
+        self._requests(route, str(status) if 100 <= status <= 599 else OTHER).inc()
+        self._request_s(route).observe(max(0.0, seconds))
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics as a body, and its content type.
@@ -149,12 +152,12 @@ class Metrics:
         outcome = event.kind if event.kind in OUTCOMES else OTHER
         self._turns.inc(max(0, event.iterations))
         if event.depth:
-            self._children.labels(outcome).inc()
+            self._children(outcome).inc()
             return
         with self._lock:
             model = self._trees.pop(event.tree, OTHER)
-        self._runs.labels(model, outcome).inc()
-        self._run_s.labels(model).observe(max(0.0, event.duration_s))
+        self._runs(model, outcome).inc()
+        self._run_s(model).observe(max(0.0, event.duration_s))
 
     def _call_ended(self, event: CallEnded) -> None:
         model, usage = self._model(event.model), event.usage
@@ -162,13 +165,15 @@ class Metrics:
             outcome = "stored" if usage.stored_calls else "answered"
         else:
             outcome = "cancelled" if event.error == "cancelled" else "failed"
-        self._calls.labels(model, outcome).inc()
-        self._call_s.labels(model).observe(max(0.0, event.duration_s))
-        self._tokens.labels(model, "input").inc(max(0, usage.total_input_tokens))
-        self._tokens.labels(model, "cached_input").inc(max(0, usage.cached_input_tokens))
-        self._tokens.labels(model, "output").inc(max(0, usage.total_output_tokens))
+        self._calls(model, outcome).inc()
+        self._call_s(model).observe(max(0.0, event.duration_s))
+        tokens = {"cached_input": usage.cached_input_tokens, "output": usage.total_output_tokens}
+        for kind, number in {"input": usage.total_input_tokens, **tokens}.items():
+            counted = self._tokens(model, kind)
+            if number > 0:
+                counted.inc(number)
         if usage.total_cost is not None and not usage.stored_calls:
-            self._usd.labels(model).inc(max(0.0, usage.total_cost))
+            self._usd(model).inc(max(0.0, usage.total_cost))
 
 
 class _Gauges(Collector):

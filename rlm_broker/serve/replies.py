@@ -8,14 +8,16 @@ after each `heartbeat_s` of silence. A plain answer keeps its status open until 
 an error before it has its own status; a later one is reported in a body of status 200, in the form of the interface.
 
 The work runs in a task of its own, beside a task reading from the client. `http.disconnect` cancels the work, whose
-`finally` blocks end the run (`HostedRun.joined`). Starlette's `BaseHTTPMiddleware` would hide the disconnect.
+`finally` blocks end the run (`HostedRun.joined`). Starlette's `BaseHTTPMiddleware` would hide the disconnect. The task
+that waits for both of them has one timer for the signs of life, however many pieces are sent. A task and a timer for
+each piece cost a stream a tenth of its run.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -42,7 +44,60 @@ def sse(data: object, event: str | None = None) -> bytes:
     return f"{name}data: {text}\n\n".encode()
 
 
-class EventStream:
+class _SlowAnswer:
+    """An answer whose client waits: it is sent by `_sent`, with a sign of life where that is silent."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._turns = asyncio.Lock()
+        """Taken while a message is on its way: a sign stands between two pieces."""
+        self._sent_at = 0.0
+        self._is_whole = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
+        """Send the answer, and end its work when the client leaves. Its `finally` blocks have run at the return."""
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        working = asyncio.ensure_future(self._sent(send))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        signing: asyncio.Future[None] | None = None
+        try:
+            while not (working.done() or leaving.done()):
+                left_s = self._sent_at + self._heartbeat_s - loop.time()
+                if left_s <= 0:
+                    left_s = self._heartbeat_s
+                    if not self._turns.locked():  # else the client does not read
+                        self._sent_at = loop.time()
+                        signing = asyncio.ensure_future(self._signed(send))
+                await asyncio.wait({working, leaving}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if signing is not None:
+                signing.cancel()
+            if not working.done():
+                working.cancel()
+                await to_its_end(lambda: asyncio.wait({working}))
+        if not working.cancelled():
+            with contextlib.suppress(OSError):  # the client has left while a piece was sent
+                working.result()
+
+    async def _sent(self, send: Send) -> None:
+        """Send the whole answer."""
+        raise NotImplementedError
+
+    async def _sign(self, send: Send) -> None:
+        """Send a sign of life."""
+        raise NotImplementedError
+
+    async def _signed(self, send: Send) -> None:
+        """Send a sign of life, unless the last piece was sent meanwhile."""
+        async with self._turns:
+            if not self._is_whole:
+                with contextlib.suppress(OSError):  # as for a piece
+                    await self._sign(send)
+
+
+class EventStream(_SlowAnswer):
     """An answer of server-sent events.
 
     Args:
@@ -52,28 +107,34 @@ class EventStream:
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], heartbeat_s: float, headers: Mapping[str, str] | None = None
+        self, events: AsyncGenerator[bytes, None], heartbeat_s: float, headers: Mapping[str, str] | None = None
     ) -> None:
+        super().__init__(heartbeat_s)
         self._events = events
-        self._heartbeat_s = heartbeat_s
         self._headers = {**SSE_HEADERS, **(headers or {})}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
-        """Send the events until they or the client end."""
-        await _while_connected(receive, self._sent(send))
 
     async def _sent(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _raw(self._headers)})
         try:
-            async for piece in with_heartbeats(self._events, self._heartbeat_s, _COMMENT):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            async with contextlib.aclosing(self._events) as pieces:
+                async for piece in pieces:
+                    await self._piece(send, piece)
         except Exception as error:  # noqa: BLE001 - the status is sent: the last event tells it
-            body = sse(_failed(error).body(), "error")
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._piece(send, sse(_failed(error).body(), "error"))
+        async with self._turns:
+            self._is_whole = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _sign(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
+
+    async def _piece(self, send: Send, piece: bytes) -> None:
+        async with self._turns:
+            self._sent_at = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-class SlowJson:
+class SlowJson(_SlowAnswer):
     """A slow answer of one JSON value.
 
     Args:
@@ -90,32 +151,30 @@ class SlowJson:
         heartbeat_s: float,
         late: Callable[[Exception], Any] | None = None,
     ) -> None:
+        super().__init__(heartbeat_s)
         self._value = value
-        self._heartbeat_s = heartbeat_s
         self._late = late
+        self._beats = 0
         self._is_begun = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's signature
-        """Send the value when it is there."""
-        await _while_connected(receive, self._sent(send))
-
     async def _sent(self, send: Send) -> None:
-        status, headers, body, beats = 200, {}, b"", 0
-        async for piece in with_heartbeats(_once(self._answer), self._heartbeat_s, None):
-            if piece is not None:
-                status, headers, body = piece
-                continue
-            beats += 1
-            if self._late is not None and beats < PATIENCE:
-                continue
+        status, headers, body = await self._answer()
+        async with self._turns:
             if not self._is_begun:
                 self._is_begun = True
-                await send(_start(200, {"content-type": "application/json", "cache-control": "no-store"}))
-            await send({"type": "http.response.body", "body": b"\n", "more_body": True})
+                length = {"content-length": str(len(body))}
+                await send(_start(status, {"content-type": "application/json", **headers, **length}))
+            self._is_whole = True
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _sign(self, send: Send) -> None:
+        self._beats += 1
+        if self._late is not None and self._beats < PATIENCE:
+            return
         if not self._is_begun:
-            length = {"content-length": str(len(body))}
-            await send(_start(status, {"content-type": "application/json", **headers, **length}))
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+            self._is_begun = True
+            await send(_start(200, {"content-type": "application/json", "cache-control": "no-store"}))
+        await send({"type": "http.response.body", "body": b"\n", "more_body": True})
 
     async def _answer(self) -> tuple[int, dict[str, str], bytes]:
         try:
@@ -129,54 +188,9 @@ class SlowJson:
         return status, dict(headers), text.encode()
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, and cancel it when the client leaves. Its `finally` blocks have run when this returns."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await to_its_end(lambda: asyncio.wait({working, leaving}))
-    if not working.cancelled():
-        with contextlib.suppress(OSError):  # the client has left while a piece was sent
-            working.result()
-
-
-async def with_heartbeats(items: AsyncIterator[Any], heartbeat_s: float, sign: Any) -> AsyncIterator[Any]:
-    """Yield the items, and `sign` after each `heartbeat_s` seconds without one. Closes `items` at its end."""
-    following: asyncio.Task[Any] | None = None
-    try:
-        while True:
-            following = following or asyncio.ensure_future(anext(items, _END))
-            done, _ = await asyncio.wait({following}, timeout=heartbeat_s)
-            if not done:
-                yield sign
-                continue
-            item, following = following.result(), None
-            if item is _END:
-                return
-            yield item
-    finally:
-        if following is not None:
-            following.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await following
-        if (close := getattr(items, "aclose", None)) is not None:
-            await close()
-
-
-_END: Any = object()
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _once(make: Callable[[], Awaitable[Any]]) -> AsyncIterator[Any]:
-    yield await make()
 
 
 def _start(status: int, headers: Mapping[str, str]) -> dict[str, Any]:

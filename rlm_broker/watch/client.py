@@ -93,7 +93,7 @@ async def stop(pid: int, target: str, now: bool = False) -> tuple[StopOutcome, .
 
 
 class MachineRuns:
-    """The runs and REPLs of this user's processes: what `rlm-broker ps`, `stop` and `view` see. It is a `LiveSource`.
+    """The runs and REPLs of this user's processes: what `rlm-broker runs`, `stop` and `view` see. It is a `LiveSource`.
 
     Example:
         ```python
@@ -235,7 +235,7 @@ async def _process(pid: int) -> AsyncIterator[_Peer]:
                 if peer is not None:
                     yield peer
                     return
-    raise ConfigurationError(f"there is no process {pid} with a control socket: see `rlm-broker ps`")
+    raise ConfigurationError(f"there is no process {pid} with a control socket: see `rlm-broker runs`")
 
 
 async def _status(place: int, name: SocketName, timeout_s: float, places: asyncio.Semaphore) -> ProcessStatus | None:

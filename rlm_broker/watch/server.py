@@ -54,7 +54,7 @@ _log = logging.getLogger("rlm_broker")
 
 
 class ControlSocket:
-    """Control socket of this process, for `rlm-broker ps`, `stop` and the viewer. A process has at most one.
+    """Control socket of this process, for `rlm-broker runs`, `stop` and the viewer. A process has at most one.
 
     Example:
         ```python
@@ -103,7 +103,7 @@ class ControlSocket:
                     self._name = str(folder.SocketName.own(self._command))
                     listening = _listening(place, self._name)
             except (OSError, ConfigurationError) as error:
-                _log.info("this process has no control socket, so `rlm-broker ps` does not list it: %s", error)
+                _log.info("this process has no control socket, so `rlm-broker runs` does not list it: %s", error)
                 return self
             _own, BOARD.is_on = self, True
         self._job = EventLoopRef.background().job(self._listen(listening))

@@ -115,6 +115,7 @@ class ReplOutput:
         if not data:  # all write ends are closed: poll would report the end of the stream again and again
             pipe.has_ended = True
             return False
+        pipe.was_read = True
         if head := pipe.kept.add(data):
             self._say(Written(stream=pipe.stream, data=head))
         if not pipe.kept.head_left:  # the head is full: leave the flood in its pipe, so that its writer waits
@@ -162,10 +163,13 @@ class ReplOutput:
         return stack[:STACK_BYTES]
 
     def _finish(self, pipe: "_Pipe") -> None:
+        if not pipe.was_read:
+            return
         tail = pipe.kept.finish()
         for at in range(0, len(tail), PIPE_BYTES):
             self._say(Written(stream=pipe.stream, data=tail[at : at + PIPE_BYTES]))
         pipe.kept = HeadTail(self._bounds, b"")
+        pipe.was_read = False
         pipe.paused_until = 0.0
 
     def _ring(self) -> None:
@@ -191,6 +195,7 @@ class _Pipe:
         self.fd = fd
         self.stream: Stream = stream
         self.kept: HeadTail[bytes] = HeadTail(bounds, b"")
+        self.was_read = False  # since the block began
         self.is_listened_to = False
         self.has_ended = False
         self.paused_until = 0.0

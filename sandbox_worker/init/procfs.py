@@ -5,7 +5,7 @@ import errno
 import mmap
 import os
 import stat
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sandbox_worker.isolation import syscalls
 
@@ -20,8 +20,7 @@ hidden."""
 _KCMP_VM = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """Threads and memory of one process.
 
     Attributes:
@@ -42,8 +41,7 @@ class Status:
     is_hidden: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """Activity of one process since it began.
 
     Attributes:
@@ -61,8 +59,7 @@ class Times:
     childrens_cpu_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """One living process in one sample."""
 
     pid: int
@@ -132,7 +129,7 @@ class Proc:
         status = self._status(str(pid))
         if status is not None and status.threads > 1 and not status.table_bytes:  # the first thread has ended
             return self._status_from_another_thread(pid, status)
-        return None if status is None else replace(status, speaker=pid)
+        return None if status is None else status._replace(speaker=pid)
 
     def _status_from_another_thread(self, pid: int, status: Status) -> Status:
         known: set[str] = set()
@@ -141,11 +138,11 @@ class Proc:
             for thread in threads:
                 other = self._status(f"{pid}/task/{thread}")
                 if other is not None and other.table_bytes:
-                    return replace(other, speaker=int(thread))
+                    return other._replace(speaker=int(thread))
             if threads <= known:  # no new threads: the process is exiting, and its memory is freed
-                return replace(status, speaker=pid)
+                return status._replace(speaker=pid)
             known = threads
-        return replace(status, speaker=pid, is_hidden=True)
+        return status._replace(speaker=pid, is_hidden=True)
 
     def _status(self, path: str) -> Status | None:
         """Read one thread's status file. It shows no memory if that thread has ended while others live."""

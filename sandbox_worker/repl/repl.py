@@ -12,7 +12,7 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -20,6 +20,7 @@ from sandbox_worker import RELEASE
 from sandbox_worker.loading.context import ContextBroken, Undecoded, load_into
 from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.repl.adaptation import begin_with
+from sandbox_worker.repl.changes import Changes
 from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
 from sandbox_worker.repl.displays import Displays, at_end, display
 from sandbox_worker.repl.execution import BlockOutcome, Executor
@@ -37,9 +38,6 @@ from sandbox_worker.wire.descriptors import BELL, HANDED_FD, INTERRUPTED_AT, pen
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
 from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream, VariableFact
 from sandbox_worker.wire.values import decode_context
-
-if TYPE_CHECKING:
-    from sandbox_worker.repl.changes import Changes
 
 
 class HandedContexts:
@@ -391,15 +389,13 @@ class Repl:
         self._tools |= {name: self._queries.tool(name) for name in tools if name not in self._tools}
         self._provided |= self._tools
 
-    def _changes(self) -> "Changes | None":
+    def _changes(self) -> Changes | None:
         """Return the variables before a block; None if there is not enough memory."""
         with contextlib.suppress(MemoryError):
-            from sandbox_worker.repl.changes import Changes  # imported here: most REPLs never need it
-
             return Changes(self._variables())
         return None
 
-    def _changed(self, changes: "Changes") -> list[VariableFact]:
+    def _changed(self, changes: Changes) -> list[VariableFact]:
         with contextlib.suppress(MemoryError):
             return changes.made(self._variables(), [] if (code := self._executor.compiled) is None else [code])
         return []

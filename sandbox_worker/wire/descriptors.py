@@ -33,6 +33,10 @@ HANDED_FD = 7
 """Socket from init with the memfds of later contexts. It exists only if the REPL may be given such contexts."""
 
 
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+"""The flag as an integer: `|` of two enum members runs five functions of `enum`."""
+
+
 class DescriptorsCut(OSError):
     """The kernel has cut off descriptors beside a packet, since this process has too few free numbers for them.
 
@@ -62,7 +66,7 @@ def receive(connected: socket.socket, most_bytes: int, most_fds: int, flags: int
     """
     fds = array.array("i")
     beside = socket.CMSG_LEN(most_fds * fds.itemsize)
-    packet, received, told, _ = connected.recvmsg(most_bytes, beside, flags | socket.MSG_CMSG_CLOEXEC)
+    packet, received, told, _ = connected.recvmsg(most_bytes, beside, flags | _CLOSE_ON_EXEC)
     for level, kind, data in received:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])

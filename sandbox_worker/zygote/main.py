@@ -93,6 +93,7 @@ def main(control_fd: int, orchestrator: int) -> NoReturn:
     inherit_page_tables()
     _filling = fill_free_blocks()
     fill_free_chunks()
+    syscalls.collapse_own_memory()
     init.handle_no_signals()
     have_no_threads()
     if shared.level.has_own_root:

@@ -11,13 +11,14 @@ import os
 import threading
 from typing import Any
 
-from sandbox_worker.isolation import mounts, namespaces, seccomp, syscalls
+from sandbox_worker.isolation import mounts, namespaces, seccomp
 from sandbox_worker.isolation.layer import ZygoteLayers, layer
 from sandbox_worker.isolation.worker_layers import be_the_first_to_go
 from sandbox_worker.loading.context import ContextBroken, Preloaded, load_into
 from sandbox_worker.wire.control import Configure, PreparationStep
 from sandbox_worker.wire.names import CONTEXT
 from sandbox_worker.wire.values import decode_context
+from sandbox_worker.zygote import release_arenas
 from sandbox_worker.zygote.heap import make_objects_immortal
 
 
@@ -54,6 +55,7 @@ def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_
         _have_scratch(shared, configure.new_root)
     for module in configure.preload:
         _import(module)
+    release_arenas()
     make_objects_immortal()  # before contexts and variables, which code may drop
     if configure.context or configure.setup:
         with layer("out of memory first", []):
@@ -76,7 +78,6 @@ def prepare(configure: Configure, fds: list[int], shared: ZygoteLayers, mapping_
         _refuse_what_is_left(before)
         if shared.level.has_own_root:
             mounts.take_scratch_back()
-    syscalls.collapse_own_memory()
     return preloaded
 
 

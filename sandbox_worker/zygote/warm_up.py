@@ -39,7 +39,7 @@ TIMES = 10
 ENOUGH = 1 << 16
 """Value of every bound: more than the warm-up uses."""
 PRINTED = OutputBounds(max_output_bytes=ENOUGH)
-BLOCK = "x = 1; print(x)"
+BLOCK = "x = len(context)\nprint(x)\nFINAL(str(x))"
 SAID_BY_INIT: tuple[Control, ...] = (Loaded(layers=["seccomp"]), Started(layers=["seccomp"]))
 SAID_TO_INIT: tuple[Control, ...] = (Start(), Begin(cpu_s=1.0), Stop())
 
@@ -92,6 +92,7 @@ def _be_init(proc: Proc, bell: mmap.mmap) -> None:
         for fd in output.open():
             os.close(fd)
         watch.repl_started(proc.own_pid, 0)
+        output.begin_block()
         output.regulate(control.is_clear)
         watch.block_started()
         watch.look()
@@ -111,7 +112,7 @@ def _be_repl(bell: mmap.mmap) -> None:
         channel = Channel(theirs, ENOUGH, interrupts, reserve)
         repl = Repl({"context": ""}, channel, interrupts, reserve, PRINTED, bell)
         repl.say_ready()
-        ours.sendall(encode_frame(encode(Execute(block=1, code=BLOCK)), ENOUGH))
+        ours.sendall(encode_frame(encode(Execute(block=1, code=BLOCK, tells_variables=True)), ENOUGH))
         repl.run_next()
 
 

@@ -1,4 +1,5 @@
-"""Counts what one operation costs: page faults, system calls, context switches, frames, bytes and CPU time, by process.
+"""Counts what one operation costs: page faults, system calls, context switches, frames, bytes and CPU time, by process;
+and calls of Python functions in the orchestrator.
 
     .venv/bin/python -m scripts.bench costs                              # all operations
     .venv/bin/python -m scripts.bench costs spawn run --against HEAD~3   # beside those of a commit
@@ -34,7 +35,7 @@ Once = Callable[[], Awaitable[object]]
 Operation = Callable[[Callable[[], None]], AbstractAsyncContextManager[Once]]
 
 ROLES = ("orchestrator", "fork server", "init", "REPL")
-HOW_MANY = {"block": 200, "query": 200, "program": 200, "batch of 100 queries": 40}
+HOW_MANY = {"block": 200, "query": 200, "program": 200, "batch of 100 queries": 40, "batch of 16 items": 10}
 """Operation → how often it is done to be counted, if not `USUALLY` times."""
 USUALLY = 60
 LOOKS, LOOK_AGAIN_S = 5, 0.01
@@ -130,21 +131,21 @@ async def _run(look: Callable[[], None], question: str = "what?") -> AsyncIterat
 
 
 @asynccontextmanager
-async def _batch(look: Callable[[], None]) -> AsyncIterator[Once]:
+async def _batch(look: Callable[[], None], items: int = 1) -> AsyncIterator[Once]:
     numbers = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         async with _rlm(look) as rlm:
 
             async def once() -> None:
-                item = {"id": str(next(numbers)), "context": "some context", "question": "at once?"}
-                async for result in rlm.batch([item], out=Path(folder) / f"{item['id']}.jsonl"):
+                given = [{"id": str(each), "context": "some context", "question": "at once?"} for each in range(items)]
+                async for result in rlm.batch(given, out=Path(folder) / f"{next(numbers)}.jsonl"):
                     assert result.answer
 
             yield once
 
 
 @asynccontextmanager
-async def _chat(look: Callable[[], None]) -> AsyncIterator[Once]:
+async def _chat(look: Callable[[], None], stream: bool = False) -> AsyncIterator[Once]:
     import uvicorn
 
     from rlm_broker.serve.app import Service
@@ -154,13 +155,17 @@ async def _chat(look: Callable[[], None]) -> AsyncIterator[Once]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         serving = asyncio.create_task(server.serve([listening]))
         reader, writer = await asyncio.open_connection(*listening.getsockname())
-        body = json.dumps({"model": "function", "messages": [{"role": "user", "content": "at once?"}]}).encode()
+        asked = {"model": "function", "messages": [{"role": "user", "content": "at once?"}], "stream": stream}
+        body = json.dumps(asked).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {service.made_key}\r\n"
         request = f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
         async def once() -> None:
             writer.write(request)
             answered = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if stream:
+                assert b"[DONE]" in await reader.readuntil(b"\r\n0\r\n\r\n"), answered
+                return
             length = int(answered.partition(b"content-length:")[2].split()[0])
             assert b" 200 " in answered.splitlines()[0], answered + await reader.readexactly(length)
             await reader.readexactly(length)
@@ -184,7 +189,9 @@ OPERATIONS: dict[str, Operation] = {
     "run": _run,
     "child run": lambda look: _run(look, "child?"),
     "chat": _chat,
-    "batch item": _batch,
+    "streamed chat": lambda look: _chat(look, stream=True),
+    "batch of one item": _batch,
+    "batch of 16 items": lambda look: _batch(look, 16),
     f"kill with {DESCENDANTS} descendants": lambda look: _spawn(look, 0, _HOSTILE),
 }
 
@@ -295,6 +302,42 @@ async def counted(name: str, times: int) -> dict[str, dict[str, float]]:
         return {role: {what: n / times for what, n in counts.items()} for role, counts in tally.end().items()}
 
 
+@contextmanager
+def functions_called() -> Iterator[Counts]:
+    """Count the calls of Python functions in this thread, as "calls"."""
+    found = Counts()
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        found["calls"] += event == "call"
+
+    sys.setprofile(count)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+async def function_calls(name: str, times: int, between: int = 0) -> tuple[float, float]:
+    """Return the calls of Python functions in the thread of the event loop, for one operation.
+
+    They are counted over `times` operations, and again over as many after `between` further ones.
+    """
+
+    async def counted_calls() -> float:
+        with functions_called() as found:
+            for _ in range(times):
+                await once()
+        return found["calls"] / times
+
+    async with OPERATIONS[name](lambda: None) as once:
+        for _ in range(3):
+            await once()
+        first = await counted_calls()
+        for _ in range(between):
+            await once()
+        return first, await counted_calls()
+
+
 async def _done(name: str, times: int) -> None:
     async with OPERATIONS[name](lambda: None) as once:
         for _ in range(times):
@@ -367,7 +410,7 @@ def _measured(name: str, tree: str) -> str:
     system_calls = _by_role(_system_calls(command, tree)) if shutil.which("strace") else "no strace"
     cells = [of_each("page faults"), system_calls, of_each("switches")]
     cells += [f"{found['connection'].get(what, 0.0):,.1f}" for what in ("frames", "bytes")]
-    return " | ".join([*cells, of_each("CPU ms", 2)])
+    return " | ".join([*cells, of_each("CPU ms", 2), f"{found['orchestrator']['function calls']:,.0f}"])
 
 
 def _by_role(counts: dict[str, float], digits: int = 0) -> str:
@@ -382,7 +425,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     here = str(Path(__file__).parents[2])
     by_role = f"all ({' '.join(ROLES)})"
-    print(f"operation | page faults: {by_role} | system calls | switches | frames | bytes | CPU ms")
+    print(f"operation | page faults: {by_role} | system calls | switches | frames | bytes | CPU ms | function calls")
     for name in options.names or OPERATIONS:
         print(f"{name} | {_measured(name, here)}", flush=True)
         if options.against:
@@ -393,6 +436,8 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     called, often, how = sys.argv[1:]
     if how == "counted":
-        print(json.dumps(asyncio.run(counted(called, int(often)))))
+        counts_of = asyncio.run(counted(called, int(often)))
+        counts_of["orchestrator"]["function calls"] = asyncio.run(function_calls(called, int(often)))[1]
+        print(json.dumps(counts_of))
     else:
         asyncio.run(_done(called, int(often)))

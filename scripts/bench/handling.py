@@ -44,7 +44,7 @@ def sessions(effort: Effort) -> list[Row]:
             f"handler, persistent sessions, no-op client, {CALLERS} callers",
             rate,
             (floor, peer),
-            (rate.at_least_times(20, peer), rate.at_least_times(0.6, floor)),
+            (rate.at_least_times(0.5, floor),),
             _told(ours),
         )
 
@@ -87,7 +87,7 @@ def crowd(effort: Effort) -> list[Row]:
                 f"{CROWD:,} callers at once, {how}: p99",
                 (waits := _slowest(OURS, outcomes)),
                 others,
-                (waits.at_most(150), Check("no error", not any(outcome.lost for outcome in outcomes))),
+                (waits.at_most(80), Check("no error", not any(outcome.lost for outcome in outcomes))),
                 _told(outcomes) + note,
             )
             for how, outcomes, others, note in (

@@ -31,7 +31,7 @@ def ps(effort: Effort) -> list[Row]:
             process.stdout.readline()
 
         def listed() -> None:
-            command = [sys.executable, "-m", "rlm_broker", "ps"]
+            command = [sys.executable, "-m", "rlm_broker", "runs"]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             assert done.stdout.count("python") >= PROCESSES, done.stdout
 

@@ -58,7 +58,12 @@ def many_runs(effort: Effort) -> list[Row]:
     growth = Side(OURS, "MB", [(held[-1] - held[min(1, len(held) - 2)]) / 1e6])
     total = each * len(held)
     return [
-        Row(f"{each:,} runs of three turns, no-op client, {AT_ONCE} at a time", rate, [floor], [rate.at_least(100)]),
+        Row(
+            f"{each:,} runs of three turns, no-op client, {AT_ONCE} at a time",
+            rate,
+            [floor],
+            [rate.at_least_times(1.5, floor)],
+        ),
         Row(
             f"growth of memory up to {total:,} runs (USS of the process and its fork server)",
             growth,

@@ -55,7 +55,7 @@ def spawn(effort: Effort) -> list[Row]:
                 rlms.side("ms", ipython),
                 dspy.side("ms", wasm),
             ),
-            (taken.at_most(5), taken.at_most_times(1, floor)),
+            (taken.at_most_times(0.5, floor),),
             _p99(taken),
         )
     ]
@@ -78,7 +78,7 @@ def burst(effort: Effort) -> list[Row]:
         others = (side("python -I", "s", pythons),)
         return Row(f"{count:,} REPLs asked for at once, all ready", taken, others, (taken.at_most(limit_s),))
 
-    return [row(effort.size(100), 0.3, effort.times(10)), row(effort.size(1_000), 4.0, 2)]
+    return [row(effort.size(100), 0.25, effort.times(10)), row(effort.size(1_000), 3.0, 2)]
 
 
 def alive(effort: Effort) -> list[Row | Curve]:
@@ -106,7 +106,7 @@ def alive(effort: Effort) -> list[Row | Curve]:
             pythons.append(side("python -I", "ms", bare))
     memory_taken = side(OURS, "GB", [used])
     return [
-        Row(f"spawn with {counts[-1]:,} alive", spawns[-1], [pythons[-1]], (spawns[-1].at_most(15),), _p99(spawns[-1])),
+        Row(f"spawn with {counts[-1]:,} alive", last := spawns[-1], [pythons[-1]], (last.p99_at_most(15),), _p99(last)),
         Row(
             f"memory of {counts[-1]:,} alive, the kernel's own for them included",
             memory_taken,
@@ -129,7 +129,7 @@ def memory(effort: Effort) -> list[Row]:
     for peer in (Peer("Jupyter", "jupyter_repl.py", "jupyter"), Peer("rlms IPython", "rlms_repl.py", "rlms")):
         with peer:
             others.append(peer.side("MB", peer.samples("memory")))
-    return [Row("memory of an idle REPL (USS, init included)", taken, others, (taken.at_most(4),))]
+    return [Row("memory of an idle REPL (USS, init included)", taken, others, (taken.at_most(2.5),))]
 
 
 def _unique_bytes() -> Iterator[int]:

@@ -129,7 +129,9 @@ def _command(command: "click.Command", context: "click.Context", level: int) -> 
     path = context.command_path
     anchor = path.replace(" ", "-")
     yield f"{'#' * level} {path} {{ #{anchor} }}"
-    yield (command.help or "").strip()
+    for paragraph in (command.help or "").strip().split("\n\n"):
+        lines = paragraph.removeprefix("\b\n")  # before lines that are shown as they are
+        yield paragraph if lines == paragraph else f"```sh\n{lines}\n```"
     yield f"```text\n{path} {' '.join(command.collect_usage_pieces(context))}\n```"
     options = [each for each in command.params if isinstance(each, click.Option)]
     if options:

@@ -28,6 +28,7 @@ def test_constructor_refuses_unusable_arguments() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"model": 42}, "a model must be a name, a Model, a client or a function, not int"),
         ({"model": ""}, "name is empty"),
+        ({"model": None}, "the model is None: name one, such as 'openai/gpt-5-mini'; 'offline' is the stand-in"),
         ({"model": "offline", "limits": {"max_depth": 2}}, "limits must be a Limits, not dict"),
         ({"model": ScriptedClient}, "a model must be an object, not the class ScriptedClient"),
         ({"on_event": 5}, "on_event is a plain function"),

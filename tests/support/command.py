@@ -13,6 +13,7 @@ from tests.support.places import PROJECT
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.endswith("_API_KEY") and "RLM_BROKER" not in name},
     "XDG_CONFIG_HOME": "/nonexistent",
+    "XDG_STATE_HOME": "/proc/nonexistent",
     "PYTHONPATH": str(PROJECT),
 }
 COMMAND = [sys.executable, "-m", "rlm_broker"]

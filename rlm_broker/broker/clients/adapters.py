@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 
 from rlm_broker.broker.clients.base import BaseClient, Client, LMReply, LMRequest, with_text
 from rlm_broker.broker.clients.function import FunctionClient
+from rlm_broker.broker.clients.providers import full_name, named
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.events.redaction import in_words
 from rlm_broker.usage import Usage
@@ -242,7 +243,7 @@ def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
 def client_for(name: str, **options: Any) -> BaseClient:
     """Return the client of a model: `offline`, `provider/model`, or a well-known bare name such as `gpt-5-mini`.
 
-    No request is sent. For any other provider it imports litellm, in some seconds.
+    No request is sent. Providers of `providers.PROVIDERS` are called by our own client, all others through litellm.
 
     Args:
         name: Name of the model.
@@ -255,17 +256,23 @@ def client_for(name: str, **options: Any) -> BaseClient:
     if not name.strip():
         raise UnknownModel(f"the model's name is empty; give one such as {_EXAMPLES}")
     if name == "offline":
-        from rlm_broker.broker.clients.offline.client import OfflineClient
+        from rlm_broker.broker.clients.offline import OfflineClient
 
         return OfflineClient()
-    from rlm_broker.broker.clients.litellm import LiteLLMClient, full_name
-
     if "://" in name:  # litellm would send the conversation to that address
         raise UnknownModel(
             f"{name!r} has an address in it; give that as base_url, and the name that the model has there"
         )
-    if full_name(name) is None:
+    full = full_name(name)
+    if full is None:
         raise UnknownModel(f"{name!r} is not the name of a model; give 'provider/model', such as {_EXAMPLES}")
+    if named(full):
+        from rlm_broker.broker.clients.provider_client import ProviderClient
+
+        headers = options.pop("extra_headers", None)
+        return ProviderClient(full, model_name=name, headers=headers, **options)
+    from rlm_broker.broker.clients.litellm import LiteLLMClient
+
     client = LiteLLMClient(name, **options)
     client.check()
     return client

@@ -1,6 +1,6 @@
 """The interface of all clients: one async call that returns the model's text and the usage of that call."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -88,7 +88,11 @@ class LMRequest(msgspec.Struct, frozen=True):
     @property
     def chars(self) -> int:
         """Characters of all messages, to estimate tokens. A content part without text counts as `PICTURE_CHARS`."""
-        return sum([_chars(message.content) for message in self.messages])
+        chars = 0
+        for message in self.messages:  # asked several times for each call: one loop, and no call for a plain text
+            content = message.content
+            chars += len(content) if isinstance(content, str) else _chars(content)
+        return chars
 
 
 IMPORTING: set[str] = set()
@@ -241,8 +245,6 @@ def estimate_tokens(chars: int, chars_per_token: float = CHARS_PER_TOKEN) -> flo
     return chars / chars_per_token
 
 
-def _chars(content: str | list[Any]) -> int:
-    if isinstance(content, str):
-        return len(content)
+def _chars(content: Iterable[Any]) -> int:
     texts = (part.get("text") if isinstance(part, dict) else None for part in content)
     return sum(len(text) if isinstance(text, str) else PICTURE_CHARS for text in texts)

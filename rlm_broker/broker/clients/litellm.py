@@ -16,20 +16,14 @@ from typing import Any
 
 from rlm_broker.broker.clients import failures
 from rlm_broker.broker.clients.base import IMPORTING, BaseClient, LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.providers import PROVIDERS, full_name
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel, require_kind
 from rlm_broker.events.redaction import is_secret_name, secrets_in
 from rlm_broker.usage import Usage
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
-    "deepseek": ("DEEPSEEK_API_KEY",),
-    "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-    "groq": ("GROQ_API_KEY",),
-    "mistral": ("MISTRAL_API_KEY",),
-    "openai": ("OPENAI_API_KEY",),
-    "openrouter": ("OPENROUTER_API_KEY", "OR_API_KEY"),
-    "together_ai": ("TOGETHERAI_API_KEY", "TOGETHER_API_KEY", "TOGETHER_AI_API_KEY"),
-    "xai": ("XAI_API_KEY",),
+    **{each.listed_as or name: each.keys for name, each in PROVIDERS.items() if each.keys},
 }
 """Well-known provider → the variables of which one must be set. They are checked without importing litellm."""
 
@@ -39,15 +33,6 @@ _KEYLESS = frozenset(
 )
 _SERVERS = {"hosted_vllm": "HOSTED_VLLM_API_BASE", "lm_studio": "LM_STUDIO_API_BASE", "llamafile": "LLAMAFILE_API_BASE"}
 """Provider on the user's own server → the variable with its address. Without that litellm calls OpenAI instead."""
-
-_BARE_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"gpt-(?!oss)|chatgpt-|o\d+(-|$)"), "openai"),  # gpt-oss models have many hosts
-    (re.compile(r"claude-"), "anthropic"),
-    (re.compile(r"gemini-"), "gemini"),
-    (re.compile(r"(mistral|magistral|ministral|codestral)-"), "mistral"),
-    (re.compile(r"deepseek-"), "deepseek"),
-    (re.compile(r"grok-"), "xai"),
-)
 
 _READ_BY_IMPORT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else the import fetches a price list
@@ -63,18 +48,6 @@ LIKENESS = 0.8
 """Minimum ratio of `difflib` at which an unknown provider's name is taken for a misspelt known one."""
 MAX_CONCURRENT = 256
 """Default maximum of concurrent requests of one client; further calls wait."""
-
-
-def full_name(model_name: str) -> str | None:
-    """Return `provider/model`, also for a well-known bare name such as `gpt-5-mini`; None for any other name.
-    Whether the provider exists is not checked."""
-    provider, slash, model = model_name.partition("/")
-    if slash:
-        return model_name if provider and model else None
-    for pattern, known_provider in _BARE_NAMES:
-        if pattern.match(model_name):
-            return f"{known_provider}/{model_name}"
-    return None
 
 
 @functools.cache
@@ -155,6 +128,20 @@ class LiteLLMClient(BaseClient):
         """
         provider, _, model = (full_name(model_name) or "").partition("/")
         return provider in _KEYS and "://" not in model
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether the package litellm is installed; it is not imported.
+
+        Example:
+            ```python
+            print(LiteLLMClient.is_installed())
+            ```
+        """
+        try:
+            return "litellm" in sys.modules or importlib.util.find_spec("litellm") is not None
+        except ImportError:
+            return False
 
     @staticmethod
     def providers_with_keys() -> dict[str, str]:
@@ -248,7 +235,7 @@ class LiteLLMClient(BaseClient):
         if variable or self._options.get("api_key") or provider in _KEYLESS:
             return
         if provider not in _KEYS:
-            _refuse_misspelt(self.model_name, provider)
+            refuse_misspelt(self.model_name, provider)
             missing = " and ".join(self._missing_by_litellm(prefetch().result()))
         else:
             is_set = any(os.environ.get(variable) for variable in _KEYS[provider])
@@ -349,22 +336,19 @@ def _is_unresolved(error: BaseException | None) -> bool:
 
 def _require_installed(model_name: str) -> None:
     """Raise `ConfigurationError` if litellm is not installed."""
-    if "litellm" in sys.modules:
-        return
-    try:
-        is_there = importlib.util.find_spec("litellm") is not None
-    except ImportError:
-        is_there = False
-    if not is_there:
+    if not LiteLLMClient.is_installed():
+        refuse_misspelt(model_name, (full_name(model_name) or model_name).partition("/")[0])
         raise ConfigurationError(
             f"model {model_name!r} is called through litellm, which is not installed: pip install 'rlm-broker[litellm]'"
         )
 
 
-def _refuse_misspelt(model_name: str, provider: str) -> None:
+def refuse_misspelt(model_name: str, provider: str) -> None:
     """Raise `UnknownModel` if a provider is most likely a misspelt well-known one, without importing litellm. None of
     its 166 further providers (1.100) has so similar a name."""
-    known = [*_KEYS, *_KEYLESS, *_SERVERS]
+    known = {*_KEYS, *_KEYLESS, *_SERVERS, *PROVIDERS}
+    if provider in known:
+        return
     import difflib
 
     if close := difflib.get_close_matches(provider.lower(), known, 1, LIKENESS):

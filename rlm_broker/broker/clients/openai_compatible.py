@@ -15,6 +15,7 @@ from yarl import URL
 from rlm_broker.broker.clients import failures
 from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest, call_headers
 from rlm_broker.broker.clients.failures import words_of
+from rlm_broker.broker.clients.providers import Served, served
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel, require_kind
 from rlm_broker.events.redaction import secrets_in
 from rlm_broker.usage import Usage
@@ -26,22 +27,6 @@ MAX_REPLY_BYTES = 64 << 20
 CONNECT_TIMEOUT_S = 10.0
 PREFLIGHT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 1 << 16
-
-
-class Served(msgspec.Struct):
-    """One model of a server's own list, as `GET /models` answers. Other fields are ignored.
-
-    Attributes:
-        id: Its name at the server.
-        max_model_len: Size of its context window in tokens, where the server says so; not checked.
-    """
-
-    id: str
-    max_model_len: Any = None
-
-
-class _Listed(msgspec.Struct):
-    data: list[Served] = []
 
 
 class OpenAICompatibleClient(BaseClient):
@@ -172,6 +157,18 @@ class OpenAICompatibleClient(BaseClient):
         Raises:
             ModelFailed: The call failed; the message has the server's own words in one line, without secrets.
         """
+        body = encode_written_out(self._fields(request))
+        async with self._request("POST", "/chat/completions", body, self._timeout_s) as response:
+            is_stream = response.content_type == "text/event-stream"
+            if response.status == 200 and is_stream and request.on_text is not None:
+                return await self._streamed(response, request.on_text)
+            if response.status != 200:  # no variable: a traceback would show a key that the body repeats
+                raise self._refused(response, await self._body(response))
+            answer = await self._body(response)
+        return self._reply(answer)
+
+    def _fields(self, request: LMRequest) -> dict[str, Any]:
+        """Return the body of a request."""
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         body: dict[str, Any] = {"model": self._model, "messages": messages, **self._options}
         if request.max_completion_tokens is not None:
@@ -180,14 +177,7 @@ class OpenAICompatibleClient(BaseClient):
             body["temperature"] = request.temperature
         if request.on_text is not None:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        async with self._request("POST", "/chat/completions", encode_written_out(body), self._timeout_s) as response:
-            is_stream = response.content_type == "text/event-stream"
-            if response.status == 200 and is_stream and request.on_text is not None:
-                return await self._streamed(response, request.on_text)
-            if response.status != 200:  # no variable: a traceback would show a key that the body repeats
-                raise self._refused(response, await self._body(response))
-            answer = await self._body(response)
-        return self._reply(answer)
+        return body
 
     async def aclose(self) -> None:
         """Close the connections of this event loop. A second call has no effect; a later request opens new ones."""
@@ -339,14 +329,6 @@ class _Connector(aiohttp.TCPConnector):
 
 
 # Fields beside the text are of type Any: a malformed one must not fail the call.
-
-
-def served(body: bytes) -> list[Served]:
-    """Return the models in an answer; none if it is not a list of models: the first call shows whether it works."""
-    try:
-        return msgspec.json.decode(body, type=_Listed).data
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return []
 
 
 class _SaidMessage(msgspec.Struct):

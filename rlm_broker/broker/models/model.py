@@ -40,7 +40,7 @@ class Model(Fields):
     _hidden = frozenset({"api_key", "headers"})
 
     name: Text = ""
-    """Name as litellm knows it, "openai/gpt-5-mini"; with a `base_url`, as that server knows it.
+    """Name such as "openai/gpt-5-mini" or "ollama/qwen3"; with a `base_url`, as that server knows it.
 
     If it is empty, it is the name of the entry, in a settings file or in `Models.named`.
     """

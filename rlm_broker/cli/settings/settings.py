@@ -1,6 +1,8 @@
 """Settings of the command line, strongest source first: flags, environment, project's file, user's file, defaults."""
 
+import json
 import os
+import re
 import tomllib
 import warnings
 from collections.abc import Iterable, Mapping
@@ -160,6 +162,11 @@ class Settings:
             )
         return Model.from_dict({"name": given, "base_url": base_url, "api_key": api_key}, name)
 
+    @property
+    def names_model(self) -> bool:
+        """Whether a model is named, by a flag, a variable or a file."""
+        return "model" in self._found
+
     def path(self, name: str) -> Path | None:
         """Return the path in a setting, with `~` replaced by the user's home; None if it is not set."""
         return None if self[name] is None else _path(self[name])
@@ -204,23 +211,48 @@ def trust_project() -> list[str]:
     return settings.risks
 
 
+def set_default_model(name: str) -> Path:
+    """Write `model = NAME` into the user's file of settings, and return its path. All else in the file stays.
+
+    Raises:
+        ConfigurationError: The file cannot be written, or has a form in which the line cannot be replaced.
+    """
+    path, content = _users_file()
+    before = _parsed(path, content)
+    line = f"model = {json.dumps(name, ensure_ascii=False)}"
+    top, table, rest = re.match(r"(?s)(.*?)((?:^|\n)\s*\[|\Z)(.*)", (content or b"").decode()).groups()  # type: ignore[union-attr]
+    replaced, number = re.subn(r"(?m)^model\s*=.*$", lambda _: line, top)
+    written = f"{replaced}{table}{rest}" if number else f"{line}\n{top}{table}{rest}"
+    if _parsed(path, written.encode()) != {**before, "model": name}:
+        raise ConfigurationError(f"{path} cannot be changed safely: write {line} into it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".new")
+        fresh.write_text(written)
+        fresh.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
 def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
-    """Return the settings given on the command line: `NAME=VALUE` of `--limit`, and options of their own.
+    """Return the settings given on the command line: `NAME=VALUE` of `--limit` or `--set`, and options of their own.
 
     Args:
-        assignments: Values of `--limit`.
+        assignments: Values of `--limit` and `--set`.
         options: Name → value of the other options; None if an option was not used.
 
     Raises:
-        ConfigurationError: An assignment has another form, names no limit, or is given twice.
+        ConfigurationError: An assignment has another form, names no limit and no setting, or is given twice.
     """
     values = {name: value for name, value in options.items() if value is not None}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
         if not separator or not name:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
-        if name not in Limits.fields:
-            raise ConfigurationError(f"--limit {name}: there is no such limit{suggestion(name, Limits.fields)}")
+        if name not in (*DEFAULTS, *Limits.fields):
+            known = suggestion(name, [*Limits.fields, *DEFAULTS])
+            raise ConfigurationError(f"--limit {name}: there is no such limit or setting{known}")
         if name in values:
             raise ConfigurationError(f"--limit {name} is given twice: give it once")
         values[name] = value

@@ -44,6 +44,9 @@ EXEC_TIMEOUT_S = 10.0
 """Seconds until a forked process must run the fork server's program. Beyond it, it is killed."""
 START_TIMEOUT_S = 60.0
 """Seconds until a fork server without imports and set-up code must be ready. Beyond it, its start has failed."""
+HEAP_MB, HEAP_WITH_IMPORTS_MB = 9, 40
+"""Megabytes for the small objects of a fork server's modules: those of numpy and pandas take 30. It gives back the
+rest; what goes beyond is spread over its address space, and makes forks slower."""
 END_TIMEOUT_S = 5.0
 """Seconds until a fork server must have ended after its socket was closed. Beyond it, it is killed."""
 
@@ -106,7 +109,8 @@ class Zygote:
         """
         (root := self.folder.path / "root").mkdir()
         paths = python_paths()
-        self._process, self._pidfd = start(self._theirs.fileno(), paths, self._seed, self._venv)
+        heap_mb = HEAP_WITH_IMPORTS_MB if self._preparation.imports else HEAP_MB
+        self._process, self._pidfd = start(self._theirs.fileno(), paths, self._seed, self._venv, heap_mb)
         self._theirs.close()
         pieces = () if self._preparation.context is None else self._preparation.context.pieces()
         told = shown(paths, self._venv)
@@ -243,18 +247,19 @@ class Zygote:
 
 
 def start(
-    control_fd: int, paths: list[str], seed: int | None, venv: Venv | None = None
+    control_fd: int, paths: list[str], seed: int | None, venv: Venv | None = None, heap_mb: int = HEAP_MB
 ) -> tuple["subprocess.Popen[bytes]", int]:
     """Start the process, with its end of the control socket and its first `sys.path`; return it and a pidfd of it.
     `seed` is that of its hashes; None draws one. Code finds the programs of `venv` first. Raise OSError without a
-    process or descriptor; no process is left then."""
+    process or descriptor; no process is left then. `heap_mb` is reserved for its small objects."""
     with contextlib.ExitStack() as opened:
         own = os.pidfd_open(os.getpid())
         opened.callback(os.close, own)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)  # `Popen` would leave its own open if its pipe failed
         opened.callback(os.close, null)
+        reserve = f"from sandbox_worker.zygote import reserve_arenas; reserve_arenas({heap_mb})"
         serve = f"from sandbox_worker.zygote.main import main; main({control_fd}, {own})"
-        program = f"import sys; sys.path[:] = {paths!r}; {serve}"
+        program = f"import sys; sys.path[:] = {paths!r}; {reserve}; {serve}"
         opened.enter_context(FORKING)
         opened.enter_context(_exec_bounded())
         process = subprocess.Popen(

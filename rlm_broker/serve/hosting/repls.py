@@ -194,7 +194,7 @@ class HeldRepls:
             await asyncio.shield(held.closing)
 
     async def _stopped(self, held: HeldRepl, now: bool) -> None:
-        """Interrupt the block of a REPL, or end the REPL, as `rlm-broker stop` asks for it."""
+        """Interrupt the block of a REPL, or end the REPL, as `rlm-broker runs stop` asks for it."""
         if not now:
             await held.repl.ainterrupt()
             return

@@ -142,8 +142,9 @@ class HostedRun:
         Raises:
             RunFailed: The run has failed, reached a limit or was cancelled.
         """
-        await asyncio.wait({self.keeping})
-        return await self.run
+        if not self.keeping.done():
+            await asyncio.wait({self.keeping})
+        return self.run.result()
 
     def stop(self, *, now: bool = False) -> None:
         """End the run with the best answer so far; now, or while it has no place yet, without an answer."""

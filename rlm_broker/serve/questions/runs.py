@@ -226,6 +226,8 @@ class Asked:
         Raises:
             RunFailed: The run has failed or was cancelled. A limit that ended it is an outcome.
         """
+        if not self.tools:
+            return await self._ended()
         ended: asyncio.Future[Any] = asyncio.ensure_future(self._ended())
         wanted: asyncio.Future[Any] = asyncio.ensure_future(self.tools.wanted())
         try:

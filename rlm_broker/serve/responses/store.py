@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -77,7 +77,7 @@ class ResponseEvents:
             said = f"the response has no event {after:,} yet: its last one is {self._next - 1:,}"
             raise ApiError(400, said, code="invalid", param="starting_after")
 
-    async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
+    async def follow(self, after: int = -1) -> AsyncGenerator[bytes, None]:
         """Yield each encoded event with a number above `after`, until the journal is closed.
 
         Raises:

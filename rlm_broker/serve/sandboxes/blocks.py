@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -217,7 +217,7 @@ def answer(is_streamed: bool, work: Work, heartbeat_s: float) -> ASGIApp:
     return SlowJson(value, heartbeat_s)
 
 
-async def _events(work: Work) -> AsyncIterator[bytes]:
+async def _events(work: Work) -> AsyncGenerator[bytes, None]:
     pieces: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()  # its length is bounded by what a block may print
     working = asyncio.ensure_future(work(lambda stream, text: pieces.put_nowait((stream, text))))
     working.add_done_callback(lambda _: pieces.put_nowait(None))

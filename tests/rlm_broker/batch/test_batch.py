@@ -252,6 +252,28 @@ def test_answers_under_way_at_a_soft_end_are_kept(sandbox: Sandbox, tmp_path: Pa
     assert all(line["replayed"]["total_calls"] == 1 for line in lines_of(out))
 
 
+def test_item_that_needs_no_further_call_is_finished_at_a_soft_end(sandbox: Sandbox, tmp_path: Path) -> None:
+    out, model, gates = tmp_path / "out.jsonl", CountingModel(lambda _: "yes"), (asyncio.Event(), asyncio.Event())
+
+    def given() -> Iterator[dict[str, Any]]:
+        for number, item in enumerate(items(2)):
+            until_now(lambda: model.gate is None or bool(gates[0]._waiters))
+            model.gate = gates[number]
+            yield item
+
+    with RLM(model, sandbox=sandbox, limits=PLAIN).batch(given(), out=out) as batch:
+        loop = batch.event_loop
+        assert loop is not None
+        until_now(lambda: len(model.open) == 2)
+        batch.stop()
+        loop.call_soon(gates[0].set)
+        until_now(lambda: len(lines_of(out)) == 1)
+        loop.call_soon(gates[1].set)
+        with pytest.raises(RunCancelled):
+            list(batch)
+    assert len(lines_of(out)) == 1
+
+
 def test_limit_ends_it_with_the_call_beyond(rlm: RLM, tmp_path: Path) -> None:
     """Each item takes one call of 15 tokens. What the last one has paid for is not lost, and a finished batch ends
     well under any limit."""

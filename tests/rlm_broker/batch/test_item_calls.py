@@ -1,7 +1,6 @@
 """The calls of an item: none that was answered is paid twice."""
 
 import asyncio
-import gc
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from rlm_broker.errors import ModelFailed
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Usage
 from tests.support.paying import CLIENT, Provider, request
-from tests.support.waiting import turns, until
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -75,42 +74,19 @@ async def test_answer_waits_until_it_is_written_down(provider: Provider) -> None
     assert await waiting == ["a 1"]
 
 
-@pytest.mark.parametrize("is_abandoned", [False, True])
-async def test_cancelled_call_ends_at_the_provider_unless_it_is_abandoned(
-    provider: Provider, is_abandoned: bool
-) -> None:
+async def test_cancelled_or_failed_call_is_asked_again(provider: Provider) -> None:
     calls = ItemCalls()
     waiting = asyncio.ensure_future(asked(calls, provider, "a"))
     await until(lambda: provider.asked)
-    if is_abandoned:
-        calls.abandon()
     waiting.cancel()
     await asyncio.wait({waiting})
-    assert waiting.cancelled()
-    assert provider.cancelled == ([] if is_abandoned else ["a"])
-    await calls.aclose()
-    assert provider.cancelled == ["a"]
-
-
-async def test_failed_call_is_asked_again_and_never_reported(
-    provider: Provider, caplog: pytest.LogCaptureFixture
-) -> None:
-    """asyncio would report an error that no task has read, also of a call that was abandoned."""
-    calls = ItemCalls()
-    waiting = asyncio.ensure_future(asked(calls, provider, "a"))
-    await until(lambda: provider.asked)
-    calls.abandon()
-    waiting.cancel()
+    assert (waiting.cancelled(), provider.cancelled) == (True, ["a"])
     provider.error = ModelFailed("no")
     provider.answers.set()
-    await asyncio.wait({waiting})
-    await turns()
     with pytest.raises(ModelFailed):
         await asked(calls, provider, "a")
     provider.error = None
     assert await asked(calls, provider, "a") == ["a 3"]
-    gc.collect()
-    assert caplog.text == ""
 
 
 async def test_turns_are_those_of_loops_and_plain_completions(provider: Provider) -> None:

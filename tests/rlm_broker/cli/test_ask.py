@@ -34,9 +34,8 @@ def test_the_answer_is_on_stdout_and_progress_on_stderr_as_plain_lines(log: Path
     assert "[depth 0] REPL ready" in done.stderr
     assert not {"\r", "\x1b", "$"} & {*done.stderr}
     assert "0+0" not in done.stderr
-    advice = "Name a real model with --model NAME (or RLM(model=...))."
-    assert done.stderr.splitlines()[-1].endswith(advice)
-    assert advice not in done.stdout
+    assert "a demonstration by the stand-in offline" in done.stderr.splitlines()[0]
+    assert "demonstration" not in done.stdout
 
 
 def test_json_is_one_object_quiet_is_quiet_and_a_trace_has_the_run(log: Path, tmp_path: Path) -> None:
@@ -73,10 +72,19 @@ def test_short_flags_name_the_models_the_type_of_the_answer_and_the_key(
     code = "len(context)\nllm_query('part')\nFINAL({'price': 40})"
     with FakeOpenAI(completion(f"```repl\n{code}\n```"), models=["m", "small"]) as server:
         models = ["-m", "m", "-s", "small", "--base-url", server.base_url, "--api-key", "env:KEY_OF_THE_TEST"]
-        done = run("ask", QUESTION, log, "-q", "-o", tmp_path / "schema.json", *models)
+        done = run("ask", QUESTION, log, "-q", "--output-type", tmp_path / "schema.json", *models)
     assert (done.stdout, done.stderr) == ('{"price": 40}\n', "")
     assert [request["model"] for request in server.requests] == ["m", "small"]
     assert {headers["authorization"] for headers in server.headers} == {"Bearer sk-of-the-test"}
+
+
+def test_answer_is_written_to_a_file_and_settings_are_set(log: Path, tmp_path: Path) -> None:
+    done = run(
+        "ask", QUESTION, log, "-q", "-o", tmp_path / "answer.txt", "--set", "model=offline", "--set", "recursion=auto"
+    )
+    assert done.stdout == (tmp_path / "answer.txt").read_text()
+    assert "Ada Quill" in done.stdout
+    assert done.stderr == ""
 
 
 def test_encoding_is_named_and_what_is_replaced_or_left_out_is_said(log: Path) -> None:

@@ -206,7 +206,13 @@ def test_trajectories_scores_and_values_of_output_types(server: FakeOpenAI, item
         "async def score(item, result):\n    return {'right': result.parsed in item.context}\n"
     )
     (tmp_path / "schema.json").write_text('{"type": "string"}')
-    options = ("--trajectories", "--score", f"{tmp_path / 'scores.py'}:score", "-o", tmp_path / "schema.json")
+    options = (
+        "--trajectories",
+        "--score",
+        f"{tmp_path / 'scores.py'}:score",
+        "--output-type",
+        tmp_path / "schema.json",
+    )
     assert batch(*of(server, items, out, "-q", *options)).returncode == 0
     for id, line in lines_of(out).items():
         assert line["score"] == {"right": True}
@@ -393,9 +399,9 @@ def test_batch_is_listed_and_stopped(
     provider.held = set(NAMES)
     with started(*of(server, items, tmp_path / "out.jsonl", "-q", "--max-concurrent", "2")) as process:
         until_now(lambda: provider.waiting == 2)
-        (listed,) = json.loads(batch("ps", "--json").stdout)["processes"]
+        (listed,) = json.loads(batch("runs", "--json").stdout)["processes"]
         assert (listed["pid"], listed["command"], len(listed["runs"])) == (process.pid, "batch", 2)
-        assert batch("stop", str(process.pid), "--now").returncode == 0
+        assert batch("runs", "stop", str(process.pid), "--now").returncode == 0
         _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 3
     assert err == "rlm-broker batch: stopped; the same command goes on\n"

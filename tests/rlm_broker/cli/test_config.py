@@ -49,7 +49,7 @@ def test_a_project_that_is_not_trusted_is_shown_and_marked(tmp_path: Path) -> No
 def test_a_setting_that_ask_refuses_is_not_shown() -> None:
     done = python("-m", "rlm_broker", "config", "show", env={**ENVIRONMENT, "RLM_BROKER_ISOLATION": "nope"})
     assert (done.returncode, done.stdout) == (2, "")
-    assert sentence(done).startswith("rlm-broker config: RLM_BROKER_ISOLATION: no isolation 'nope'; choose one")
+    assert sentence(done).startswith("rlm-broker config show: RLM_BROKER_ISOLATION: no isolation 'nope'; choose one")
 
 
 def test_secrets_of_the_environment_are_not_shown() -> None:

@@ -172,3 +172,24 @@ def test_the_end_of_a_long_output_is_shown_while_it_runs(script: Path) -> None:
     assert done.stdout.endswith("\n299999\n")
     assert done.stderr.endswith("ValueError: the important message\n")
     assert done.returncode == 1
+
+
+def test_code_of_the_command_line_runs_with_its_arguments_and_stdin() -> None:
+    done = run("exec", "-c", "import sys; print(sys.argv, sys.stdin.read())", "a", "--b", stdin=b"in")
+    assert (done.returncode, done.stdout) == (0, "['-c', 'a', '--b'] in\n")
+    assert "name a program, or give one by -c CODE" in sentence(run("exec"))
+
+
+def test_files_that_it_makes_and_pictures_that_it_shows_are_kept(script: Path, tmp_path: Path) -> None:
+    script.write_text(
+        "import os\nopen('made.csv', 'w').write('a,b')\nopen('.hidden', 'w')\nos.mkdir('folder')\n"
+        "os.symlink('/etc/passwd', 'link')\nopen('odd\\x1b[31m', 'w')\n"
+        "class Drawn:\n    def _repr_svg_(self):\n        return '<svg/>'\ndisplay(Drawn())"
+    )
+    out = tmp_path / "out" / "below"
+    (tmp_path / "given").write_text("given")
+    done = run("exec", "--file", str(tmp_path / "given"), "--out", out, script)
+    assert done.returncode == 0, done.stderr
+    assert {each.name: each.read_text() for each in out.iterdir()} == {"made.csv": "a,b", "picture-1.svg": "<svg/>"}
+    assert f"rlm-broker exec: kept {out / 'made.csv'}" in done.stderr
+    assert "cannot write into" in sentence(run("exec", "--out", script, script))

@@ -1,14 +1,18 @@
+import inspect
 import json
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from rlm_broker.cli import ask
 from rlm_broker.cli.commands import ASK
-from rlm_broker.cli.settings.settings import _VALUES
+from rlm_broker.cli.settings.settings import _VALUES, DEFAULTS
 from rlm_broker.sandbox.workers.levels import CHOICES
 from tests.support.command import COMMAND, ENVIRONMENT, WAIT_S, run
 from tests.support.forked_python import python
@@ -24,7 +28,7 @@ def printed(code: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", ["", "ask", "exec", "doctor", "ps", "stop"])
+@pytest.mark.parametrize("command", ["", "ask", "exec", "doctor", "runs list", "runs stop"])
 def test_help_names_the_exit_codes_and_imports_nothing_heavy(command: str) -> None:
     shown = printed(
         f"import sys; sys.argv[1:] = {[*command.split(), '--help']!r}\n"
@@ -75,9 +79,9 @@ def test_a_list_of_models_imports_no_litellm_and_a_client_that_will_be_called_do
             "from rlm_broker.broker.models.models import Models\n"
             "from rlm_broker.broker.models.registry import Registry\n"
             "from rlm_broker.run.lm_handler import LMHandler\n"
-            f"Registry('openai/gpt-5-mini', None, Models(), LMHandler, lists={lists})\nprint(IMPORTING)"
+            f"Registry('anthropic/claude-sonnet-4-5', None, Models(), LMHandler, lists={lists})\nprint(IMPORTING)"
         )
-        assert printed(code, OPENAI_API_KEY="sk-x") == f"{importing}\n"
+        assert printed(code, ANTHROPIC_API_KEY="sk-x") == f"{importing}\n"
 
 
 def test_help_and_the_version_can_be_asked_for_as_elsewhere() -> None:
@@ -91,6 +95,9 @@ def test_a_shell_completes_commands_and_values() -> None:
     for words, place, completed in (
         ("rlm-broker a", "1", "plain,ask"),
         ("rlm-broker ask --isolation st", "3", "plain,strict\nplain,standard"),
+        ("rlm-broker ask --limit max_b", "3", "plain,max_batch_prompts=\nplain,max_blocks=\nplain,max_budget_usd="),
+        ("rlm-broker ask --set prompt", "3", "plain,prompt_profile="),
+        ("rlm-broker ask --model ol", "3", "plain,ollama/"),
     ):
         shell = {"_RLM_BROKER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": place}
         done = subprocess.run(COMMAND, env={**ENVIRONMENT, **shell}, capture_output=True, text=True, check=False)
@@ -103,8 +110,50 @@ def test_values_that_are_offered_are_those_of_the_settings() -> None:
     assert [*offered["isolation"].choices] == [*CHOICES]
 
 
+def test_help_begins_with_examples_and_shows_rare_options_on_request() -> None:
+    short, whole = run("ask", "--help").stdout, run("ask", "--help-all").stdout
+    titles = [line for line in whole.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)]
+    assert titles == ["Often:", "Answer:", "Keep:", "Sandbox:", "More:"]
+    assert short.index('rlm-broker ask "Which service') < short.index("Often:")
+    assert short.count("\n  -") < 24
+    assert "--encoding" in whole
+    assert "--cluster" in whole
+    assert not {"--encoding", "--cluster", "--model-policy", "More:"} & {*short.split()}
+    assert {option.name for option in ASK.params if isinstance(option, click.Option)} - {"help_all"} == {
+        *inspect.signature(ask.run).parameters,
+        *inspect.signature(ask._completion).parameters,
+        *DEFAULTS,
+        *("max_depth", "debug", "encoding", "strict_text"),
+    } - {"question", "paths", "options", "sources", "progress", "flags", "cache"}
+
+
+def test_old_words_for_runs_work_and_say_the_new_ones() -> None:
+    for old, new, exit_code in (
+        ("ps --nonsense", "runs list --nonsense", 2),
+        ("stop nothing", "runs stop nothing", 2),
+        ("trace show /nowhere", "runs show /nowhere", 2),
+        ("trace view /nowhere", "runs view /nowhere", 2),
+        ("view --host nowhere", "runs view --host nowhere", 2),
+    ):
+        was, now = run(*old.split()), run(*new.split())
+        line, *rest = was.stderr.splitlines(keepends=True)
+        assert line.startswith(f"rlm-broker: `{old.split()[0]}` is `{' '.join(new.split()[:1])}")
+        assert (was.returncode, was.stdout, "".join(rest)) == (exit_code, now.stdout, now.stderr)
+    assert run("runs", "--watch", "--json").stderr == run("runs", "list", "--watch", "--json").stderr
+
+
+def test_missing_path_is_refused_before_the_imports() -> None:
+    shown = printed(
+        "import sys; sys.argv[1:] = ['ask', 'q', 'nope.log', '--json']\nfrom rlm_broker.cli.main import main\n"
+        f"try: main()\nexcept SystemExit as end: print(end.code, [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    error, end = shown.splitlines()
+    assert json.loads(error) == {"error": {"kind": "context", "message": "nope.log does not exist"}}
+    assert end == "2 []"
+
+
 def test_a_wrong_command_line_under_json_is_an_object() -> None:
-    for line, said in (("ask --json", "Missing argument"), ("ps --watch --json", "--watch shows a table")):
+    for line, said in (("ask --json", "Missing argument"), ("runs --watch --json", "--watch shows a table")):
         done = run(*line.split())
         error = json.loads(done.stdout)["error"]
         assert (done.returncode, done.stderr, error["kind"]) == (2, "", "usage")

@@ -28,6 +28,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "rlm-broker" / "config.toml"
 
 
+NO_SERVERS = {f"{name}_BASE_URL": "http://127.0.0.1:1/v1" for name in ("OLLAMA", "LLAMACPP", "VLLM", "LMSTUDIO")}
+
+
 def answer(request: dict[str, Any]) -> Answer:
     messages = request["messages"]
     if messages[0]["role"] != "system":
@@ -151,28 +154,77 @@ def test_models_are_shown_without_their_keys_and_a_mistyped_one_is_suggested(con
     config.write_text("model = 'openai/gpt-5'\n[models.fast]\nname = 'openai/gpt-5-mini'\n")
     done = run("models")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["root", "sub", "fast", "providers"]
+    assert [line.split()[0] for line in done.stdout.splitlines()][:4] == ["root", "sub", "fast", "names"]
     assert done.stdout.count("needs OPENAI_API_KEY") == 3
     assert run("models", "fast").stdout == "fast: it is registered under that name\n"
     assert sentence(run("models", "fsat")).endswith("allowed: openai/gpt-5, fast; did you mean fast?")
     assert sentence(run("models", "--model", "fsat")).endswith("; did you mean fast?")
 
 
-def test_what_a_server_has_and_the_providers_with_a_key_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {**command.ENVIRONMENT, "GROQ_API_KEY": "sk-groq", "SERVER_KEY": "sk-server"}
+def test_what_a_server_has_and_what_names_lack_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {**command.ENVIRONMENT, **NO_SERVERS, "GROQ_API_KEY": "sk-groq", "SERVER_KEY": "sk-server"}
     monkeypatch.setattr(command, "ENVIRONMENT", keys)
     with FakeOpenAI(answer, models=["small", "large"]) as server:
+        keys["OLLAMA_BASE_URL"] = server.base_url
         shown = run("models", "--base-url", server.base_url, "--api-key", "env:SERVER_KEY")
         listed = json.loads(run("models", "-m", "small", "--base-url", server.base_url, "--json").stdout)
-    assert shown.stdout.splitlines() == [
+    told = shown.stdout.splitlines()
+    assert told[:4] == [
         "root  offline",
         "sub   offline",
         f"server {server.base_url}: it has: small, large",
-        "providers whose key is set: groq (GROQ_API_KEY)",
+        "names of models begin with:",
     ]
+    for line in (
+        "  groq/        GROQ_API_KEY is set",
+        "  xai/         XAI_API_KEY is not set",
+        "  ollama/      has small, large",
+        "  vllm/        no vLLM answers at http://127.0.0.1:1/v1",
+    ):
+        assert line in told
     assert server.headers[0]["authorization"] == "Bearer sk-server"
+    assert listed["names"]["ollama"] == {"missing": None, "models": ["small", "large"]}
+    assert listed["names"]["xai"]["missing"] == "XAI_API_KEY is not set"
     assert listed["server"] == {"base_url": server.base_url, "models": ["small", "large"]}
     assert listed["providers"] == {"groq": "GROQ_API_KEY"}
     gone = run("models", "--base-url", server.base_url)
     assert f"server {server.base_url}: cannot connect to" in gone.stdout
     assert gone.returncode == 0
+
+
+def test_default_model_is_written_into_the_users_file_and_taken_by_ask(config: Path, text: Path) -> None:
+    rest = "cache = 'replies' # kept\n\n[models.big]\nname = 'm'\nbase_url = '{}'\n"
+    with FakeOpenAI(answer) as server:
+        config.write_text(rest.format(server.base_url))
+        for name in ("xai/grok-4", "big"):  # the second replaces the first
+            done = run("models", "default", name)
+            assert (done.returncode, done.stdout) == (0, f"{config}: model = {name}\n")
+        assert config.read_text() == 'model = "big"\n' + rest.format(server.base_url)
+        assert run("models", "default").stdout == f"big  ({config})\n"
+        asked = run("ask", "What?", text)
+    assert asked.stdout == "it says: some text\n"
+    assert "demonstration" not in asked.stderr
+    refused = run("models", "default", "nonsense")
+    assert (refused.returncode, "'nonsense' is not the name of a model" in sentence(refused)) == (2, True)
+    assert "give one name, or `models default b`" in sentence(run("models", "a", "b"))
+
+
+@pytest.mark.usefixtures("config")
+def test_ask_without_a_model_says_what_was_found_and_pays_nothing(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "ENVIRONMENT", {**command.ENVIRONMENT, **NO_SERVERS})
+    nothing = run("ask", "Where is some text?", text).stderr.splitlines()[0]
+    assert nothing == (
+        "rlm-broker ask: no model is named, so this is a demonstration by the stand-in offline, which searches and "
+        "counts, and does not reason; found no key and no model server: `rlm-broker models` lists what --model takes"
+    )
+    command.ENVIRONMENT["OPENAI_API_KEY"] = "sk-of-the-test"
+    assert (
+        run("ask", "Where?", text).stderr.splitlines()[0].endswith("; found OPENAI_API_KEY: --model openai/gpt-5-mini")
+    )
+    with FakeOpenAI(answer, models=["qwen3:4b"]) as server:
+        command.ENVIRONMENT["OLLAMA_BASE_URL"] = server.base_url
+        found = run("ask", "Where is some text?", text)
+    assert found.stderr.splitlines()[0].endswith("; found Ollama on this machine: --model ollama/qwen3:4b")
+    assert found.stdout.startswith("some text\n")
+    assert server.requests == []
+    assert "found" not in run("ask", "Where?", text, "--model", "offline").stderr

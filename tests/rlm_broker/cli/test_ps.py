@@ -57,19 +57,19 @@ def test_long_question_unknown_price_and_hung_process_have_their_cells() -> None
 
 
 def test_no_process_is_one_sentence() -> None:
-    done = run("ps")
+    done = run("runs")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{NONE_RUNS}\n", "")
-    assert json.loads(run("ps", "--json").stdout) == {"processes": []}
+    assert json.loads(run("runs", "--json").stdout) == {"processes": []}
 
 
 def test_text_of_a_run_steers_no_terminal() -> None:
     """Neither control characters nor the markup of rich have an effect, also where rich draws."""
     with library(HOSTILE, SPINS) as answers:
         asyncio.run(seen(answers.pid, lambda found: found.runs and found.runs[0].turn))
-        plain = run("ps").stdout
+        plain = run("runs").stdout
         ours, theirs = pty.openpty()
         variables = environment(TERM="xterm", COLUMNS="300")
-        with started("ps", "--watch", stdout=theirs, stderr=theirs, env=variables) as watching:
+        with started("runs", "--watch", stdout=theirs, stderr=theirs, env=variables) as watching:
             os.close(theirs)
             drawn = b""
             while drawn.count(b"markup") < 2:
@@ -88,14 +88,14 @@ def test_text_of_a_run_steers_no_terminal() -> None:
 def test_json_has_what_a_process_tells() -> None:
     with library("How long?", SPINS) as answers:
         asyncio.run(seen(answers.pid, lambda found: found.repls and found.repls[0].run))
-        (process,) = json.loads(run("ps", "--json").stdout)["processes"]
+        (process,) = json.loads(run("runs", "--json").stdout)["processes"]
     assert (process["pid"], process["command"], process["is_hung"]) == (answers.pid, "python", False)
     assert process["runs"][0]["question"] == "How long?"
     assert process["repls"][0]["run"] == process["runs"][0]["id"]
 
 
 def test_watch_in_a_pipe_prints_tables() -> None:
-    with started("ps", "--watch", env=environment()) as watching:
+    with started("runs", "--watch", env=environment()) as watching:
         assert watching.stdout is not None
         assert [watching.stdout.readline() for _ in range(2)] == [f"{NONE_RUNS}\n"] * 2
         watching.send_signal(signal.SIGINT)
@@ -105,7 +105,7 @@ def test_watch_in_a_pipe_prints_tables() -> None:
 def test_folder_that_cannot_be_trusted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "rlm-broker").symlink_to(tmp_path)
-    done = run("ps")
+    done = run("runs")
     assert done.returncode == 2
     assert "cannot be trusted" in done.stderr
 

@@ -65,10 +65,10 @@ def test_stopped_ask_prints_its_best_answer(tmp_path: Path) -> None:
         ask = command("ask", "How long?", tmp_path / "a.txt", "-m", "m", "--base-url", server.base_url, "-q")
         with ask as asks:
             found = asyncio.run(seen(asks.pid, lambda found: found.runs and found.runs[0].doing == "runs block 1"))
-            dry = run("stop", str(asks.pid), "--dry-run")
+            dry = run("runs", "stop", str(asks.pid), "--dry-run")
             assert (dry.returncode, dry.stdout) == (0, f"would stop the process ask {asks.pid}\n")
             id = found.runs[0].id
-            done = run("stop", id[:6])
+            done = run("runs", "stop", id[:6])
             assert (done.returncode, done.stdout) == (0, f"run {id}: stopped\n")
             out, err = asks.communicate()
     assert (asks.returncode, out) == (3, "I guess 3.\n")
@@ -81,7 +81,7 @@ def test_ask_without_an_answer_says_so(tmp_path: Path) -> None:
         ask = command("ask", "How long?", tmp_path / "a.txt", "-m", "m", "--base-url", server.base_url, "--json")
         with ask as asks:
             asyncio.run(seen(asks.pid, lambda found: found.runs and found.runs[0].doing == "calls m"))
-            assert run("stop", str(asks.pid)).returncode == 0
+            assert run("runs", "stop", str(asks.pid)).returncode == 0
             out, _ = asks.communicate()
         assert server.disconnected.wait(10)
     assert asks.returncode == 3
@@ -91,7 +91,7 @@ def test_ask_without_an_answer_says_so(tmp_path: Path) -> None:
 def test_now_cancels_a_run() -> None:
     with library("How long?", GUESSES) as answers:
         found = asyncio.run(seen(answers.pid, lambda found: found.runs and found.runs[0].doing == "runs block 1"))
-        done = run("stop", found.runs[0].id, "--now", "--json")
+        done = run("runs", "stop", found.runs[0].id, "--now", "--json")
         (outcome,) = json.loads(done.stdout)["outcomes"]
         assert (done.returncode, outcome["state"], outcome["has_ended"]) == (0, "cancelled", True)
         assert "RunCancelled" in answers.communicate()[1]
@@ -105,7 +105,7 @@ def test_block_of_a_repl_is_interrupted(tmp_path: Path) -> None:
         assert runs.stdout.readline() == "begun\n"
         found = asyncio.run(seen(runs.pid, lambda found: found.repls))
         id = found.repls[0].id
-        done = run("stop", id)  # `exec` tidies up in one more block, while the outcome is on its way
+        done = run("runs", "stop", id)  # `exec` tidies up in one more block, while the outcome is on its way
         assert (done.returncode, done.stdout) == (0, f"REPL {id}: idle\n")
         assert "interrupted: it was interrupted by its caller" in runs.communicate()[1]
     assert runs.returncode == 3
@@ -116,9 +116,9 @@ def test_hung_process_cannot_be_stopped() -> None:
         asyncio.run(seen(answers.pid, lambda found: found.runs))
         os.kill(answers.pid, signal.SIGSTOP)
         until_now(lambda: psutil.Process(answers.pid).status() == psutil.STATUS_STOPPED)
-        done = run("stop", str(answers.pid))
+        done = run("runs", "stop", str(answers.pid))
         assert done.returncode == 1
         assert sentence(done) == (
-            f"rlm-broker stop: the process {answers.pid} does not answer: end it with `kill {answers.pid}`, or with "
+            f"rlm-broker runs stop: the process {answers.pid} does not answer: end it with `kill {answers.pid}`, or with "
             f"`kill -9 {answers.pid}` if it is suspended"
         )

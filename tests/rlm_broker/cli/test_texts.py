@@ -55,6 +55,7 @@ def taken() -> Iterator[str]:
 
 BASES = {
     "ask": ["Who?", "missing"],
+    "chat": ["missing"],
     "batch": ["missing"],
     "eval": ["--data", "missing"],
     "exec": ["missing"],
@@ -64,12 +65,11 @@ BASES = {
     "models": [],
     "config show": [],
     "config trust": [],
-    "ps": [],
-    "stop": ["missing"],
-    "trace show": ["missing"],
-    "trace view": ["missing", "--no-open"],
-    "trace export": ["missing"],
-    "view": ["--port", "TAKEN", "--no-open"],
+    "runs list": [],
+    "runs stop": ["missing"],
+    "runs show": ["missing"],
+    "runs view": ["missing", "--no-open"],
+    "runs export": ["missing"],
 }
 """Arguments with which each command ends at once, before it runs anything."""
 

@@ -23,7 +23,7 @@ def test_the_tree_of_runs_is_drawn_with_what_each_did(tmp_path: Path) -> None:
     )
     with TraceWriter(tmp_path / "run.jsonl") as writer:
         RLM(client, limits=Limits(max_depth=2), on_event=writer).completion("c", "the question")
-    lines = run("trace", "show", tmp_path / "run.jsonl").stdout.splitlines()
+    lines = run("runs", "show", tmp_path / "run.jsonl").stdout.splitlines()
     assert lines[0] == "1 [scripted] the question"
     assert lines[1].startswith("  turns 2, blocks 1 ok, calls 2, tokens ")
     assert lines[1].endswith("$1.0000")
@@ -45,7 +45,7 @@ async def test_stopped_run_is_told_as_stopped(tmp_path: Path) -> None:
     lines = tree(tmp_path / "run.jsonl")
     assert "blocks 1 not ended, calls 1" in lines[1]
     assert lines[2].startswith("  stopped in ")
-    assert "[depth 0] run 1: stopped after " in run("trace", "show", "--full", tmp_path / "run.jsonl").stdout
+    assert "[depth 0] run 1: stopped after " in run("runs", "show", "--full", tmp_path / "run.jsonl").stdout
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_all_of_a_run_can_be_shown(trace: Path) -> None:
-    shown = run("trace", "show", "--full", trace).stdout
+    shown = run("runs", "show", "--full", trace).stdout
     lines = shown.splitlines()
     at = lines.index("[depth 0] block 1")
     assert lines[at + 1] == "  for n in range(100): print('line', n)"
@@ -78,13 +78,13 @@ def test_all_of_a_run_can_be_shown(trace: Path) -> None:
 
 
 def test_runs_are_shown_as_json(trace: Path) -> None:
-    root, child = json.loads(run("trace", "show", "--json", trace).stdout)
+    root, child = json.loads(run("runs", "show", "--json", trace).stdout)
     assert (root["name"], root["question"], root["blocks"]) == ("1", "the question", {"ok": 1, "error": 1})
     assert (root["response"], root["error"], root["turns"]) == ("found", None, 3)
     assert (child["name"], child["response"], child["duration_s"] > 0) == ("1.1", "from below", True)
-    both = run("trace", "show", "--json", "--full", trace)
+    both = run("runs", "show", "--json", "--full", trace)
     assert (both.returncode, "give either --full or --json" in both.stdout) == (2, True)
-    missing = run("trace", "show", "--json", "/nowhere")
+    missing = run("runs", "show", "--json", "/nowhere")
     assert json.loads(missing.stdout)["error"]["kind"] == "configuration"
 
 
@@ -141,26 +141,26 @@ def test_hostile_trace_is_a_sentence_or_is_shown(tmp_path: Path) -> None:
     hostile = tmp_path / "run.jsonl"
     for field, form in product(HOSTILE, ([], ["--full"], ["--json"])):
         hostile.write_text('{"n": 1, "time": 1, "tree": "t", "run": "1", "depth": 0, ' + field + "}\n")
-        done = run("trace", "show", *form, hostile)
+        done = run("runs", "show", *form, hostile)
         assert (done.returncode in (0, 2), "Traceback" in done.stderr) == (True, False), (field, form, done.stderr)
 
 
 def test_view_writes_a_page_beside_the_trace(trace: Path) -> None:
     """trace view writes the page and prints its link; a second time it replaces it."""
     for _ in range(2):
-        done = run("trace", "view", "--no-open", trace)
+        done = run("runs", "view", "--no-open", trace)
         assert done.returncode == 0
         assert done.stdout == f"{trace.with_suffix('.html').as_uri()}\n"
         assert done.stderr == ""
     elsewhere = trace.with_name("other page.html")
-    assert run("trace", "view", "--no-open", trace, "--out", elsewhere).stdout.endswith("/other%20page.html\n")
+    assert run("runs", "view", "--no-open", trace, "--out", elsewhere).stdout.endswith("/other%20page.html\n")
     assert elsewhere.stat().st_size == trace.with_suffix(".html").stat().st_size
 
 
 def test_view_tells_what_is_not_shown(trace: Path) -> None:
     with trace.open("a") as file:
         file.write("no json\n")
-    done = run("trace", "view", "--no-open", trace)
+    done = run("runs", "view", "--no-open", trace)
     assert done.returncode == 0
     assert sentence(done).startswith("note: The rest of the trace cannot be read after ")
 
@@ -174,16 +174,16 @@ def test_view_opens_the_browser_if_there_is_a_display(trace: Path) -> None:
     for display, flags in (("", []), (":7", ["--no-open"]), (":7", [])):
         assert not opened.exists()
         environment = {**ENVIRONMENT, "DISPLAY": display, "WAYLAND_DISPLAY": "", "BROWSER": str(browser)}
-        python("-m", "rlm_broker", "trace", "view", *flags, trace, env=environment, check=True)
+        python("-m", "rlm_broker", "runs", "view", *flags, trace, env=environment, check=True)
     assert opened.read_text() == trace.with_suffix(".html").as_uri()
 
 
 def test_export_goes_to_stdout_or_a_new_file(trace: Path) -> None:
-    printed = run("trace", "export", "--otlp", trace)
+    printed = run("runs", "export", "--otlp", trace)
     assert printed.returncode == 0
-    assert run("trace", "export", trace, "--out", trace.with_name("out")).stdout == ""
+    assert run("runs", "export", trace, "--out", trace.with_name("out")).stdout == ""
     assert trace.with_name("out").read_text() == printed.stdout
-    again = run("trace", "export", "--otlp", trace, "--out", trace.with_name("out"))
+    again = run("runs", "export", "--otlp", trace, "--out", trace.with_name("out"))
     assert again.returncode == 2
     assert "exists: remove it, or write to another file" in sentence(again)
 

@@ -1,4 +1,4 @@
-"""`rlm-broker view`, with a run of another process."""
+"""`rlm-broker runs view`, with a run of another process."""
 
 import asyncio
 import signal
@@ -36,13 +36,13 @@ def test_run_of_another_process_is_followed_and_stopped() -> None:
     """view prints a link, lists and follows the run of another process, stops it, and ends by Ctrl+C."""
     with library("How long?", SPINS) as other:
         status = asyncio.run(seen(other.pid, lambda process: process.runs and process.runs[0].turn)).runs[0]
-        with started("view", "--no-open", env=environment()) as view:
+        with started("runs", "view", "--no-open", env=environment()) as view:
             assert view.stdout
             lines = asyncio.run(_stop_by_http(view.stdout.readline().strip(), status))
             view.send_signal(signal.SIGINT)
             _, errors = view.communicate(timeout=WAIT_S)
         assert view.returncode == 130
-        assert errors == "rlm-broker view: stopped\n"
+        assert errors == "rlm-broker runs view: stopped\n"
     assert "How long?" in lines[0]
     assert '"run_ended"' in "".join(lines)
     assert lines[-1].startswith('{"end":true')
@@ -50,6 +50,6 @@ def test_run_of_another_process_is_followed_and_stopped() -> None:
 
 def test_port_in_use_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = command("view", "--no-open", "--port", str(taken.getsockname()[1]))
+        done = command("runs", "view", "--no-open", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 2
     assert "Address already in use: give another --port, or none" in sentence(done)

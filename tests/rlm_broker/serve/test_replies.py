@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import pytest
 
 from rlm_broker import ConfigurationError
-from rlm_broker.serve.replies import EventStream, SlowJson, sse, with_heartbeats
+from rlm_broker.serve.replies import EventStream, SlowJson, sse
 from tests.support.waiting import WAIT_S
 
 OFTEN_S = 0.01
@@ -19,14 +19,14 @@ class Client:
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
-        self.messages: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
-        self.sent: list[Mapping[str, Any]] = []
+        self.messages: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+        self.sent: list[MutableMapping[str, Any]] = []
 
-    async def receive(self) -> Mapping[str, Any]:
+    async def receive(self) -> MutableMapping[str, Any]:
         await self.left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(self, message: Mapping[str, Any]) -> None:
+    async def send(self, message: MutableMapping[str, Any]) -> None:
         self.sent.append(message)
         self.messages.put_nowait(message)
 
@@ -41,7 +41,7 @@ class Client:
         return status
 
 
-async def events_after(client: Client, beats: int) -> AsyncIterator[bytes]:
+async def events_after(client: Client, beats: int) -> AsyncGenerator[bytes, None]:
     """Yield an event, and another one once the client has got so many signs of life."""
     yield sse({"n": 1})
     async with asyncio.timeout(WAIT_S):
@@ -64,7 +64,7 @@ async def test_stream_sends_comments_while_it_is_silent(client: Client) -> None:
 
 
 async def test_late_error_is_the_last_event(client: Client) -> None:
-    async def events() -> AsyncIterator[bytes]:
+    async def events() -> AsyncGenerator[bytes, None]:
         yield sse({"n": 1})
         raise ConfigurationError("it is wrong")
 
@@ -130,7 +130,7 @@ async def test_client_that_leaves_cancels_the_work_to_its_end(client: Client, is
             await asyncio.sleep(0)  # clean-up that awaits
             ended.set()
 
-    async def events() -> AsyncIterator[bytes]:
+    async def events() -> AsyncGenerator[bytes, None]:
         await work()
         yield b""
 
@@ -146,17 +146,17 @@ async def test_client_that_leaves_cancels_the_work_to_its_end(client: Client, is
     assert ended.is_set()
 
 
-async def test_items_are_closed_where_the_reader_stops() -> None:
-    closed = asyncio.Event()
+async def test_client_that_does_not_read_gets_no_further_sign(client: Client) -> None:
+    reads = asyncio.Event()
 
-    async def items() -> AsyncIterator[int]:
-        try:
-            yield 1
-            yield 2
-        finally:
-            closed.set()
+    async def send(message: MutableMapping[str, Any]) -> None:
+        await client.send(message)
+        await (reads.wait() if message.get("body") else asyncio.sleep(0))
 
-    async for _ in (reading := with_heartbeats(items(), 60, None)):
-        break
-    await reading.aclose()  # type: ignore[attr-defined]
-    assert closed.is_set()
+    answering = asyncio.ensure_future(EventStream(events_after(client, 0), OFTEN_S)({}, client.receive, send))
+    while len(client.sent) < 2:
+        await client.messages.get()
+    await asyncio.sleep(3 * OFTEN_S)
+    reads.set()
+    await answering
+    assert not [message for message in client.sent if message.get("body", b"").startswith(b":")]

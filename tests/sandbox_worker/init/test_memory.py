@@ -6,7 +6,6 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -112,8 +111,8 @@ def test_memory_measurement_holds_until_pages_are_written(clock: Clock) -> None:
         assert memory.used_bytes(readers.seen()) - first < MIB
         assert len(measured) == asked
         first_seen, *others = readers.seen()
-        grown = replace(first_seen.status, memory_bytes=first_seen.status.memory_bytes + 8 * MIB)
-        assert memory.used_bytes([replace(first_seen, status=grown), *others]) - first >= 8 * MIB
+        grown = first_seen.status._replace(memory_bytes=first_seen.status.memory_bytes + 8 * MIB)
+        assert memory.used_bytes([first_seen._replace(status=grown), *others]) - first >= 8 * MIB
         readers.copy(0, 1)
         assert MIB <= memory.used_bytes(readers.seen()) - first < 8 * MIB
         assert len(measured) == asked

@@ -98,6 +98,23 @@ heap.fill_free_chunks()
 print(len({id(bytes_) >> 12 for bytes_ in [bytes(1_000) for _ in range(150)]}))
 """
 
+ARENAS = """
+import sys
+sys.path.insert(0, ".")
+from sandbox_worker import zygote
+
+def largest_megabytes():
+    with open("/proc/self/maps") as maps:
+        spans = [line.split()[0].split("-") for line in maps if line.endswith(" 0 \\n") or line.split()[4:] == ["0"]]
+    return max(int(end, 16) - int(start, 16) for start, end in spans) >> 20
+
+before = largest_megabytes()
+zygote.reserve_arenas(8)
+reserved = largest_megabytes()
+zygote.release_arenas()
+print(before, reserved, largest_megabytes())
+"""
+
 
 def test_references_to_objects_are_counted_no_longer_from_python_3_12_on() -> None:
     done = subprocess.run([sys.executable, "-I", "-c", IMMORTALITY], cwd=PROJECT, capture_output=True, text=True)
@@ -125,3 +142,10 @@ def test_new_objects_lie_together_between_no_others() -> None:
     small, large = map(int, done.stdout.split())
     assert small <= 10  # 150 objects of 144 bytes take six pages
     assert large <= 42  # 150 objects of 1,040 bytes take 39
+
+
+def test_arenas_lie_side_by_side_until_they_are_released() -> None:
+    done = subprocess.run([sys.executable, "-c", ARENAS], capture_output=True, text=True, check=True, cwd=PROJECT)
+    before, reserved, released = map(int, done.stdout.split())
+    assert before < 8 <= reserved
+    assert released < 8

@@ -12,7 +12,7 @@ from rlm_broker.broker.clients.adapters import FieldClient, adapted, client_of, 
 from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.litellm import LiteLLMClient
-from rlm_broker.broker.clients.offline.client import OfflineClient
+from rlm_broker.broker.clients.offline import OfflineClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.results import ChatMessage

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from rlm_broker.broker.clients.base import LMRequest
-from rlm_broker.broker.clients.litellm import (
-    _KEYLESS,
-    _KEYS,
-    _SERVERS,
-    LiteLLMClient,
-    _refuse_misspelt,
-    full_name,
-    prefetch,
-)
+from rlm_broker.broker.clients.litellm import _KEYLESS, _KEYS, _SERVERS, LiteLLMClient, prefetch, refuse_misspelt
+from rlm_broker.broker.clients.providers import full_name
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
@@ -167,7 +160,7 @@ def test_litellm_providers_are_not_taken_for_misspelt() -> None:
 
     for provider in map(str, [getattr(each, "value", each) for each in litellm.provider_list]):
         if provider not in {*_KEYS, *_KEYLESS, *_SERVERS}:
-            _refuse_misspelt(f"{provider}/model", provider)
+            refuse_misspelt(f"{provider}/model", provider)
 
 
 def test_client_of_the_service_gets_answer_and_stream() -> None:

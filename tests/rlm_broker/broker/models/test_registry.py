@@ -5,6 +5,7 @@ import pytest
 from rlm_broker.broker.broker import Broker
 from rlm_broker.broker.clients.litellm import LiteLLMClient
 from rlm_broker.broker.clients.openai_compatible import OpenAICompatibleClient
+from rlm_broker.broker.clients.provider_client import ProviderClient
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.models.model import Model
 from rlm_broker.broker.models.models import Models
@@ -34,7 +35,7 @@ def test_model_name_follows_from_its_description(monkeypatch: pytest.MonkeyPatch
     assert isinstance(models.root, OpenAICompatibleClient)
     assert models.root is models.named["fast"]
     assert models.root.model_name == "qwen"
-    assert isinstance(models.sub, LiteLLMClient)
+    assert isinstance(models.sub, ProviderClient)
     assert models.named["plain"].model_name == "offline"
 
 

@@ -1,0 +1,211 @@
+"""`rlm-broker chat PATH...`: a conversation about files. The REPL, and what code has found out in it, stay.
+
+For `ask -c` the last exchanges at a terminal are kept in the user's state folder.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlm_broker.broker.clients.offline import GOES_ON
+from rlm_broker.cli import signals
+from rlm_broker.cli.composition import rlm_of
+from rlm_broker.cli.settings.settings import Settings, assigned
+from rlm_broker.cli.sources import STDIN, stored
+from rlm_broker.cli.terminal import say
+from rlm_broker.context.stored_context import StoredContext
+from rlm_broker.errors import ConfigurationError, RunFailed
+from rlm_broker.results import Completion
+from rlm_broker.rlm import RLM
+from rlm_broker.run.persistent_repl import PersistentRepl
+from rlm_broker.usage import Usage
+from rlm_broker.values.text import shorten
+from rlm_broker.watch.progress_line import ProgressLine
+from rlm_broker.watch.server import ControlSocket
+
+HELP = """/files  what this is about
+/undo   forget the last question and its answer; variables of the REPL stay
+/cost   calls, tokens and dollars so far
+/quit   leave, as Ctrl+D does. Ctrl+C ends an answer with what there is; variables stay"""
+PROMPT = "> "
+MOST_FILES = 40
+"""Files that `/files` names."""
+MOST_EARLIER, MOST_CHARS = 6, 1_500
+"""Earlier exchanges that a question brings along, and characters of each text of them."""
+
+
+def run(
+    paths: tuple[str, ...], *, assignments: tuple[str, ...], encoding: str | None, strict_text: bool, **options: Any
+) -> int:
+    """Talk until the input ends, and return the exit code.
+
+    Raises:
+        ConfigurationError: There are no paths, or a path or a setting cannot be used.
+    """
+    verbose, quiet = options.pop("verbose"), options.pop("quiet")
+    if not paths or STDIN in paths:
+        raise ConfigurationError("name the files or folders to talk about: stdin has the questions")
+    settings = Settings(assigned(assignments, **options))
+    with ControlSocket("chat"), stored(paths, encoding, is_strict=strict_text) as context, rlm_of(settings) as rlm:
+        say(f"about {context.info.headline()}; /help says more", err=True)
+        with rlm.persistent_repl() as repl:
+            talk = Talk(rlm, repl, context, None if quiet else verbose)
+            while (line := _line()) is not None:
+                if not talk.take(line):
+                    break
+    return 0
+
+
+class Talk:
+    """Questions about one context, each with the exchanges before it.
+
+    Args:
+        rlm: Open.
+        repl: REPL of all questions.
+        context: What they are about.
+        verbose: Whether turns are shown with their texts; None shows no progress.
+    """
+
+    def __init__(self, rlm: RLM, repl: PersistentRepl, context: StoredContext, verbose: bool | None) -> None:
+        self._rlm = rlm
+        self._repl = repl
+        self._context = context
+        self._verbose = verbose
+        self._said: list[tuple[str, str]] = []
+        self._used = Usage()
+
+    def take(self, line: str) -> bool:
+        """Answer a question or a command. Return whether the conversation goes on."""
+        commands: dict[str, Callable[[], None]] = {
+            "/help": lambda: say(HELP),
+            "/files": self._show_files,
+            "/undo": self._undo,
+            "/cost": lambda: say(str(self._used) or "nothing yet"),
+        }
+        if line in ("/quit", "/exit"):
+            return False
+        if line in commands:
+            commands[line]()
+        elif line.startswith("/") and " " not in line:
+            say(f"there is no {line}; there are: {', '.join(commands)}, /quit", err=True)
+        elif line:
+            self._ask(line)
+        return True
+
+    def _ask(self, question: str) -> None:
+        with contextlib.ExitStack() as stack:
+            follow = None
+            if self._verbose is not None:
+                follow = stack.enter_context(contextlib.closing(ProgressLine(sys.stderr, is_verbose=self._verbose)))
+            try:
+                asked = self._rlm.start(
+                    self._context, AskedBefore((), self._said).with_question(question), on_event=follow, repl=self._repl
+                )
+                with signals.calling(asked.stop):
+                    completion = asked.result()
+            except RunFailed as failed:
+                self._used += failed.usage_summary.total
+                if failed.partial_answer:
+                    say(failed.partial_answer)
+                say(f"rlm-broker chat: {failed}", err=True)
+                return
+        self._used += completion.usage_summary.total
+        self._said.append((question, _answer(completion)))
+        say(self._said[-1][1])
+
+    def _show_files(self) -> None:
+        info = self._context.info
+        for name, chars in info.parts[:MOST_FILES]:
+            say(f"{name}: {chars:,} characters")
+        if (more := info.parts_total - min(MOST_FILES, len(info.parts))) > 0:
+            say(f"and {more:,} more")
+
+    def _undo(self) -> None:
+        say(f"forgotten: {self._said.pop()[0]}" if self._said else "there is no question to forget", err=True)
+
+
+def _answer(completion: Completion) -> str:
+    if completion.response is None:
+        return "(stopped before there was an answer)" if completion.is_stopped else "(no answer)"
+    return completion.response
+
+
+def _line() -> str | None:
+    """Return the next line of the user's; None at the end of the input. Ctrl+C forgets the line."""
+    is_typed = sys.stdin.isatty()
+    if is_typed:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - gives `input` its history
+    while True:
+        try:
+            return input(PROMPT if is_typed else "").strip()
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            if not is_typed or signals.has_come():
+                raise
+            say("\nCtrl+D leaves", err=True)
+
+
+# -- exchanges -----------------------------------------------------------------------------------------------------
+
+
+class AskedBefore(NamedTuple):
+    """Exchanges about the same paths, oldest first. For `ask -c` the last ones at a terminal are kept.
+
+    Attributes:
+        paths: What they are about.
+        said: Questions with their answers.
+    """
+
+    paths: tuple[str, ...]
+    said: list[tuple[str, str]]
+
+    def with_question(self, question: str) -> str:
+        """Return a question with the exchanges before it, so that "and why?" means what it says."""
+        if not self.said:
+            return question
+        before = [
+            f"Asked: {shorten(asked, MOST_CHARS)}\nAnswered: {shorten(told, MOST_CHARS)}"
+            for asked, told in self.said[-MOST_EARLIER:]
+        ]
+        return "\n\n".join([question, GOES_ON, *before])
+
+    def and_now(self, question: str, answer: str) -> "AskedBefore":
+        """Return the exchanges with one more."""
+        return AskedBefore(self.paths, [*self.said, (question, answer)])
+
+    def remember(self) -> None:
+        """Write them down, for the eyes of this user alone. A home that cannot be written to is no error."""
+        if not self.paths or STDIN in self.paths:
+            return
+        record = {"paths": [os.path.abspath(path) for path in self.paths], "said": self.said[-MOST_EARLIER:]}  # noqa: PTH100
+        with contextlib.suppress(OSError, RuntimeError):
+            file = _last_file()
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fresh = file.with_suffix(f".{os.getpid()}")
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+                json.dump(record, opened)
+            fresh.replace(file)
+
+
+def last_asked(paths: Sequence[str]) -> AskedBefore:
+    """Return the last exchanges, about these paths if there are any, else about their own.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+    try:
+        record = json.loads(_last_file().read_text())
+        said = [(str(question), str(answer)) for question, answer in record["said"]]
+        return AskedBefore(tuple(paths) or tuple(map(str, record["paths"])), said)
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+        raise ConfigurationError("there is no last question: -c goes on from that of `ask` at a terminal") from None
+
+
+def _last_file() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlm-broker" / "last.json"
