@@ -123,8 +123,8 @@ class Repl:
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
         self._printers = [
-            Printer("stdout", bounds, self._print, interrupts.held, reserve.helped),
-            Printer("stderr", bounds, self._print, interrupts.held, reserve.helped),
+            Printer("stdout", bounds, self._print, interrupts.held, reserve.helped, self._push),
+            Printer("stderr", bounds, self._print, interrupts.held, reserve.helped, self._push),
         ]
         self._stdin = open(os.devnull)  # noqa: SIM115 - stays open as long as the process lives
         # Use a real module: pickle and multiprocessing look up definitions of blocks in `sys.modules["__main__"]`.
@@ -312,6 +312,9 @@ class Repl:
             self._print(stream, text[middle:])
         else:
             self._channel.send_output(frame)
+
+    def _push(self) -> None:
+        self._channel.push(Output(block=self._block, stream="stdout", text=""))
 
     def _flush(self) -> None:
         for printer in self._printers:

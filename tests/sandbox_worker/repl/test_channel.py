@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from sandbox_worker.repl import channel
 from sandbox_worker.repl.channel import CannotAsk, Channel, ConnectionClosed
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -17,6 +18,7 @@ from sandbox_worker.wire.messages import (
     Execute,
     FromOrchestrator,
     FromWorker,
+    Output,
     Query,
     Reply,
     Result,
@@ -59,6 +61,25 @@ def peer() -> Iterator[Peer]:
     theirs, ours = socket.socketpair()
     with theirs, ours:
         yield Peer(theirs, ours)
+
+
+def test_output_of_a_young_block_waits_for_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "YOUNG_S", 60)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as theirs,
+        listening.accept()[0] as ours,
+    ):
+        peer = Peer(theirs, ours)
+        printed, empty = (Output(block=1, stream="stdout", text=text) for text in ("text", ""))
+        peer.channel.send_output(peer.channel.encode(printed))
+        with pytest.raises(BlockingIOError):
+            ours.recv(1, socket.MSG_DONTWAIT)
+        peer.channel.push(empty)
+        assert [peer.hear(), peer.hear()] == [printed, empty]
+        peer.channel.push(empty)  # none waits
+        with pytest.raises(BlockingIOError):
+            ours.recv(1, socket.MSG_DONTWAIT)
 
 
 def test_query_is_numbered_and_waits_for_its_reply(peer: Peer) -> None:
