@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sandbox_worker.repl import channel
 from sandbox_worker.repl.channel import CannotAsk, Channel, ConnectionClosed
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -67,11 +66,11 @@ def test_flush_sends_output_of_a_young_block_that_waits(peer: Peer, monkeypatch:
     """The kernel holds back what is sent in a block's first millisecond: a flush is a further message behind it."""
     printed, empty = (Output(block=1, stream="stdout", text=text) for text in ("text", ""))
     for young_s, sent in (60, [printed, empty]), (0, [printed]):
-        monkeypatch.setattr(channel, "YOUNG_S", young_s)
+        monkeypatch.setattr("sandbox_worker.repl.channel.YOUNG_S", young_s)
         peer.channel.send_output(peer.channel.encode(printed))
         peer.channel.push(empty)
         peer.channel.push(empty)
-        peer.channel.send(peer.channel.encode(Result(block=1, status="ok", execution_time=0)))
+        peer.channel.send(peer.channel.encode(Result(block=1, status="ok")))
         heard = [peer.hear() for _ in range(len(sent) + 1)]
         assert heard[:-1] == sent
         assert isinstance(heard[-1], Result)
