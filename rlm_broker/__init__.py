@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from rlm_broker.context.store import Paths as Paths
     from rlm_broker.context.store import store as store
     from rlm_broker.context.store import store_as_it_is as store_as_it_is
-    from rlm_broker.context.stored_context import ContextInfo as ContextInfo
     from rlm_broker.context.stored_context import StoredContext as StoredContext
     from rlm_broker.errors import ConfigurationError as ConfigurationError
     from rlm_broker.errors import ContextRefused as ContextRefused
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
     from rlm_broker.events.event import CallText as CallText
     from rlm_broker.events.event import Emit as Emit
     from rlm_broker.events.event import Event as Event
+    from rlm_broker.events.event import EventOfRun as EventOfRun
     from rlm_broker.events.event import EventsMissed as EventsMissed
     from rlm_broker.events.event import IterationStarted as IterationStarted
     from rlm_broker.events.event import Replied as Replied
@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from rlm_broker.results import ChatMessage as ChatMessage
     from rlm_broker.results import ChildTrace as ChildTrace
     from rlm_broker.results import Completion as Completion
+    from rlm_broker.results import ContextInfo as ContextInfo
     from rlm_broker.results import FileEntry as FileEntry
     from rlm_broker.results import Isolation as Isolation
     from rlm_broker.results import Iteration as Iteration
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
     from rlm_broker.run.lm_handler import LMHandler as LMHandler
+    from rlm_broker.run.mcp_tools import McpTools as McpTools
     from rlm_broker.run.persistent_repl import PersistentRepl as PersistentRepl
     from rlm_broker.run.prompts.instructions import Instructions as Instructions
     from rlm_broker.run.prompts.instructions import Profile as Profile
@@ -130,6 +132,7 @@ if TYPE_CHECKING:
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
+    from rlm_broker.sandbox.workers.levels import IsolationName as IsolationName
     from rlm_broker.sandbox.workers.levels import IsolationWarning as IsolationWarning
     from rlm_broker.serve.app import Service as Service
     from rlm_broker.serve.metrics import Metrics as Metrics
@@ -199,22 +202,23 @@ _MODULES = {
     "broker.transport.connection": "QueryHandler",
     "concurrency.turns": "FairSemaphore",
     "context.store": "Encoded OpenFile Paths store store_as_it_is",
-    "context.stored_context": "ContextInfo StoredContext",
+    "context.stored_context": "StoredContext",
     "errors": "ConfigurationError ContextRefused FailureCause FileRefused IsolationUnavailable LimitReached "
     "ModelFailed OutputInvalid ProgramNotStarted ProtocolViolation ReplBusy ReplClosed ReplayDiverged "
     "RlmBrokerError RunCancelled RunFailed SandboxFailed UnknownModel ValueTooLarge ValueUnavailable "
     "WorkerDied",
     "events.event": "BlockEnded BlockPrinted BlockStarted CallEnded CallRetried CallStarted CallText Emit Event "
-    "EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted all_of",
+    "EventOfRun EventsMissed IterationStarted ReplReady Replied RunEnded RunStarted ToolEnded ToolStarted all_of",
     "events.progress": "RunProgress",
     "events.trace": "TraceWriter trace_line",
     "limits": "BatchLimits Limits ReplLimits RunLimits",
     "nodes.ray_cluster": "RayCluster",
-    "results": "Block BlockStatus Call ChatMessage ChildTrace Completion FileEntry Isolation Iteration PostMortem "
-    "Role Variable",
+    "results": "Block BlockStatus Call ChatMessage ChildTrace Completion ContextInfo FileEntry Isolation Iteration "
+    "PostMortem Role Variable",
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "run.lm_handler": "LMHandler",
+    "run.mcp_tools": "McpTools",
     "run.persistent_repl": "PersistentRepl",
     "run.prompts.instructions": "Instructions Profile",
     "run.run": "Run",
@@ -227,7 +231,7 @@ _MODULES = {
     "sandbox.repl": "SandboxedRepl",
     "sandbox.sandbox": "Sandbox",
     "sandbox.template": "Template",
-    "sandbox.workers.levels": "IsolationWarning",
+    "sandbox.workers.levels": "IsolationName IsolationWarning",
     "serve.app": "Service",
     "serve.metrics": "Metrics",
     "serve.settings": "KeySettings Right ServeSettings",
@@ -268,6 +272,7 @@ _PUBLIC |= {
 
 _EXTRAS = {
     "LiveSource": "serve",
+    "McpTools": "mcp",
     "Metrics": "serve",
     "OpenTelemetry": "otel",
     "Service": "serve",

@@ -9,7 +9,7 @@ RlmBrokerError
 ├── FileRefused              a file of a REPL cannot be read, written or listed
 ├── ProgramNotStarted        a program cannot be started in a sandbox
 ├── IsolationUnavailable     this machine cannot give the wanted isolation level
-├── ValueUnavailable         a variable of a REPL does not exist, or its value cannot be transferred
+├── ValueUnavailable         a variable of a REPL cannot be read, or a run ended without an answer
 ├── ProtocolViolation        a peer sent a message that is not allowed now; its connection is closed
 │   └── OneShotRefused       a request of the one-shot protocol cannot be served (in `transport.one_shot`)
 └── RunFailed                can end a run; it then carries the run's messages, usage and partial answer
@@ -170,7 +170,7 @@ class IsolationUnavailable(RlmBrokerError):
 
 
 class ValueUnavailable(RlmBrokerError):
-    """A variable of a REPL does not exist, or its value cannot be transferred; the message says which and why."""
+    """A variable of a REPL does not exist or cannot be transferred, or a run has no answer; the message says why."""
 
     kind = "value"
 
@@ -390,6 +390,14 @@ SHORT_OF: Mapping[int, str] = MappingProxyType(
     }
 )
 """Error number of the kernel for a shortage of the process or the machine → its remedy."""
+
+
+def plainly(failed: RunFailed) -> RunFailed:
+    """Return the error of a run without the frames of this package, for raising it at the public door.
+
+    They say nothing to a caller, and fill a page in a notebook. The cause stays: it may be in code of the user's.
+    """
+    return failed.with_traceback(None)
 
 
 def refused_by_machine(what: str, error: OSError) -> SandboxFailed:

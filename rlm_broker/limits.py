@@ -6,10 +6,12 @@ These are values only. `run/ledger.py` counts what a tree has spent.
 from collections.abc import Mapping
 from typing import Annotated, Any, Never, Self
 
+from msgspec import Meta
+
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.values.fields import FieldRefused, Fields, NonNegativeInt, PositiveFloat, PositiveInt, number, several
+from rlm_broker.values.fields import FINITE, Fields, NonNegativeInt, PositiveFloat, PositiveInt, whole
 from rlm_broker.values.text import clip
-from rlm_broker.values.units import accepted, amount
+from rlm_broker.values.units import amount
 from rlm_broker.values.validation import no_such
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
@@ -25,13 +27,15 @@ MOST_CHARS = 200
 """Characters of a refused value in an error message. Longer text is cut and marked with "..."."""
 
 
-def _short(value: object) -> str:
-    """Return a value as text, cut after `MOST_CHARS` characters."""
-    if isinstance(value, int) and value.bit_length() > MOST_CHARS:
-        return "a number of too many digits"
-    if isinstance(value, list | dict) and value:  # it may have any number of long numbers
-        return f"a {type(value).__name__}"
-    return clip(str(value), MOST_CHARS)
+def size(least: int, most: int = MOST) -> Meta:
+    """Return the bounds of a number of bytes, and words on them."""
+    text = "a size such as 64MB (K, M, G and T are powers of 1024)"
+    return Meta(ge=least, le=most, description=f"bytes from {least} to {most}, or {text}")
+
+
+SECONDS = "a finite number of seconds above 0, or a time such as 90s, 1h30m or 250ms"
+Seconds = Annotated[float, Meta(gt=0, le=FINITE, description=SECONDS)]
+TurnsByDepth = Annotated[tuple[PositiveInt, ...], Meta(min_length=1, description="one for each depth")]
 
 
 class _Bounds(Fields):
@@ -50,25 +54,36 @@ class _Bounds(Fields):
         Raises:
             ConfigurationError: A name is not a limit's, or a value is not allowed for its limit.
         """
-        return cls._made(given, sources)
+        return super().from_dict(given, sources)
 
     def _fill(self, given: Any, source: Any) -> None:
-        sources: Mapping[str, str] = source or {}
         if not isinstance(given, Mapping):
-            what = f"a valid dictionary or instance of {type(self).__name__}"
-            raise ConfigurationError(f"limit (all) = {_short(given)}: input should be {what}")
-        for name, value in given.items():
+            raise ConfigurationError(f"limits = {_short(given)}: give values by the names of limits")
+        for name in given:
             if name not in self.fields:
                 raise ConfigurationError(no_such("limit", str(name), self.fields))
-            if isinstance(value, bool):
-                raise ConfigurationError(f"limit {name} = {_short(value)}{sources.get(name, '')}: give a number")
-        super()._fill({name: amount(name, value) for name, value in given.items()}, (given, sources))
+        read = {name: amount(name, _trimmed(value)) for name, value in given.items()}
+        super()._fill(read, (given, source or {}))
 
-    def _refuse(self, mistakes: Mapping[str, FieldRefused], source: Any) -> Never:
+    def _refuse(self, mistakes: Mapping[str, str], source: Any) -> Never:
         written, sources = source
-        name, refused = next(iter(mistakes.items()))
-        why = (accepted(name) if refused.is_unread else None) or str(refused).removeprefix(": ").lower()
-        raise ConfigurationError(f"limit {name} = {_short(written[name])}{sources.get(name, '')}: {why}")
+        name, advice = next(iter(mistakes.items()))
+        raise ConfigurationError(f"limit {name} = {_short(written[name])}{sources.get(name, '')}: {advice}")
+
+
+def _trimmed(value: object) -> object:
+    """Return the text of a number as msgspec reads it, without spaces around and underscores within."""
+    return value.strip().replace("_", "") if isinstance(value, str) else value
+
+
+def _short(value: object) -> str:
+    """Return a value as text, cut after `MOST_CHARS` characters."""
+    if isinstance(value, list | dict) and value:  # it may have any number of long numbers
+        return f"a {type(value).__name__}"
+    try:
+        return clip(str(value), MOST_CHARS)
+    except ValueError:  # `str` refuses numbers of more than 4,300 digits
+        return "a number of too many digits"
 
 
 class RunLimits(_Bounds):
@@ -90,7 +105,7 @@ class RunLimits(_Bounds):
 
     0 makes the run itself a plain completion. 1 gives a REPL to the root run alone.
     """
-    max_iterations: PositiveInt | Annotated[tuple[int, ...], several(number(int, above=True), least=1)] = 30
+    max_iterations: PositiveInt | TurnsByDepth = 30
     """Maximum turns of one run; after the last turn the model is asked once more for its best answer.
 
     A single number is for the root run, and `iterations` derives fewer turns for its children. A tuple has one number
@@ -123,7 +138,7 @@ class RunLimits(_Bounds):
     """Maximum child runs of the whole tree, at any depth; a further child query fails with an error in its slot."""
     max_children_per_batch: PositiveInt | None = None
     """Maximum child runs of one query; each prompt beyond it gets an error in its slot."""
-    max_batch_prompts: Annotated[int, number(int, least=1, most=MAX_PROMPTS)] = 4_096
+    max_batch_prompts: Annotated[int, whole(1, MAX_PROMPTS)] = 4_096
     """Maximum prompts in one batch; each prompt of a larger batch gets an error in its slot."""
     max_concurrent_calls: PositiveInt = 16
     """Maximum language model calls of the tree at the same time; further calls wait."""
@@ -137,7 +152,7 @@ class RunLimits(_Bounds):
     """Maximum output tokens of one call, sent with each request; None leaves the number to the provider."""
     max_result_chars: PositiveInt | None = None
     """Maximum characters that a call or a child returns to the code that asked; longer text is cut and marked."""
-    compaction_threshold: Annotated[float, number(float, above=True, most=1)] | None = 0.85
+    compaction_threshold: Annotated[float, Meta(gt=0, le=1, description="a number above 0 and at most 1")] | None = 0.85
     """Share of the model's context window that a request of a run's loop may fill; None means no compaction.
 
     Beyond it older outputs are cut. If the request is still too long, the model summarises the conversation. A window
@@ -147,15 +162,15 @@ class RunLimits(_Bounds):
     """Further turns for an answer that is not of the wanted type; after these the run fails with `OutputInvalid`."""
 
     # -- time
-    run_timeout_s: PositiveFloat | None = 3_600.0
+    run_timeout_s: Seconds | None = 3_600.0
     """Seconds of one whole run, with the reading of its context and all below it; then it ends with `LimitReached`."""
-    child_timeout_s: PositiveFloat | None = 600.0
+    child_timeout_s: Seconds | None = 600.0
     """Seconds of one child run; then its query gets an error. A child never outlives its parent's own time limit."""
-    iteration_timeout_s: PositiveFloat | None = None
+    iteration_timeout_s: Seconds | None = None
     """Seconds of one turn, with its call and its blocks; then the run ends with `LimitReached`."""
-    tool_timeout_s: PositiveFloat = 60.0
+    tool_timeout_s: Seconds = 60.0
     """Seconds of one tool call; then the code that called the tool gets an error."""
-    call_timeout_s: PositiveFloat = 120.0
+    call_timeout_s: Seconds = 120.0
     """Seconds of one language model call with its retries; then it fails. The wait for its turn does not count."""
 
     # -- what the model is shown
@@ -198,59 +213,59 @@ class ReplLimits(_Bounds):
         ConfigurationError: A name is not a limit's, or a value is not allowed for its limit.
     """
 
-    memory_bytes: Annotated[int, number(int, least=1 << 20, most=MOST)] = 2 << 30
+    memory_bytes: Annotated[int, size(1 << 20)] = 2 << 30
     """Maximum memory in bytes of all processes of a REPL together; beyond it the REPL is killed.
 
-    The shared context does not count. It is also the address space of each process, so one process alone mostly gets a
-    `MemoryError` before the kill.
+    Written private memory counts; the shared context and mapped files do not. A process alone gets a `MemoryError` in
+    place of the kill, and the block's `limit` is `memory_bytes`.
     """
-    cpu_s: PositiveFloat | None = None
+    cpu_s: Seconds | None = None
     """Maximum CPU seconds of one block, summed over all threads and processes; beyond it the REPL is killed."""
-    max_processes: Annotated[int, number(int, least=1, most=1 << 22)] = 64
+    max_processes: Annotated[int, whole(1, 1 << 22)] = 64
     """Maximum processes and threads of one REPL; beyond it, starting one fails or the REPL is killed."""
-    scratch_bytes: Annotated[int, number(int, least=1 << 12, most=MOST)] = 256 << 20
+    scratch_bytes: Annotated[int, size(1 << 12)] = 256 << 20
     """Maximum bytes of the private scratch folder, and of one file; beyond it, a write fails or the REPL is killed."""
-    max_scratch_files: Annotated[int, number(int, least=1, most=1 << 31)] = 8_192
+    max_scratch_files: Annotated[int, whole(1, 1 << 31)] = 8_192
     """Maximum files and folders in the scratch folder; beyond it, creating one fails or the REPL is killed.
 
     Each costs about 1 KB of kernel memory, which `scratch_bytes` does not count.
     """
-    max_open_files: Annotated[int, number(int, least=16, most=1 << 20)] = 256
+    max_open_files: Annotated[int, whole(16, 1 << 20)] = 256
     """Maximum open file descriptors of one process; beyond it, opening a file fails with EMFILE."""
     max_programs: PositiveInt = 16
     """Maximum programs of `repl.run` at the same time; a further one is refused."""
-    later_context_bytes: Annotated[int, number(int, least=0, most=MOST)] = 0
+    later_context_bytes: Annotated[int, size(0)] = 0
     """Bytes of contexts that one REPL can be given by `repl.add_context` while it lives; more is refused.
 
-    These contexts are mapped, and their address space comes on top of `memory_bytes`. With 0 the REPL can be
+    These contexts are mapped, and come on top of `memory_bytes`. With 0 the REPL can be
     given none.
     """
     max_repl_restarts: NonNegativeInt = 5
     """Maximum fresh REPLs after kills in one run; at the next block the run ends with `LimitReached`."""
 
     # -- time
-    block_timeout_s: PositiveFloat = 60.0
+    block_timeout_s: Seconds = 60.0
     """Seconds of computing in one block, then SIGINT; the clock stops while the REPL waits for a reply."""
-    block_wall_timeout_s: PositiveFloat = 3_600.0
+    block_wall_timeout_s: Seconds = 3_600.0
     """Seconds of one block with its waits for replies, then SIGINT."""
-    interrupt_grace_s: PositiveFloat = 1.0
+    interrupt_grace_s: Seconds = 1.0
     """Seconds between SIGINT and SIGKILL, for a block that does not end when it is interrupted."""
-    start_timeout_s: PositiveFloat = 30.0
+    start_timeout_s: Seconds = 30.0
     """Seconds for a worker's start, until its REPL is ready with the context loaded; then the start fails."""
 
     # -- output and messages
-    max_output_bytes: Annotated[int, number(int, least=100, most=MOST)] = 1 << 20
+    max_output_bytes: Annotated[int, size(100)] = 1 << 20
     """Maximum bytes of output kept per block and stream; longer output keeps its beginning and its end, half each.
 
     Text that Python code prints is counted in characters. A note says how much was cut.
     """
-    max_output_lines: Annotated[int, number(int, least=1, most=MOST)] | None = None
+    max_output_lines: Annotated[int, whole(1, MOST)] | None = None
     """Maximum lines kept per block and stream; longer output keeps its beginning and its end, half each.
 
     A line ends with a newline. Text that Python code prints and bytes written to descriptor 1 or 2 are counted
     apart. A note says how much was cut. `max_output_bytes` holds as well.
     """
-    max_frame_bytes: Annotated[int, number(int, least=1 << 12, most=(1 << 32) - 1)] = 64 << 20
+    max_frame_bytes: Annotated[int, size(1 << 12, (1 << 32) - 1)] = 64 << 20
     """Maximum bytes of one message on a REPL's connection, in both directions; a larger one is refused.
 
     A value for the REPL that is larger raises `ValueTooLarge`.
@@ -286,7 +301,7 @@ class BatchLimits(_Bounds):
     """Maximum cost in US dollars. The price of each model must be known."""
     max_tokens: PositiveInt | None = None
     """Maximum tokens, input and output."""
-    timeout_s: PositiveFloat | None = None
+    timeout_s: Seconds | None = None
     """Seconds that processes have worked on it, all together."""
 
 

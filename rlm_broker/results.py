@@ -3,16 +3,27 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol
 
 from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.values.display import Display, Presentable
 from rlm_broker.values.text import as_json, described, jsonable, summary_fields
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # checkers know it without its package
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 Role = Literal["system", "user", "assistant"]
 """Author of a message in a conversation."""
 BlockStatus = Literal["ok", "error", "exited", "interrupted", "killed"]
 """Outcome of a block; see `Block.status`."""
+NAMES_TOLD: Final = 10
+"""Names in a remark on what is left out of a context. The others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +181,7 @@ class Block(_WithValues):
         final_answer: Submitted answer, or None.
         draft: Text in `answer["content"]` before a submission, the best answer so far; at most 65,536 characters.
         execution_time: Seconds, with waits for replies.
-        limit: Name of the limit that interrupted or killed it, or None.
+        limit: Name of the limit that interrupted or killed it, or None; `memory_bytes` if it failed for want of memory.
         post_mortem: Usage of the killed REPL, for `killed` alone.
         displays: Its pictures and tables, in order: up to 32, each up to 4 MiB and together 16 MiB, counted as JSON. A
             killed block keeps its earlier ones.
@@ -290,6 +301,8 @@ def without_displays(block: Block, omitted: int = 0) -> Block:
 class Iteration:
     """One turn of a run: its number from 1, the model's whole reply, and its executed blocks in order.
 
+    `extra` has the token ids and log probabilities of the reply, as in `LMReply.extra`.
+
     Example:
         ```python
         for turn in rlm.completion("a", "How many?").trajectory:
@@ -300,6 +313,7 @@ class Iteration:
     number: int
     reply: str
     blocks: tuple[Block, ...] = ()
+    extra: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         statuses = [block.status for block in self.blocks]
@@ -310,7 +324,8 @@ class Iteration:
 class ChildTrace:
     """One child run: depth, seconds, and previews of its prompt and result, of at most 80 characters each.
 
-    `result_preview` is None if the child failed, and `error` then says why.
+    `result_preview` is None if the child failed, and `error` then says why. `messages` is its whole conversation, and
+    `trajectory` its turns; both are empty for a child that did not begin.
 
     Example:
         ```python
@@ -324,6 +339,8 @@ class ChildTrace:
     prompt_preview: str
     result_preview: str | None = None
     error: str | None = None
+    messages: tuple[ChatMessage, ...] = field(default=(), repr=False)
+    trajectory: tuple[Iteration, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +357,81 @@ class Isolation:
     layers: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ContextInfo:
+    """Facts about a context that need no reading.
+
+    Example:
+        ```python
+        with store("some text") as context:
+            print(context.info.type_name, context.info.total_chars)  # str 9
+        ```
+
+    Attributes:
+        type_name: Type of the worker's Python value: `str`, `dict`, `list`, `DataFrame`, `ndarray`, ...
+        total_chars: Characters of a text, or of all texts in a dict or list of texts alone; otherwise bytes of the
+            context as it is stored.
+        parts: Name and length of the first 100 files, keys of a dict, or items of a list (by index). A
+            name has at most 200 characters. The length is in characters for a text, in bytes of its JSON
+            for any other value.
+        parts_total: Number of all parts.
+        skipped: Number of files, folders or entries of archives left out, by reason.
+        replaced_bytes, replaced_parts: Number of undecodable bytes that became U+FFFD, and of the texts with any.
+        made_of: Class of an object that becomes a dict, for example a dataclass; empty for any other value.
+        shape: Shape of a table or an array; empty for any other value.
+        skipped_names: Reason -> the names of the first 20 entries left out for it.
+    """
+
+    type_name: str
+    total_chars: int
+    parts: tuple[tuple[str, int], ...] = ()
+    parts_total: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    replaced_bytes: int = 0
+    replaced_parts: int = 0
+    made_of: str = ""
+    shape: tuple[int, ...] = ()
+    skipped_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def headline(self) -> str:
+        """Return what the context is, as words that follow "is".
+
+        Example:
+            ```python
+            with store("some text") as context:
+                print(context.info.headline())  # a str with 9 characters in all
+            ```
+        """
+        if self.shape:
+            return f"a {self.type_name} of shape {self.shape}"
+        made_of = f" made of an object of class {self.made_of}," if self.made_of else ""
+        return f"a {self.type_name}{made_of} with {self.total_chars:,} characters in all"
+
+    def remarks(self, *, with_names: bool = False) -> list[str]:
+        """Return how the context differs from the user's data, one line each: what was left out, and what was
+        replaced. `with_names` adds the first `NAMES_TOLD` names of what was left out for a reason.
+
+        Example:
+            ```python
+            with store(Path("logs")) as context:
+                print(context.info.remarks(with_names=True))  # []
+            ```
+        """
+        lines = []
+        for reason, count in self.skipped.items():
+            line = f"left out: {count:,} ({reason})"
+            if with_names and (names := self.skipped_names.get(reason, ())[:NAMES_TOLD]):
+                more = (f"{count - len(names):,} more",) if len(names) < count else ()
+                line += f": {', '.join((*names, *more))}"
+            lines.append(line)
+        if self.replaced_bytes:
+            where = f", in {self.replaced_parts:,} texts" if self.replaced_parts > 1 else ""
+            lines.append(f"replaced by U+FFFD: {self.replaced_bytes:,} (bytes that cannot be decoded{where})")
+        return lines
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Completion(Presentable):
+class Completion(Presentable, Generic[T]):
     """Outcome of a run. Its `repr` is one line, a notebook shows a page, and `to_dict` returns all of it.
 
     Example:
@@ -358,9 +448,10 @@ class Completion(Presentable):
         iterations: Number of turns taken.
         execution_time: Duration in seconds.
         usage_summary, usage_by_depth: Usage of this run and everything below it. Depth 0 is the root's own loop.
+        context: Facts about the context: its parts, and the names of files that were left out; None without one.
         limit: Name of the limit at which the model was asked for its best answer so far; None if it answered by itself.
         is_stopped: Whether `Run.stop` ended the run. `response` is then its best answer so far.
-        parsed: Answer as a value of the wanted `output_type`, or None.
+        parsed: Answer as a value of the wanted `output_type`: of `Order` in a `Completion[Order]`; None without a type.
         isolation: Enforced isolation; None if the run had no REPL.
         trajectory: Turns of this run.
         child_traces: Child runs of this run.
@@ -376,7 +467,7 @@ class Completion(Presentable):
     execution_time: float
     usage_summary: UsageSummary
     usage_by_depth: Mapping[int, Usage] = field(default_factory=dict)
-    parsed: Any = None
+    parsed: T = None  # type: ignore[assignment]
     limit: str | None = None
     is_stopped: bool = False
     isolation: Isolation | None = None
@@ -385,6 +476,26 @@ class Completion(Presentable):
     child_traces: tuple[ChildTrace, ...] = ()
     prompt: str | None = None
     root_prompt: str | None = None
+    context: ContextInfo | None = None
+
+    @property
+    def answer(self) -> str:
+        """The answer as text, as `response` is.
+
+        Example:
+            ```python
+            print(rlm.completion("a", "How many?").answer.upper())  # 2
+            ```
+
+        Raises:
+            ValueUnavailable: The run ended without an answer; the message says why.
+        """
+        if self.response is None:
+            from rlm_broker.errors import ValueUnavailable
+
+            why = "was stopped" if self.is_stopped else f"ended at the limit {self.limit}" if self.limit else "ended"
+            raise ValueUnavailable(f"there is no answer: the run {why} without one")
+        return self.response
 
     def __repr__(self) -> str:
         limit = {"limit": self.limit} if self.limit else {"is_stopped": True} if self.is_stopped else {}

@@ -1,9 +1,9 @@
 """The front door: `RLM`. It composes all other packages."""
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Final, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, overload
 
 from msgspec.structs import replace
 
@@ -12,22 +12,22 @@ from rlm_broker.broker.models.models import FilePath, Models, models_of
 from rlm_broker.broker.models.registry import Registry
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.errors import ConfigurationError, require_kind
+from rlm_broker.errors import ConfigurationError, RunFailed, plainly, require_kind
 from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.limits import BatchLimits, Limits, ReplLimits, RunLimits
-from rlm_broker.results import Completion
+from rlm_broker.results import Completion, T
 from rlm_broker.run.engine import Engine
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.prompts.instructions import Instructions
-from rlm_broker.run.request import NOT_GIVEN, RunRequest, given_once, limits_of_a_run
+from rlm_broker.run.request import NOT_GIVEN, RunRequest, given_once, limits_of_a_run, no_limits
 from rlm_broker.run.run import Run
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 from rlm_broker.sandbox.sandbox import Sandbox
-from rlm_broker.values.validation import suggestion
+from rlm_broker.sandbox.workers.levels import IsolationName
 
 if TYPE_CHECKING:
     from rlm_broker.batch.batch import Batch
@@ -35,35 +35,29 @@ if TYPE_CHECKING:
     from rlm_broker.batch.items import BatchItem
     from rlm_broker.batch.score import Score
 
-WRITTEN: Final = {
-    "routes": "RLM(model, models=Models(routes=[...]))",
-    "model_policy": 'RLM(model, models=Models(policy="pinned"))',
-    "cache": 'RLM(model, models=Models(cache="replies.sqlite"))',
-    "record": 'RLM(model, models=Models(record="run.jsonl"))',
-    "replay": 'RLM(models=Models(replay="run.jsonl"))',
-    "sub_tools": "RLM(model, tools=Tools({...}, for_children={...}))",
-    "system_prompt": 'RLM(model, instructions="...")',
-    "prompt_profile": 'RLM(model, instructions=Instructions(profile="final"))',
-    "user_prologue": 'RLM(model, instructions=Instructions(prologue="..."))',
-    "isolation": 'RLM(model, sandbox="strict")',
-    "allow_exec": "RLM(model, sandbox=Sandbox(allow_exec=False))",
-    "seed": "RLM(model, sandbox=Sandbox(seed=7))",
-    "python": 'RLM(model, sandbox=Sandbox(python="venv"))',
-    "packages": 'RLM(model, sandbox=Sandbox(packages=["numpy"]))',
-    "cluster": "RLM(model, sandbox=RayCluster())",
-    "query_handler": "RLM(model, recursion=function)",
-    "backend": 'RLM("openai/gpt-5-mini")',
-    "backend_kwargs": 'RLM(Model(name="openai/gpt-5-mini", options={...}))',
-    "other_backends": 'RLM("openai/gpt-5", "openai/gpt-5-mini")',
-    "other_backend_kwargs": 'RLM("openai/gpt-5", Model(name=..., options={...}))',
-    "environment": 'RLM(model, sandbox="strict")',
-    "environment_kwargs": "RLM(model, sandbox=Sandbox(...))",
-    "custom_tools": 'RLM(model, tools={"name": function})',
-    "custom_sub_tools": 'RLM(model, tools=Tools({"name": function}, {...}))',
-    "custom_system_prompt": 'RLM(model, instructions="...")',
-    "logger": 'RLM(model, on_event=TraceWriter("run.jsonl"))',
-}
-"""Earlier name of an argument, or the reference runtime's → how its argument is written now."""
+
+class _Given(TypedDict, total=False):
+    """Further arguments of the four ways to ask a question, for their overloads."""
+
+    context: object
+    question: str | None
+    model: Given | None
+    limits: RunLimits | ReplLimits | None
+    timeout_s: float | None
+
+
+class _GivenToStart(TypedDict, total=False):
+    """Further arguments of `RLM.start`, for its overload."""
+
+    model: Given | None
+    sub_model: Given | None
+    instructions: Instructions | str | None
+    limits: RunLimits | ReplLimits | None
+    timeout_s: float | None
+    tools: Tools | Mapping[str, Any] | None
+    on_event: Emit | None
+    place: AbstractAsyncContextManager[Any] | None
+    repl: PersistentRepl | None
 
 
 _DEFAULT: Any = NOT_GIVEN
@@ -123,14 +117,17 @@ class RLM(AsyncResource):
         on_event: Emit | None = None,
         verbose: bool = False,
         persistent: bool = False,
-        sandbox: Sandbox | str | None = None,
+        sandbox: Sandbox | IsolationName | None = None,
         handler: LMHandler | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
-            _refuse(unknown, [name for name in inspect.signature(RLM).parameters if name != "unknown"])
-        for name, value, kind in (("limits", limits, Limits), ("handler", handler, LMHandler)):
-            require_kind(name, value, kind, type(None))
+            from rlm_broker.values.first_guesses import refuse
+
+            refuse("RLM", unknown, [name for name in inspect.signature(RLM).parameters if name != "unknown"])
+        if not isinstance(limits, Limits | None):
+            raise no_limits(limits)
+        require_kind("handler", handler, LMHandler, type(None))
         require_kind("sandbox", sandbox, Sandbox, str, type(None))
         for name, flag in (("persistent", persistent), ("verbose", verbose)):
             require_kind(name, flag, bool)
@@ -168,6 +165,16 @@ class RLM(AsyncResource):
         """Sandbox of all runs, within `with`. Outside of it, `SandboxFailed` is raised."""
         return self._engine.sandbox
 
+    @overload
+    def completion(
+        self, prompt: object = ..., root_prompt: str | None = ..., *, output_type: type[T], **given: Unpack[_Given]
+    ) -> Completion[T]: ...
+
+    @overload
+    def completion(
+        self, prompt: object = ..., root_prompt: str | None = ..., *, output_type: Any = ..., **given: Unpack[_Given]
+    ) -> Completion[Any]: ...
+
     def completion(
         self,
         prompt: object = NOT_GIVEN,
@@ -179,7 +186,7 @@ class RLM(AsyncResource):
         model: Given | None = None,
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
-    ) -> Completion:
+    ) -> Completion[Any]:
         """Answer a question about a context, and return the outcome of the run.
 
         Example:
@@ -202,7 +209,20 @@ class RLM(AsyncResource):
         """
         given = given_once(prompt, root_prompt, context, question)
         request = self._asked(*given, output_type, model, limits, timeout_s)
-        return self._engine.begin(request, self._engine.run_loop or EventLoopRef.background()).run()
+        try:
+            return self._engine.begin(request, self._engine.run_loop or EventLoopRef.background()).run()
+        except RunFailed as failed:
+            raise plainly(failed) from failed.__cause__
+
+    @overload
+    async def acompletion(
+        self, prompt: object = ..., root_prompt: str | None = ..., *, output_type: type[T], **given: Unpack[_Given]
+    ) -> Completion[T]: ...
+
+    @overload
+    async def acompletion(
+        self, prompt: object = ..., root_prompt: str | None = ..., *, output_type: Any = ..., **given: Unpack[_Given]
+    ) -> Completion[Any]: ...
 
     async def acompletion(
         self,
@@ -215,7 +235,7 @@ class RLM(AsyncResource):
         model: Given | None = None,
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
-    ) -> Completion:
+    ) -> Completion[Any]:
         """Answer as `completion` does, with its arguments. Cancelling it ends the run and everything below it.
 
         Example:
@@ -228,6 +248,16 @@ class RLM(AsyncResource):
         request = self._asked(*given, output_type, model, limits, timeout_s)
         return await self._engine.start(request)
 
+    @overload
+    def stream(
+        self, prompt: object = ..., root_prompt: str | None = ..., *, output_type: type[T], **given: Unpack[_Given]
+    ) -> AsyncGenerator[Event | Completion[T], None]: ...
+
+    @overload
+    def stream(
+        self, prompt: object = ..., root_prompt: str | None = ..., *, output_type: Any = ..., **given: Unpack[_Given]
+    ) -> AsyncGenerator[Event | Completion[Any], None]: ...
+
     async def stream(
         self,
         prompt: object = NOT_GIVEN,
@@ -239,7 +269,7 @@ class RLM(AsyncResource):
         model: Given | None = None,
         limits: RunLimits | ReplLimits | None = None,
         timeout_s: float | None = None,
-    ) -> AsyncGenerator[Event | Completion, None]:
+    ) -> AsyncGenerator[Event | Completion[Any], None]:
         """Answer as `acompletion` does, and yield each event of the run, then the completion.
 
         Leaving the loop ends the run and everything below it; use `contextlib.aclosing`. For a partial answer use
@@ -253,10 +283,21 @@ class RLM(AsyncResource):
             ```
         """
         given = given_once(prompt, root_prompt, context, question)
-        async with self.start(*given, output_type=output_type, model=model, limits=limits, timeout_s=timeout_s) as run:
+        request = replace(self._asked(*given, output_type, model, limits, timeout_s), tells_text=True)
+        async with self._engine.start(request, is_followed=True) as run:
             async for event in run.events():
                 yield event
             yield await run
+
+    @overload
+    def start(
+        self, context: object, question: str | None = ..., *, output_type: type[T], **given: Unpack[_GivenToStart]
+    ) -> Run[T]: ...
+
+    @overload
+    def start(
+        self, context: object, question: str | None = ..., *, output_type: Any = ..., **given: Unpack[_GivenToStart]
+    ) -> Run[Any]: ...
 
     def start(
         self,
@@ -273,11 +314,11 @@ class RLM(AsyncResource):
         on_event: Emit | None = None,
         place: AbstractAsyncContextManager[Any] | None = None,
         repl: PersistentRepl | None = None,
-    ) -> Run:
+    ) -> Run[Any]:
         """Begin to answer a question about a context, and return a handle on the run.
 
-        In a coroutine the run uses the caller's event loop, elsewhere a background loop of this process. Arguments
-        replace those of the `RLM` for this run.
+        The run uses the event loop of the open `RLM`; of one that is not open, a background loop of this process, on
+        which `on_event` is called then. Arguments replace those of the `RLM` for this run.
 
         Example:
             ```python
@@ -313,7 +354,7 @@ class RLM(AsyncResource):
             place=place,
             repl=repl,
         )
-        return self._engine.start(request, is_followed=True)
+        return self._engine.start(request, is_followed=True, outlives_caller=True)
 
     def persistent_repl(self, limits: ReplLimits | None = None) -> PersistentRepl:
         """Return a REPL for several runs, one after the other: its variables stay from run to run.
@@ -414,23 +455,9 @@ class RLM(AsyncResource):
             question=question,
             output_type=None if output_type is None else OutputType(output_type),
             model=model,
+            warns=True,
             limits=limits_of_a_run(self.limits, limits, timeout_s, keeps_repl=self._engine.keeps_repl),
         )
-
-
-def _refuse(unknown: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse the first unknown name, and say how its argument is written."""
-    from difflib import get_close_matches
-
-    for name in unknown:
-        if name in WRITTEN:
-            raise ConfigurationError(f"RLM takes no {name}: write {WRITTEN[name]}")
-        if name in Limits.fields:
-            raise ConfigurationError(f"RLM takes no {name}: it is a limit: write RLM(model, limits=Limits({name}=...))")
-        limits = get_close_matches(name, Limits.fields, 1, cutoff=0.8)
-        if limits and not get_close_matches(name, known, 1, cutoff=0.8):
-            raise ConfigurationError(f"RLM takes no {name}; did you mean limits=Limits({limits[0]}=...)?")
-        raise ConfigurationError(f"RLM takes no {name}{suggestion(name, known)}")
 
 
 def _require_apart(model: object, sub_model: object, models: Models, handler: object) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +11,32 @@ import tarfile
 import venv
 import zipfile
 from pathlib import Path
+from typing import assert_never
 
 import pytest
 from hatchling.build import build_sdist, build_wheel
 
-from rlm_broker import RLM, Limits, Sandbox
+from rlm_broker import (
+    RLM,
+    BlockEnded,
+    BlockPrinted,
+    BlockStarted,
+    CallEnded,
+    CallRetried,
+    CallStarted,
+    CallText,
+    Event,
+    EventsMissed,
+    IterationStarted,
+    Limits,
+    Replied,
+    ReplReady,
+    RunEnded,
+    RunStarted,
+    Sandbox,
+    ToolEnded,
+    ToolStarted,
+)
 from tests.support.places import PROJECT
 
 REJECTED = """\
@@ -23,8 +45,42 @@ from rlm_broker import RLM, Limits, Sandbox
 RLM("offline", nonsense=3)
 Limits(memory_bytez=1)
 Sandbox().repl(answer=5)
+Sandbox(isolation="stict")
+text: str = RLM("offline").completion("a", output_type=int).parsed
 """
-REJECTED_LINES = [3, 4, 5]
+REJECTED_LINES = [3, 4, 5, 6, 7]
+
+
+TYPED = """\
+from rlm_broker import RLM, Completion, Run
+
+
+class Order: ...
+
+
+async def typed(rlm: RLM, any_run: Completion) -> None:
+    order: Order = rlm.completion("a", output_type=Order).parsed
+    same: Run[Order] = rlm.start("a", output_type=Order)
+    number: int = (await rlm.acompletion("a", "?", output_type=int)).parsed
+    line: str = rlm.completion("a").answer.splitlines()[0]
+    async for event in rlm.stream("a", output_type=Order):
+        if isinstance(event, Completion):
+            order = event.parsed
+    print(order, (await same).parsed, number, line, any_run.parsed.anything)
+"""
+
+
+def told(event: Event) -> str:
+    """Name each kind of event. mypy finds a kind that is missing here."""
+    match event:
+        case RunStarted() | RunEnded() | ReplReady() | IterationStarted() | Replied() | EventsMissed():
+            return "run"
+        case BlockStarted() | BlockPrinted() | BlockEnded() | ToolStarted() | ToolEnded():
+            return "block"
+        case CallStarted() | CallText() | CallRetried() | CallEnded():
+            return "call"
+        case _:
+            assert_never(event)
 
 
 def rejected_by_mypy() -> None:
@@ -32,6 +88,9 @@ def rejected_by_mypy() -> None:
     RLM("offline", nonsense=3)  # type: ignore[arg-type]
     Limits(memory_bytez=1)  # type: ignore[call-arg]
     Sandbox().repl(answer=5)  # type: ignore[arg-type]
+    Sandbox(isolation="stict")  # type: ignore[arg-type]
+    text: str = RLM("offline").completion("a", output_type=int).parsed  # type: ignore[assignment]
+    print(text)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +111,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site / "needed.pth").write_text(sysconfig.get_path("purelib"))
     shutil.copytree(PROJECT / "examples", folder / "examples")
     (folder / "rejected.py").write_text(REJECTED)
+    (folder / "typed.py").write_text(TYPED)
     return folder
 
 
@@ -66,11 +126,29 @@ def test_wheel_and_sdist_say_that_they_are_typed(wheel: Path, tmp_path: Path, mo
 
 @pytest.mark.installer
 def test_pyright_accepts_examples_and_rejects_misuse(programs: Path) -> None:
-    settings = {"include": ["examples/*.py", "rejected.py"], "venvPath": ".", "venv": "env"}
+    settings = {"include": ["examples/*.py", "rejected.py", "typed.py"], "venvPath": ".", "venv": "env"}
     (programs / "pyrightconfig.json").write_text(json.dumps({**settings, "typeCheckingMode": "standard"}))
     told = json.loads(_output([sys.executable, "-m", "basedpyright", "--outputjson", "--level", "error"], programs))
     found = [(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in told["generalDiagnostics"]]
     assert found == [("rejected.py", line) for line in REJECTED_LINES], told
+
+
+def test_mypy_infers_types_of_answers_from_the_wheel(programs: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        "env/bin/python",
+        "--cache-dir",
+        "cache",
+    ]
+    done = subprocess.run(
+        [*command, "typed.py", "rejected.py"], cwd=programs, capture_output=True, text=True, check=False
+    )
+    found = re.findall(r"^(\w+)\.py:(\d+): error", done.stdout, re.MULTILINE)
+    assert found == [("rejected", str(line)) for line in REJECTED_LINES], done.stdout + done.stderr
 
 
 def _output(command: list[str], folder: Path) -> str:

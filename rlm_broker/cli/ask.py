@@ -225,5 +225,7 @@ def _say_used(ended: Completion | RunFailed) -> None:
 def _in_json(completion: Completion) -> str:
     """Return a completion as one JSON object, without the context and without the conversation, which a trace holds."""
     shown = completion.to_dict()
-    del shown["messages"], shown["trajectory"], shown["prompt"]
+    for each in (shown, *shown["child_traces"]):
+        del each["messages"], each["trajectory"]
+    del shown["prompt"]
     return json.dumps(shown, ensure_ascii=False)

@@ -13,6 +13,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.workers.levels import IsolationName
 from rlm_broker.values.extras import require_extra
 
 
@@ -27,13 +28,14 @@ def models_of(settings: Settings, record: Path | None = None) -> Models:
     return Models(settings.models, settings.routes, policy, cache=settings.path("cache"), record=record)
 
 
-def sandbox_of(settings: Settings) -> Sandbox | str:
+def sandbox_of(settings: Settings) -> Sandbox | IsolationName:
     """Return the sandbox of the settings, not open yet; or the name of its level, where that says all of it.
 
     Raises:
         ConfigurationError: Packages for a cluster are missing, or an option is for a cluster, and none is named.
     """
-    level, packages = settings["isolation"], settings.packages
+    level: IsolationName = settings["isolation"]
+    packages = settings.packages
     allow_exec, python = settings["allow_exec"], settings["python"]
     if settings["cluster"] is not None:
         with require_extra("ray", "--cluster"):
@@ -48,7 +50,7 @@ def sandbox_of(settings: Settings) -> Sandbox | str:
                 f"--{name.replace('_', '-')} has no effect without --cluster: give that, too, or leave it out"
             )
     if allow_exec is None and python is None and packages is None:
-        return str(level)
+        return level
     return Sandbox(isolation=level, allow_exec=allow_exec, python=python, packages=packages)
 
 

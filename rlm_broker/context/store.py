@@ -21,9 +21,10 @@ from rlm_broker.concurrency.threads import stop_requested
 from rlm_broker.context.found_files import MAX_PATH_CHARS, PIECE_BYTES, FileUnfit, FoundFile, LeftOut, printable
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd, pieces_of
 from rlm_broker.context.objects import store_value
-from rlm_broker.context.stored_context import MAX_NAME_CHARS, ContextInfo, StoredContext, StoredParts, close_all, sealed
+from rlm_broker.context.stored_context import MAX_NAME_CHARS, StoredContext, StoredParts, close_all, sealed
 from rlm_broker.context.text import DecodedText, Errors, TextDecoding
 from rlm_broker.errors import ContextRefused, is_shortage, refused_by_machine
+from rlm_broker.results import ContextInfo
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ import json
 import mmap
 import os
 import weakref
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -15,6 +14,7 @@ import msgspec
 from rlm_broker.context.found_files import LeftOut
 from rlm_broker.context.memfd import JsonMemfd, TextMemfd
 from rlm_broker.errors import ContextRefused
+from rlm_broker.results import ContextInfo
 from rlm_broker.values.text import clip, encodable
 from sandbox_worker.loading.context import index, load_into
 from sandbox_worker.loading.form import ContextForm, ContextPiece
@@ -26,79 +26,6 @@ MAX_PARTS_TOLD: Final = 100
 
 MAX_NAME_CHARS: Final = 200
 """Characters of a part's name in a `ContextInfo`. Of a longer key it has the start."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContextInfo:
-    """Facts about a context that need no reading.
-
-    Example:
-        ```python
-        with store("some text") as context:
-            print(context.info.type_name, context.info.total_chars)  # str 9
-        ```
-
-    Attributes:
-        type_name: Type of the worker's Python value: `str`, `dict`, `list`, `DataFrame`, `ndarray`, ...
-        total_chars: Characters of a text, or of all texts in a dict or list of texts alone; otherwise bytes of the
-            context as it is stored.
-        parts: Name and length of the first `MAX_PARTS_TOLD` files, keys of a dict, or items of a list (by index). A
-            name has at most `MAX_NAME_CHARS` characters. The length is in characters for a text, in bytes of its JSON
-            for any other value.
-        parts_total: Number of all parts.
-        skipped: Number of files, folders or entries of archives left out, by reason.
-        replaced_bytes, replaced_parts: Number of undecodable bytes that became U+FFFD, and of the texts with any.
-        made_of: Class of an object that becomes a dict, for example a dataclass; empty for any other value.
-        shape: Shape of a table or an array; empty for any other value.
-        skipped_names: Reason -> the names of the first 20 entries left out for it.
-    """
-
-    type_name: str
-    total_chars: int
-    parts: tuple[tuple[str, int], ...] = ()
-    parts_total: int = 0
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    replaced_bytes: int = 0
-    replaced_parts: int = 0
-    made_of: str = ""
-    shape: tuple[int, ...] = ()
-    skipped_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def headline(self) -> str:
-        """Return what the context is, as words that follow "is".
-
-        Example:
-            ```python
-            with store("some text") as context:
-                print(context.info.headline())  # a str with 9 characters in all
-            ```
-        """
-        if self.shape:
-            return f"a {self.type_name} of shape {self.shape}"
-        made_of = f" made of an object of class {self.made_of}," if self.made_of else ""
-        return f"a {self.type_name}{made_of} with {self.total_chars:,} characters in all"
-
-    def remarks(self, *, with_names: bool = False) -> list[str]:
-        """Return how the context differs from the user's data, one line each: what was left out, and what was
-        replaced. `with_names` adds the names of what was left out.
-
-        Example:
-            ```python
-            with store(Path("logs")) as context:
-                print(context.info.remarks(with_names=True))  # []
-            ```
-        """
-        lines = []
-        for reason, count in self.skipped.items():
-            line = f"left out: {count:,} ({reason})"
-            if with_names and (names := self.skipped_names.get(reason)):
-                more = (f"{count - len(names):,} more",) if len(names) < count else ()
-                line += f": {', '.join((*names, *more))}"
-            lines.append(line)
-        if self.replaced_bytes:
-            where = f", in {self.replaced_parts:,} texts" if self.replaced_parts > 1 else ""
-            lines.append(f"replaced by U+FFFD: {self.replaced_bytes:,} (bytes that cannot be decoded{where})")
-        return lines
 
 
 class StoredContext:

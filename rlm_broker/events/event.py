@@ -31,13 +31,15 @@ class _OfARun(msgspec.Struct, frozen=True):
         if fields is not None and holds_no_secret(fields(self)):
             return
         for name in self.__struct_fields__:
+            if name == "extra":  # numbers, and the tokens of a text that a trainer wants as it is
+                continue
             value = getattr(self, name)
             if (shown := redacted(value, LONGEST_CHARS)) is not value:
                 msgspec.structs.force_setattr(self, name, shown)
 
 
-class Event(_OfARun, frozen=True, kw_only=True):
-    """An event in one run of a tree.
+class EventOfRun(_OfARun, frozen=True, kw_only=True):
+    """Fields of every event: its run and its place in the tree. `Event` is the union of all events.
 
     Example:
         ```python
@@ -61,7 +63,7 @@ class Event(_OfARun, frozen=True, kw_only=True):
     time: float = 0.0
 
 
-class RunStarted(Event, frozen=True):
+class RunStarted(EventOfRun, frozen=True):
     """A run began.
 
     Example:
@@ -87,20 +89,20 @@ class RunStarted(Event, frozen=True):
     block: int = 0
 
 
-class ReplReady(Event, frozen=True):
+class ReplReady(EventOfRun, frozen=True):
     """The REPL of the run is isolated and has the context. Its start took `duration_s` seconds."""
 
     isolation: Isolation
     duration_s: float
 
 
-class IterationStarted(Event, frozen=True):
+class IterationStarted(EventOfRun, frozen=True):
     """A turn began: the model is being called. `number` counts from 1."""
 
     number: int
 
 
-class Replied(Event, frozen=True):
+class Replied(EventOfRun, frozen=True):
     """The model replied in its turn. `not_run` has a sentence for each part of the reply that is not run, and why.
 
     Example:
@@ -116,7 +118,7 @@ class Replied(Event, frozen=True):
     not_run: tuple[str, ...] = ()
 
 
-class BlockStarted(Event, frozen=True):
+class BlockStarted(EventOfRun, frozen=True):
     """A code block of turn `iteration` is starting. `block` counts from 1 over the whole run."""
 
     iteration: int
@@ -124,7 +126,7 @@ class BlockStarted(Event, frozen=True):
     code: str
 
 
-class BlockPrinted(Event, frozen=True):
+class BlockPrinted(EventOfRun, frozen=True):
     """The running block printed text.
 
     Example:
@@ -140,7 +142,7 @@ class BlockPrinted(Event, frozen=True):
     text: str
 
 
-class BlockEnded(Event, frozen=True):
+class BlockEnded(EventOfRun, frozen=True):
     """A block ended, in one of the ways of `Block.status`.
 
     Example:
@@ -160,7 +162,7 @@ class BlockEnded(Event, frozen=True):
     displays: tuple[Mapping[MimeType, int], ...] = ()
 
 
-class CallStarted(Event, frozen=True):
+class CallStarted(EventOfRun, frozen=True):
     """A language model is being called.
 
     Attributes:
@@ -183,7 +185,7 @@ class CallStarted(Event, frozen=True):
     of: int = 0
 
 
-class CallText(Event, frozen=True):
+class CallText(EventOfRun, frozen=True):
     """A piece of a reply, as it arrives, if the run is followed by `stream` or `start` and the client can stream.
 
     Example:
@@ -198,7 +200,7 @@ class CallText(Event, frozen=True):
     text: str
 
 
-class CallRetried(Event, frozen=True):
+class CallRetried(EventOfRun, frozen=True):
     """An attempt of a call failed for `reason`. Attempt number `attempt` begins anew after `wait_s` seconds."""
 
     call: int
@@ -207,7 +209,7 @@ class CallRetried(Event, frozen=True):
     reason: str
 
 
-class CallEnded(Event, frozen=True):
+class CallEnded(EventOfRun, frozen=True):
     """A call was answered, or failed with `error`. A prompt refused before it is sent makes no call.
 
     Example:
@@ -222,6 +224,7 @@ class CallEnded(Event, frozen=True):
         usage: Usage of this call.
         duration_s: Duration in seconds.
         response: Whole reply; empty if the call failed.
+        extra: Token ids and log probabilities, as in `LMReply.extra`. A trace has them if its writer wants extras.
         batch, of: As in `CallStarted`.
         done: Calls of the batch ended so far, with this one; 0 for a single call.
     """
@@ -235,9 +238,10 @@ class CallEnded(Event, frozen=True):
     batch: int = 0
     done: int = 0
     of: int = 0
+    extra: Mapping[str, Any] | None = None
 
 
-class ToolStarted(Event, frozen=True):
+class ToolStarted(EventOfRun, frozen=True):
     """Code in block `block` calls a tool. `call` counts the tool calls of the run, from 1; `arguments` is JSON text."""
 
     call: int
@@ -246,7 +250,7 @@ class ToolStarted(Event, frozen=True):
     arguments: str
 
 
-class ToolEnded(Event, frozen=True):
+class ToolEnded(EventOfRun, frozen=True):
     """A tool returned `result`, as it is sent to the code, or failed with `error`, after `duration_s` seconds."""
 
     call: int
@@ -256,7 +260,7 @@ class ToolEnded(Event, frozen=True):
     error: str | None = None
 
 
-class RunEnded(Event, frozen=True):
+class RunEnded(EventOfRun, frozen=True):
     """A run ended, with a response or with `error`.
 
     Example:
@@ -292,7 +296,7 @@ class RunEnded(Event, frozen=True):
         return "stopped" if self.kind == "stopped" else "failed" if self.error else "answered"
 
 
-class EventsMissed(Event, frozen=True):
+class EventsMissed(EventOfRun, frozen=True):
     """`count` events were dropped because their follower was too slow. `n` is the number of the last of them.
 
     Example:
@@ -305,6 +309,25 @@ class EventsMissed(Event, frozen=True):
 
     count: int
 
+
+Event = (
+    RunStarted
+    | ReplReady
+    | IterationStarted
+    | Replied
+    | BlockStarted
+    | BlockPrinted
+    | BlockEnded
+    | CallStarted
+    | CallText
+    | CallRetried
+    | CallEnded
+    | ToolStarted
+    | ToolEnded
+    | RunEnded
+    | EventsMissed
+)
+"""Any event of a run. `match` with a case for each class, and `typing.assert_never` for the rest, misses none."""
 
 Emit = Callable[[Event], None]
 """A callback for events. It runs on the run's event loop, so it must not block. Its first exception is logged."""

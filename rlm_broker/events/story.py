@@ -146,8 +146,9 @@ class Story:
 
     def _pieces(self, event: Event) -> tuple[PassageText, ...]:
         match event:
-            case RunStarted(question=str(question)):
-                return self._texts(("text", question))
+            case RunStarted(question=question, metadata=facts):
+                remarks = facts.get("context", {}).get("remarks", ())
+                return self._texts(("text", question or ""), *(("text", f"context: {each}") for each in remarks))
             case Replied(text=text, not_run=not_run):
                 prose = parse_reply(text).prose if len(text) <= READ_CHARS else text.partition("```")[0]
                 return self._texts(("text", prose), *(("error", f"not run: {each}") for each in not_run))

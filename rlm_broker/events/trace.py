@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, get_type_hints
+from typing import Any, Self, get_args, get_type_hints
 
 import msgspec
 from msgspec import NODEFAULT, convert, defstruct, structs
@@ -50,6 +50,8 @@ class TraceWriter:
 
     Args:
         path: Path of the file.
+        extras: Whether token ids and log probabilities (`CallEnded.extra`) are written. They are many times as long as
+            the text, and have it in pieces, in which no secret is recognised.
 
     Attributes:
         lost: Reason why lines are missing, or None.
@@ -58,8 +60,10 @@ class TraceWriter:
         ConfigurationError: The file is not empty, or cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, extras: bool = False) -> None:
         require_kind("path", path, str, os.PathLike)
+        require_kind("extras", extras, bool)
+        self._extras = extras
         path = Path(path)
         try:
             if path.is_file() and path.stat().st_size:  # events of two traces in one file would mix
@@ -80,7 +84,7 @@ class TraceWriter:
         """Write one event. It is in the file when this returns, unless it or an event before it is long."""
         if isinstance(event, CallText):
             return
-        line = plain(event)
+        line = plain(event, extras=self._extras)
         chars = text_chars(line)
         with self._lock:
             self._number += 1
@@ -146,9 +150,12 @@ def name_of(kind: type[Event]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
-def plain(event: Event) -> dict[str, Any]:
+def plain(event: Event, *, extras: bool = False) -> dict[str, Any]:
     """Return the plain values of an event's line in a trace."""
-    return {"n": 0, "time": 0, "event": name_of(type(event)), **msgspec.to_builtins(event)}
+    line = {"n": 0, "time": 0, "event": name_of(type(event)), **msgspec.to_builtins(event)}
+    if not extras:
+        line.pop("extra", None)
+    return line
 
 
 def trace_line(event: Event) -> bytes:
@@ -184,7 +191,7 @@ MOST_LINE_BYTES = 64 << 20
 """Bytes of one line of a trace. A longer one is refused: the largest event takes some 12 MB."""
 MOST_DEPTH = 1_000
 """Depth of a run in a trace. A larger one is refused: each level is drawn further to the right."""
-_KINDS = {name_of(kind): kind for kind in Event.__subclasses__()}
+_KINDS = {name_of(kind): kind for kind in get_args(Event)}
 
 
 def events(path: Path) -> Iterator[Event]:

@@ -27,13 +27,14 @@ import psutil
 from rlm_broker import errors
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.context.memfd import new_memfd
-from rlm_broker.context.stored_context import ContextInfo, StoredContext
+from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes import messages
 from rlm_broker.nodes.link import Link
 from rlm_broker.nodes.port import client_context, require_pinned
 from rlm_broker.nodes.streams import DescriptorEnd, FileEnd, send_file
+from rlm_broker.results import ContextInfo
 from rlm_broker.sandbox.sandbox import Sandbox, forker_of
 from rlm_broker.sandbox.workers.cgroups import memory_bytes
 from rlm_broker.sandbox.workers.fork_server import Forker

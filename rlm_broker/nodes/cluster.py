@@ -21,6 +21,7 @@ from rlm_broker.nodes.placement import NodeForks, Placement
 from rlm_broker.nodes.port import AgentPort
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers.fork_server import Forker
+from rlm_broker.sandbox.workers.levels import IsolationName
 from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
 from rlm_broker.values.stats import NodeStats
 from sandbox_worker.wire.level import LevelName
@@ -41,7 +42,7 @@ class NodeSandbox(Sandbox):
         self,
         *,
         limits: ReplLimits | None = None,
-        isolation: str = "auto",
+        isolation: IsolationName = "auto",
         allow_exec: bool | None = None,
         seed: int | None = None,
         python: str | os.PathLike[str] | None = None,

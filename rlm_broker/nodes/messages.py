@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from rlm_broker import errors
+from rlm_broker.sandbox.workers.levels import IsolationName
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, MAX_PROGRAM_BYTES
 from sandbox_worker.wire.level import Layer, LevelName
@@ -76,7 +77,7 @@ class OpenNode(LinkMessage, frozen=True):
     """Request to open a sandbox of this kind, in place of an open one. `names` are modules to look for."""
 
     request: Number
-    isolation: str
+    isolation: IsolationName
     allow_exec: bool | None
     seed: int | None
     python: str | None

@@ -11,6 +11,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.limits import ReplLimits
 from rlm_broker.nodes.cluster import NodeSandbox
+from rlm_broker.sandbox.workers.levels import IsolationName
 from rlm_broker.values.extras import require_extra
 
 _log = logging.getLogger("rlm_broker")
@@ -52,7 +53,7 @@ class RayCluster(NodeSandbox):
         address: str = "auto",
         *,
         limits: ReplLimits | None = None,
-        isolation: str = "auto",
+        isolation: IsolationName = "auto",
         allow_exec: bool | None = None,
         seed: int | None = None,
         python: str | os.PathLike[str] | None = None,

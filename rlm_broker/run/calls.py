@@ -53,6 +53,7 @@ class Caller(msgspec.Struct, frozen=True):
         block: Number of the asking block, from 1; 0 for the run's own loop.
         has_task_as_context: Whether the run's context is its task. `question` then has the two ends of a long one.
         asked_in: Number of the parent's block behind this child run; 0 for a root.
+        whole_task: A long task beside a context, of which `question` has the two ends; None for any other.
     """
 
     run: str
@@ -62,6 +63,7 @@ class Caller(msgspec.Struct, frozen=True):
     block: int = 0
     has_task_as_context: bool = False
     asked_in: int = 0
+    whole_task: str | None = None
 
     @property
     def time_limit(self) -> str:
@@ -341,9 +343,11 @@ class TreeCalls:
         if is_wanted:
             answered = (call.root_model, call.usage, call.execution_time, call.response)
             if len(call.response) <= LARGE_CHARS:
-                emit(CallEnded, run, depth, number, *answered, None, *_counted(batch))
+                emit(CallEnded, run, depth, number, *answered, None, *_counted(batch), extra=call.extra)
             else:
-                await self._apart.do(lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch)))
+                await self._apart.do(
+                    lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch), extra=call.extra)
+                )
         return call
 
     def _record_unanswered(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> None:

@@ -223,10 +223,11 @@ class Children:
                     if self._decides(query) and not self._is_for_a_repl(query, prompt, given, context, below):
                         return await self._asked(query, _one_text(prompt, context, given.is_task), below)
                 has_task = given is None or given.is_task
-                shown = beginning_and_end(prompt) if given is None and len(prompt) > LONG_TASK_CHARS else prompt
-                return await self._run(
-                    replace(below, question=shown, model=query.model, has_task_as_context=has_task), context, served_by
-                )
+                is_long = len(prompt) > LONG_TASK_CHARS
+                shown = beginning_and_end(prompt) if is_long else prompt
+                whole = prompt if is_long and not has_task else None
+                caller = replace(below, question=shown, model=query.model, has_task_as_context=has_task)
+                return await self._run(replace(caller, whole_task=whole), context, served_by)
         except RlmBrokerError as problem:  # the context cannot be opened
             return Slot(error=in_words(problem))
 
@@ -248,9 +249,10 @@ class Children:
         self._started += 1
         caller = replace(caller, run=f"{self._caller.run}.{self._started}", block=0, asked_in=caller.block)
         started = time.monotonic()
-        slot = Slot(error="cancelled")
+        slot, runner = Slot(error="cancelled"), None
         try:
-            slot = await self._answered(caller, context, served_by)
+            runner = self._begin(caller)
+            slot = await self._answered(runner, caller, context, served_by)
         except Exception as error:  # noqa: BLE001 - the user's functions may raise anything: the siblings go on
             slot = Slot(error=f"{type(error).__name__}: {error}")
         finally:
@@ -261,13 +263,14 @@ class Children:
                     prompt_preview=(caller.question or "")[:PREVIEW_CHARS],
                     result_preview=slot.text[:PREVIEW_CHARS] or None,
                     error=slot.error,
+                    messages=() if runner is None else runner.messages,
+                    trajectory=() if runner is None else tuple(runner.progress.trajectory),
                 )
             )
         return slot
 
-    async def _answered(self, caller: Caller, context: StoredContext, served_by: str) -> Slot:
+    async def _answered(self, runner: Runner, caller: Caller, context: StoredContext, served_by: str) -> Slot:
         started = time.monotonic()
-        runner = self._begin(caller)
         try:
             emit = self._tree.events.of(caller.run, caller.depth)
             emit(RunStarted, caller.question, served_by, {}, caller.asked_in)

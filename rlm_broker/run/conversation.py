@@ -5,6 +5,7 @@ then a summary by the model replaces the conversation, then the newest output is
 costs a call; the newest output comes last since the model has not read it yet.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -23,6 +24,11 @@ AFTER_REFUSAL: Final = 0.7
 LEAST_FACTOR: Final = 0.5
 """Least ratio of the provider's count of input tokens to our own. A lower one is no count of the whole request: some
 providers leave out what they had cached."""
+_ALLOWED: Final = re.compile(
+    r"(?:maximum|limit|context (?:length|size|window)|at most)\b[^0-9]{0,60}(\d[\d,]{2,9})|> ?(\d[\d,]{2,9}) maximum",
+    re.IGNORECASE,
+)
+"""The bound in a refusal: "maximum context length is 8192 tokens", "210000 tokens > 200000 maximum"."""
 Summarise = Callable[[], Awaitable[None]]
 """Replaces all messages of a conversation but the last by a summary."""
 
@@ -43,6 +49,7 @@ class Conversation:
         self._count = count
         self._counted: dict[str, float] = {}
         self._factor = 1.0
+        self._refused_chars: int | None = None
 
     async def fit(self, summarise: Summarise) -> None:
         """Make the next request short enough, as far as that is possible.
@@ -104,8 +111,21 @@ class Conversation:
         return total
 
     async def takes_refusal(self, failed: ModelFailed) -> bool:
-        """Whether a shorter request may replace a failed one. If so, lower the limit."""
+        """Whether a shorter request may replace a failed one. If so, lower the limit: to less than was refused, and to
+        the number of tokens that the provider allows, if its sentence has one."""
         if self._limit_tokens is None or len(self._progress.messages) <= 2 or not failed.is_too_long:
             return False
+        chars = sum(len(str(message.content)) for message in self._progress.messages)
+        if self._refused_chars is not None and chars >= self._refused_chars:
+            return False  # it could not be shortened any more
+        self._refused_chars = chars
         self._limit_tokens = min(self._limit_tokens, AFTER_REFUSAL * await self.tokens())
+        if (allowed := allowed_tokens(str(failed))) is not None:
+            self._limit_tokens = min(self._limit_tokens, allowed)
         return True
+
+
+def allowed_tokens(sentence: str) -> int | None:
+    """Return the number of tokens that a provider's refusal says to be the most; None if it says none."""
+    found = _ALLOWED.search(sentence)
+    return None if found is None else int(re.sub(r"\D", "", found[1] or found[2]))

@@ -7,6 +7,7 @@ tree, its loop. Children are composed of the same parts (`queries.open_run`).
 
 import contextlib
 import dataclasses
+import logging
 import os
 import secrets
 import time
@@ -39,12 +40,14 @@ from rlm_broker.run.run import Run, RunJob
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tree import Tree
 from rlm_broker.sandbox.sandbox import SEED_BITS, Sandbox, place, seeded
-from rlm_broker.sandbox.workers.levels import AUTO, candidates
+from rlm_broker.sandbox.workers.levels import AUTO, IsolationName, candidates
 from rlm_broker.version import __version__
 from rlm_broker.watch.board import BOARD, start_if_wanted
 
 if TYPE_CHECKING:
     from rlm_broker.broker.clients.recording import RecordedModels, Recorder
+
+_log = logging.getLogger("rlm_broker")
 
 TASK_CHARS = 2_000
 """Characters of a context with the task in it, in place of a question in the first event of a run."""
@@ -85,7 +88,7 @@ class Engine(AsyncResource):
         self,
         source: Registry[LMHandler] | LMHandler,
         models: Models,
-        sandbox: Sandbox | str | None = None,
+        sandbox: Sandbox | IsolationName | None = None,
         limits: Limits | None = None,
         *,
         keeps_repl: bool = False,
@@ -94,10 +97,9 @@ class Engine(AsyncResource):
         self.keeps_repl = keeps_repl
         self._lent_handler = source if isinstance(source, LMHandler) else None
         self._models = models
-        self._level = AUTO if sandbox is None else sandbox if isinstance(sandbox, str) else ""
+        self._level: IsolationName = sandbox if isinstance(sandbox, str) else AUTO
         self._sandbox = sandbox if isinstance(sandbox, Sandbox) else None
-        if self._level:
-            candidates(self._level, None)
+        candidates(self._level, None)
         given = Limits() if limits is None else limits
         self.limits = given if self._sandbox is None else with_set(self._sandbox.limits, given)
         self._seed = self._required_seed()
@@ -155,14 +157,17 @@ class Engine(AsyncResource):
 
     # -- its runs ----------------------------------------------------------------------------------------------------
 
-    def start(self, request: RunRequest, *, is_followed: bool = False) -> Run:
+    def start(self, request: RunRequest, *, is_followed: bool = False, outlives_caller: bool = False) -> Run[Any]:
         """Start a run on the event loop of the engine, else on the caller's, else on the background loop.
 
         Args:
             request: The run.
             is_followed: Whether its events are kept for `Run.events`.
+            outlives_caller: Whether it is on the background loop in place of the caller's. A cell of a notebook has a
+                running loop, and the next cell may wait for the run in a plain call.
         """
-        loop = self.run_loop or EventLoopRef.here_or_background()
+        own = EventLoopRef.background if outlives_caller else EventLoopRef.here_or_background
+        loop = self.run_loop or own()
         job = self.begin(request, loop, is_followed=is_followed)
         job.start()
         return job.handle
@@ -186,6 +191,8 @@ class Engine(AsyncResource):
                 context, began = request.context, time.monotonic()
                 if not isinstance(context, StoredContext):
                     context = own.enter_context(await _stored_in_time(request, job))
+                    if request.warns and context.info.skipped:
+                        _log.warning("the context has not all of what was given; %s", "; ".join(context.info.remarks()))
                 spent_s = time.monotonic() - began  # the opening of parts does not count
                 parts = self._open_parts
                 if parts is None:
@@ -199,7 +206,9 @@ class Engine(AsyncResource):
         if (diverged := self._diverged) is not None:  # raised again: model code may have caught it and answered
             job.hand_to(diverged)
             raise diverged
-        return dataclasses.replace(completion, prompt=request.prompt, root_prompt=request.question)
+        return dataclasses.replace(
+            completion, prompt=request.prompt, root_prompt=request.question, context=context.info
+        )
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -335,6 +344,8 @@ def root_run(
     tree = Tree(calls, ledger, sandbox, events, request.instructions, request.query_handler, request.is_auto)
     if events.is_wanted:
         metadata = _metadata(routing, sandbox, limits, context)
+        if context is not request.context:  # who stored it has its facts
+            metadata["context"]["remarks"] = context.info.remarks(with_names=True)
         has_task = request.question is None and context.info.type_name == "str"
         question = beginning(context, TASK_CHARS).text if has_task else request.question
         events.of(ROOT_RUN, 0)(RunStarted, question, metadata["model"], metadata)

@@ -231,6 +231,15 @@ class Ledger:
             return own
         return {name: smaller(left, own[name]) for name, left in self._above.left().items()}
 
+    def is_scarce(self, share: float) -> bool:
+        """Whether this share or less is left of calls, tokens or money. It is asked in each turn of each run."""
+        limits, spent = self.limits, 1 - share
+        return (
+            (limits.max_llm_calls is not None and self.calls >= limits.max_llm_calls * spent)
+            or (limits.max_tokens is not None and self._tokens >= limits.max_tokens * spent)
+            or (limits.max_budget_usd is not None and self._cost_usd >= limits.max_budget_usd * spent)
+        )
+
     def _fits(self, hold: Hold) -> bool:
         tokens = self._tokens + hold.tokens + sum(other.tokens for other in self._open)
         cost_usd = self._cost_usd + hold.cost_usd + sum(other.cost_usd for other in self._open)

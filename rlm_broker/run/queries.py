@@ -19,6 +19,13 @@ from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.values.text import shorten
 from sandbox_worker.wire.messages import Query, Slot
 
+FAILED = "Error: "
+"""Beginning of the text that code is handed in place of an answer; see `sandbox_worker.repl.queries`."""
+FAILURE_CHARS = 200
+"""Characters of a failure by which an answer is recognised as one."""
+MOST_FAILURES = 20
+"""Failures of one query that are remembered until the turn ends."""
+
 
 class QueryAnswers:
     """Answers the REPL of one run. It knows the depth from its run: no message of a REPL can claim another.
@@ -76,6 +83,14 @@ class QueryAnswers:
                 slots = await self._children.slots(query, self._below)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
+        failed = 0
+        for slot in slots:
+            if slot.error is not None:
+                failed += 1
+                if failed <= MOST_FAILURES:
+                    self._progress.failures.add(f"{FAILED}{slot.error[:FAILURE_CHARS]}")
+        if failed:
+            self._progress.failed_batch = failed if failed == len(slots) > 1 else 0
         most = limits.max_result_chars
         return slots if most is None else [_cut(slot, most) for slot in slots]
 

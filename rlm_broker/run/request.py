@@ -23,7 +23,14 @@ from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 
 ORDER = "the context comes first, then the question"
-NOT_GIVEN: Final = object()
+
+
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+NOT_GIVEN: Final[object] = _NotGiven()
 """Default of a context argument, since None may be a context."""
 LONG_QUESTION_CHARS = 10_000
 """Characters of a question from which a shorter context with "?" at its end is a warning: the caller has most likely
@@ -53,6 +60,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
         place: Entered before the run begins, and left at its end; None begins at once.
         repl: A REPL for several runs; None opens one for the run, or takes the engine's.
         completing: Replaces the handler for the calls of one attempt; None keeps it.
+        warns: Whether a warning is logged if files are left out of the context.
     """
 
     context: object = NOT_GIVEN
@@ -70,6 +78,7 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     place: AbstractAsyncContextManager[Any] | None = None
     repl: PersistentRepl | None = None
     completing: MakesCompleting | None = None
+    warns: bool = False
 
     def __post_init__(self) -> None:
         require_question(self.question)
@@ -132,6 +141,12 @@ def stored(prompt: object, question: str | None) -> StoredContext:
     return store(prompt)
 
 
+def no_limits(given: object) -> ConfigurationError:
+    """Return the error for an argument `limits` of another class. Of a dict it says how it is written."""
+    written = f": write limits=Limits({', '.join(f'{name}=...' for name in given)})" if isinstance(given, dict) else ""
+    return ConfigurationError(f"limits must be a Limits, not {type(given).__name__}{written}")
+
+
 def limits_of_a_run(
     base: Limits, limits: RunLimits | ReplLimits | None, timeout_s: float | None, *, keeps_repl: bool
 ) -> Limits:
@@ -147,7 +162,7 @@ def limits_of_a_run(
         ConfigurationError: The time is given twice, or a limit cannot be used.
     """
     if not isinstance(limits, RunLimits | ReplLimits | None):
-        raise ConfigurationError(f"limits must be a Limits, not {type(limits).__name__}")
+        raise no_limits(limits)
     require_kind("timeout_s", timeout_s, int, float, type(None))
     fields = set() if limits is None else limits.given.keys()
     if keeps_repl and (of_repl := sorted(fields & ReplLimits.fields.keys())):

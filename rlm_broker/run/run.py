@@ -5,20 +5,18 @@ import concurrent.futures
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self
 
 from rlm_broker.concurrency.deadline import to_its_end, within
-from rlm_broker.concurrency.event_loop import WAITS_FOR_ITSELF, EventLoopRef, Job
-from rlm_broker.errors import RunCancelled, RunFailed, require_kind
+from rlm_broker.concurrency.event_loop import EventLoopRef, Job
+from rlm_broker.errors import ConfigurationError, RunCancelled, RunFailed, plainly, require_kind
 from rlm_broker.events.event import Event
 from rlm_broker.events.log import EventLog
-from rlm_broker.results import Completion
+from rlm_broker.results import Completion, T
 from rlm_broker.run.runner import Runner
 
 ID_BYTES = 8
 """Random bytes of a run's id: among a billion runs, two share one with a probability of 3 %."""
-
-T = TypeVar("T")
 
 
 class RunJob(Job[Completion]):
@@ -112,12 +110,12 @@ class RunJob(Job[Completion]):
             self._answering.stop()
 
 
-class Run:
+class Run(Generic[T]):
     """A question being answered. `RLM.start` makes it; it may be used from any thread.
 
-    Awaiting it returns the `Completion`. Cancelling the task that awaits it cancels the run, and so does leaving it as
-    an async context manager: the run and its processes have ended then. Shield it (`asyncio.shield(run)`) to keep it
-    alive.
+    Awaiting it returns the `Completion`, on any event loop. Cancelling the task that awaits it cancels the run, and so
+    does leaving it as an async context manager: the run and its processes have ended then. The `CancelledError` has a
+    `RunCancelled` as its cause, with the partial answer. Shield it (`asyncio.shield(run)`) to keep it alive.
 
     Example:
         ```python
@@ -196,7 +194,7 @@ class Run:
         is_closed = outcome.cancelled()  # it was never started
         return is_closed or (outcome.done() and isinstance(outcome.exception(), concurrent.futures.CancelledError))
 
-    def result(self, timeout_s: float | None = None) -> Completion:
+    def result(self, timeout_s: float | None = None) -> Completion[T]:
         """Wait for the completion, in a thread that may block.
 
         Example:
@@ -210,14 +208,17 @@ class Run:
         Raises:
             TimeoutError: The run has not ended within `timeout_s` seconds.
             RunCancelled: The run was cancelled.
+            ConfigurationError: The run is on the caller's own event loop, so that waiting would never end.
         """
         require_kind("timeout_s", timeout_s, int, float, type(None))
         if self._job.event_loop.is_here and not self.is_done:
-            raise RuntimeError(WAITS_FOR_ITSELF)
+            raise ConfigurationError("the run is on this event loop, and would wait for itself: write `await run`")
         try:
             return self._job.result(timeout_s)
         except concurrent.futures.CancelledError:
             raise self._job.cancelled() from None
+        except RunFailed as failed:
+            raise plainly(failed) from failed.__cause__
 
     async def ended(self) -> None:
         """Wait for the end of the run, also if it is a failure or a cancellation. Cancelling the wait ends no run.
@@ -231,7 +232,7 @@ class Run:
         """
         await self._job.at_end()
 
-    def __await__(self) -> Generator[Any, Any, Completion]:
+    def __await__(self) -> Generator[Any, Any, Completion[T]]:
         return self._awaited().__await__()
 
     async def __aenter__(self) -> Self:
@@ -243,11 +244,13 @@ class Run:
         self.cancel()
         await to_its_end(self.ended)
 
-    async def _awaited(self) -> Completion:
+    async def _awaited(self) -> Completion[T]:
         try:
             return await self._job.ended()
-        except (asyncio.CancelledError, concurrent.futures.CancelledError):
-            task = asyncio.current_task()
+        except (asyncio.CancelledError, concurrent.futures.CancelledError) as ended:
+            task, cancelled = asyncio.current_task(), self._job.cancelled()
             if task is not None and task.cancelling():
-                raise
-            raise self._job.cancelled() from None
+                raise ended.with_traceback(None) from cancelled
+            raise cancelled from None
+        except RunFailed as failed:
+            raise plainly(failed) from failed.__cause__

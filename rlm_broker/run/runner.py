@@ -28,9 +28,11 @@ without that state is in other modules: `reply`, `conversation`, `output_type`.
 
 import asyncio
 import contextlib
+import math
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -46,7 +48,10 @@ from rlm_broker.run.conversation import FEWEST_OLDER_CHARS, Conversation
 from rlm_broker.run.ledger import CAUTIOUS_CHARS_PER_TOKEN
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl, as_values
+from rlm_broker.run.prompts.instructions import messages_to_send
 from rlm_broker.run.prompts.messages import (
+    ALL_FAILED,
+    CUT,
     EMPTY_REPLY,
     SHOWN_WHOLE_CHARS,
     SUMMARISE,
@@ -56,7 +61,7 @@ from rlm_broker.run.prompts.messages import (
     without_repl,
 )
 from rlm_broker.run.prompts.observation import most_shown, observation
-from rlm_broker.run.prompts.system import Facts, fitting, rounded_down, system_prompt
+from rlm_broker.run.prompts.system import MEANS, Facts, fitting, rounded_down, system_prompt
 from rlm_broker.run.reply import ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
@@ -64,8 +69,12 @@ from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
 from rlm_broker.values.parsing.finals import FinalVar
 from rlm_broker.values.parsing.notes import NotRun
-from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
+from sandbox_worker.wire.names import CONTEXT, HISTORY, TASK, numbered
 
+MOST_HINTS: Final = 3
+"""Times that a run is told of the same mistake."""
+SCARCE: Final = 0.25
+"""Share of a limit that is left, at which the model is told of it in each turn."""
 MOST_MODELS: Final = 20
 """Maximum models in a prompt; further ones are left out."""
 
@@ -106,12 +115,18 @@ class Runner:
         self._question = question
         self._window = tree.calls.known_window(caller)
         self._profile = fitting(tree.instructions.profile, self._window)
-        self._says = Messages(question, self._profile, caller.has_task_as_context)
+        self._task_name = TASK
+        if caller.whole_task and (TASK in tools.functions or TASK in tools.values):
+            self._task_name = f"_{TASK}"
+        whole_in = self._task_name if caller.whole_task else ""
+        self._says = Messages(question, self._profile, caller.has_task_as_context, whole_in)
         count = partial(tree.calls.count_tokens, caller)
         self._conversation = Conversation(progress, tree.calls.limit_tokens(caller), count)
         self._may_answer_unseen = True
         self._asked_about: str | None = None
         self._opening = ""
+        self._extra: Mapping[str, Any] | None = None
+        self._hinted = Counter[str]()
         self._actions: ReplyActions
         self._isolation: Isolation | None = None
         self._parsed: Any = None
@@ -159,6 +174,11 @@ class Runner:
         if not self._stop.done():
             self._stop.set_result(None)
 
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """The whole conversation so far, with what a summary replaced."""
+        return (*self._earlier, *self.progress.messages)
+
     def hand_to(self, failure: RunFailed) -> None:
         """Put the partial results of the run into its error."""
         failure.take(self._completion(None), self.progress.partial_answer)
@@ -189,6 +209,8 @@ class Runner:
     async def _with_repl(self, context: StoredContext) -> str | None:
         started, persistent = time.monotonic(), self._persistent_repl
         sandbox, tools, values = self._tree.sandbox, self._tools.names, self._tools.values
+        if self._caller.whole_task is not None:
+            values = {**values, self._task_name: self._caller.whole_task}
         if persistent is None:
             assert sandbox is not None
             opened: Any = sandbox.repl(context, self._answer, tools=tools, values=values, limits=self._tree.limits)
@@ -213,7 +235,7 @@ class Runner:
                 return await self._converse(repl)
             finally:
                 if persistent is not None:
-                    persistent.remember([*self._earlier, *self.progress.messages])
+                    persistent.remember(self.messages)
 
     def _system(self, context_name: str) -> str:
         said = self._tree.instructions.system
@@ -234,9 +256,11 @@ class Runner:
             elif number == turns:
                 self._limit = "max_iterations"
             is_last = self._limit is not None
-            then = self._says.last_request() if is_last else self._says.reminder(turns - number)
+            then = self._says.last_request() if is_last else self._says.reminder(turns - number, self._scarce())
             then = then if problem is None else f"{problem}\n\n{then}"
             most = most_shown(self._tree.limits.max_observation_chars, self._window)
+            if hints := self._hints_on(blocks, most):
+                then = "\n\n".join([*hints, then])
             told = observation(blocks, not_run, most, then, has_answer=problem is not None)
             self.progress.messages.append(ChatMessage("user", told))
             self._count_errors(blocks)
@@ -247,37 +271,46 @@ class Runner:
     async def _turn(self, repl: SandboxedRepl, number: int) -> tuple[ReplyAnswer | None, list[Block], Sequence[NotRun]]:
         self._emit(IterationStarted, number)
         reply = await self._reply(repl)
+        self.progress.failures.clear()
+        self.progress.failed_batch = 0
         blocks: list[Block] = []
         try:
             answer, not_run = await self._actions.act(number, reply, blocks)
         finally:  # also of a turn that is cut short: its blocks belong to the partial results
-            self.progress.trajectory.append(Iteration(number, reply, tuple(blocks)))
+            self.progress.trajectory.append(Iteration(number, reply, tuple(blocks), self._extra))
         return answer, blocks, not_run
 
     async def _reply(self, repl: SandboxedRepl) -> str:
-        """Return one reply of a loop. If the provider refuses the request as too long, shorten it and ask once more."""
+        """Return one reply of a loop. As long as the provider refuses the request as too long, and it can be shortened,
+        shorten it and ask again."""
         summarise = partial(self._summarise, repl)
-        try:
-            await self._conversation.fit(summarise)
-            return await self._called()
-        except ModelFailed as failed:
-            if not await self._conversation.takes_refusal(failed):
-                raise
-        await self._conversation.fit(summarise)
-        return await self._called()
+        while True:
+            try:
+                await self._conversation.fit(summarise)
+                return await self._called()
+            except ModelFailed as failed:
+                if not await self._conversation.takes_refusal(failed):
+                    raise
 
     async def _called(self, *, is_loop: bool = True) -> str:
+        messages: Sequence[ChatMessage] = self.progress.messages
+        if is_loop and self._tree.instructions.messages is not None:
+            messages = messages_to_send(self._tree.instructions, self._caller.depth, messages)
+        is_whole = messages is self.progress.messages
         call = await self._tree.calls.turn(
             self._caller,
-            self.progress.messages,
+            messages,
             block=self.progress.blocks,
             is_loop=is_loop,
             has_own_prompt=is_loop and self._tree.instructions.system is None,
         )
+        self._extra = call.extra
         said = call.response if call.response.strip() else EMPTY_REPLY
         self.progress.messages.append(ChatMessage("assistant", said))
         if is_loop:
-            await self._conversation.learn(0 if self._tree.calls.is_recorded else call.usage.total_input_tokens)
+            await self._conversation.learn(
+                0 if self._tree.calls.is_recorded or not is_whole else call.usage.total_input_tokens
+            )
         return call.response
 
     async def _summarise(self, repl: SandboxedRepl) -> None:
@@ -335,7 +368,42 @@ class Runner:
                 self._may_answer_unseen = True
                 self.progress.said = self._asked_about = answer.text
                 return self._says.not_looked()
+        is_failure = any(map(answer.text.startswith, self.progress.failures))
+        if is_failure and can_ask and answer.text != self._asked_about:
+            self._asked_about = answer.text
+            return self._says.failed(answer.text)
         return await self._problem_with(answer.text)
+
+    def _hints_on(self, blocks: Sequence[Block], most_chars: int) -> Sequence[str]:
+        """Return a sentence on each known mistake of a turn, each at most `MOST_HINTS` times in a run."""
+        printed = 0
+        for block in blocks:
+            printed += len(block.stdout) + len(block.stderr)
+        made = dict[str, str]()
+        if self.progress.failed_batch:
+            made["failed"] = ALL_FAILED.format(self.progress.failed_batch)
+        if printed > most_chars:
+            made["cut"] = CUT
+        if not made:
+            return ()
+        hints = [hint for kind, hint in made.items() if self._hinted[kind] < MOST_HINTS]
+        self._hinted.update(made.keys())
+        return hints
+
+    def _scarce(self) -> str:
+        """Return the means of the tree of which a quarter or less is left, in words."""
+        limits, began, now = self._tree.limits, self._began, time.monotonic()
+        ends_in_s = None if self._caller.depth else limits.run_timeout_s
+        is_late = ends_in_s is not None and began + ends_in_s * (1 - SCARCE) <= now
+        if not is_late and not self._tree.ledger.is_scarce(SCARCE):
+            return ""
+        left = {**self._tree.ledger.left(), "run_timeout_s": max(0.0, began + (ends_in_s or math.inf) - now)}
+        told = []
+        for name, words in MEANS.items():
+            allowed, rest = getattr(limits, name), left.get(name)
+            if allowed is not None and rest is not None and rest <= allowed * SCARCE:
+                told.append(words.format(rest if isinstance(allowed, float) else int(rest)))
+        return ", ".join(told)
 
     async def _problem_with(self, answer: str) -> str | None:
         """Return why an answer is not of the wanted type, as a message for the model; None if it is.
@@ -368,7 +436,7 @@ class Runner:
             limit=self._limit,
             is_stopped=self._kind == "stopped",
             isolation=self._isolation,
-            messages=(*self._earlier, *self.progress.messages),
+            messages=self.messages,
             trajectory=tuple(self.progress.trajectory),
             child_traces=tuple(self.progress.child_traces),
         )

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +23,9 @@ from sandbox_worker.wire.encoding import with_article
 from sandbox_worker.wire.errors import ValueInvalid, ValueProblem, ValueRefused
 from sandbox_worker.wire.messages import Slot
 from sandbox_worker.wire.values import decode, encode, has_tags
+
+if TYPE_CHECKING:
+    from rlm_broker.run.mcp_tools import McpTools
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 """An absolute path of this machine, up to its last slash. It is cut out of errors for a model."""
@@ -95,6 +98,37 @@ class Tools:
         for name, what in (given or {}).items():
             self._add(name, what)
         self.for_children: Tools = self if for_children is None else Tools(for_children)
+
+    @staticmethod
+    def from_mcp(servers: Any, given: Mapping[str, Any] | None = None, *, timeout_s: float = 30) -> "McpTools":
+        """Connect to servers of the Model Context Protocol, and return their tools as functions for code.
+
+        The host calls the servers, so code needs no network and sees no key. Close the tools at the end, or use them
+        as a context manager. It waits for the servers; in a coroutine, call it by `asyncio.to_thread`.
+
+        Example:
+            ```python
+            import sys
+
+            with Tools.from_mcp({"box": [sys.executable, "-m", "rlm_broker", "mcp"]}) as tools:
+                print(tools.names[0])  # box_execute_python
+            ```
+
+        Args:
+            servers: Address (`https://...`), command line, or list of a command's words; or a dict of these by name,
+                which is put in front of the names of their tools.
+            given: Functions and values of your own, as for `Tools`.
+            timeout_s: Seconds until all servers have said which tools they have.
+
+        Raises:
+            ConfigurationError: A server cannot be reached, or has tools that cannot be used.
+            ExtraMissing: The packages of the extra `mcp` are not installed.
+        """
+        from rlm_broker.values.extras import require_extra
+
+        with require_extra("mcp", "Tools.from_mcp"):
+            from rlm_broker.run.mcp_tools import McpTools
+        return McpTools(servers, given, timeout_s)
 
     def extended(self, given: Mapping[str, Any]) -> "Tools":
         """Return these tools together with further ones, for children as well.

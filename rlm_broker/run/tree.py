@@ -67,6 +67,8 @@ class Progress(Struct):
         turns_left: Turns after the present one; None if the loop is the user's own.
         draft: Value of `answer["content"]` at the end of the last block, except a block cut short.
         errors_in_a_row: Turns in a row with a failed block.
+        failures: Beginnings of the failures that code was handed since the last turn, as answers of its calls.
+        failed_batch: Size of the last batch since then whose every slot failed; 0 for none.
     """
 
     messages: list[ChatMessage] = field(default_factory=list)
@@ -77,6 +79,8 @@ class Progress(Struct):
     blocks: int = 0
     turns_left: int | None = None
     errors_in_a_row: int = 0
+    failures: set[str] = field(default_factory=set)
+    failed_batch: int = 0
 
     @property
     def partial_answer(self) -> str | None:

@@ -52,8 +52,8 @@ class ReplFiles:
 
     Files stay when a REPL is killed, unless its worker had to be replaced, as after a full scratch folder.
 
-    All methods raise `ConfigurationError` if the path leads out of the scratch folder or another argument cannot be
-    used, `FileRefused` as they say, and `ReplClosed` and `SandboxFailed` as `SandboxedRepl.execute` does.
+    All methods raise `FileRefused` if the path leads out of the scratch folder, and as they say; `ConfigurationError`
+    if another argument cannot be used; `ReplClosed` and `SandboxFailed` as `SandboxedRepl.execute` does.
 
     Args:
         event_loop: Loop of the REPL.
@@ -274,21 +274,21 @@ class ReplFiles:
 
 
 def names_of(path: object, may_be_empty: bool = False) -> list[bytes]:
-    """Return the names in a path below the scratch folder. Raise ConfigurationError for a path that leads out, or is
-    none."""
+    """Return the names in a path below the scratch folder. Raise FileRefused for a path that leads out or names no
+    file."""
     if not isinstance(path, str | PurePath):
         raise ConfigurationError(f"a path in a REPL must be text, not {type(path).__name__}")
     try:
         whole = os.fsencode(path)
     except UnicodeEncodeError:
-        raise ConfigurationError(f"the path {str(path)!r} has lone surrogates, which no file name has") from None
+        raise FileRefused(f"the path {str(path)!r} has lone surrogates, which no file name has") from None
     names = [name for name in whole.split(b"/") if name not in (b"", b".")]
     if b"\0" in whole or len(whole) > MAX_PATH_BYTES:
-        raise ConfigurationError(f"the path {str(path)[:80]!r} has a NUL character or over {MAX_PATH_BYTES:,} bytes")
+        raise FileRefused(f"the path {str(path)[:80]!r} has a NUL character or over {MAX_PATH_BYTES:,} bytes")
     if whole.startswith(b"/") or b".." in names:
-        raise ConfigurationError(f"the path {str(path)!r} must be relative to the REPL's scratch folder, without '..'")
+        raise FileRefused(f"the path {str(path)!r} must be relative to the REPL's scratch folder, without '..'")
     if not names and not may_be_empty:
-        raise ConfigurationError(f"the path {str(path)!r} names no file")
+        raise FileRefused(f"the path {str(path)!r} names no file")
     return names
 
 

@@ -2,11 +2,12 @@
 
 import atexit
 import contextlib
+import inspect
 import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.broker.transport.listener import Listener
@@ -24,7 +25,7 @@ from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
 from rlm_broker.sandbox.workers import canary, cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
 from rlm_broker.sandbox.workers.fork_server import Forker, ForkServer
-from rlm_broker.sandbox.workers.levels import candidates, warn_if_unprotected
+from rlm_broker.sandbox.workers.levels import IsolationName, candidates, warn_if_unprotected
 from rlm_broker.sandbox.workers.python_paths import Venv
 from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
@@ -80,7 +81,7 @@ class Sandbox(AsyncResource):
     def __init__(
         self,
         limits: ReplLimits | None = None,
-        isolation: str = "auto",
+        isolation: IsolationName = "auto",
         *,
         allow_exec: bool | None = None,
         exact_memory: bool = False,
@@ -88,7 +89,12 @@ class Sandbox(AsyncResource):
         seed: int | None = None,
         python: str | os.PathLike[str] | None = None,
         packages: Sequence[str] | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            from rlm_broker.values.first_guesses import refuse
+
+            refuse("Sandbox", unknown, [name for name in inspect.signature(Sandbox).parameters if name != "unknown"])
         require_limits(limits)
         require_kind("exact_memory", exact_memory, bool)
         self.limits = limits or ReplLimits()
@@ -109,10 +115,19 @@ class Sandbox(AsyncResource):
         self._pool: WarmPool | None = None
 
     @classmethod
+    def create(cls, *_given: object, **_named: object) -> Never:
+        """Refuse a call that other libraries have, with the sentence that says how a sandbox is opened here.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError("there is no Sandbox.create: write `with Sandbox() as sandbox:`, or Sandbox.shared()")
+
+    @classmethod
     def shared(
         cls,
         limits: ReplLimits | None = None,
-        isolation: str = "auto",
+        isolation: IsolationName = "auto",
         *,
         allow_exec: bool | None = None,
         warm: int | None = None,
@@ -146,7 +161,7 @@ class Sandbox(AsyncResource):
     async def ashared(
         cls,
         limits: ReplLimits | None = None,
-        isolation: str = "auto",
+        isolation: IsolationName = "auto",
         *,
         allow_exec: bool | None = None,
         warm: int | None = None,
@@ -163,7 +178,7 @@ class Sandbox(AsyncResource):
     def _shared(
         cls,
         limits: ReplLimits | None,
-        isolation: str,
+        isolation: IsolationName,
         allow_exec: bool | None,
         warm: int | None,
         python: str | os.PathLike[str] | None,

@@ -33,6 +33,8 @@ SSE_HEADERS: Mapping[str, str] = {
 }
 PATIENCE = 4
 """Heartbeats of silence before a plain answer sends its status: proxies wait for 60 s, and an error may come first."""
+LONGEST_TURN_S = 0.01
+"""Seconds for which a stream whose pieces never wait keeps the event loop from others."""
 _COMMENT = b": the run goes on\n\n"
 _log = logging.getLogger("rlm_broker")
 
@@ -110,6 +112,7 @@ class EventStream(_SlowAnswer):
         self, events: AsyncGenerator[bytes, None], heartbeat_s: float, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(heartbeat_s)
+        self._turn_ends_at = 0.0
         self._events = events
         self._headers = {**SSE_HEADERS, **(headers or {})}
 
@@ -132,6 +135,10 @@ class EventStream(_SlowAnswer):
         async with self._turns:
             self._sent_at = asyncio.get_running_loop().time()
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+        # Neither events that are there already nor a send to a client that has left wait for the loop.
+        if self._sent_at >= self._turn_ends_at:
+            await asyncio.sleep(0)
+            self._turn_ends_at = self._sent_at + LONGEST_TURN_S
 
 
 class SlowJson(_SlowAnswer):

@@ -108,6 +108,8 @@ def _run_page(run: Any) -> Markup:
     answer = TextBudget(ANSWER_CHARS, 1).fitted("no answer" if run.response is None else run.response)
     question = [paragraph(line(run.root_prompt))] if run.root_prompt else []
     whole = [*question, box(answer, "answer"), paragraph(line(facts_of_run(run)))]
+    remarks = () if run.context is None else run.context.remarks(with_names=True)
+    whole += [paragraph(line(f"context: {remark}")) for remark in remarks]
     whole += [folded(escaped(counted(len(run.trajectory), "turn")), joined(parts))] if parts else []
     return joined([*whole, *_children(run.child_traces), *_usage(run.usage_summary.model_usage_summaries)])
 

@@ -33,23 +33,15 @@ def in_seconds(text: str) -> float | None:
     return float(sum((Decimal(number) * seconds for number, seconds in parts if number), Decimal(0)))
 
 
-_UNITS: dict[str, tuple[Callable[[str], float | None], str]] = {
-    "_bytes": (in_bytes, "give bytes, or a size such as 64MB (K, M, G and T are powers of 1024)"),
-    "_s": (in_seconds, "give seconds, or a time such as 90s, 1h30m or 250ms"),
-}
-"""End of an amount's name → the function that reads its text, and a sentence that describes the text."""
+_UNITS: dict[str, Callable[[str], float | None]] = {"_bytes": in_bytes, "_s": in_seconds}
+"""End of an amount's name → the function that reads its text."""
 
 
 def amount(name: str, value: object) -> object:
     """Convert text with a unit to the unit at the end of the amount's name, `_bytes` or `_s`. Any other value, and
     unreadable text, is returned unchanged."""
-    for end, (read, _) in _UNITS.items():
+    for end, read in _UNITS.items():
         if name.endswith(end) and isinstance(value, str) and len(value) <= MOST_CHARS:
             found = read(value.strip())
             return value if found is None else found
     return value
-
-
-def accepted(name: str) -> str | None:
-    """Return a sentence on the texts that an amount of this name may have, or None if its name ends in no unit."""
-    return next((said for end, (_, said) in _UNITS.items() if name.endswith(end)), None)

@@ -52,7 +52,7 @@ class Confinement:
         self._shared = shared
         self._ruleset = ruleset
         self._has_group = has_group
-        self._mapped_bytes = 0
+        self._mapped_bytes = self._data_bytes = 0
 
     def settle(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Enter the control group and a new session, and close init's descriptors. Called in the child.
@@ -63,8 +63,8 @@ class Confinement:
         """
         if self._has_group:
             os.write(GROUP_FD, b"0")
-        mapped_bytes, unwritten_bytes = self.proc.mapped_bytes()
-        self._mapped_bytes = mapped_bytes - unwritten_bytes
+        mapped_bytes, data_bytes, unwritten_bytes = self.proc.mapped_bytes()
+        self._mapped_bytes, self._data_bytes = mapped_bytes - unwritten_bytes, data_bytes - unwritten_bytes
         if self._ruleset is not None:
             wanted = [*wanted, (self._ruleset, RULESET_FD)]
         # Copy all above the target numbers first, so that no descriptor is overwritten before it is moved.
@@ -82,8 +82,7 @@ class Confinement:
         """Apply the layers and return their names. Called in the child, after `settle`.
 
         Args:
-            for_program: Whether the child becomes a program. Only a REPL gets address space for contexts that are
-                added later.
+            for_program: Whether the child becomes a program. Only a REPL gets memory for contexts that are added later.
 
         Raises:
             LayerFailed, OSError: A layer could not be applied. The caller ends the process.
@@ -92,7 +91,8 @@ class Confinement:
         if for_program:
             later_bytes = bounds.repl.later_context_bytes
             bounds = bounds._replace(
-                address_space_bytes=bounds.address_space_bytes - later_bytes,
+                data_bytes=bounds.data_bytes - later_bytes,
                 reserved_bytes=bounds.reserved_bytes - later_bytes,
             )
-        return lock_down_repl(self._shared, bounds, ruleset, self._mapped_bytes, for_program=for_program)
+        mapped = self._mapped_bytes, self._data_bytes
+        return lock_down_repl(self._shared, bounds, ruleset, *mapped, for_program=for_program)

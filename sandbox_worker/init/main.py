@@ -356,10 +356,10 @@ class Init:
 
 def _worker_bounds(spawn: Spawn) -> WorkerBounds:
     # A single process shall get a MemoryError before the watch kills it. The watch also counts page tables, which take
-    # 1 byte for each 512 bytes mapped: so the address space is smaller than the memory limit by 1/128.
-    address_space_bytes = spawn.bounds.memory_bytes - spawn.bounds.memory_bytes // 128
-    later_bytes, reserved = spawn.bounds.later_context_bytes, reserved_bytes(address_space_bytes)
-    return WorkerBounds(spawn.allow_exec, spawn.bounds, address_space_bytes + later_bytes, reserved + later_bytes)
+    # 1 byte for each 512 bytes mapped: so a process has less private memory than the memory limit, by 1/128.
+    data_bytes = spawn.bounds.memory_bytes - spawn.bounds.memory_bytes // 128
+    later_bytes, reserved = spawn.bounds.later_context_bytes, reserved_bytes(data_bytes)
+    return WorkerBounds(spawn.allow_exec, spawn.bounds, data_bytes + later_bytes, reserved + later_bytes)
 
 
 def _watch(proc: Proc, level: Level, spawn: Spawn) -> Watch:

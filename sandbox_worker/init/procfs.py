@@ -173,10 +173,12 @@ class Proc:
             (childrens_user + childrens_system) / _TICKS_PER_S,
         )
 
-    def mapped_bytes(self) -> tuple[int, int]:
-        """Return the size of this process's address space, and the bytes of it that may still become private memory."""
+    def mapped_bytes(self) -> tuple[int, int, int]:
+        """Return the size of this process's address space, the part of it that may become private memory, and the part
+        of that one that was not written yet."""
         size, resident, shared, _, _, writable, _ = map(int, self._read("self/statm").split())
-        return size * mmap.PAGESIZE, max(0, writable - (resident - shared)) * mmap.PAGESIZE
+        unwritten = max(0, writable - (resident - shared))
+        return size * mmap.PAGESIZE, writable * mmap.PAGESIZE, unwritten * mmap.PAGESIZE
 
     def shared_out_bytes(self, speaker: int) -> int | None:
         """Return the proportional set size (anonymous and swap): each of n processes counts 1/n of a shared page.

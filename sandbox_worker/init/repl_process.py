@@ -114,7 +114,7 @@ class ReplProcess:
     def stop_all_but_repl(self) -> None:
         """Stop the REPL's descendants, so that they do not grow while the REPL prints its stack.
 
-        RLIMIT_AS bounds the REPL alone. The descendants are killed later, with the REPL: if they were killed first, a
+        RLIMIT_DATA bounds the REPL alone. The descendants are killed later, with the REPL: if they were killed first, a
         block waiting for one would go on and report its end.
         """
         if os.getpid() == 1:

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-An ordinary user cannot create control groups, and RLIMIT_AS and RLIMIT_CPU bound one process, not a family. So init
+An ordinary user cannot create control groups, and RLIMIT_DATA and RLIMIT_CPU bound one process, not a family. So init
 samples all processes of the worker and compares the sums with the limits. Where the orchestrator could make a memory
 control group, the group is exact and the watch is the second line.
 
@@ -10,8 +10,9 @@ The watch is approximate. While a block runs it samples every 10 ms or so; a wri
 its limit when a sample notices it. Three decisions keep that gap small and the cost low:
 
 - The interval follows the load. It starts at `FASTEST_S` with each block, stays there while CPU time or memory grows,
-  and doubles while the REPL sleeps, up to `SLOWEST_S`. A single process may sleep that long unseen, because RLIMIT_AS
-  bounds it; several processes are sampled at `SLOWEST_OF_SEVERAL_S`, because each of them could grow that much.
+  and doubles while the REPL sleeps, up to `SLOWEST_S`. A single process may sleep that long unseen, because RLIMIT_DATA
+  bounds what it writes, and RLIMIT_AS what it hides by write protection. Several processes are sampled at
+  `SLOWEST_OF_SEVERAL_S`, because each of them could grow that much.
 - The watch spends at most a share of one CPU (`MOST_OF_A_CPU`). With many processes the samples become rarer.
 - The moment of a sample is random within its interval. Otherwise code could allocate right after a sample and free
   right before the next one.
@@ -193,9 +194,9 @@ LEAST_OF_INTERVAL = 0.25
 """Smallest share of an interval that is waited. A random part, up to a whole interval, is added, so that no process
 can predict a sample."""
 SLOWEST_S = 0.5
-"""Seconds between two samples of a single sleeping process, which RLIMIT_AS bounds between samples."""
+"""Seconds between two samples of a single sleeping process, which RLIMIT_DATA bounds between samples."""
 SLOWEST_OF_SEVERAL_S = 0.02
-"""Seconds between two samples of several sleeping processes, when each could grow up to RLIMIT_AS."""
+"""Seconds between two samples of several sleeping processes, when each could grow up to RLIMIT_DATA."""
 LITTLE_CPU_S = 0.005
 """CPU seconds between two samples below which a worker counts as sleeping: half a tick of the kernel (10 ms)."""
 SCRATCH_S = 0.1
@@ -242,7 +243,7 @@ class Watch:
         pids: Lists the processes. None if the REPL cannot start any.
         scratch: The scratch folder to walk; None if it has a size of its own.
         max_scratch_files: A walk stops at this number of files.
-        is_loose: Whether RLIMIT_AS leaves a single process more room than `memory_bytes`.
+        is_loose: Whether RLIMIT_DATA leaves a single process more room than `memory_bytes`.
 
     Attributes:
         pids: Lists the processes that are sampled.

@@ -34,14 +34,14 @@ class WorkerBounds(NamedTuple):
         repl: The REPL's bounds. `max_processes` includes init, and holds where the kernel can count by worker.
             `max_open_files` holds for each process. `scratch_bytes` holds for a single file; if the scratch folder is
             a file system of its own, `scratch_bytes` and `max_scratch_files` also hold for the whole folder.
-        address_space_bytes: Bytes that each process of the REPL may map in addition to what it finds mapped.
+        data_bytes: Private writable memory in bytes of each process of the REPL, in addition to what it finds.
         reserved_bytes: The part of these bytes for our own code. The soft limit is lower by it; model code could raise
             the soft limit.
     """
 
     allow_exec: bool
     repl: "ReplBounds"
-    address_space_bytes: int
+    data_bytes: int
     reserved_bytes: int
 
 

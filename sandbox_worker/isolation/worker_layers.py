@@ -30,6 +30,9 @@ from sandbox_worker.wire.level import PROCESS, STANDARD, STRICT, Layer, LevelNam
 
 OOM_SCORE = 1000
 """The highest `oom_score_adj`: if memory runs out, the kernel kills a worker and not its orchestrator."""
+ADDRESS_SPACE_FACTOR, FILES_BYTES = 2, 256 << 20
+"""Address space of a process for each byte of its private memory, and beside it: for libraries, and memory that is
+reserved and never written. It is no more, since code may write memory, protect it, and so hide it from RLIMIT_DATA."""
 NICENESS = 5
 
 InitLayer = Callable[[ZygoteLayers, WorkerBounds], int | None]
@@ -68,7 +71,13 @@ def lock_down_init(shared: ZygoteLayers, bounds: WorkerBounds) -> LockedInit:
 
 
 def lock_down_repl(
-    shared: ZygoteLayers, bounds: WorkerBounds, ruleset: int | None, mapped_bytes: int, *, for_program: bool = False
+    shared: ZygoteLayers,
+    bounds: WorkerBounds,
+    ruleset: int | None,
+    mapped_bytes: int,
+    data_bytes: int,
+    *,
+    for_program: bool = False,
 ) -> tuple[Layer, ...]:
     """Apply the REPL's layers in init's child, before it runs any model code, or becomes a program.
 
@@ -76,8 +85,8 @@ def lock_down_repl(
         shared: Layers set up by the fork server.
         bounds: Limits of the worker.
         ruleset: Result of `lock_down_init`. It is closed.
-        mapped_bytes: Address space that this process has already, such as a context inherited from init. It does not
-            count against the limit.
+        mapped_bytes, data_bytes: Address space, and private writable memory, that this process has already, such as a
+            context inherited from init. They do not count against the limits.
         for_program: Whether the child stays undumpable until it becomes a program, which is dumpable.
 
     Returns:
@@ -93,7 +102,10 @@ def lock_down_repl(
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     with layer("rlimits", applied):
         no_core = rlimits.forbid_core_dumps()
-        rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + bounds.address_space_bytes, bounds.reserved_bytes)
+        # Private writable memory is what a person means by memory. Libraries map files besides, and reserve much of
+        # what they never write.
+        rlimits.set_hard(resource.RLIMIT_DATA, data_bytes + bounds.data_bytes, bounds.reserved_bytes)
+        rlimits.set_hard(resource.RLIMIT_AS, mapped_bytes + ADDRESS_SPACE_FACTOR * bounds.data_bytes + FILES_BYTES)
         rlimits.set_hard(resource.RLIMIT_NOFILE, bounds.repl.max_open_files)
         rlimits.set_hard(resource.RLIMIT_FSIZE, bounds.repl.scratch_bytes)
         if level.has_user_namespace or shared.worker_ids is not None:  # else it would count all processes of the user

@@ -67,7 +67,12 @@ class ContextForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def mapped_bytes(self) -> int:
         """Address space of the loaded context in bytes, without objects made of JSON."""
-        return self.size_bytes + self.texts * HEADER_BYTES + MARGIN_BYTES
+        return self.size_bytes + self.written_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        """Part of `mapped_bytes` that is private writable memory: the headers of mapped texts."""
+        return self.texts * HEADER_BYTES + MARGIN_BYTES
 
 
 class ContextPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

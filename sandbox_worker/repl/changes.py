@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
+from sandbox_worker.repl.helpers import Chunks, Matches
 from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire.messages import MAX_DIMENSIONS, MAX_VARIABLE_CHARS, MAX_VARIABLES, Size, VariableFact
 
@@ -70,6 +71,8 @@ def _size_of(value: Any) -> Size | None:
         if is_a(value, kind):
             length: int = kind.__len__(value)  # `len` would call `__len__` of a subclass
             return length
+    if type(value) is Matches or type(value) is Chunks:
+        return len(value)
     for module, name in _SHAPED:
         package = sys.modules.get(module)
         if package is not None and type(value) is vars(package).get(name):

@@ -27,6 +27,7 @@ from sandbox_worker.wire.messages import (
     Execute,
     FromOrchestrator,
     FromWorker,
+    Output,
     Provide,
     Query,
     Reply,
@@ -82,6 +83,7 @@ class Channel:
         self._sending = threading.RLock()
         self._outbox: list[tuple[bytes, int]] = []
         self._began_at = 0.0
+        self._holds_back = False
         self._block: int | None = None
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
@@ -110,7 +112,14 @@ class Channel:
     def send_output(self, frame: bytes) -> None:
         """Send a frame that may wait for the next one while the block is young."""
         with self._interrupts.held(), self._sending:
-            self._send(frame, socket.MSG_MORE if time.monotonic() - self._began_at < YOUNG_S else 0)
+            self._holds_back = time.monotonic() - self._began_at < YOUNG_S
+            self._send(frame, socket.MSG_MORE if self._holds_back else 0)
+
+    def push(self, empty: Output) -> None:
+        """Have the kernel send output that waits for the next frame, by such a frame."""
+        if self._holds_back:
+            self._holds_back = False
+            self.send(self.encode(empty))
 
     def send_in(self, block: int, frame: bytes) -> None:
         """Send a frame if that block still runs. A thread that comes too late sends no frame."""
@@ -168,6 +177,7 @@ class Channel:
         with self._sending:
             self._block, self._numbers = block.block, itertools.count(1)
             self._began_at = time.monotonic()
+            self._holds_back = False
         return block, provided
 
     def _send(self, frame: bytes, flags: int = 0) -> None:

@@ -16,6 +16,8 @@ from sandbox_worker.wire import names
 
 SHOWN_CHARS = 300
 """Maximum characters of a match and its surroundings in the `repr` of matches; the rest is cut."""
+SHOWN_MATCHES = 20
+"""Maximum matches in the `repr` of matches."""
 STEP_CHARS = 1 << 16
 """Characters whose line breaks are counted in one step of the search for a line."""
 Texts = str | Mapping[Any, str] | Sequence[str]
@@ -32,22 +34,72 @@ class Match(NamedTuple):
     around: str
 
 
-class Matches(list[Match]):
-    """List of the first matches. Its `repr` has a line for each.
+class Matches(Sequence[Match]):
+    """Sequence of all matches, see `search`. A match is made when it is read. `repr` has a line for each of the first.
 
     Attributes:
-        total: Number of all matches.
+        total: Number of all matches, also beyond a `limit`.
     """
 
-    def __init__(self, matches: Iterable[Match], total: int) -> None:
-        super().__init__(matches)
-        self.total = total
+    def __init__(
+        self, looked_for: "str | re.Pattern[str]", parts: Sequence[tuple[Any, str]], around: int, limit: int | None
+    ) -> None:
+        self._around = around
+        self._parts = parts
+        self._found = ((number, *span) for number, (_, text) in enumerate(parts) for span in _spans(looked_for, text))
+        self._spans = [array("Q"), array("Q"), array("Q")]
+        self._line_at = (0, 0, 1)  # part, offset and line of the match that was read last
+        self.total = sum(_count(looked_for, text) for _, text in parts)
+        self._length = self.total if limit is None else min(limit, self.total)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Match: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Match]: ...
+
+    def __getitem__(self, index: int | slice) -> Match | list[Match]:
+        """Make one match, or a list of matches for a slice."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        try:
+            place = range(len(self))[index]
+        except IndexError:
+            raise IndexError(f"there are {len(self):,} matches") from None
+        for span in itertools.islice(self._found, max(0, place + 1 - len(self._spans[0]))):
+            for column, value in zip(self._spans, span, strict=True):
+                column.append(value)
+        number, start, end = (column[place] for column in self._spans)
+        part, text = self._parts[number]
+        seen_part, seen, line = self._line_at
+        if seen_part != number or seen > start:
+            seen, line = 0, 1
+        line += text.count("\n", seen, start)
+        self._line_at = number, start, line
+        shown = text[max(0, start - self._around) : end + self._around]
+        return Match(part, line, start, end, text[start:end], shown)
+
+    def __add__(self, other: Iterable[Any]) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, list | Matches) and [*self] == [*other])
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         head = "no match" if not self.total else "1 match" if self.total == 1 else f"{self.total:,} matches"
         if len(self) < self.total:
-            head += f", the first {len(self):,}"
-        return "\n".join([head, *map(_shown, self)])
+            head += f", of which this has the first {len(self):,}"
+        if len(self) > SHOWN_MATCHES:
+            head += f"; the first {SHOWN_MATCHES} of them:"
+        return "\n".join([head, *map(_shown, self[:SHOWN_MATCHES])])
 
 
 class Chunk(str):
@@ -103,37 +155,25 @@ class Chunks(Sequence[Chunk]):
 
 
 def search(
-    pattern: str | re.Pattern[str], text: Texts, around: int = 80, limit: int = 20, *, plain: bool = False
+    pattern: str | re.Pattern[str], text: Texts, around: int = 80, limit: int | None = None, *, plain: bool = False
 ) -> Matches:
-    """Find `pattern` in `text`: return the first `limit` matches, and the number of all matches.
+    """Find `pattern` in `text`: return all matches.
 
     Args:
         pattern: A regular expression (`(?i)` ignores case), also a compiled one.
         text: A text, or a dict or list of texts.
         around: Characters before and after each match in its `around`.
-        limit: Maximum matches in the list; further ones are only counted.
+        limit: Maximum matches to return; further ones are only counted, in `total`.
         plain: Whether `pattern` is literal text, not a regular expression.
 
     Returns:
-        A list, whose `total` counts all matches. Each match has `part` (key or index of the text in a dict or list,
-        else None), `line` (from 1), `start` and `end` (`text[start:end]` is the match), `text` and `around`.
+        A sequence with `len`, indexes, slices and iteration. Each match has `part` (key or index of the text in a dict
+        or list, else None), `line` (from 1), `start` and `end` (`text[start:end]` is the match), `text` and `around`.
     """
     _require_number("search", "around", around, 0)
-    _require_number("search", "limit", limit, 0)
-    looked_for = _looked_for(pattern, plain=plain)
-    found: list[Match] = []
-    total = 0
-    for part, each in _parts("search", text):
-        spans = _spans(looked_for, each)
-        line, seen, end = 1, 0, 0
-        for start, end in itertools.islice(spans, limit - len(found)):
-            line += each.count("\n", seen, start)
-            seen = start
-            shown = each[max(0, start - around) : end + around]
-            found.append(Match(part, line, start, end, each[start:end], shown))
-            total += 1
-        total += each.count(looked_for, end) if isinstance(looked_for, str) else sum(1 for _ in spans)
-    return Matches(found, total)
+    if limit is not None:
+        _require_number("search", "limit", limit, 0)
+    return Matches(_looked_for(pattern, plain=plain), [*_parts("search", text)], around, limit)
 
 
 def chunks(text: Texts, size: int, overlap: int = 0) -> Chunks:
@@ -201,6 +241,10 @@ def _spans(looked_for: "str | re.Pattern[str]", text: str) -> Iterator[tuple[int
     while at >= 0:
         yield at, at + len(looked_for)
         at = text.find(looked_for, at + len(looked_for))
+
+
+def _count(looked_for: "str | re.Pattern[str]", text: str) -> int:
+    return text.count(looked_for) if isinstance(looked_for, str) else sum(1 for _ in looked_for.finditer(text))
 
 
 def _shown(match: Match) -> str:

@@ -1,6 +1,6 @@
-"""Reserve of address space for the REPL's own code, which model code cannot use up.
+"""Reserve of private memory for the REPL's own code, which model code cannot use up.
 
-RLIMIT_AS has a soft and a hard value (getrlimit(2)). The hard one is the limit of the process. While model code runs,
+RLIMIT_DATA has a soft and a hard value (getrlimit(2)). The hard one is the limit of the process. While model code runs,
 the soft one is lower by `reserved_bytes` (see `lock_down_repl`). The REPL's own code raises it to the hard one. So the
 reserve is available for each block, also after a block that used up all memory. This costs two system calls per block:
 the REPL leaves the reserve open while it waits for a block, unless threads of model code run meanwhile.
@@ -25,7 +25,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RESERVE_BYTES = 8 << 20
-"""Maximum bytes of the reserve; of a small limit it is an eighth. It is address space alone, which takes no memory."""
+"""Maximum bytes of the reserve; of a small limit it is an eighth. It takes no memory until it is used."""
 BALLAST = 8192
 """Maximum objects of `OBJECT_BYTES` in the ballast: 4 MiB."""
 OBJECT_BYTES = 512
@@ -41,9 +41,9 @@ SLOW_S = 0.001
 block fills the memory that fast."""
 
 
-def reserved_bytes(address_space_bytes: int) -> int:
-    """Return the part of a limit of address space, in bytes, that model code cannot use."""
-    return min(RESERVE_BYTES, address_space_bytes // 8)
+def reserved_bytes(data_bytes: int) -> int:
+    """Return the part of a limit of private memory, in bytes, that model code cannot use."""
+    return min(RESERVE_BYTES, data_bytes // 8)
 
 
 class Reserve:
@@ -56,7 +56,7 @@ class Reserve:
     """
 
     def __init__(self, later_bytes: int = 0) -> None:
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
         self._closed, self._opened = (soft, hard), (hard - later_bytes, hard)
         self._bytes = hard - soft - later_bytes
         self._ballast: list[bytes] = []
@@ -135,7 +135,7 @@ class Reserve:
     def _set(self, limits: tuple[int, int]) -> None:
         if self._bytes:
             try:
-                resource.setrlimit(resource.RLIMIT_AS, limits)
+                resource.setrlimit(resource.RLIMIT_DATA, limits)
             except ValueError:  # model code has lowered the hard limit, which cannot be raised again: do without
                 self._bytes = 0
 

@@ -55,6 +55,7 @@ class Printer(io.TextIOBase):
         send: Function called with each piece of text.
         undisturbed: Context manager around each call of `send`, which delays interrupts so that no text is lost.
         helped: Function that calls another one, and gives it memory where it has none.
+        push: Function called at a flush. Text that was given to `send` may wait until then.
     """
 
     encoding = "utf-8"
@@ -67,12 +68,14 @@ class Printer(io.TextIOBase):
         send: Callable[[Stream, str], None],
         undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext,
         helped: Callable[[Callable[[], Any]], Any] = lambda work: work(),
+        push: Callable[[], object] = lambda: None,
     ) -> None:
         self._stream: Stream = stream
         self._bounds = bounds
         self._send = send
         self._undisturbed = undisturbed
         self._helped = helped
+        self._push = push
         self.buffer = _Bytes(self)
         self._owner = os.getpid()
         self._forked = threading.Lock()  # only forked processes take it, so that it is free in each of them
@@ -124,6 +127,8 @@ class Printer(io.TextIOBase):
         with self._lock:
             if self._waiting and self._flushes.take():
                 self.send_waiting()
+            if self._block_runs:
+                self._push()
 
     def close(self) -> None:
         """Flush, and stay open: otherwise later output of this block, or of the next one, would be lost."""

@@ -14,7 +14,7 @@ from sandbox_worker.repl.child_contexts import ChildContexts, ContextNotGiven, r
 from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge, ValueInvalid, ValueRefused
 from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
-from sandbox_worker.wire.prompts import LONG_TASK_CHARS, ChildContext, MessagePart, Prompt, TextPart, are_messages
+from sandbox_worker.wire.prompts import ChildContext, MessagePart, Prompt, TextPart, are_messages
 from sandbox_worker.wire.text_json import decodable, unfenced
 from sandbox_worker.wire.values import decode, encode
 
@@ -192,16 +192,26 @@ class Queries:
         if slot.error is not None:
             raise TypeError(f"SUBMIT(): {slot.error}")
 
-    def rlm_query(self, task: str, model: str | None = None, *, context: Any = ..., repl: bool | None = None) -> str:
+    def rlm_query(
+        self,
+        task: str,
+        model: str | None = None,
+        *,
+        context: Any = ...,
+        repl: bool | None = None,
+        output_type: Any = None,
+    ) -> Any:
         """Start a child run with a REPL of its own, and return its answer.
 
         Args:
-            task: Task of the child.
+            task: Task of the child, of any length.
             model: Name of the child's model; None for the default.
             context: Text, or a value of JSON's types, which the child finds as `context`. By default it is the task.
             repl: False asks for a plain completion of context and task; True for a REPL, if the child may have one.
+            output_type: As in `llm_query`: the value is returned. After a wrong answer one more child is started.
         """
-        return self._children("rlm_query", [task], model, None if context is ... else [context], False, repl)[0]
+        given = None if context is ... else [context]
+        return self._children_typed("rlm_query", [task], model, given, False, repl, output_type)[0]
 
     def rlm_query_batched(
         self,
@@ -211,17 +221,42 @@ class Queries:
         contexts: Sequence[Any] | None = None,
         samples: bool = False,
         repl: bool | None = None,
-    ) -> list[str]:
+        output_type: Any = None,
+    ) -> list[Any]:
         """Start one child run for each task, at the same time; return their answers in the order of the tasks.
 
         Args:
             tasks: Tasks of the children. Equal tasks with equal contexts are done once, unless `samples` is true.
             contexts: One context for each task, as in `rlm_query`.
+            output_type: As in `rlm_query`. The list then has values, and texts that start with `Error:`.
         """
         name = "rlm_query_batched"
         if is_a(contexts, str, bytes, dict) or not isinstance(contexts, Iterable | None):
             raise TypeError(f"{name}() takes a list of contexts, not a {class_name(contexts)}")
-        return self._children(name, tasks, model, None if contexts is None else list(contexts), samples, repl)
+        given = None if contexts is None else list(contexts)
+        return self._children_typed(name, tasks, model, given, samples, repl, output_type)
+
+    def _children_typed(
+        self,
+        name: str,
+        tasks: Sequence[str],
+        model: str | None,
+        contexts: list[Any] | None,
+        samples: bool,
+        repl: bool | None,
+        output_type: Any,
+    ) -> list[Any]:
+        """Return the answers of children as texts, or as values of a type."""
+        if output_type is None:
+            return self._children(name, tasks, model, contexts, samples, repl)
+        checked = _checked(name, tasks, None, takes_parts=False)
+        _require_pairs(name, checked, contexts)
+
+        def ask(again: Mapping[int, Prompt]) -> list[str]:
+            given = None if contexts is None else [contexts[place] for place in again]
+            return self._children(name, cast("list[str]", [*again.values()]), model, given, samples, repl)
+
+        return typed_answers(name, checked, output_type, ask, CHILD_ATTEMPTS)
 
     def _children(
         self,
@@ -234,8 +269,7 @@ class Queries:
     ) -> list[str]:
         _check_type(name, "repl", repl, (bool,))
         texts = cast("list[str]", _checked(name, tasks, None, takes_parts=False))
-        if contexts is not None and len(contexts) != len(texts):
-            raise ValueError(f"{name}() has {len(texts):,} tasks and {len(contexts):,} contexts: give one for each")
+        _require_pairs(name, texts, contexts)
         if len(texts) > MAX_PROMPTS:
             return _too_many(texts)
         if not self._is_tidy:
@@ -244,7 +278,6 @@ class Queries:
         with ChildContexts(self._own_contexts, self._folder) as handed:
             try:
                 if contexts is not None:
-                    _require_short(name, texts)
                     given: Sequence[ChildContext | None] = handed.given(name, contexts)
                 else:
                     texts, given = handed.tasks(texts)
@@ -282,9 +315,11 @@ class Queries:
         _check_type(name, "timeout_s", timeout_s := asked.get("timeout_s"), _KINDS["timeout_s"])
         started = time.monotonic()
 
-        def ask(again: list[Prompt]) -> list[str]:
+        def ask(again: Mapping[int, Prompt]) -> list[str]:
             left_s = None if timeout_s is None else max(SHORTEST_S, timeout_s - (time.monotonic() - started))
-            return self._ask("llm", name, again, **(asked if left_s is None else {**asked, "timeout_s": left_s}))
+            return self._ask(
+                "llm", name, [*again.values()], **(asked if left_s is None else {**asked, "timeout_s": left_s})
+            )
 
         return typed_answers(name, checked, output_type, ask)
 
@@ -304,23 +339,13 @@ class Queries:
         return [*first, *self._slots(second)]
 
 
+def _require_pairs(name: str, tasks: Sequence[Any], contexts: Sequence[Any] | None) -> None:
+    if contexts is not None and len(contexts) != len(tasks):
+        raise ValueError(f"{name}() has {len(tasks):,} tasks and {len(contexts):,} contexts: give one for each")
+
+
 def _too_many(prompts: Sequence[Any]) -> list[str]:
     return [f"Error: batch too large: {len(prompts):,} prompts in one call, {MAX_PROMPTS:,} at most"] * len(prompts)
-
-
-def _require_short(name: str, tasks: Sequence[Any]) -> None:
-    """Refuse long tasks beside contexts: each turn of the child sends the whole task.
-
-    Raises:
-        ValueError: A task has more than `LONG_TASK_CHARS`.
-    """
-    for number, task in enumerate(tasks):
-        if len(task) > LONG_TASK_CHARS:
-            which = "task" if name == "rlm_query" else f"tasks[{number}]"
-            raise ValueError(
-                f"{name}() {which} has {len(task):,} characters, more than {LONG_TASK_CHARS:,}: put the data into the "
-                "context"
-            )
 
 
 def _rendered(slot: Slot) -> str:
@@ -401,14 +426,18 @@ def _check_type(name: str, argument: str, value: Any, kinds: tuple[type, ...]) -
 
 # -- answers of a type: asked with a schema, validated here, and asked again if they are wrong -------------------------
 
-TYPED_ATTEMPTS = 3
-"""Maximum attempts for each prompt; after the last one the answer is an error text."""
+TYPED_ATTEMPTS, CHILD_ATTEMPTS = 3, 2
+"""Maximum attempts for each prompt of `llm_query`, and of a child; after the last one the answer is an error text."""
 SHOWN_CHARS = 500
 """Maximum characters of a wrong answer, and of its fault, that the next attempt shows the model; the rest is cut."""
 
 
 def typed_answers(
-    name: str, prompts: list[Prompt], output_type: Any, ask: Callable[[list[Prompt]], list[str]]
+    name: str,
+    prompts: list[Prompt],
+    output_type: Any,
+    ask: Callable[[Mapping[int, Prompt]], list[str]],
+    attempts: int = TYPED_ATTEMPTS,
 ) -> list[Any]:
     """Return one value for each prompt, or a text that starts with `Error:`.
 
@@ -416,8 +445,9 @@ def typed_answers(
         name: Name of the function that model code called.
         prompts: Prompts without the schema.
         output_type: JSON schema (a dict), or pydantic model.
-        ask: Function that returns the answers to prompts, as texts. Prompts whose answers failed are asked again, all
-            in one call.
+        ask: Function that returns the answers to prompts by their places, as texts. Prompts whose answers failed are
+            asked again, all in one call.
+        attempts: Maximum attempts for each prompt.
 
     Raises:
         TypeError: `output_type` is neither a dict nor a pydantic model.
@@ -427,9 +457,9 @@ def typed_answers(
     wanted = f"Answer with a JSON value of this schema, and nothing else: {schema}"
     answers: list[Any] = [None] * len(prompts)
     asked = {place: _with(prompt, wanted) for place, prompt in enumerate(prompts)}
-    for _ in range(TYPED_ATTEMPTS):
+    for _ in range(attempts):
         again: dict[int, Prompt] = {}
-        for place, text in zip(asked, ask([*asked.values()]), strict=True):
+        for place, text in zip(asked, ask(asked), strict=True):
             if text.startswith("Error: "):
                 answers[place] = text
                 continue

@@ -44,7 +44,7 @@ class HandedContexts:
     """Receiver of later contexts, from the socket on which init hands over their memfds.
 
     Args:
-        reserve: Reserve that lends address space for them.
+        reserve: Reserve that lends memory for them.
         mapping_works: Whether texts can be mapped. Otherwise they are copied.
     """
 
@@ -63,7 +63,7 @@ class HandedContexts:
         for piece in pieces:
             fd = self._next()
             try:
-                self._reserve.lend(piece.form.mapped_bytes)
+                self._reserve.lend(piece.form.written_bytes if self._mapping_works else piece.form.mapped_bytes)
                 load_into(loaded, "", fd, piece, self._mapping_works, decode_context)
             finally:
                 os.close(fd)
@@ -90,7 +90,7 @@ class Repl:
         contexts: Name → value, for the contexts that exist from the start.
         channel: Connection to the orchestrator.
         interrupts: State of SIGINT.
-        reserve: Address space that is closed while model code runs.
+        reserve: Memory that is closed while model code runs.
         bounds: Bounds of the output of one block to one stream.
         bell: Memory shared with init, which counts reads of output and names the block to interrupt (`descriptors`).
         variables: Name → value, for further variables that code finds, and may overwrite for good.
@@ -123,8 +123,8 @@ class Repl:
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
         self._printers = [
-            Printer("stdout", bounds, self._print, interrupts.held, reserve.helped),
-            Printer("stderr", bounds, self._print, interrupts.held, reserve.helped),
+            Printer("stdout", bounds, self._print, interrupts.held, reserve.helped, self._push),
+            Printer("stderr", bounds, self._print, interrupts.held, reserve.helped, self._push),
         ]
         self._stdin = open(os.devnull)  # noqa: SIM115 - stays open as long as the process lives
         # Use a real module: pickle and multiprocessing look up definitions of blocks in `sys.modules["__main__"]`.
@@ -312,6 +312,9 @@ class Repl:
             self._print(stream, text[middle:])
         else:
             self._channel.send_output(frame)
+
+    def _push(self) -> None:
+        self._channel.push(Output(block=self._block, stream="stdout", text=""))
 
     def _flush(self) -> None:
         for printer in self._printers:

@@ -13,6 +13,7 @@ from pathlib import Path
 from rlm_broker import RLM, Sandbox
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import SandboxFailed
+from sandbox_worker.wire.level import LevelName
 from scripts.faults import leftovers
 from scripts.faults.cell import Report, Scene
 
@@ -24,7 +25,7 @@ Few = AbstractContextManager[None]
 Call = Callable[[Few], Awaitable[object]]
 
 
-def few_descriptors(level: str) -> Scene:
+def few_descriptors(level: LevelName) -> Scene:
     """Open a sandbox, a REPL and a run, and start a killed REPL again, with each number of free descriptors."""
 
     def scene(_folder: Path) -> Report:
@@ -40,7 +41,7 @@ def limit_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (MOST, min(MOST, hard)))
 
 
-async def _swept(level: str) -> Report:
+async def _swept(level: LevelName) -> Report:
     report, wrong = Report(), list[str]()
     counts = {"answers": 0, "errors": 0}
     async with Sandbox(isolation=level, warm=0) as sandbox, RLM(_model(), sandbox=sandbox) as rlm:
@@ -101,7 +102,7 @@ def _model() -> ScriptedClient:
     return ScriptedClient(["```repl\nprint(1)\n```", "```repl\nFINAL('done')\n```"] * (len(FREE) + 1))
 
 
-async def _open_sandbox(level: str, few: Few) -> None:
+async def _open_sandbox(level: LevelName, few: Few) -> None:
     with few:
         async with Sandbox(isolation=level, warm=0):
             pass

@@ -75,7 +75,8 @@ def _face(project: Project, public: dict[str, str]) -> Iterator[Finding]:
 
 def definition_of(source: Source, name: str) -> ast.stmt | None:
     """Return the class, function or assignment of a module that defines a name."""
-    for node in source.tree.body:
+    body = source.tree.body
+    for node in (*body, *(inner for each in body if isinstance(each, ast.If) for inner in each.body)):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if getattr(node, "name", None) == name or any(isinstance(t, ast.Name) and t.id == name for t in targets):
             return node
@@ -134,6 +135,8 @@ def _of_class(kind: ast.ClassDef, has_fields: bool, is_constructed: bool) -> Ite
     is_constructed = is_constructed and not made_elsewhere  # users get it from a function that its docstring names
     for node in kind.body:
         if isinstance(node, FUNCTIONS):
+            if any(ast.unparse(each) == "overload" for each in node.decorator_list):
+                continue  # the function behind them has the same arguments
             if node.name == "__call__" or not node.name.startswith("_") or (node.name == "__init__" and is_constructed):
                 yield from _of_function(f"{kind.name}.{node.name}", node)
         elif has_fields and isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).startswith("_"):

@@ -20,6 +20,7 @@ import psutil
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.level import LevelName
 from tests.support.places import SHORT
 from tests.support.processes import living_below
 from tests.support.tables import Rows
@@ -47,7 +48,7 @@ class Arena:
         sibling: Must go on undisturbed.
     """
 
-    def __init__(self, level: str, stack: ExitStack) -> None:
+    def __init__(self, level: LevelName, stack: ExitStack) -> None:
         self.level = level
         self.secret = secrets.token_hex(16)
         self.folder = Path(tempfile.mkdtemp(prefix="arena-", dir=SHORT))
@@ -170,7 +171,7 @@ def reached_a_listener(arena: Arena, _block: Block) -> bool:
 
 
 @contextmanager
-def arena_of(level: str) -> Iterator[Arena]:
+def arena_of(level: LevelName) -> Iterator[Arena]:
     """An arena at a level, and no trace of it afterwards."""
     before = living_below()
     with ExitStack() as stack:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.level import LevelName
 from tests.attacks.arena import LIMITS, PROTECTED
 from tests.support.places import PROJECT
 from tests.support.tables import table
@@ -80,7 +81,7 @@ def environment(tmp_path: Path) -> Path:
 
 
 @table("level", PROTECTED)
-async def test_environment_is_read_only(level: str, environment: Path) -> None:
+async def test_environment_is_read_only(level: LevelName, environment: Path) -> None:
     def everything() -> list[tuple[str, int, int, int]]:
         found = sorted([environment.parent, *environment.parent.rglob("*")])
         seen = [(path, path.lstat()) for path in found]
@@ -95,7 +96,7 @@ async def test_environment_is_read_only(level: str, environment: Path) -> None:
 
 
 @table("level", PROTECTED)
-async def test_environment_neighbours_are_invisible(level: str, environment: Path) -> None:
+async def test_environment_neighbours_are_invisible(level: LevelName, environment: Path) -> None:
     """Code sees no other environment, and no folder around its own."""
     other, around = environment.with_name("other"), environment.parent.parent
     (packages,) = other.glob("lib/*/site-packages")

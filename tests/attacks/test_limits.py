@@ -91,6 +91,15 @@ def fill():
     time.sleep(60)
 threading.Thread(target=fill).start()
 """
+HIDE_BY_WRITE_PROTECTION = """
+import ctypes, mmap
+protect, held = ctypes.CDLL(None).mprotect, []
+protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+while True:
+    held.append(mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    held[-1].write(b"x" * (1 << 20))
+    assert protect(ctypes.addressof(ctypes.c_char.from_buffer(held[-1])), 1 << 20, 1) == 0
+"""
 MAKE_MANY_MAPPINGS = """
 import ctypes, mmap, os, time
 protect = ctypes.CDLL(None).mprotect
@@ -190,6 +199,11 @@ def test_processes_past_a_limit_are_ended(repl: SandboxedRepl, program: str, lim
     assert block.status == "killed", block
     assert f"{limit} = " in (block.error or "")
     assert block.stdout == ""
+
+
+def test_memory_that_is_write_protected_counts(repl: SandboxedRepl) -> None:
+    block = repl.execute(HIDE_BY_WRITE_PROTECTION)
+    assert (block.status, block.limit) == ("killed", "memory_bytes")
 
 
 @NEEDS_PROCESSES

@@ -9,7 +9,7 @@ from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.events.event import CallEnded, Event, RunEnded
 from rlm_broker.limits import Limits
-from rlm_broker.results import Completion
+from rlm_broker.results import Completion, ContextInfo
 from rlm_broker.rlm import RLM
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.usage import Usage, UsageSummary
@@ -63,6 +63,7 @@ def test_completion_has_all_of_a_run(open_sandbox: Sandbox) -> None:
         "child_traces": done.child_traces,
         "prompt": "the text",
         "root_prompt": "the question",
+        "context": ContextInfo("str", 8),
     }
     assert {each.name: getattr(done, each.name) for each in dataclasses.fields(Completion)} == expected
     assert elapsed_s > done.execution_time > block.execution_time > child.duration_s > 0

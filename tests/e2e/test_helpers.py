@@ -13,7 +13,9 @@ FOLDER = {"a.txt": "alpha\nbeta\n" * 1000, "b.txt": "gamma\n" * 1000 + "beta at 
 def test_helpers_work_on_a_folder(open_sandbox: Sandbox) -> None:
     with open_sandbox.repl(FOLDER) as repl:
         ran = repl.execute("search('beta', context, around=3, limit=1)")
-        assert ran.stdout == "1,001 matches, the first 1\n'a.txt', line 2 [6:10] 'ha\\nbeta\\nal'\n", ran.stderr
+        assert (
+            ran.stdout == "1,001 matches, of which this has the first 1\n'a.txt', line 2 [6:10] 'ha\\nbeta\\nal'\n"
+        ), ran.stderr
         code = "[len(chunks(context, 1000)), chunks(context, 1000)[-1].part, lines(context, 1, 1)]"
         assert repl.execute(code, value=True).value == [19, "b.txt", {"a.txt": "alpha\n", "b.txt": "gamma\n"}]
 

@@ -8,6 +8,7 @@ import pytest
 
 from rlm_broker import ConfigurationError, ReplBusy, ReplLimits, Sandbox, SandboxedRepl
 from rlm_broker.results import Block
+from sandbox_worker.wire.level import LevelName
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below
 from tests.support.tables import table
@@ -54,7 +55,7 @@ async def test_second_block_is_refused_as_busy(loop_sandbox: Sandbox) -> None:
 
 
 @table("level", ["strict", "standard", "process"])
-async def test_interrupt_keeps_variables(level: str) -> None:
+async def test_interrupt_keeps_variables(level: LevelName) -> None:
     async with Sandbox(PATIENT, level) as sandbox, sandbox.repl() as repl:
         await repl.aexecute("x = 41")
         task = await begun(repl, LOOPS)

@@ -11,6 +11,7 @@ import pytest_asyncio
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.level import LevelName
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.processes import living_below, living_parents_below, until_used
 from tests.support.tables import table
@@ -72,7 +73,7 @@ def works(repl: SandboxedRepl) -> None:
 
 
 @table("level", ["strict", "standard"])
-def test_slow_stack_delays_no_kill(level: str) -> None:
+def test_slow_stack_delays_no_kill(level: LevelName) -> None:
     """A stack that comes byte by byte delays no kill."""
     with Sandbox(LIMITS, level, warm=0) as sandbox, sandbox.repl("the context") as repl:
         inits = living_parents_below()

@@ -64,8 +64,8 @@ def test_later_contexts_keep_memory_bounded(repl: SandboxedRepl) -> None:
 
 RAISED = (
     "import ctypes, mmap, resource, threading, time\n"
-    "_, hard = resource.getrlimit(resource.RLIMIT_AS)\n"
-    "resource.setrlimit(resource.RLIMIT_AS, (hard, hard))\n"
+    "_, hard = resource.getrlimit(resource.RLIMIT_DATA)\n"
+    "resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))\n"
 )
 GROWS = {
     "objects": "held = []\nwhile True: held.append(b'x' * (1 << 20))",
@@ -78,8 +78,8 @@ GROWS = {
 
 
 @table("grows", GROWS)
-def test_address_space_of_contexts_cannot_be_taken(sandbox: Sandbox, grows: str) -> None:
-    """Code that takes the address space of contexts is ended at its memory limit."""
+def test_memory_of_contexts_cannot_be_taken(sandbox: Sandbox, grows: str) -> None:
+    """Code that takes the memory of contexts is ended at its memory limit."""
     if sandbox.level == "standard" and grows == "processes":
         pytest.skip(ONE_PROCESS)
     with sandbox.repl() as repl:
@@ -103,9 +103,9 @@ def test_memory_is_not_filled_in_one_call(sandbox: Sandbox) -> None:
         assert repl.execute(RAISED + fill).stdout == "[(-1, 1), (-1, 1), (-1, 1), (-1, 1)]\n"
 
 
-def test_programs_have_no_context_address_space(open_sandbox: Sandbox) -> None:
+def test_programs_have_no_memory_of_contexts(open_sandbox: Sandbox) -> None:
     with open_sandbox.repl(limits=LIMITS) as repl:
-        said = repl.run(["sh", "-c", "ulimit -v; ulimit -Hv"])
+        said = repl.run(["sh", "-c", "ulimit -d; ulimit -Hd"])
         assert all(int(kilobytes) < LIMITS.memory_bytes // 512 for kilobytes in said.stdout.split())
 
 

@@ -48,8 +48,15 @@ LITTLE_MEMORY = Limits(memory_bytes=48 * MIB)
 SMALL_FRAMES = Limits(max_frame_bytes=1 << 12)
 
 
-def test_memory_limit_raises_memory_error(repl: SandboxedRepl) -> None:
-    assert repl.execute("x = bytearray(1 << 30)").error == "MemoryError"
+def test_memory_limit_raises_memory_error_and_is_named(repl: SandboxedRepl) -> None:
+    block = repl.execute("x = bytearray(1 << 30)")
+    assert (block.status, block.error, block.limit) == ("error", "MemoryError", "memory_bytes")
+    assert repl.execute("raise ValueError('MemoryError')").limit is None
+
+
+def test_libraries_do_not_count_as_memory(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(limits=Limits(memory_bytes=192 * MIB)) as repl:
+        assert repl.execute("import pandas\nimport matplotlib.pyplot").error is None
 
 
 @ONE_LEVEL

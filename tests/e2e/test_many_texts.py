@@ -10,6 +10,7 @@ from rlm_broker.context.store import store
 from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.limits import Limits
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.level import LevelName
 from tests.support.contexts import form_of
 from tests.support.processes import living_below
 from tests.support.tables import table
@@ -164,7 +165,7 @@ text[:7]
 
 
 @table("level", ["strict", "standard"])
-async def test_template_maps_once_for_all_repls(level: str, tree: Path) -> None:
+async def test_template_maps_once_for_all_repls(level: LevelName, tree: Path) -> None:
     setup = "sizes = {name: len(text) for name, text in context.items()}"
     async with (
         Sandbox(LIMITS, level, warm=0) as sandbox,
@@ -184,7 +185,7 @@ async def test_template_maps_once_for_all_repls(level: str, tree: Path) -> None:
 
 @table("level", ["strict", "standard"])
 @table("warm", [0, 1])
-async def test_stored_contexts_are_one_dict_for_repls(level: str, warm: int) -> None:
+async def test_stored_contexts_are_one_dict_for_repls(level: LevelName, warm: int) -> None:
     with store("x" * 1_000_000) as log, store([{"n": 1}]) as rows:
         both = {"log": log, "rows": rows, "note": "plain"}
         async with Sandbox(LIMITS, level, warm=warm) as sandbox:

@@ -4,6 +4,7 @@ import pytest
 
 from rlm_broker.limits import Limits, ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.level import LevelName
 from tests.support.processes import living_below
 from tests.support.sources import pool_of
 from tests.support.tables import table
@@ -14,7 +15,7 @@ TAKES_100_MB = "x = bytearray(100 << 20); print(len(x) >> 20)"
 
 
 @table("level", ["strict", "standard"])
-async def test_repls_of_a_sandbox_have_own_bounds(level: str) -> None:
+async def test_repls_of_a_sandbox_have_own_bounds(level: LevelName) -> None:
     small = ReplLimits(memory_bytes=64 << 20, max_output_bytes=100, max_open_files=20, scratch_bytes=1 << 20)
     async with (
         Sandbox(isolation=level, warm=0) as sandbox,

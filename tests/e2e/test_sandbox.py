@@ -14,6 +14,7 @@ from rlm_broker.limits import Limits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.init.usage_watch import SLOWEST_S
+from sandbox_worker.wire.level import LevelName
 from sandbox_worker.wire.messages import Query, Slot
 from tests.support.forked_python import Python, python
 from tests.support.processes import lives, living_below
@@ -129,7 +130,7 @@ with Sandbox(Limits(), sys.argv[1]) as sandbox, sandbox.repl() as repl:
     ],
     at_once=4,
 )
-def test_orchestrator_end_ends_all_processes(level: str, end: str) -> None:
+def test_orchestrator_end_ends_all_processes(level: LevelName, end: str) -> None:
     with (
         Python(["-c", ORCHESTRATOR, level, end], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process,
         contextlib.ExitStack() as stack,
@@ -149,7 +150,7 @@ def test_orchestrator_end_ends_all_processes(level: str, end: str) -> None:
 
 
 @table("level", ["strict", "standard"])
-def test_init_that_died_is_replaced_with_context(level: str) -> None:
+def test_init_that_died_is_replaced_with_context(level: LevelName) -> None:
     """An init that ended between two blocks is replaced, with the context."""
     others = living_below()
     with Sandbox(Limits(interrupt_grace_s=0.1), level) as sandbox, sandbox.repl("the context") as repl:
@@ -256,6 +257,7 @@ import atexit, sys, tempfile, warnings
 warnings.simplefilter("ignore")
 tempfile.tempdir = sys.argv[2]
 from rlm_broker import Sandbox
+from sandbox_worker.wire.level import LevelName
 sandbox = Sandbox(isolation=sys.argv[1])
 sandbox.__enter__()
 repl = sandbox.repl("x" * 200_000)
@@ -270,7 +272,7 @@ atexit.register(sandbox.close)
 
 
 @table("level", ["strict", "standard", "process"], at_once=3)
-def test_sandbox_closed_at_exit_is_silent(level: str, tmp_path: Path) -> None:
+def test_sandbox_closed_at_exit_is_silent(level: LevelName, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     ended = python("-c", CLOSES_AT_EXIT, level, tmp_path, takes_down=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "200000\n1\n 1\n\n", "")

@@ -1,5 +1,8 @@
 """Arguments of `RLM`: their names, and pairs that both have an effect or are refused together."""
 
+import ast
+import inspect
+import re
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import rlm_broker
 from rlm_broker import (
     RLM,
     ConfigurationError,
@@ -14,6 +18,7 @@ from rlm_broker import (
     Instructions,
     Limits,
     LMHandler,
+    Model,
     Models,
     ReplLimits,
     Route,
@@ -21,6 +26,8 @@ from rlm_broker import (
     ScriptedClient,
     Tools,
 )
+from rlm_broker.values.first_guesses import RLM_ARGUMENTS, SANDBOX_ARGUMENTS
+from tests.support.places import PROJECT
 from tests.support.venvs import a_venv
 
 
@@ -92,7 +99,7 @@ def test_other_name_is_answered_with_the_way_to_write_it() -> None:
         "query_handler": "RLM takes no query_handler: write RLM(model, recursion=function)",
         "backend": 'RLM takes no backend: write RLM("openai/gpt-5-mini")',
         "max_depth": "RLM takes no max_depth: it is a limit: write RLM(model, limits=Limits(max_depth=...))",
-        "max_dept": "RLM takes no max_dept; did you mean limits=Limits(max_depth=...)?",
+        "max_dept": "RLM takes no max_dept; did you mean RLM(model, limits=Limits(max_depth=...))?",
         "sub_mode": "RLM takes no sub_mode; did you mean sub_model?",
     }
     for name, way in ways.items():
@@ -104,6 +111,50 @@ def test_other_name_is_answered_with_the_way_to_write_it() -> None:
         ConfigurationError, match=r"^RLM takes no nonsense; there are: model, sub_model, models, .*handler$"
     ):
         RLM("offline", **{"nonsense": 3})  # type: ignore[arg-type]
+
+
+def test_every_way_to_write_an_argument_is_a_way() -> None:
+    """The arguments, limits and classes that the table names exist."""
+    public = {*dir(rlm_broker), "dict"}
+    for name, way in {**RLM_ARGUMENTS, **SANDBOX_ARGUMENTS}.items():
+        tree = ast.parse(way.partition(": it is no")[0].replace("{...}", "{}"))
+        for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]:
+            assert isinstance(call.func, ast.Name)
+            assert call.func.id in public, name
+            kind = getattr(rlm_broker, call.func.id)
+            known = getattr(kind, "fields", None) or inspect.signature(kind).parameters
+            assert {each.arg for each in call.keywords} <= {*known}, name
+
+
+@pytest.mark.parametrize("page", ["rlms", "dspy"])
+def test_arguments_of_a_page_for_other_systems_are_answered(page: str) -> None:
+    text = (PROJECT / f"docs/coming-from/{page}.md").read_text()
+    example = text.partition('=== "rlm-broker"')[0].partition("RLM(")[2]
+    rows = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row)}
+    named |= set(re.findall(r"^        ([a-z_]+)=", example, re.MULTILINE))
+    ours = {"completion", "start", "stop", "port", "address", "tool_code", *inspect.signature(RLM).parameters}
+    assert len(named - ours) >= 8
+    for name in named - ours:
+        with pytest.raises(ConfigurationError, match=r"write RLM\(|write rlm\.|there is one loop"):
+            RLM("offline", **{name: 3})  # type: ignore[arg-type]
+
+
+def test_first_guesses_of_other_calls_are_answered() -> None:
+    guesses: dict[str, Callable[[], object]] = {
+        "write limits=Limits(max_depth=...)": lambda: RLM("offline", limits={"max_depth": 2}),  # type: ignore[arg-type]
+        "limits=Limits(max_tokens=...)": lambda: RLM("offline").completion("a", "?", limits={"max_tokens": 2}),  # type: ignore[call-overload]
+        "Model takes its fields by name: write Model(name='qwen3')": lambda: Model("qwen3"),  # type: ignore[call-arg]
+        'write Model(name="gpt-5-mini"': lambda: RLM(type("OpenAI", (), {"__module__": "openai"})()),
+        "write `with Sandbox() as sandbox:`": Sandbox.create,
+        "Sandbox takes no image: write": lambda: Sandbox(image="python:3.12"),  # type: ignore[arg-type]
+        "Sandbox takes no memory: write": lambda: Sandbox(memory=512),  # type: ignore[arg-type]
+        "it is a limit: write Sandbox(ReplLimits(cpu_s=...))": lambda: Sandbox(cpu_s=5),  # type: ignore[arg-type]
+    }
+    for sentence, call in guesses.items():
+        with pytest.raises(ConfigurationError) as why:
+            call()
+        assert sentence in str(why.value)
 
 
 def test_run_model_beside_a_replay_is_refused(folder: Path) -> None:

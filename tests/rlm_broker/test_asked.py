@@ -98,7 +98,7 @@ async def test_time_of_a_run_joins_other_limits(open_sandbox: Sandbox, ask: Call
 async def test_argument_invalid_for_a_run_is_refused(ask: Callable[..., Any]) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"timeout_s": 5, "limits": Limits(run_timeout_s=5)}, "give the run's time once, as timeout_s or"),
-        ({"timeout_s": 0}, "limit run_timeout_s = 0: input should be greater than 0"),
+        ({"timeout_s": 0}, "limit run_timeout_s = 0: give a finite number of seconds above 0"),
         ({"timeout_s": "5"}, "timeout_s must be an int or float, not str"),
         ({"limits": {"max_depth": 1}}, "limits must be a Limits, not dict"),
         ({"model": 5}, "a model must be a name, a Model, a client or a function, not int"),

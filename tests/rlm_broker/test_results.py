@@ -2,8 +2,10 @@
 
 import dataclasses
 import datetime
+import inspect
 import json
 import pickle
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlm_broker import RLM, Limits, RunFailed, ScriptedClient
+from rlm_broker import RLM, Limits, RunFailed, ScriptedClient, ValueUnavailable
 from rlm_broker.results import Block, Completion, Isolation, with_values
 from rlm_broker.usage import Usage, UsageSummary
+from rlm_broker.values.pages import of_completion
 from rlm_broker.values.text import SHOWN_CHARS
 
 USAGES = st.builds(
@@ -86,6 +89,39 @@ def completion(**fields: Any) -> Completion:
             **fields,
         }
     )
+
+
+def test_answer_is_text_or_an_error_with_the_reason() -> None:
+    assert completion(response="2").answer == "2"
+    for fields, why in (({"is_stopped": True}, "was stopped"), ({"limit": "max_tokens"}, "at the limit max_tokens")):
+        with pytest.raises(ValueUnavailable, match=why):
+            assert completion(response=None, **fields).answer
+
+
+def test_help_shows_no_address_as_a_default() -> None:
+    assert " at 0x" not in str(inspect.signature(RLM.completion))
+
+
+def test_what_is_left_out_of_a_context_is_said_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "notes.txt").write_text("Rome")
+    for number in range(12):
+        (tmp_path / f"{number:02}.png").write_bytes(b"\x89PNG\0\0")
+    client = ScriptedClient(["FINAL(Rome)", "FINAL(Rome)"])
+    ended = RLM(client, verbose=True).completion(tmp_path, "Which city?")
+    names = (
+        "left out: 12 (binary): 00.png, 01.png, 02.png, 03.png, 04.png, 05.png, 06.png, 07.png, 08.png, 09.png, 2 more"
+    )
+    assert ended.context is not None
+    assert ended.context.parts == (("notes.txt", 4),)
+    assert ended.context.remarks(with_names=True) == [names]
+    assert names in of_completion(ended)["text/html"]
+    assert f"context: {names}" in capsys.readouterr().err
+    assert names.capitalize() in str(ended.messages[1].content)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the context has not all of what was given; left out: 12 (binary)"
+    ]
 
 
 def test_parsed_value_becomes_json() -> None:

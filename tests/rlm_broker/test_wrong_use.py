@@ -115,7 +115,7 @@ def test_context_named_like_a_folder_gives_a_warning(folder: Path, open_sandbox:
 
 def test_context_and_question_in_the_wrong_order_are_noticed(folder: Path, open_sandbox: Sandbox) -> None:
     with pytest.raises(ConfigurationError, match="not PosixPath: the context comes first, then the question"):
-        RLM(ScriptedClient([])).completion("When?", folder)  # type: ignore[arg-type]
+        RLM(ScriptedClient([])).completion("When?", folder)  # type: ignore[call-overload]
     with pytest.warns(UserWarning, match="the context comes first, then the question"):
         RLM(lambda _messages: ANSWERS, sandbox=open_sandbox).completion("When did it fail?", "a line of a log\n" * 1000)
 
@@ -129,7 +129,7 @@ def test_prompts_of_children_may_name_what_they_like(folder: Path, open_sandbox:
 
 def test_a_question_is_text() -> None:
     with pytest.raises(ConfigurationError, match="the question must be text or None, not int"):
-        RLM(ScriptedClient([])).completion("text", 5)  # type: ignore[arg-type]
+        RLM(ScriptedClient([])).completion("text", 5)  # type: ignore[call-overload]
 
 
 def test_invalid_block_is_refused_and_keeps_the_variables(open_sandbox: Sandbox) -> None:

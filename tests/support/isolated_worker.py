@@ -69,7 +69,7 @@ def _be_a_worker(spec: dict[str, Any], entered: Any, bounds_of: Any, layers: Any
     repl = os.fork()
     if repl == 0:
         os.setsid()
-        raised = layers.lock_down_repl(entered, bounds, ruleset, 0)
+        raised = layers.lock_down_repl(entered, bounds, ruleset, 0, 0)
         os.write(pipe, (json.dumps({"repl": raised, "of repl": evaluate(spec["probes"])}) + "\n").encode())
         os._exit(0)
     os.waitpid(repl, 0)

@@ -25,6 +25,7 @@ class Told:
     result: dict[str, str] | None = None
     streams: str = ""
     error: str | None = None
+    traceback: list[str] = field(default_factory=list)
 
 
 class Kernel:
@@ -54,6 +55,7 @@ class Kernel:
                 told.streams += content["text"]
             elif kind == "error":
                 told.error = f"{content['ename']}: {content['evalue']}"
+                told.traceback = "\n".join(content["traceback"]).splitlines()
 
 
 @contextlib.contextmanager

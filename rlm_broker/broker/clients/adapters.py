@@ -237,7 +237,10 @@ def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
         return adapted(cast("Client | FieldLike", given))
     if callable(given):
         return FunctionClient(given)
-    raise ConfigurationError(f"a model must be a name, a Model, a client or a function, not {type(given).__name__}")
+    is_openai = type(given).__module__.partition(".")[0] == "openai"
+    instead = ': write Model(name="gpt-5-mini", base_url=..., api_key="env:OPENAI_API_KEY")' if is_openai else ""
+    kind = type(given).__name__
+    raise ConfigurationError(f"a model must be a name, a Model, a client or a function, not {kind}{instead}")
 
 
 def client_for(name: str, **options: Any) -> BaseClient:

@@ -112,8 +112,8 @@ class LMReply(msgspec.Struct, frozen=True):
         usage: Usage of this call alone, with `total_calls` 1.
         problem: Reason for an empty text, if the provider sent none.
         model: Name of the serving model, if it is not the client's own.
-        extra: Values for a trainer, as JSON under the server's names: `token_ids`, `prompt_token_ids`, `logprobs`. None
-            if the server gave none of them.
+        extra: Values for a trainer, as JSON under the server's names: `token_ids`, `prompt_token_ids`, `logprobs`, and
+            `finish_reason` beside them, or if it is not "stop". None if the server gave none of them.
     """
 
     text: str
@@ -121,6 +121,13 @@ class LMReply(msgspec.Struct, frozen=True):
     problem: str | None = None
     model: str | None = None
     extra: Mapping[str, Any] | None = None
+
+
+def with_finish_reason(extra: dict[str, Any], finish_reason: Any) -> dict[str, Any] | None:
+    """Add the reason of a reply's end to what the server gave beside its text. None if there is nothing to tell."""
+    if isinstance(finish_reason, str) and (extra or finish_reason != "stop"):
+        extra["finish_reason"] = finish_reason
+    return extra or None
 
 
 def with_text(reply: LMReply) -> LMReply:

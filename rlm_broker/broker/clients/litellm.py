@@ -15,7 +15,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlm_broker.broker.clients import failures
-from rlm_broker.broker.clients.base import IMPORTING, BaseClient, LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.base import (
+    IMPORTING,
+    BaseClient,
+    LMReply,
+    LMRequest,
+    call_headers,
+    with_finish_reason,
+)
 from rlm_broker.broker.clients.providers import PROVIDERS, full_name
 from rlm_broker.errors import ConfigurationError, ModelFailed, UnknownModel, require_kind
 from rlm_broker.events.redaction import is_secret_name, secrets_in
@@ -264,8 +271,9 @@ class LiteLLMClient(BaseClient):
         text = choice.message.content
         problem = failures.no_text(text, choice.finish_reason)
         given = getattr(choice, "logprobs", None)
-        extra = None if given is None else {"logprobs": given if isinstance(given, dict) else given.model_dump()}
-        return LMReply(text or "", self._usage(litellm, response), problem, extra=extra)
+        extra = {} if given is None else {"logprobs": given if isinstance(given, dict) else given.model_dump()}
+        told = with_finish_reason(extra, choice.finish_reason)
+        return LMReply(text or "", self._usage(litellm, response), problem, extra=told)
 
     async def aclose(self) -> None:
         """Release no resources: litellm closes its connections when idle or at exit."""
@@ -275,6 +283,8 @@ class LiteLLMClient(BaseClient):
         messages = [{"role": message.role, "content": message.content} for message in request.messages]
         call: dict[str, Any] = {"model": self._litellm_name, "messages": messages, "drop_params": True}
         call |= {"max_retries": 0, **self._options}
+        if request.sample and isinstance(call.get("seed"), int):  # else all samples would be one
+            call["seed"] += request.sample
         if headers := call_headers.get():
             call["extra_headers"] = {**headers, **(call.get("extra_headers") or {})}
         if request.max_completion_tokens is not None:

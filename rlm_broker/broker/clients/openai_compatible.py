@@ -13,7 +13,7 @@ import msgspec
 from yarl import URL
 
 from rlm_broker.broker.clients import failures
-from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest, call_headers
+from rlm_broker.broker.clients.base import BaseClient, LMReply, LMRequest, call_headers, with_finish_reason
 from rlm_broker.broker.clients.failures import words_of
 from rlm_broker.broker.clients.providers import Served, served
 from rlm_broker.errors import ConfigurationError, FailureCause, ModelFailed, UnknownModel, require_kind
@@ -175,6 +175,8 @@ class OpenAICompatibleClient(BaseClient):
             body["max_tokens"] = _smaller(body.get("max_tokens"), request.max_completion_tokens)
         if request.temperature is not None:
             body["temperature"] = request.temperature
+        if request.sample and isinstance(body.get("seed"), int):  # else all samples would be one
+            body["seed"] += request.sample
         if request.on_text is not None:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body
@@ -245,6 +247,7 @@ class OpenAICompatibleClient(BaseClient):
         texts: list[str] = []
         total = 0
         finish_reason, usage, ended = None, None, False
+        extra: dict[str, Any] = {}
         async for line in response.content:
             total += len(line)
             if total > MAX_REPLY_BYTES:
@@ -259,12 +262,14 @@ class OpenAICompatibleClient(BaseClient):
             usage = part.usage or usage
             for choice in part.choices or ():
                 finish_reason = _text(choice.finish_reason) or finish_reason
+                _gathered(extra, choice, part.prompt_token_ids)
                 if choice.delta is not None and (text := _text_of(choice.delta.content, between="")):
                     texts.append(text)
                     on_text(text)
         if not ended and finish_reason is None:
             raise self._failed("the server broke off in the middle of its answer", "transient")
-        return self._lm_reply("".join(texts) if texts else None, finish_reason, usage)
+        reply = self._lm_reply("".join(texts) if texts else None, finish_reason, usage)
+        return msgspec.structs.replace(reply, extra=with_finish_reason(extra, finish_reason))
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
@@ -277,10 +282,8 @@ class OpenAICompatibleClient(BaseClient):
         content = _text_of(message.content)
         refusal = _text(message.refusal)
         reply = self._lm_reply(refusal if not content and refusal else content, _text(choice.finish_reason), body.usage)
-        prompt = choice.prompt_token_ids or body.prompt_token_ids
-        given = {"token_ids": choice.token_ids, "prompt_token_ids": prompt, "logprobs": choice.logprobs}
-        extra = {name: value for name, value in given.items() if value is not None}
-        return msgspec.structs.replace(reply, extra=extra) if extra else reply
+        extra = with_finish_reason(_gathered({}, choice, body.prompt_token_ids), choice.finish_reason)
+        return reply if extra is None else msgspec.structs.replace(reply, extra=extra)
 
     def _decoded(self, answer: bytes) -> "_Body":
         try:
@@ -352,6 +355,24 @@ class _Body(msgspec.Struct):
     usage: Any = None
     error: Any = None
     prompt_token_ids: Any = None
+
+
+def _gathered(extra: dict[str, Any], choice: _Choice, prompt_token_ids: Any) -> dict[str, Any]:
+    """Add what a trainer needs of an answer, or of a piece of a streamed one."""
+    if (ids := choice.prompt_token_ids or prompt_token_ids) is not None:
+        extra["prompt_token_ids"] = ids
+    for name, value in (("token_ids", choice.token_ids), ("logprobs", choice.logprobs)):
+        before = extra.get(name)
+        if isinstance(before, list) and isinstance(value, list):
+            before += value
+        elif isinstance(before, dict) and isinstance(value, dict):
+            for key, more in value.items():
+                before[key] = (
+                    before[key] + more if isinstance(before.get(key), list) and more else before.get(key, more)
+                )
+        elif value is not None:
+            extra[name] = value
+    return extra
 
 
 def _text(value: Any) -> str | None:

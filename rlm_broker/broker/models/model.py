@@ -4,24 +4,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Never, Self
 
+from msgspec import Meta
+
 from rlm_broker.broker.clients.adapters import FieldLike, client_for
 from rlm_broker.broker.clients.base import BaseClient, Client
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.redaction import is_secret_name
-from rlm_broker.values.fields import (
-    FieldRefused,
-    Fields,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    anything,
-    mapping,
-    number,
-    several,
-    text,
-)
-from rlm_broker.values.validation import MOST as MOST_MISTAKES
-from rlm_broker.values.validation import MOST_PLACE_CHARS, suggestion
+from rlm_broker.values.fields import FINITE, Fields, NonNegativeInt, PositiveFloat, PositiveInt, Text
+from rlm_broker.values.validation import suggestion
 
 SAMPLING = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens", "max_completion_tokens"}
@@ -30,6 +20,8 @@ SAMPLING = frozenset(
 """Names in `Model.options` that change only what a model says, not where requests go or with which key."""
 FROM_ENVIRONMENT = "env:"
 """Prefix of the name of an environment variable holding a secret, for example "env:OPENAI_API_KEY"."""
+Price = Annotated[float, Meta(ge=0, le=FINITE)]
+Prices = Annotated[tuple[Price, Price], Meta(description="two finite numbers of at least 0")]
 
 
 class Model(Fields):
@@ -47,20 +39,20 @@ class Model(Fields):
 
     _hidden = frozenset({"api_key", "headers"})
 
-    name: str = ""
+    name: Text = ""
     """Name such as "openai/gpt-5-mini" or "ollama/qwen3"; with a `base_url`, as that server knows it.
 
     If it is empty, it is the name of the entry, in a settings file or in `Models.named`.
     """
-    base_url: str | None = None
+    base_url: Text | None = None
     """Address of a server with OpenAI's chat completions API, which is called directly and without litellm."""
-    api_key: str | None = None
+    api_key: Text | None = None
     """API key; "env:NAME" reads the variable NAME. Left out: the provider's variable, or no key with a `base_url`."""
-    headers: Annotated[Mapping[str, str], mapping(text)] = {}
+    headers: Annotated[Mapping[str, str], Meta(description="texts by name")] = {}
     """Further headers of each request, by name; a value "env:NAME" reads the variable NAME."""
-    options: Annotated[Mapping[str, Any], mapping(anything)] = {}
+    options: Annotated[Mapping[str, Any], Meta(description="values by name")] = {}
     """Sampling options and other fields of the request: temperature, top_p, seed, reasoning_effort, ..."""
-    usd_per_million_tokens: Annotated[tuple[float, float], several(number(float), least=2, most=2)] | None = None
+    usd_per_million_tokens: Prices | None = None
     """Prices of a million input and output tokens in US dollars. Left out: litellm's, or unknown with a `base_url`."""
     context_tokens: PositiveInt | None = None
     """Size of the context window in tokens. Left out: litellm's or the server's number, else 128,000 is assumed."""
@@ -74,7 +66,7 @@ class Model(Fields):
     """Maximum further attempts after a failure that may pass: status 408, 409, 425, 429, 5xx, a broken connection."""
     attempt_timeout_s: PositiveFloat | None = None
     """Seconds of one attempt; then it fails and may be retried. Left out: all the time that the call has left."""
-    fallbacks: Annotated[tuple[str, ...], several(text)] = ()
+    fallbacks: Annotated[tuple[str, ...], Meta(description="a list of texts")] = ()
     """Names of models called in its place if it fails, in order; not if the request itself is at fault."""
     cooldown_s: PositiveFloat = 30.0
     """Seconds during which its fallbacks are called first, after three failed calls in a row."""
@@ -90,12 +82,12 @@ class Model(Fields):
         Raises:
             ConfigurationError: A field does not exist, or a value is not allowed for its field.
         """
-        return cls._made(given, where)
+        return super().from_dict(given, where)
 
     def _fill(self, given: Any, source: Any) -> None:
         where = source or "Model"
         if not isinstance(given, Mapping):
-            raise ConfigurationError(f"{where}: it: Input should be a valid dictionary or instance of Model")
+            raise ConfigurationError(f"{where}: give values by the names of fields")
         for name in given:
             if name in SAMPLING:
                 raise ConfigurationError(f"{where}: there is no {name!r}: give sampling arguments in `options`")
@@ -112,14 +104,9 @@ class Model(Fields):
                     f"{where}: options.{option} would be shown: give keys as api_key, and headers as headers"
                 )
 
-    def _refuse(self, mistakes: Mapping[str, FieldRefused], source: Any) -> Never:
+    def _refuse(self, mistakes: Mapping[str, str], source: Any) -> Never:
         """Raise an error that names no value: it may be a key."""
-        every = [
-            f"{name}{place and '.' + place}"[:MOST_PLACE_CHARS] + why
-            for name, refused in mistakes.items()
-            for place, why in refused.mistakes
-        ]
-        raise ConfigurationError(f"{source}: {'; '.join(every[:MOST_MISTAKES])}")
+        raise ConfigurationError(f"{source}: {'; '.join(f'{name}: {advice}' for name, advice in mistakes.items())}")
 
     def client(self) -> BaseClient:
         """Return a new client of the model. No request is sent.

@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from rlm_broker.context.stored_context import ContextBeginning, ContextInfo
+from rlm_broker.context.stored_context import ContextBeginning
 from rlm_broker.errors import ContextRefused
-from rlm_broker.results import ChatMessage
+from rlm_broker.results import ChatMessage, ContextInfo
 from rlm_broker.run.prompts.instructions import Profile
 from rlm_broker.values.text import shorten
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
@@ -25,6 +25,8 @@ WRONG_ANSWER_CHARS = 2_000
 """Characters of an answer of the wrong type, shown to the model again."""
 EMPTY_REPLY = "(no reply)"
 """Text in place of an empty reply in the conversation, since some providers refuse an empty message."""
+ALL_FAILED = "Every one of the {:,} calls of a batch failed: read one of the errors before you go on or ask again."
+CUT = "Your output was too long and was cut: print slices or counts, and let code or `llm_query` read the rest."
 NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
 SUMMARISE = (
     "This conversation is getting too long for you. Write down for yourself, in at most 500 words, what you have "
@@ -45,11 +47,13 @@ class Messages(Struct, frozen=True):
         question: The question; None if the task is in the context.
         profile: Variant of the system prompt, with its way to end.
         is_context: Whether the context is the task. Of a long task, the question is then the beginning and the end.
+        whole_in: Variable with the whole question, if `question` has only its beginning and its end.
     """
 
     question: str | None
     profile: Profile = "both"
     is_context: bool = False
+    whole_in: str = ""
 
     def opening(self, info: ContextInfo, beginning: ContextBeginning, name: str = CONTEXT) -> str:
         """Return the first user message: the question, and the facts of the context in the variable `name`."""
@@ -66,7 +70,9 @@ class Messages(Struct, frozen=True):
             more = info.parts_total - len(shown)
             lines += [f"It has {info.parts_total:,} parts; characters of each:", *shown]
             lines += [f"  ... and {more:,} more"] if more else []
-        lines += [f"{remark[0].upper()}{remark[1:]}" for remark in info.remarks()]
+        lines += [f"{remark[0].upper()}{remark[1:]}" for remark in info.remarks(with_names=True)]
+        if self.whole_in:
+            lines.append(f"Your task is long: all of it stands in the variable `{self.whole_in}`.")
         if self.is_context:
             lines.append(f"Your task stands in `{name}`.")
         elif beginning.is_whole:
@@ -76,9 +82,10 @@ class Messages(Struct, frozen=True):
             lines += ["", NOT_LOOKED_AT]
         return "\n".join([*lines, "", self._asked(None), "", self._go_on()])
 
-    def reminder(self, turns_left: int | None = None) -> str:
-        """Return the end of a turn's message: the task, and what to do next."""
+    def reminder(self, turns_left: int | None = None, scarce: str = "") -> str:
+        """Return the end of a turn's message: the task, and what to do next. `scarce` names means that become so."""
         left = "" if turns_left is None else f" Turns left: {turns_left}."
+        left += f" Left: {scarce}." if scarce else ""
         return f"{self._asked(REMINDER_CHARS)}\n\n{self._go_on()}{left}"
 
     def last_request(self) -> str:
@@ -96,6 +103,13 @@ class Messages(Struct, frozen=True):
             "taken. If it is right, give it again, in a reply without code."
         )
 
+    def failed(self, answer: str) -> str:
+        """Return the refusal of an answer that is the failure of a call."""
+        return (
+            f"Your answer, {_cut(answer, REMINDER_CHARS)!r}, is the failure of a call that your code made, so it was "
+            "not taken yet. Find the answer in another way, or ask again; to submit it as it is, give it again."
+        )
+
     def not_looked(self) -> str:
         """Return the refusal of an answer before a look at the context."""
         return (
@@ -108,7 +122,7 @@ class Messages(Struct, frozen=True):
             return "The task is in the context itself."
         if most_chars is None or len(self.question) <= most_chars:
             return f"Question: {self.question}"
-        where = "`context`" if self.is_context else "the first message"
+        where = "`context`" if self.is_context else f"`{self.whole_in}`" if self.whole_in else "the first message"
         return f"Question: {self.question[:most_chars]}... (all of it is in {where})"
 
     def _go_on(self) -> str:

@@ -83,6 +83,8 @@ def _outcome(number: int, block: Block, printed: dict[str, str]) -> str:
         lines[0] += f" ({block.error})"
     if block.status == "killed":
         lines.append("The REPL was killed and started afresh: `context` is in place, all your variables are lost.")
+    if block.status == "error" and block.limit == "memory_bytes":
+        lines.append("The memory of this REPL was full: `del` what you no longer need, or work on smaller parts.")
     if block.status == "interrupted":
         lines.append("Your variables are still there.")
     lines += [f"{name}:\n{text}" for name, text in printed.items() if text]

@@ -7,18 +7,26 @@ from msgspec import Struct
 
 from rlm_broker.limits import Limits
 from rlm_broker.run.prompts.instructions import Profile
-from rlm_broker.run.prompts.messages import SUMMARISE, Messages
+from rlm_broker.run.prompts.messages import ALL_FAILED, CUT, SUMMARISE, Messages
 from rlm_broker.run.prompts.observation import most_shown
 from sandbox_worker.wire.names import CONTEXT
 
 USUAL_CHARS = 100_000
 """Maximum characters of a prompt to a model without a known window. Most models read as many."""
 _HELPERS = {
-    "search": "`search(pattern, text)`: where a regular expression is found, with the text around it.",
-    "chunks": "`chunks(text, size, overlap=0)`: parts of a text.",
-    "lines": "`lines(text, first, last)`: lines of a text, by number from 1.",
+    "search": "`search(pattern, text)`: all places where a regular expression is found; `len` counts them, and each "
+    "has `line`, `start`, `end`, `text`, `around`, and `part`, its key or index in a dict or list of texts.",
+    "chunks": "`chunks(text, size, overlap=0)`: a sequence of parts, each a `str`.",
+    "lines": "`lines(text, first, last)`: lines as one `str`, by number from 1, both included.",
 }
 """Helpers of the REPL by name, with their words in the prompt. A tool of the same name replaces its helper."""
+MEANS = {
+    "max_llm_calls": "{:,} calls of models",
+    "max_tokens": "{:,} tokens",
+    "max_budget_usd": "${:g}",
+    "run_timeout_s": "{:g} s",
+}
+"""Limit of a whole tree of runs → how a model is told of it."""
 FULL_PROMPTS = 20
 """Prompts of a good batch, each nearly as long as the window. Thousands of tiny ones cost more, and know less each."""
 SMALL_WINDOW_TOKENS = 16_000
@@ -102,6 +110,7 @@ def prompts_digest(profile: Profile) -> str:
     """Return a digest of our own words to models. It changes with the release, not with the settings."""
     says = Messages("", profile)
     told = [says.reminder(1), says.last_request(), says.unseen(""), says.not_looked(), SUMMARISE]
+    told += [says.failed(""), ALL_FAILED, CUT]
     told += [system_prompt(Facts(Limits(max_depth=2), depth), profile) for depth in (0, 1)]
     return hashlib.blake2b("\0".join(told).encode(), digest_size=8).hexdigest()
 
@@ -139,8 +148,8 @@ def _names(facts: Facts) -> str:
         f"of the prompts. About {FULL_PROMPTS} prompts that are nearly full do more, and sooner, than thousands of "
         f"tiny ones; {limits.max_batch_prompts:,} are the most.",
         *_child_lines(facts),
-        "- Keywords of these calls: `model=`; of llm_query and its batch `system=`, `max_tokens=`, `temperature=`, "
-        "`output_type=` (a JSON Schema or a pydantic model: you get the value, and not its text); of batches "
+        "- Keywords of these calls: `model=`, `output_type=` (a JSON Schema or a pydantic model: you get the value, "
+        "and not its text); of llm_query and its batch `system=`, `max_tokens=`, `temperature=`; of batches of it "
         "`timeout_s=` (what is late is an error in its place) and `samples=True` (equal prompts are asked each).",
         *_model_lines(facts),
         *helpers,
@@ -246,20 +255,31 @@ def rounded_down(number: int, digits: int) -> int:
 
 def _bounds(facts: Facts) -> str:
     limits = facts.limits
+    means = told_means(limits)
     return (
         f"What one reply's blocks print is cut to {facts.shown_chars:,} characters. A block may compute for "
         f"{limits.block_timeout_s:g} s, waiting for models not counted; then it is interrupted, and if it does not "
         "react it is killed and its variables are lost. "
         f"You have {limits.iterations(facts.depth)} turns; a reply is a turn. Submit the best that you have before "
         "they are used up."
+        + (f" You and your children have {means} in all: `budget()` says what is left." if means else "")
     )
+
+
+def told_means(limits: Limits) -> str:
+    """Return the means that the user has set for a tree of runs; empty if none of them was set."""
+    told = []
+    for name, value in limits.given.items():
+        if name in MEANS and value is not None:
+            told.append(MEANS[name].format(value))
+    return _listed(told) if told else ""
 
 
 def _compact(facts: Facts) -> str:
     limits, name = facts.limits, facts.context
     reads = "" if facts.reads_chars is None else f" (it reads {facts.reads_chars:,} characters)"
     child = "`rlm_query(task, context=part)`: a child with a REPL of its own. " if facts.has_children else ""
-    search = "" if "search" in facts.tool_names else "`search(pattern, text)` finds text. "
+    search = "" if "search" in facts.tool_names else "`search(pattern, text)` finds all places. "
     what = "the task of the run that started you" if facts.depth else "a question"
     return (
         f"You answer {what} about `{name}`, a variable of a Python REPL. Code in a fence tagged `repl` is run, and you "
@@ -270,7 +290,9 @@ def _compact(facts: Facts) -> str:
         + "".join(f"{line}\n" for line in facts.tools)
         + "First look at the context. Find by code, let "
         f"`llm_query` read what code cannot judge. Print little: {facts.shown_chars:,} characters of a "
-        f"reply's output are shown. You have {limits.iterations(facts.depth)} turns. When you have seen the answer in "
+        f"reply's output are shown. You have {limits.iterations(facts.depth)} turns"
+        + (f", and {means} in all with your children" if (means := told_means(limits)) else "")
+        + ". When you have seen the answer in "
         "an output, end with `FINAL(answer)` on a line of its own, in a reply without code."
     )
 

@@ -300,8 +300,18 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+_NO_MEMORY = re.compile(r"MemoryError|.*(failed to map segment|annot allocate memory|std::bad_alloc)")
+"""Errors of code that found no memory. C code says so in words of its own, as the loader of libraries does."""
 MAX_ERROR_CHARS = 2_000
 """Characters of the sentence on how a block ended; a longer one is cut. The REPL's own code sends fewer."""
+
+
+def _limit_of(result: Result, interrupted_by: str | None) -> str | None:
+    """Return the name of the limit that interrupted a block, or that left its code without memory; else None."""
+    if result.status == "interrupted":
+        return interrupted_by
+    ran_out = result.status == "error" and _NO_MEMORY.match(result.error or "") is not None
+    return "memory_bytes" if ran_out else None
 
 
 def ended_block(
@@ -335,7 +345,7 @@ def ended_block(
         exit_code=result.exit_code,
         final_answer=final_answer,
         draft=result.draft and result.draft[:MAX_DRAFT_CHARS],
-        limit=limit if result.status == "interrupted" else None,
+        limit=None if result.status == "ok" else _limit_of(result, limit),
         execution_time=execution_time,
         displays=tuple(output.displays),
         displays_omitted=result.displays_omitted,

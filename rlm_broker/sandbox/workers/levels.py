@@ -6,11 +6,14 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final, Literal
 
 from rlm_broker.errors import SHORT_OF, ConfigurationError, IsolationUnavailable, require_kind
 from sandbox_worker.wire.level import LEVELS, Layer, Level, level_named
 
-AUTO = "auto"
+IsolationName = Literal["auto", "strict", "standard", "process"]
+"""Name of an isolation level, or "auto"."""
+AUTO: Final = "auto"
 """Name for the strongest security boundary on this machine."""
 CHOICES: tuple[str, ...] = (AUTO, *(level.name for level in LEVELS))
 """All names that a user may give."""

@@ -444,7 +444,7 @@ LONG = "n" * 256
         (["IN", "--out", "OUT", "--score", "x"], "score: x names no function"),
         (["IN", "--out", "OUT", "--batch-tokens", "x"], "limit max_tokens = x (--batch-tokens): "),
         (["IN", "--out", "OUT", "--batch-budget-usd", "nan"], "limit max_budget_usd = nan (--batch-budget-usd): "),
-        (["IN", "--out", "OUT", "--batch-timeout", "2 h 1"], "limit timeout_s = 2 h 1 (--batch-timeout): give seconds"),
+        (["IN", "--out", "OUT", "--batch-timeout", "2 h 1"], "limit timeout_s = 2 h 1 (--batch-timeout): give"),
         (["IN", "--out", "OUT", "--model", "nonsense"], "'nonsense' is not the name of a model"),
         (["IN", "--out", "/nowhere/out.jsonl"], "/nowhere/out.jsonl: No such file or directory"),
         (["IN", "--out", LONG], f"cannot write to {LONG}: File name too long"),

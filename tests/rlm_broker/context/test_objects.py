@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from rlm_broker.context.store import store
-from rlm_broker.context.stored_context import ContextInfo
+from rlm_broker.results import ContextInfo
 from tests.support.contexts import form_of, loaded, refused, value_of
 from tests.support.tables import table
 

@@ -11,6 +11,7 @@ import pytest
 
 from rlm_broker import RLM, ConfigurationError, RayCluster, RunLimits, ScriptedClient
 from rlm_broker.nodes.agent import MODULE
+from sandbox_worker.wire.level import LevelName
 from tests.support.forked_python import python
 from tests.support.waiting import until_now
 
@@ -110,7 +111,7 @@ def test_waiting_repls_are_a_demand_of_ray(machines: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("level", ["strict", "standard"])
-def test_repl_on_node_reaches_nothing_of_ray(level: str, machines: Any) -> None:
+def test_repl_on_node_reaches_nothing_of_ray(level: LevelName, machines: Any) -> None:
     """Code on a node reaches no port of Ray, no port of the orchestrator, no socket of Ray's, and no file of its."""
     from ray.util import get_node_ip_address
 
@@ -166,6 +167,7 @@ CANCELS = """
 import asyncio, sys, threading
 import ray
 from rlm_broker import RayCluster
+from sandbox_worker.wire.level import LevelName
 
 begun, connect = threading.Event(), ray.init
 

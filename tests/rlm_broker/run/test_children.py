@@ -3,16 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from rlm_broker.broker.clients.base import LMRequest
+from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.errors import ModelFailed
-from rlm_broker.events.event import PREVIEW_CHARS, Event, RunStarted
+from rlm_broker.events.event import PREVIEW_CHARS, CallEnded, Event, RunStarted, all_of
+from rlm_broker.events.trace import TraceWriter
 from rlm_broker.limits import Limits
 from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
@@ -73,6 +76,35 @@ def ran(
 
 def request_chars(request: LMRequest) -> int:
     return sum(len(str(message.content)) for message in request.messages)
+
+
+class Trained(ScriptedClient):
+    """Replies with token ids."""
+
+    async def complete(self, request: LMRequest) -> LMReply:
+        reply = await super().complete(request)
+        return msgspec.structs.replace(reply, extra={"token_ids": [len(reply.text)]})
+
+
+def test_trainer_gets_token_ids_of_a_run_and_the_whole_conversation_of_its_children(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    def reply(request: LMRequest) -> str:
+        return "a completion" if not request.is_loop else ("FINAL(of the child)" if request.depth else next(turns))
+
+    turns = iter([fenced("print(rlm_query('Look.', context='a part'), llm_query('b'))"), "FINAL(end)"])
+    seen = list[Event]()
+    with TraceWriter(tmp_path / "bare") as bare, TraceWriter(tmp_path / "whole", extras=True) as whole:
+        done = ran(sandbox, Trained(reply), on_event=all_of([seen.append, bare, whole]))
+    assert [turn.extra for turn in done.trajectory] == [{"token_ids": [len(turn.reply)]} for turn in done.trajectory]
+    (child,) = done.child_traces
+    assert [message.role for message in child.messages] == ["system", "user", "assistant"]
+    assert [turn.extra for turn in child.trajectory] == [{"token_ids": [19]}]
+    told = [event.extra for event in seen if isinstance(event, CallEnded)]
+    assert len(told) == 4
+    assert None not in told
+    assert "token_ids" not in (tmp_path / "bare").read_text()
+    assert (tmp_path / "whole").read_text().count("token_ids") == 4
 
 
 # -- how large requests are ------------------------------------------------------------------------------------------
@@ -347,6 +379,32 @@ def test_prompt_above_4000_characters_is_a_context(sandbox: Sandbox) -> None:
         assert "Your task stands in `context`." in opening
 
 
+def test_child_answers_with_a_value_of_a_type(sandbox: Sandbox) -> None:
+    replies = iter(["FINAL(three)", "FINAL(3)", "FINAL(many)", "FINAL(many)"])
+    asked = "rlm_query(each, context='a part', output_type={'type': 'integer'})"
+    client = Tree(f"FINAL([type({asked}).__name__ for each in 'ab'])", lambda _: next(replies))
+    assert ran(sandbox, client).response == '["int", "str"]'
+    tasks = [str(request.messages[1].content) for request in client.of_depth(1)]
+    assert len(tasks) == 4
+    assert "Answer with a JSON value of this schema" in tasks[0]
+    assert "You answered: three" in tasks[1]
+
+
+def test_long_task_beside_a_context_is_a_variable(sandbox: Sandbox) -> None:
+    child = "FINAL(f'{len(task)} {context}')"
+    client = Tree(
+        "FINAL(rlm_query('Find it.' + 'x' * 9_000 + 'Say where.', context='a part'))", lambda _: fenced(child)
+    )
+    assert ran(sandbox, client).response == "9018 a part"
+    opening = str(client.of_depth(1)[0].messages[1].content)
+    assert "Find it.xxx" in opening
+    assert "Say where." in opening
+    assert "all of it stands in the variable `task`" in opening
+    assert len(opening) < 5_000
+    named = fenced("FINAL(f'{len(_task)} {task()}')")
+    assert ran(sandbox, Tree(client._code, lambda _: named), tools={"task": lambda: "own"}).response == "9018 own"
+
+
 async def test_foreign_long_prompt_is_told_by_its_ends() -> None:
     client = Tree("", lambda turn: fenced(LOOK if turn < 3 else TELL))
     async with LMHandler(client) as handler, Sandbox(TWO, warm=0) as sandbox:
@@ -388,7 +446,7 @@ def test_failed_childs_partial_answer_comes_with_its_error(sandbox: Sandbox) -> 
 
     done = ran(sandbox, Tree("FINAL(rlm_query('a'))", child))
     assert done.response == "Error: scripted: 500: down\nan idea"
-    (trace,) = done.child_traces
+    trace, _ = done.child_traces  # the root was asked about it, and gave it again
     assert (trace.result_preview, trace.error) == ("an idea", "scripted: 500: down")
 
 

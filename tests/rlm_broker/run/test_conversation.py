@@ -2,6 +2,7 @@
 it."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,13 @@ from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.limits import Limits
 from rlm_broker.results import ChatMessage
 from rlm_broker.rlm import RLM
-from rlm_broker.run.conversation import FEWEST_LAST_CHARS, FEWEST_OLDER_CHARS, LEAST_FACTOR, Conversation
+from rlm_broker.run.conversation import (
+    FEWEST_LAST_CHARS,
+    FEWEST_OLDER_CHARS,
+    LEAST_FACTOR,
+    Conversation,
+    allowed_tokens,
+)
 from rlm_broker.run.prompts.messages import SUMMARISE
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -88,7 +95,7 @@ def test_http_refusal_is_recovered_from_alone(open_sandbox: Sandbox) -> None:
         sizes = [len(json.dumps(request)) for request in server.requests]
     assert sizes[2] > 40_000
     assert sizes[3] < 0.8 * sizes[2]
-    with FakeOpenAI(short, refusal, refusal) as server, pytest.raises(ModelFailed, match="maximum context length"):
+    with FakeOpenAI(short, *[refusal] * 20) as server, pytest.raises(ModelFailed, match="maximum context length"):
         RLM(OpenAICompatibleClient(server.base_url, "m"), sandbox=open_sandbox).completion("x" * 100_000, "What?")
     with FakeOpenAI(short, failure(400, "unknown field")) as server, pytest.raises(ModelFailed, match="unknown field"):
         RLM(OpenAICompatibleClient(server.base_url, "m"), sandbox=open_sandbox).completion("x" * 100_000, "What?")
@@ -241,6 +248,28 @@ async def test_after_a_refusal_three_tenths_less_is_sent_or_the_lower_limit() ->
         await kept.fit(never)
         assert texts_of(progress)[3] == shorten("u" * chars, kept_chars)
     assert not await kept.takes_refusal(ModelFailed("429: rate limit reached"))
+
+
+async def test_refusals_are_taken_as_long_as_the_request_shrinks() -> None:
+    kept, progress = conversation(100_000, "s" * 100, "o" * 100, "a" * 100, "u" * 50_000)
+    sizes = [50_300]
+    while await kept.takes_refusal(ModelFailed("the prompt is too long")):
+        await kept.fit(never)
+        sizes.append(sum(map(len, texts_of(progress))))
+    assert len(sizes) > 4
+    assert [before > after for before, after in pairwise(sizes)][:-1] == [True] * (len(sizes) - 2)
+    assert sizes[-1] == 300 + len(shorten("u" * 50_000, FEWEST_LAST_CHARS))
+
+
+def test_providers_say_how_many_tokens_they_allow() -> None:
+    said = {
+        "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens": 8192,
+        "prompt is too long: 210000 tokens > 200000 maximum": 200_000,
+        "The input token count (1200000) exceeds the maximum number of tokens allowed (1,048,576).": 1_048_576,
+        "Requested tokens (5000) exceed context window of 4096": 4_096,
+        "HTTP status 400: the prompt is too long": None,
+    }
+    assert {sentence: allowed_tokens(sentence) for sentence in said} == said
 
 
 async def test_the_system_prompt_and_the_opening_are_never_cut() -> None:

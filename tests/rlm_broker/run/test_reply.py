@@ -1,20 +1,23 @@
 """Answers that are taken: those that the model wrote after it had seen what they rest on."""
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.script import ScriptedClient
-from rlm_broker.errors import LimitReached, ReplClosed
+from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.results import Block, Completion
+from rlm_broker.results import Block, ChatMessage, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run import reply
-from rlm_broker.run.prompts.messages import NOT_LOOKED_AT
+from rlm_broker.run.prompts.instructions import Instructions
+from rlm_broker.run.prompts.messages import CUT, NOT_LOOKED_AT
 from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -159,6 +162,54 @@ def test_answer_beside_a_killed_block_is_a_guess(sandbox: Sandbox) -> None:
     assert "Not run: block 2. Block 1 was killed." in told[1]
 
 
+def test_failure_of_a_call_is_no_answer_unless_it_is_given_again(sandbox: Sandbox) -> None:
+    def reply(request: LMRequest) -> str:
+        if not request.is_loop:
+            raise ModelFailed("the provider is down")
+        told.append(str(request.messages[-1].content))
+        return next(replies)
+
+    for code in ("FINAL(llm_query('a'))", "FINAL('\\n'.join(llm_query_batched(['a', 'b'])))"):
+        for second, answer in ((f"```repl\n{code}\n```", "Error: the provider is down"), ("FINAL(42)", "42")):
+            replies, told = iter([f"```repl\n{code}\n```", second]), list[str]()
+            with RLM(ScriptedClient(reply), sandbox=sandbox) as rlm:
+                done = rlm.completion(LONG, "?")
+            assert done.answer.startswith(answer)
+            assert "is the failure of a call that your code made" in told[1]
+            assert ("Every one of the 2 calls of a batch failed" in told[1]) == ("batched" in code)
+
+
+def test_messages_of_a_turn_are_those_of_the_users_function(sandbox: Sandbox) -> None:
+    def pruned(depth: int, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return [*messages[:2], ChatMessage("user", f"{len(messages)} at {depth}")]
+
+    client = ScriptedClient([PRINTS, PRINTS, "FINAL(done)"])
+    with RLM(client, sandbox=sandbox, instructions=Instructions(messages=pruned)) as rlm:
+        done = rlm.completion(LONG, "?")
+    assert [request.messages[-1].content for request in client.requests] == ["2 at 0", "4 at 0", "6 at 0"]
+    assert len(done.messages) == 7
+    wrong: Any = Instructions(messages=lambda *_: [])
+    with RLM(ScriptedClient([PRINTS]), sandbox=sandbox, instructions=wrong) as rlm, pytest.raises(ConfigurationError):
+        rlm.completion(LONG, "?")
+
+
+def test_mistake_is_told_three_times_at_most(sandbox: Sandbox) -> None:
+    long = "```repl\nprint('x' * 30_000)\n```"
+    _, told = ran(sandbox, *[long] * 5, "FINAL(done)")
+    assert [CUT in each for each in told] == [False, True, True, True, False, False]
+
+
+def test_means_that_the_user_set_are_told_and_again_when_they_are_scarce(sandbox: Sandbox) -> None:
+    client = ScriptedClient([f"```repl\nprint({number})\n```" for number in range(4)] + ["FINAL(done)"])
+    with RLM(client, sandbox=sandbox, limits=Limits(max_llm_calls=5, run_timeout_s=3600)) as rlm:
+        rlm.completion(LONG, "?")
+    assert "You and your children have 5 calls of models and 3600 s in all" in str(
+        client.requests[0].messages[0].content
+    )
+    told = [re.findall(r"Left: (.*)\.$", str(request.messages[-1].content)) for request in client.requests]
+    assert told == [[], [], [], [], ["1 calls of models"]]
+
+
 def test_refused_answer_is_the_partial_answer(sandbox: Sandbox) -> None:
     client = ScriptedClient([f"{PRINTS}\nFINAL(a guess)"])
     with RLM(client, sandbox=sandbox) as rlm, pytest.raises(Exception, match="call 2 of a script") as failed:
@@ -234,7 +285,7 @@ async def test_reply_outcome_is_told_by_events(open_sandbox: Sandbox) -> None:
     replied, *others = events
     assert isinstance(replied, Replied)
     assert (replied.number, replied.text, [each[:15] for each in replied.not_run]) == (4, said, ["a ```bash fence"])
-    assert [(type(each), each.block) for each in others] == [  # type: ignore[attr-defined]
+    assert [(type(each), each.block) for each in others] == [  # type: ignore[union-attr]
         (BlockStarted, 1),
         (BlockPrinted, 1),
         (BlockEnded, 1),

@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+import traceback
 
 import pytest
 
-from rlm_broker import RLM, Limits, ModelFailed, RunCancelled, ScriptedClient
+from rlm_broker import RLM, ConfigurationError, Limits, ModelFailed, RunCancelled, ScriptedClient
 from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.events.event import (
@@ -196,10 +197,40 @@ async def test_run_is_followed_from_another_thread_and_loop(open_sandbox: Sandbo
 
 
 async def test_run_on_the_own_loop_refuses_waiting() -> None:
+    async with RLM(ScriptedClient(["FINAL(yes)"])) as rlm:
+        run = rlm.start("text", "?")
+        with pytest.raises(ConfigurationError, match="write `await run`"):
+            run.result()
+        await run
+
+
+async def test_run_of_an_rlm_that_is_not_open_is_waited_for_in_any_way() -> None:
     run = RLM(ScriptedClient(["FINAL(yes)"])).start("text", "?")
-    with pytest.raises(RuntimeError, match="use the async form"):
-        run.result()
-    await run
+    assert run.result(WAIT_S).answer == (await run).answer == "yes"
+    assert [type(event) async for event in run.events()][-1] is RunEnded
+
+
+async def test_cancelled_await_carries_the_partial_answer(open_sandbox: Sandbox) -> None:
+    started = asyncio.Event()
+    seen = lambda event: started.set() if isinstance(event, BlockStarted) else None  # noqa: E731
+    rlm = RLM(ScriptedClient([HANGS]), sandbox=open_sandbox, on_event=seen)
+    async with rlm:
+        task = asyncio.create_task(rlm.acompletion("text", "?"))
+        await started.wait()
+        task.cancel()
+        await asyncio.wait({task})
+    with pytest.raises(asyncio.CancelledError) as ended:
+        await task
+    assert isinstance(ended.value.__cause__, RunCancelled)
+    assert ended.value.__cause__.partial_answer == "A first guess: 7."
+
+
+def test_error_of_a_run_has_no_frames_of_this_package() -> None:
+    rlm = RLM(ScriptedClient([ModelFailed("down")] * 2))
+    for call in (rlm.completion, lambda *asked: rlm.start(*asked).result()):
+        with pytest.raises(ModelFailed) as failed:
+            call("text", "?")
+        assert len(traceback.extract_tb(failed.value.__traceback__)) <= 3
 
 
 def test_result_in_time_or_timeout_error(open_sandbox: Sandbox) -> None:

@@ -9,6 +9,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.arguments import MAX_ENV_BYTES, environment_of
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.level import LevelName
 from sandbox_worker.wire.messages import Environment
 from tests.support.tables import table
 
@@ -63,7 +64,7 @@ def test_bad_values_are_refused_where_they_are_given() -> None:
 
 @LEVELS
 @table("warm", [0, 1])
-def test_variables_are_there_at_once_and_after_a_kill(level: str, warm: int) -> None:
+def test_variables_are_there_at_once_and_after_a_kill(level: LevelName, warm: int) -> None:
     look = "import os; print(os.environ['GREETING'], os.environ['HOME'] != '')"
     with Sandbox(isolation=level, warm=warm) as sandbox, sandbox.repl(env={"GREETING": "h\xe9llo \N{SNOWMAN}"}) as repl:
         assert repl.execute(look).stdout == "h\xe9llo \N{SNOWMAN} True\n"
@@ -81,7 +82,7 @@ def test_time_zone_holds_for_the_repls_clock(open_sandbox: Sandbox) -> None:
 
 
 @LEVELS
-def test_seed_fixes_random_numbers_after_a_kill_too(level: str) -> None:
+def test_seed_fixes_random_numbers_after_a_kill_too(level: LevelName) -> None:
     with Sandbox(isolation=level) as sandbox:
         drawn = []
         for seed in (7, 7, 8, None):

@@ -24,6 +24,7 @@ from rlm_broker.sandbox.sandbox import close_all
 from rlm_broker.sandbox.workers import context_cache
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.python_paths import python_paths, read_venv, shown
+from sandbox_worker.wire.level import LevelName
 from tests.support.forked_python import Python, python
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
@@ -33,7 +34,7 @@ from tests.support.venvs import a_venv
 from tests.support.waiting import WAIT_S, until, until_now
 from tests.support.wheels import COMPILES, stand_in_for_uv, write_wheel
 
-LEVELS = ["strict", "standard"]
+LEVELS: tuple[LevelName, ...] = ("strict", "standard")
 LISTED = ["lenses"]
 
 
@@ -71,7 +72,8 @@ FINAL(found)
 @pytest.mark.installer
 @pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
 async def test_code_imports_the_packages_of_a_list(installer: str) -> None:
-    for level in (*LEVELS, "process"):
+    every: tuple[LevelName, ...] = (*LEVELS, "process")
+    for level in every:
         async with Sandbox(isolation=level, packages=["lenses", "glass<3"]) as sandbox, sandbox.repl() as repl:
             block = await repl.aexecute("import lenses, glass\nprint(lenses.COUNT, glass.KIND)")
             assert (block.stdout, block.stderr) == ("40 crown\n", ""), (level, installer)
@@ -80,7 +82,7 @@ async def test_code_imports_the_packages_of_a_list(installer: str) -> None:
 
 @table("level", [*LEVELS, "process"])
 @pytest.mark.filterwarnings("ignore::rlm_broker.IsolationWarning")
-async def test_code_imports_the_packages_of_a_venv(level: str, venv: Path) -> None:
+async def test_code_imports_the_packages_of_a_venv(level: LevelName, venv: Path) -> None:
     """A ready REPL has them, too, and one after a kill, and what a query for JSON of a schema imports."""
     code = "import lenses, sqlite3, unicodedata, csv, jsonschema\njsonschema.validate(7, {'type': 'integer'})\nprint(lenses.COUNT)"
     async with Sandbox(isolation=level, python=venv, warm=2) as sandbox:

@@ -170,7 +170,7 @@ def test_equal_bounds_share_a_sandbox() -> None:
     try:
         assert Sandbox.shared() is Sandbox.shared(ReplLimits()) is Sandbox.shared(Limits(max_depth=3))
         with pytest.raises(ConfigurationError, match="no isolation level 'x'"):
-            Sandbox.shared(isolation="x")
+            Sandbox.shared(isolation="x")  # type: ignore[arg-type]
     finally:
         close_all()
 

@@ -13,6 +13,7 @@ from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import zygote_process
 from rlm_broker.sandbox.workers.python_paths import python_paths
+from sandbox_worker.wire.level import LevelName
 from tests.support.processes import living_below
 from tests.support.skips import require_cpp_library
 from tests.support.sources import pool_of
@@ -27,7 +28,7 @@ async def run(repl: Any, code: str) -> Block:
 
 
 @table("level", ["strict", "standard"])
-async def test_repl_has_the_templates_state_copied(level: str) -> None:
+async def test_repl_has_the_templates_state_copied(level: LevelName) -> None:
     """A REPL finds context, modules and variables of the template and shares none of its changes."""
     setup = "import json\nby_name = {each['name']: each for each in context}\ndef find(name): return by_name[name]"
     look = (
@@ -263,7 +264,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stand_ins")
 @table("level", ["strict", "standard"])
-async def test_template_imports_a_module_that_writes_a_cache(level: str) -> None:
+async def test_template_imports_a_module_that_writes_a_cache(level: LevelName) -> None:
     """Its home is a scratch folder of its own, without the import's file. A module that starts a thread is named."""
     code = "import os, sys\nprint('writes_a_cache' in sys.modules, os.listdir(os.environ['HOME']))"
     async with Sandbox(isolation=level, warm=0) as sandbox:

@@ -146,6 +146,17 @@ async def test_client_that_leaves_cancels_the_work_to_its_end(client: Client, is
     assert ended.is_set()
 
 
+async def test_client_that_leaves_a_stream_that_never_waits_ends_it(client: Client) -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        for _ in range(1_000_000):
+            yield b": more\n\n"
+            client.left.set()
+        raise AssertionError
+
+    await client.body(EventStream(events(), 60))
+    assert client.sent[-1]["more_body"]
+
+
 async def test_client_that_does_not_read_gets_no_further_sign(client: Client) -> None:
     reads = asyncio.Event()
 

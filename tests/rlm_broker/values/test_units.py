@@ -1,6 +1,6 @@
 """Amounts with units: sizes and times."""
 
-from rlm_broker.values.units import accepted, amount, in_bytes, in_seconds
+from rlm_broker.values.units import amount, in_bytes, in_seconds
 
 SIZES = {
     **{"64MB": 64 << 20, "64MiB": 64 << 20, "64m": 64 << 20, "1.5GB": 3 << 29, "2k": 2048, "1 TiB": 1 << 40},
@@ -30,9 +30,3 @@ def test_text_is_an_amount_or_none() -> None:
 
 def test_name_of_an_amount_says_its_unit() -> None:
     assert {given: amount(*given) for given in AMOUNTS} == AMOUNTS
-
-
-def test_accepted_form_is_told_for_units_only() -> None:
-    assert "64MB" in str(accepted("memory_bytes"))
-    assert "1h30m" in str(accepted("run_timeout_s"))
-    assert accepted("max_tokens") is None

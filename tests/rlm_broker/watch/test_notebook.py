@@ -53,6 +53,21 @@ def test_verbose_run_is_one_display_and_its_completion_a_page(kernel: Kernel, ca
 
 
 @pytest.mark.notebook
+def test_run_of_one_cell_is_waited_for_in_the_next(kernel: Kernel) -> None:
+    assert kernel.run("run = RLM(ScriptedClient(list(REPLIES))).start('text', 'What?')").error is None
+    told = kernel.run("print(run.result(60).answer, (await run).answer)")
+    assert (told.error, told.streams) == (None, "done done\n")
+
+
+@pytest.mark.notebook
+def test_failed_run_shows_the_users_line_and_one_sentence(kernel: Kernel) -> None:
+    told = kernel.run("RLM(ScriptedClient(['x']), limits=Limits(max_llm_calls=1)).completion('text', 'What?')")
+    assert told.error is not None
+    assert told.error.startswith("LimitReached: the limit max_llm_calls")
+    assert len(told.traceback) < 30
+
+
+@pytest.mark.notebook
 def test_updates_are_few_however_much_happens(kernel: Kernel) -> None:
     code = (
         "many = '```repl\\nfor number in range(3000): print(number)\\nfor _ in range(300): llm_query(\"x\")\\n```'\n"

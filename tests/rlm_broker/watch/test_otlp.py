@@ -18,7 +18,7 @@ from rlm_broker import OpenTelemetry
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, ModelFailed
-from rlm_broker.events.event import Event, RunStarted, all_of
+from rlm_broker.events.event import Event, EventsMissed, RunStarted, all_of
 from rlm_broker.events.trace import TraceWriter, events
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
@@ -217,10 +217,10 @@ def test_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_hostile_events_make_a_document() -> None:
-    hostile = [
+    hostile: list[Event] = [
         RunStarted("1\ud800\x00", 0, "</script>\ud800", "m" * 10**6, {"version": [1], "sub_model": {}}, tree="\udfff"),
         RunStarted("1", 0, "q", "m", {}, tree="t", time=sys.float_info.max),
-        Event("1", 0, tree="t"),
+        EventsMissed("1", 0, 1, tree="t"),
     ]
     spans = parsed("".join(otlp(hostile)).replace("\\ud800", "?").replace("\\udfff", "?"))
     assert [span.attributes["error.type"] for span in spans] == ["unfinished"] * 2

@@ -17,6 +17,7 @@ from sandbox_worker.wire.messages import (
     Execute,
     FromOrchestrator,
     FromWorker,
+    Output,
     Query,
     Reply,
     Result,
@@ -59,6 +60,20 @@ def peer() -> Iterator[Peer]:
     theirs, ours = socket.socketpair()
     with theirs, ours:
         yield Peer(theirs, ours)
+
+
+def test_flush_sends_output_of_a_young_block_that_waits(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel holds back what is sent in a block's first millisecond: a flush is a further message behind it."""
+    printed, empty = (Output(block=1, stream="stdout", text=text) for text in ("text", ""))
+    for young_s, sent in (60, [printed, empty]), (0, [printed]):
+        monkeypatch.setattr("sandbox_worker.repl.channel.YOUNG_S", young_s)
+        peer.channel.send_output(peer.channel.encode(printed))
+        peer.channel.push(empty)
+        peer.channel.push(empty)
+        peer.channel.send(peer.channel.encode(Result(block=1, status="ok")))
+        heard = [peer.hear() for _ in range(len(sent) + 1)]
+        assert heard[:-1] == sent
+        assert isinstance(heard[-1], Result)
 
 
 def test_query_is_numbered_and_waits_for_its_reply(peer: Peer) -> None:

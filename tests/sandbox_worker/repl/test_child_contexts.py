@@ -204,7 +204,6 @@ def test_unsendable_context_is_refused_in_words(folder: Path, part: Any, why: st
     [
         *((["a", "b"], ["one"] * n, ValueError, f"2 tasks and {n} contexts: give one for each") for n in (0, 1, 3)),
         *((["a"], wrong, TypeError, "takes a list of contexts") for wrong in ("text", b"bytes", {"a": "b"}, 5)),
-        (["a", "x" * 4_001], ["b", "c"], ValueError, r"tasks\[1\] has 4,001 characters"),
     ],
 )
 def test_wrong_batch_of_contexts_is_refused(
@@ -214,12 +213,6 @@ def test_wrong_batch_of_contexts_is_refused(
     with pytest.raises(error, match=said):
         ask.rlm_query_batched(tasks, contexts=contexts)
     assert asked.queries == []
-
-
-def test_long_task_beside_context_is_refused(folder: Path) -> None:
-    ask, _ = repl(folder)
-    with pytest.raises(ValueError, match=r"rlm_query\(\) task has 4,001 characters, more than 4,000: put the data"):
-        ask.rlm_query("x" * 4_001, context="part")
 
 
 def test_full_scratch_folder_makes_answers_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

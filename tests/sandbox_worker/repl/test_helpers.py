@@ -27,10 +27,24 @@ def test_match_knows_its_place() -> None:
 def test_printed_matches_take_a_line_each() -> None:
     assert str(search("line", TEXT, around=3)) == "1 match\nline 1 [6:10] 'st line\\nse'"
     assert repr(search("rror", {"a": TEXT, "b": "x"}, around=0, limit=1)) == (
-        "2 matches, the first 1\n'a', line 2 [20:24] 'rror'"
+        "2 matches, of which this has the first 1\n'a', line 2 [20:24] 'rror'"
     )
     assert str(search("nothing", TEXT)) == "no match"
     assert str(search("b" * 400, "a" + "b" * 400)) == f"1 match\nline 1 [1:401] '{'a' + 'b' * 299}'..."
+
+
+def test_matches_are_all_there_and_made_when_they_are_read() -> None:
+    texts = {"a": "x ERROR\n" * 1_000, "b": "ERROR\n" * 234}
+    found = search("ERROR", texts)
+    assert len(found) == 1_234
+    assert [found[place][:2] for place in (-1, 0, 1_000, 999)] == [("b", 234), ("a", 1), ("b", 1), ("a", 1_000)]
+    assert [match.line for match in found[998:1_002]] == [999, 1_000, 1, 2]
+    assert repr(found).startswith("1,234 matches; the first 20 of them:\n'a', line 1 ")
+    assert len(repr(found).splitlines()) == 21
+    assert len(found + search("x", texts)) == 2_234
+    assert search("nothing", texts) == []
+    with pytest.raises(IndexError, match="there are 1,234 matches"):
+        found[1_234]
 
 
 @table("pattern", ["ab", "a[b]", re.compile("AB", re.IGNORECASE)])

@@ -245,13 +245,40 @@ async def test_odd_counts_do_not_discard_the_text() -> None:
 
 
 async def test_token_ids_and_log_probabilities_are_told_as_they_came() -> None:
-    choice = {"message": {"content": "good"}, "logprobs": {"content": []}, "token_ids": [7, 8]}
-    body = {"choices": [choice], "prompt_token_ids": [1, 2, 3]}
-    with FakeOpenAI(Answer(body=body), completion("plain")) as server:
+    given = {"logprobs": {"content": [{"logprob": -0.1}]}, "token_ids": [7], "finish_reason": "stop"}
+    body = {"choices": [{"message": {"content": "good"}, **given}], "prompt_token_ids": [1, 2, 3]}
+    cut = {"choices": [{"message": {"content": "goo"}, "finish_reason": "length"}]}
+    with FakeOpenAI(Answer(body=body), completion("plain"), Answer(body=cut)) as server:
         named = client(server)
-        first, second = await named.complete(REQUEST), await named.complete(REQUEST)
-    assert first.extra == {"token_ids": [7, 8], "prompt_token_ids": [1, 2, 3], "logprobs": {"content": []}}
-    assert second.extra is None
+        first, second, third = [await named.complete(REQUEST) for _ in range(3)]
+    assert first.extra == {**given, "prompt_token_ids": [1, 2, 3]}
+    assert (second.extra, third.extra) == (None, {"finish_reason": "length"})
+
+
+async def test_token_ids_of_a_streamed_reply_are_joined() -> None:
+    pieces = [
+        {
+            "prompt_token_ids": [1],
+            "choices": [{"delta": {"content": "go"}, "token_ids": [7], "logprobs": {"content": [1]}}],
+        },
+        {
+            "choices": [
+                {"delta": {"content": "od"}, "token_ids": [8], "logprobs": {"content": [2]}, "finish_reason": "stop"}
+            ]
+        },
+    ]
+    with FakeOpenAI(Answer(parts=[*pieces, b"[DONE]"])) as server:
+        reply = await client(server).complete(msgspec.structs.replace(REQUEST, on_text=lambda _: None))
+    extra = {"prompt_token_ids": [1], "token_ids": [7, 8], "logprobs": {"content": [1, 2]}, "finish_reason": "stop"}
+    assert (reply.text, reply.extra) == ("good", extra)
+
+
+async def test_each_sample_has_a_seed_of_its_own() -> None:
+    with FakeOpenAI(completion("a"), completion("b")) as server:
+        named = client(server, options={"seed": 7})
+        for sample in (0, 3):
+            await named.complete(msgspec.structs.replace(REQUEST, sample=sample))
+    assert [request["seed"] for request in server.requests] == [7, 10]
 
 
 async def test_failures_that_every_call_would_meet_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

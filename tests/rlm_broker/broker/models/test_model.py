@@ -21,11 +21,16 @@ def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -
 
 def test_inconsistent_description_is_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"max_retries": -1}, "Model: max_retries: Input should be greater"),
+        ({"max_retries": -1}, "Model: max_retries: give a whole number of at least 0"),
         ({"requests_per_minute": 0}, "Model: requests_per_minute: "),
+        ({"headers": range(1)}, "Model: headers: give texts by name$"),
+        ({"max_retries": True, "base_url": 5}, "Model: max_retries: give .* 0; base_url: give text, or None$"),
         ({"temperature": 1}, "Model: there is no 'temperature': give sampling arguments in `options`"),
         ({"max_retry": 1}, r"Model: there is no 'max_retry'; did you mean max_retries\?"),
-        ({"usd_per_million_tokens": [1, -1]}, "Model: usd_per_million_tokens.1: "),
+        (
+            {"usd_per_million_tokens": [1, -1]},
+            r"usd_per_million_tokens: at \[1\]: give two finite numbers of at least 0",
+        ),
         ({"name": "offline", "options": {"temperature": 0}}, "the model offline calls no server"),
     ]
     for wrong, said in cases:

@@ -68,7 +68,7 @@ def test_turns_may_differ_by_depth(monkeypatch: pytest.MonkeyPatch) -> None:
 WRONG_FILES = [
     ("modle = 'x'", "rlm-broker.toml: there is no setting 'modle'; did you mean model?"),
     ("[limits]\nmax_itertions = 3", "limits.max_itertions is not a limit; did you mean max_iterations?"),
-    ("[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): input should be greater than"),
+    ("[limits]\nmax_depth = -1", "limit max_depth = -1 (rlm-broker.toml): give a whole number of at least 0"),
     ("max_depth = 1", "rlm-broker.toml: max_depth is a limit: write it below [limits]"),
     ("limits = 3", "limits must be a table"),
     ("= broken", "rlm-broker.toml is not valid TOML: "),
@@ -77,7 +77,7 @@ WRONG_FILES = [
     ("model = 0x" + "f" * 5_000, "rlm-broker.toml is not valid TOML: Exceeds the limit"),
     (f"[limits]\nmax_iterations = '{'9' * 5_000}'", "limit max_iterations = 999"),
     ("[models.m]\nbase_ulr = 'x'", "models.m: there is no 'base_ulr'; did you mean base_url?"),
-    ("[models.m]\nbase_url = 5", "models.m: base_url: Input should be a valid string"),
+    ("[models.m]\nbase_url = 5", "models.m: base_url: give text, or None"),
     ("[models.m.headers]\nx = 'sk-plain'", "models.m.headers.x: write 'env:NAME' with the variable that holds it"),
     ("[models.m]\noptions = {api_key = 'sk-plain'}", "options.api_key would be shown: give keys as api_key"),
     ("[models.m]\napi_key = 'sk-plain'", "models.m.api_key: write 'env:NAME' with the variable that holds it"),
@@ -170,7 +170,10 @@ def test_limits_with_units_are_taken_from_each_place(monkeypatch: pytest.MonkeyP
     limits = Settings(assigned(["run_timeout_s=1h30m"])).limits
     assert (limits.memory_bytes, limits.cpu_s, limits.run_timeout_s) == (64 << 20, 0.25, 5400)
     monkeypatch.setenv("RLM_BROKER_CPU_S", "soon")
-    with pytest.raises(ConfigurationError, match=r"limit cpu_s = soon \(RLM_BROKER_CPU_S\): give seconds, or a time"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"limit cpu_s = soon \(RLM_BROKER_CPU_S\): give a finite number of seconds above 0, or a time",
+    ):
         Settings({})
 
 

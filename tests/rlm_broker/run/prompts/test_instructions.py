@@ -13,6 +13,7 @@ def test_invalid_instruction_is_refused_in_words() -> None:
         ({"profile": "loud"}, "must be one of both, final, answer, compact, not 'loud'"),
         ({"system": 5}, "the system prompt must be text or a function, not int"),
         ({"prologue": ["a"]}, "the prologue"),
+        ({"messages": "mine"}, "messages must be a function, not str"),
         ({"system": "mine", "profile": "final"}, "either a system prompt or a prompt profile"),
     ]
     for given, why in cases:

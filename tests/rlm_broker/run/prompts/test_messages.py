@@ -2,8 +2,9 @@
 
 import pytest
 
-from rlm_broker.context.stored_context import ContextBeginning, ContextInfo
+from rlm_broker.context.stored_context import ContextBeginning
 from rlm_broker.errors import ContextRefused
+from rlm_broker.results import ContextInfo
 from rlm_broker.run.prompts.instructions import Profile
 from rlm_broker.run.prompts.messages import (
     BEGINNING_CHARS,

@@ -47,6 +47,7 @@ VARIANTS: dict[str, tuple[Facts, Profile]] = {
 NO_NAMES = {
     *("repl", "Error", "await"),
     *("part", "parts", "pattern", "text", "size", "overlap", "first", "last", "value", "the", "report"),
+    *("line", "start", "end", "around"),
 }
 """Words in backticks that are not names in the REPL: a fence's tag, how an error begins, a keyword of Python; and
 arguments, and what code has made itself."""

@@ -19,6 +19,7 @@ from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.sandbox.workers import cgroups, context_cache
 from rlm_broker.sandbox.workers.fork_server import ForkServer
 from rlm_broker.sandbox.workers.zygote_process import Preparation
+from sandbox_worker.wire.level import LevelName
 from tests.support.processes import living_below
 from tests.support.sources import cache_of
 from tests.support.tables import table
@@ -276,7 +277,7 @@ async def test_fork_server_whose_caller_was_cancelled_is_not_awaited(monkeypatch
 
 @table("level", ["standard", "process"])
 @pytest.mark.filterwarnings("ignore:.*not a security boundary")
-def test_outside_of_isolation_nothing_is_decoded(level: str) -> None:
+def test_outside_of_isolation_nothing_is_decoded(level: LevelName) -> None:
     with Sandbox(isolation=level, warm=0) as sandbox:
         before = fork_servers()
         places(sandbox, OBJECTS)

@@ -23,6 +23,7 @@ from rlm_broker.sandbox.workers.fork_server import TRIES
 from rlm_broker.sandbox.workers.held_process import InitProcess
 from rlm_broker.sandbox.workers.worker import Worker
 from rlm_broker.sandbox.workers.zygote_process import Zygote
+from sandbox_worker.wire.level import LevelName
 from tests.support.processes import living_below
 from tests.support.waiting import until, until_now
 
@@ -30,7 +31,7 @@ WAIT_S = 60
 
 
 @asynccontextmanager
-async def opened(level: str = "strict") -> AsyncIterator[Sandbox]:
+async def opened(level: LevelName = "strict") -> AsyncIterator[Sandbox]:
     others = living_below()
     async with Sandbox(isolation=level, warm=0) as sandbox:
         yield sandbox
@@ -74,7 +75,7 @@ def wrap(monkeypatch: pytest.MonkeyPatch, of: type, name: str, before: Callable[
 @pytest.mark.parametrize("level", ["strict", "standard"])
 @pytest.mark.parametrize("point", [(Zygote, "spawn"), (Worker, "launch")])
 async def test_fork_server_killed_during_a_start_is_replaced_unseen(
-    point: tuple[type, str], level: str, monkeypatch: pytest.MonkeyPatch
+    point: tuple[type, str], level: LevelName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(number: int, on: object) -> None:
         if number < TRIES - 1:

@@ -22,7 +22,12 @@ def call(number: int, **more: Any) -> CallStarted:
 
 def test_reply_is_told_once() -> None:
     """A reply is told as it comes in pieces, or else when it is whole."""
-    pieces = [call(1), CallText("1", 0, 1, "I lo"), CallText("1", 0, 1, "ok"), Replied("1", 0, 1, "I look")]
+    pieces: list[Event] = [
+        call(1),
+        CallText("1", 0, 1, "I lo"),
+        CallText("1", 0, 1, "ok"),
+        Replied("1", 0, 1, "I look"),
+    ]
     assert told(*pieces) == "I look\n\n"
     assert told(call(1), Replied("1", 0, 1, "I look")) == "I look\n\n"
     assert told(*pieces, call(2), Replied("1", 0, 2, "again")) == "I look\n\nagain\n\n"
