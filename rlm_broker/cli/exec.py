@@ -236,12 +236,9 @@ def _notes(block: Block, limits: "Limits") -> list[str]:
 
 
 def _kept(repl: "SandboxedRepl", block: Block, out: Path, given: set[str | None]) -> tuple[list[Path], list[str]]:
-    """Save the files that the program has made, and the pictures that it has shown.
+    """Save files and pictures of the program. Return the paths of those that are saved, and why each other one is not.
 
     The program chooses the names: hidden files, and names that could steer a terminal, are left. So are folders.
-
-    Returns:
-        The paths of those that are saved, and a reason for each other one.
     """
     saves: dict[Path, Callable[[Path], object]] = {}
     for entry in repl.files.list():
