@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlm_broker.cli.commands import COMMANDS
 from scripts.make_log import FACTS, SENTENCES, main, write
 from tests.support.offline import find, played
 from tests.support.places import PROJECT
@@ -31,6 +32,11 @@ def test_question_of_the_script_shows_a_run_with_a_mistake_put_right(log: str) -
     assert len(replies) == 3
     assert "my mistake" in replies[2]
     assert answer.startswith(f"{SENTENCES[0]}\nFound at line ")
+
+
+def test_script_uses_and_names_present_commands() -> None:
+    named = re.findall(r'rlm-broker"? ([a-z]+) ', (PROJECT / "scripts/quickstart").read_text())
+    assert {"ask", "runs", "doctor"} <= {*named} <= {*COMMANDS, "into", "and"}
 
 
 def test_count_of_a_level_is_exact(log: str) -> None:

@@ -14,9 +14,9 @@ from rlm_broker.broker.models.models import Models
 from rlm_broker.cli.chat import AskedBefore, last_asked
 from rlm_broker.cli.composition import models_of, rlm_of
 from rlm_broker.cli.failures import fail
-from rlm_broker.cli.models import advice
+from rlm_broker.cli.models import say_stand_in
 from rlm_broker.cli.parameters import exists, is_folder
-from rlm_broker.cli.settings.settings import DEFAULTS, Settings, assigned
+from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.settings.user_files import schema_of
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.spans import sent_spans
@@ -29,9 +29,6 @@ from rlm_broker.results import Completion
 from rlm_broker.values.words import counted
 from rlm_broker.watch.progress_line import ProgressLine
 from rlm_broker.watch.server import ControlSocket
-
-NOTE = "a demonstration by the stand-in offline, which searches and counts, and does not reason"
-"""Words about a run of the model offline, for its user."""
 
 
 def run(
@@ -55,6 +52,7 @@ def run(
         ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
         RunFailed: The run ended without an answer. What it used has been printed.
     """
+    question = question.encode(errors="replace").decode()  # bytes that are no UTF-8 came as lone surrogates
     before = last_asked(paths) if go_on else AskedBefore(paths, [])
     if not before.paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
@@ -116,9 +114,6 @@ def _completion(
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
     settings = Settings(assigned(assignments, **flags))
-    if progress is not None and replay is None and settings["model"] == DEFAULTS["model"]:
-        with progress.paused():
-            _say_stand_in(is_named=settings.names_model)
     schema = settings.path("output_type")
     output_type = None if schema is None else schema_of(schema)
     try:
@@ -137,6 +132,9 @@ def _completion(
             typed = progress is not None and STDIN in paths and sys.stdin.isatty()
             with progress.paused() if progress is not None and typed else nullcontext():
                 context = stack.enter_context(sources())
+            if progress is not None and replay is None:
+                with progress.paused():
+                    say_stand_in("ask", settings)
             completion = rlm.completion(context, question, output_type=output_type)
     except RunFailed as failed:
         if progress is not None:
@@ -206,14 +204,6 @@ def _require_order(question: str, paths: tuple[str, ...]) -> None:
     """Refuse a path as the question, unless one of the paths exists: then a file may be called like the question."""
     if exists(question) and STDIN not in paths and not any(map(exists, paths)):
         raise ConfigurationError(f"{question} is a path: the question comes first, then what it is about")
-
-
-def _say_stand_in(*, is_named: bool) -> None:
-    """Print that the model offline answers and, if no model was named, how a real one is named here."""
-    if is_named:
-        say(f"rlm-broker ask: {NOTE}", err=True)
-        return
-    say(f"rlm-broker ask: no model is named, so this is {NOTE}; {advice()}", err=True)
 
 
 def _say_used(ended: Completion | RunFailed) -> None:

@@ -21,6 +21,7 @@ from rlm_broker.batch.shards import shard_of
 from rlm_broker.cli import signals
 from rlm_broker.cli.batch_progress import BatchLine, by_kind, show_status, used
 from rlm_broker.cli.composition import rlm_of
+from rlm_broker.cli.models import say_stand_in
 from rlm_broker.cli.parameters import exists
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.settings.user_files import function_of, schema_of
@@ -126,6 +127,8 @@ def _answered(
             score=None if score is None else function_of(score, "score"),
             **arguments,
         )
+        if not quiet:
+            say_stand_in("batch", settings)
         counts = _Counts()
         ended = _followed(batch, counts, fails_fast=arguments["fail_fast"], is_quiet=quiet)
     return _told(batch, counts, ended, out, is_quiet=quiet, as_json=as_json)

@@ -4,6 +4,7 @@ For `ask -c` the last exchanges at a terminal are kept in the user's state folde
 """
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from rlm_broker.broker.clients.offline import GOES_ON
 from rlm_broker.cli import signals
 from rlm_broker.cli.composition import rlm_of
+from rlm_broker.cli.models import say_stand_in
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.sources import STDIN, stored
 from rlm_broker.cli.terminal import say
@@ -50,8 +52,13 @@ def run(
     if not paths or STDIN in paths:
         raise ConfigurationError("name the files or folders to talk about: stdin has the questions")
     settings = Settings(assigned(assignments, **options))
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # else a question could have lone surrogates, which no model takes
     with ControlSocket("chat"), stored(paths, encoding, is_strict=strict_text) as context, rlm_of(settings) as rlm:
-        say(f"about {context.info.headline()}; /help says more", err=True)
+        if not quiet:
+            say_stand_in("chat", settings)
+            about = shorten(", ".join(paths), MOST_CHARS)
+            say(f"about {about}, {context.info.total_chars:,} characters; /help says more", err=True)
         with rlm.persistent_repl() as repl:
             talk = Talk(rlm, repl, context, None if quiet else verbose)
             while (line := _line()) is not None:
@@ -90,10 +97,14 @@ class Talk:
             return False
         if line in commands:
             commands[line]()
+        elif (word := line.partition(" ")[0]) in commands:
+            say(f"{word} takes nothing behind it", err=True)
         elif line.startswith("/") and " " not in line:
             say(f"there is no {line}; there are: {', '.join(commands)}, /quit", err=True)
         elif line:
             self._ask(line)
+            if signals.has_come():  # a Ctrl+C ends the answer alone; SIGTERM and SIGHUP end the conversation, too
+                raise signals.EndedBySignal
         return True
 
     def _ask(self, question: str) -> None:
@@ -129,9 +140,11 @@ class Talk:
 
 
 def _answer(completion: Completion) -> str:
-    if completion.response is None:
-        return "(stopped before there was an answer)" if completion.is_stopped else "(no answer)"
-    return completion.response
+    if completion.response is not None:
+        return completion.response
+    if completion.limit is not None:
+        return f"(no answer: {completion.limit} was reached)"
+    return "(stopped before there was an answer)" if completion.is_stopped else "(no answer)"
 
 
 def _line() -> str | None:
@@ -144,6 +157,8 @@ def _line() -> str | None:
         try:
             return input(PROMPT if is_typed else "").strip()
         except EOFError:
+            if is_typed:
+                say("")  # else the shell's prompt would stand behind ours
             return None
         except KeyboardInterrupt:
             if not is_typed or signals.has_come():

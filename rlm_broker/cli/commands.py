@@ -175,7 +175,7 @@ CHAT = LazyCommand(
     ),
     epilog=f"""\b
 exit codes: 0 the input has ended, 2 the command line or configuration is wrong, 4 the isolation cannot be had,
-{BY_SIGNALS}""",
+5 the model provider cannot be reached at the start, {BY_SIGNALS}""",
 )
 
 BATCH = LazyCommand(
@@ -435,7 +435,7 @@ RUNS = RunsGroup(
             "list",
             """Show each run and each REPL of this user's processes, and what it does. It is `runs` without a command.
 
-            Listed are `ask`, `batch`, `exec`, `serve`, `mcp`, and Python programs that were started with
+            Listed are `ask`, `chat`, `batch`, `exec`, `serve`, `mcp`, and Python programs that were started with
             RLM_BROKER_CONTROL=1. A process that does not answer is named. `runs stop` takes the ids.
             """,
             (JSON, Flag("--watch", "Show the table again each second, until Ctrl+C.")),

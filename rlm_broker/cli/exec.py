@@ -4,12 +4,15 @@ A REPL runs blocks, and not programs: `SandboxedRepl.execute_script` makes block
 """
 
 import dataclasses
+import errno
 import json
+import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -18,7 +21,7 @@ import click
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.sources import SILENCE_S, STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
-from rlm_broker.errors import ConfigurationError, FileRefused
+from rlm_broker.errors import ConfigurationError, FileRefused, RlmBrokerError
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.watch.server import ControlSocket
@@ -108,6 +111,8 @@ def execute(
         python=settings["python"],
         packages=settings.packages,
     )
+    if out is not None:
+        _require_writable(out)
     try:
         with ControlSocket("exec"), made as sandbox, sandbox.repl() as repl:
             repl.kills_when_cancelled = True
@@ -115,7 +120,7 @@ def execute(
             told = None if as_json else _Echo(program)
             block = repl.execute_script(program.code, program.argv, program.name, stdin=program.stdin, on_output=told)
             block = _at_its_limit(block)
-            kept = [] if out is None else _kept(repl, block, out, {*placed, program.name})
+            kept, lost = ([], []) if out is None else _kept(repl, block, out, {*placed, program.name})
             block = dataclasses.replace(block, stderr=_with_its_name(block.stderr, program))
             if as_json:
                 shown = block.to_dict() | {"isolation": dataclasses.asdict(repl.isolation)}
@@ -123,6 +128,8 @@ def execute(
             else:
                 for line in [*_notes(block, settings.limits), *(f"kept {each}" for each in kept)]:
                     say(f"rlm-broker exec: {line}", err=True)
+            if lost:
+                raise ConfigurationError(f"not kept: {'; '.join(lost)}")
     except _OutputLost as lost:
         raise lost.error from None
     return block
@@ -192,6 +199,16 @@ def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> N
         raise ConfigurationError(f"no room in the scratch folder: {refused}") from None
 
 
+def _require_writable(out: Path) -> None:
+    """Make the folder of `--out` before the program runs: what it makes could not be kept after it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot write into {out}: {getattr(error, 'strerror', None) or error}") from None
+
+
 # -- its run -----------------------------------------------------------------------------------------------------------
 
 
@@ -218,31 +235,33 @@ def _notes(block: Block, limits: "Limits") -> list[str]:
     return notes
 
 
-def _kept(repl: "SandboxedRepl", block: Block, out: Path, given: set[str | None]) -> list[Path]:
-    """Save the files that the program has made, and the pictures that it has shown, and return their paths.
+def _kept(repl: "SandboxedRepl", block: Block, out: Path, given: set[str | None]) -> tuple[list[Path], list[str]]:
+    """Save files and pictures of the program. Return the paths of those that are saved, and why each other one is not.
 
     The program chooses the names: hidden files, and names that could steer a terminal, are left. So are folders.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"cannot write into {out}: {error.strerror}") from None
-    kept = []
+    saves: dict[Path, Callable[[Path], object]] = {}
     for entry in repl.files.list():
         if entry.kind == "file" and entry.name not in given and entry.name.isprintable() and entry.name[:1] != ".":
-            repl.files.save(entry.name, out / entry.name)
-            kept.append(out / entry.name)
+            saves[out / entry.name] = partial(repl.files.save, entry.name)
     for number, display in enumerate(block.displays, 1):
         for mime, data in display.data.items():
             if ending := PICTURES.get(mime):
-                kept.append(out / f"picture-{number}.{ending}")
-                kept[-1].write_bytes(data if isinstance(data, bytes) else data.encode(errors="replace"))
-    return kept
+                content = data if isinstance(data, bytes) else data.encode(errors="replace")
+                saves[out / f"picture-{number}.{ending}"] = partial(Path.write_bytes, data=content)
+    kept, lost = [], []
+    for path, save in saves.items():
+        try:
+            save(path)
+            kept.append(path)
+        except (RlmBrokerError, OSError) as error:
+            lost.append(str(error))
+    return kept, lost
 
 
 def _with_its_name(text: str, program: Script) -> str:
     """Return output with the program's file named in tracebacks, as the interpreter names it."""
-    file = "<stdin>" if program.name is None else program.argv[0]
+    file = {STDIN: "<stdin>", "-c": "<string>"}.get(program.argv[0], program.argv[0])
     return text.replace(f'  File "{ITS_BLOCK}", line ', f'  File "{file}", line ')
 
 

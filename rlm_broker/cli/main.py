@@ -81,7 +81,7 @@ def main() -> None:
     except click.ClickException as error:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlm-broker"
         message = error.format_message()
-        stop = "" if message.endswith((".", "?")) else "."
+        stop = "" if message.endswith((".", "?", "?)")) else "."
         sentence = f"{message}{stop} See `{command} --help`."
         fail(command.partition(" ")[2], "usage", sentence, 2, as_json="--json" in sys.argv)
     except (click.Abort, KeyboardInterrupt):

@@ -79,7 +79,17 @@ def run(*, name: str | None, value: str | None, depth: int, as_json: bool, **fla
     say(f"  {'others':13}anthropic/, azure/, bedrock/ and many more need litellm{litellm}")
 
 
-def advice() -> str:
+def say_stand_in(command: str, settings: Settings) -> None:
+    """Print that the model offline answers, if it does; and if no model was named, how a real one is named here."""
+    if settings["model"] != DEFAULTS["model"]:
+        return
+    note = "a demonstration by the stand-in offline, which searches and counts, and does not reason"
+    if not settings.names_model:
+        note = f"no model is named, so this is {note}; {_advice()}"
+    say(f"rlm-broker {command}: {note}", err=True)
+
+
+def _advice() -> str:
     """Return how a real model is named here, by what is found: a server on this machine, or a key."""
     found = [each for each in asyncio.run(providers_here()) if each.missing is None]
     keys = LiteLLMClient.providers_with_keys()
@@ -96,8 +106,10 @@ def _set_default(name: str) -> None:
     """Write a model into the user's file, after a look at its name.
 
     Raises:
-        UnknownModel: It is not the name of a model.
+        ConfigurationError: It is not the name of a model.
     """
+    if not name.strip():
+        raise ConfigurationError("the name of the model is empty: name one, such as openai/gpt-5-mini")
     settings = Settings({}, is_looked_at=True)
     try:
         Registry(name, None, Models(settings.models, settings.routes, settings["model_policy"]), LMHandler)

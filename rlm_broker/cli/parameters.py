@@ -284,7 +284,7 @@ class RunsGroup(Group):
 def require_paths(parameters: dict[str, Any]) -> None:
     """End the command if a path to ask about does not exist. The imports for a run take half a second."""
     for path in parameters["paths"] if not exists(parameters["question"]) else ():
-        if re.fullmatch(r"[\w ./+-]*\w", path) and not os.path.lexists(path):  # no pattern, address or odd character
+        if re.fullmatch(r"[\w ./+-]*[\w/]", path) and not os.path.lexists(path):  # no pattern, address or odd character
             fail("ask", "context", f"{path} does not exist", 2, as_json=parameters["as_json"])
 
 

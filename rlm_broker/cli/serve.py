@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlm_broker.cli.composition import rlm_of
+from rlm_broker.cli.models import say_stand_in
 from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.spans import sent_spans
 from rlm_broker.cli.terminal import say
@@ -38,7 +39,7 @@ def run(
     serving = serve_settings(settings.serve, of_server, contexts, key)
     require_safe(serving)
     with contextlib.closing(_listening(serving)) as listener, sent_spans() as spans:
-        asyncio.run(_served(Service(rlm_of(settings), serving, on_event=spans), serving, listener))
+        asyncio.run(_served(Service(rlm_of(settings), serving, on_event=spans), serving, listener, settings))
 
 
 def serve_settings(
@@ -106,7 +107,7 @@ def _require_pair(certificate: str, private_key: str) -> None:
         raise ConfigurationError(f"TLS cannot use {certificate} with {private_key}: {why}") from None
 
 
-async def _served(service: Service, settings: ServeSettings, listener: socket.socket) -> None:
+async def _served(service: Service, settings: ServeSettings, listener: socket.socket, of_models: Settings) -> None:
     async with service:
         config = configured(service, settings.certificate, settings.private_key, behind_proxy=settings.behind_proxy)
         server = BoundedServer(config)
@@ -128,6 +129,8 @@ async def _served(service: Service, settings: ServeSettings, listener: socket.so
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
             _greet(service, settings, listener)
+            if not of_models.names_model:
+                await asyncio.to_thread(say_stand_in, "serve", of_models)
             ending = asyncio.ensure_future(wants_end.wait())
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()

@@ -111,12 +111,22 @@ def begun_task(work: Coroutine[Any, Any, T], name: str | None = None) -> "asynci
     """Run `work` in a task that has run up to its first wait, where CPython can do that (from 3.12 on).
 
     Work that never waits is then done at once, without a further turn of the loop. A loop with a task factory of the
-    user's begins the task in its own way.
+    user's begins the task in its own way. SystemExit or KeyboardInterrupt of the first step ends the loop and not the
+    caller, as one of a later step does.
     """
     loop = asyncio.get_running_loop()
     if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
-        return asyncio.Task(work, loop=loop, name=name, eager_start=True)
+        task: asyncio.Task[T] = asyncio.Task.__new__(asyncio.Task)  # kept although its constructor raises
+        try:
+            asyncio.Task.__init__(task, work, loop=loop, name=name, eager_start=True)
+        except (SystemExit, KeyboardInterrupt) as error:
+            loop.call_soon(_raise, error)
+        return task
     return loop.create_task(work, name=name)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def unlisted(work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":

@@ -94,6 +94,7 @@ class Model(Fields):
             if name not in self.fields:
                 raise ConfigurationError(f"{where}: there is no {name!r}{suggestion(str(name), self.fields)}")
         super()._fill(given, where)
+        self.__dict__.update(headers={**self.headers}, options={**self.options})  # the default is of all models
         if self.name == "offline" and (
             self.base_url or self.api_key or self.headers or self.options or self.context_tokens
         ):

@@ -111,6 +111,7 @@ class QueryLoad:
         self.weight = 0
         self._most = most
         self._paused: OrderedDict[object, Callable[[], None]] = OrderedDict()
+        self._resumes = False
 
     @property
     def is_high(self) -> bool:
@@ -120,9 +121,15 @@ class QueryLoad:
     def lighten(self, by: int) -> None:
         """Take `by` bytes off, and let waiting connections read on while the load is not high."""
         self.weight -= by
-        while by and self._paused and not self.is_high:
-            _, resume = self._paused.popitem(last=False)
-            resume()
+        if self._resumes:  # a connection read on, and its query was answered at once: the loop below goes on
+            return
+        self._resumes = True
+        try:
+            while by and self._paused and not self.is_high:
+                _, resume = self._paused.popitem(last=False)
+                resume()
+        finally:
+            self._resumes = False
 
     def wait(self, who: object, resume: Callable[[], None]) -> None:
         """Call `resume` once the load has fallen, unless `who` is forgotten before."""

@@ -146,7 +146,7 @@ def single_reply(request: OneShotRequest, call: Call) -> bytes:
     if isinstance(request.prompts[0], str):
         try:
             return _write_text({"chat_completion": completion, "chat_completions": None, "error": None})
-        except UnicodeEncodeError:  # a lone surrogate, which `json` escapes
+        except (UnicodeEncodeError, TypeError):  # `json` escapes a lone surrogate, and writes classes below str
             pass
     return _reply(chat_completion=completion)
 

@@ -196,6 +196,7 @@ class Arrival:
         self._is_open = True
         self._call_cancelled = False
         self._refused = False
+        self._is_last = False
         self._loop.add_reader(self._fd, self._read)
         strangers.present.add(self)
         strangers.awaits(self)
@@ -238,7 +239,10 @@ class Arrival:
             return
         except OSError:
             data = b""
-        if not data:  # the client has left
+        if not data and self._unsent:  # the client sends no further request, and may still read its reply
+            self._is_last = True
+            self._loop.remove_reader(self._fd)
+        elif not data:  # the client has left
             self.hang_up()
         elif not self._refused:
             self._take(data)
@@ -337,7 +341,9 @@ class Arrival:
         if self._unsent or not self._is_open:
             return
         self._loop.remove_writer(self._fd)
-        if self._serving is None:
+        if self._is_last:
+            self.hang_up()
+        elif self._serving is None:
             self._strangers.weigh(self, self._frames.buffered_bytes)
 
     def _send(self) -> None:

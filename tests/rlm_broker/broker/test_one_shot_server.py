@@ -13,9 +13,11 @@ from rlm_broker.broker.clients.base import LMReply, LMRequest
 from rlm_broker.results import ChatMessage
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
+from sandbox_worker.wire.frames import PREFIX
 from tests.support.socket_peer import WAIT_S, Peer
 from tests.support.stand_ins import Echo, Hanging
 from tests.support.tables import table
+from tests.support.waiting import turns
 
 GOLDEN = Path(__file__).parent / "transport" / "golden_wire.json"
 FRAMES = {frame["name"]: frame for frame in json.loads(GOLDEN.read_text())["frames"]}
@@ -110,6 +112,18 @@ async def test_call_of_a_lost_caller_is_cancelled() -> None:
             peer.send(b'{"prompt": "hello"}')
             await asyncio.wait_for(client.asked.wait(), WAIT_S)
         await asyncio.wait_for(client.cancelled.wait(), WAIT_S)
+
+
+async def test_caller_that_sends_no_more_gets_the_rest_of_its_reply(handler: LMHandler) -> None:
+    text = "x" * (6 << 20)  # its reply, with the prompt, is longer than the buffers of the kernel
+    async with await Peer.to(handler.port) as peer:
+        peer.send(json.dumps({"prompt": text}).encode())
+        (length,) = PREFIX.unpack(await asyncio.wait_for(peer.reader.readexactly(PREFIX.size), WAIT_S))
+        peer.writer.write_eof()
+        await turns()
+        reply = json.loads(await asyncio.wait_for(peer.reader.readexactly(length), WAIT_S))
+        assert reply["chat_completion"]["response"] == f"ok {text}"
+        assert await peer.is_hung_up_on()
 
 
 async def test_callers_without_a_token_share_a_runs_part() -> None:

@@ -11,6 +11,7 @@ import pytest
 from rlm_broker.cli.chat import MOST_EARLIER, AskedBefore
 from tests.support.command import ENVIRONMENT, WAIT_S, run, sentence, started
 from tests.support.fake_openai import Answer, FakeOpenAI, completion
+from tests.support.tables import table
 from tests.support.terminals import on_a_terminal
 
 
@@ -30,6 +31,7 @@ def test_questions_go_on_from_each_other_and_commands_are_answered(log: Path) ->
         "/undo",
         "/undo",
         "/nope",
+        "/files too",
         "Whose vault is open?",
         "/quit",
     ]
@@ -40,10 +42,46 @@ def test_questions_go_on_from_each_other_and_commands_are_answered(log: Path) ->
     assert said[3:5] == ["server.log: 537 characters", "3 calls"]
     assert said[5] == "ERROR the vault of Ada Quill is open"
     assert len(said) == 7
-    assert told[0] == "about a str with 537 characters in all; /help says more"
-    assert told[1:3] == ["forgotten: How many errors are there?", "there is no question to forget"]
-    assert told[3].startswith("there is no /nope; there are: /help, ")
+    assert told[:2] == ["forgotten: How many errors are there?", "there is no question to forget"]
+    assert told[2].startswith("there is no /nope; there are: /help, ")
+    assert told[3] == "/files takes nothing behind it"
     assert sentence(run("chat", "-q")).endswith("name the files or folders to talk about: stdin has the questions")
+
+
+def test_chat_says_what_it_is_about_and_that_a_stand_in_answers(log: Path) -> None:
+    done = run("chat", log, stdin=b"")
+    stand_in, about = done.stderr.splitlines()
+    assert stand_in.startswith("rlm-broker chat: no model is named, so this is a demonstration by the stand-in offline")
+    assert about == f"about {log}, 537 characters; /help says more"
+
+
+def test_question_that_is_no_utf8_is_answered(log: Path) -> None:
+    done = run("chat", log, "-q", "-m", "offline", stdin=b"Whose vault? \xff\n")
+    assert done.stdout.splitlines()[0] == "ERROR the vault of Ada Quill is open"
+    assert not done.stderr
+
+
+@table("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_within_an_answer_ends_the_conversation(log: Path, number: signal.Signals) -> None:
+    is_asked = threading.Event()
+
+    def reply(request: dict[str, Any]) -> Answer:
+        if request["messages"][-1]["content"] == "ready":
+            is_asked.set()
+        return completion("an idea\n```repl\nllm_query('ready')\nwhile True: pass\n```")
+
+    with FakeOpenAI(reply) as server:
+        options = ["-q", "-m", "m", "--base-url", server.base_url, "--limit", "block_timeout_s=600"]
+        with started("chat", log, *options, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
+            assert chat.stdin
+            assert chat.stdout
+            assert chat.stderr
+            chat.stdin.write("What?\n")
+            chat.stdin.flush()
+            assert is_asked.wait(WAIT_S)
+            chat.send_signal(number)
+            assert chat.wait(WAIT_S) == 128 + number  # its stdin is still open
+            assert (chat.stdout.read(), chat.stderr.read()) == ("an idea\n", "rlm-broker chat: stopped\n")
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_the_variables(log: Path) -> None:

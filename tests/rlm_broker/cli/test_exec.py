@@ -177,6 +177,7 @@ def test_the_end_of_a_long_output_is_shown_while_it_runs(script: Path) -> None:
 def test_code_of_the_command_line_runs_with_its_arguments_and_stdin() -> None:
     done = run("exec", "-c", "import sys; print(sys.argv, sys.stdin.read())", "a", "--b", stdin=b"in")
     assert (done.returncode, done.stdout) == (0, "['-c', 'a', '--b'] in\n")
+    assert '  File "<string>", line 1, in <module>\n' in run("exec", "-c", "1/0").stderr  # as the interpreter says
     assert "name a program, or give one by -c CODE" in sentence(run("exec"))
 
 
@@ -192,4 +193,17 @@ def test_files_that_it_makes_and_pictures_that_it_shows_are_kept(script: Path, t
     assert done.returncode == 0, done.stderr
     assert {each.name: each.read_text() for each in out.iterdir()} == {"made.csv": "a,b", "picture-1.svg": "<svg/>"}
     assert f"rlm-broker exec: kept {out / 'made.csv'}" in done.stderr
-    assert "cannot write into" in sentence(run("exec", "--out", script, script))
+    (out / "made.csv").unlink()
+    (out / "made.csv").mkdir()
+    (out / "picture-1.svg").unlink()
+    script.write_text("open('made.csv', 'w'); open('z.csv', 'w').write('z')")
+    partly = run("exec", "--out", out, script)
+    assert partly.stderr.splitlines() == [
+        f"rlm-broker exec: kept {out / 'z.csv'}",
+        f"rlm-broker exec: not kept: {out / 'made.csv'} is a folder: name the file",
+    ]
+    assert partly.returncode == 2
+    script.write_text("print('began')")
+    refused = run("exec", "--out", script, script)
+    assert "cannot write into" in sentence(refused)
+    assert refused.stdout == ""  # it is refused before the program runs, whose files could not be kept

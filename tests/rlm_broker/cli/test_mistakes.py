@@ -26,6 +26,7 @@ FILES = {
 }
 ASK = [  # arguments of ask; exit code; part of the sentence
     ("q nowhere.log", 2, "nowhere.log does not exist"),
+    ("q nowhere/", 2, "rlm-broker ask: nowhere/ does not exist"),
     ("q empty.txt", 2, "empty.txt is empty"),
     ("' ' text.txt", 2, "the question is empty"),
     ("", 2, "rlm-broker ask: Missing argument 'QUESTION'. See `rlm-broker ask --help`."),
@@ -36,6 +37,7 @@ ASK = [  # arguments of ask; exit code; part of the sentence
     ("text.txt 'Who is the beekeeper?'", 2, "text.txt is a path: the question comes first, then what it is about"),
     ("q https://host.invalid/x", 2, "'https://host.invalid/x' is an address"),
     ("q text.txt --xyzzy", 2, "rlm-broker ask: No such option '--xyzzy'. See `rlm-broker ask --help`."),
+    ("q text.txt --mdoel x", 2, "'--sub-model'?) See `rlm-broker ask --help`."),
     ("q text.txt --timeout 3", 2, "No such option '--timeout'; did you mean --limit run_timeout_s=10m? See"),
     ("q text.txt --max-iterations 3", 2, "did you mean --limit max_iterations=VALUE?"),
     ("q text.txt --set modle=x", 2, "--limit modle: there is no such limit or setting; did you mean model?"),
@@ -115,6 +117,8 @@ SERVE = [
 OTHERS = [
     ("fly", 2, f"rlm-broker: No such command 'fly'; there are: {', '.join(COMMANDS)}. See `rlm-broker --help`."),
     ("aks q f", 2, "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
+    ("ask q empty.txt", 2, "rlm-broker ask: empty.txt is empty"),
+    ("models default ''", 2, "rlm-broker models: the name of the model is empty: name one, such as"),
     ("help aks", 2, "rlm-broker: No such command 'aks'; did you mean ask? See `rlm-broker --help`."),
     ("--fast", 2, "rlm-broker: No such option '--fast'. See `rlm-broker --help`."),
     ("config shwo", 2, "rlm-broker config: No such command 'shwo'; did you mean show? See `rlm-broker config --help`."),
@@ -143,6 +147,7 @@ SHELL = [
     ("rlm-broker ask 'Who?' - -q <&-", 2, "stdin is empty"),
     ("rlm-broker ask 'Who is the beekeeper?' text.txt -q >/dev/full", 1, "no space is left"),
     ("rlm-broker ask 'Who is the beekeeper?' text.txt -q --trace /dev/full", 0, "the trace /dev/full is not whole: No"),
+    ("rlm-broker ask $'Who is the beekeeper? \\xff' text.txt -q -m offline", 0, ""),
     ("rlm-broker doctor --json >/dev/full", 1, "no space is left"),
     ("rlm-broker exec hello.py >/dev/full", 1, "rlm-broker: the output cannot be written: no space is left"),
     ("rlm-broker exec loop.py | head -1; exit ${PIPESTATUS[0]}", 1, ""),

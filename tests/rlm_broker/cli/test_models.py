@@ -228,3 +228,6 @@ def test_ask_without_a_model_says_what_was_found_and_pays_nothing(text: Path, mo
     assert found.stdout.startswith("some text\n")
     assert server.requests == []
     assert "found" not in run("ask", "Where?", text, "--model", "offline").stderr
+    questions, results = text.with_name("questions.jsonl"), text.with_name("results.jsonl")
+    questions.write_text('{"id": "a", "question": "Where?", "context": "here"}\n')
+    assert "rlm-broker batch: no model is named, so this is" in run("batch", questions, "--out", results).stderr

@@ -52,6 +52,19 @@ def test_work_error_is_raised_unchanged() -> None:
         EventLoopRef.background().run(fail())
 
 
+@pytest.mark.parametrize("leaving", [SystemExit, KeyboardInterrupt])
+def test_work_that_leaves_the_process_before_its_first_wait_ends_its_caller_alone(
+    leaving: type[BaseException],
+) -> None:
+    async def leave() -> None:
+        raise leaving
+
+    job = EventLoopRef.background().job(leave())
+    job.start()
+    assert isinstance(job.outcome.exception(WAIT_S), leaving)
+    assert EventLoopRef.background().run(loop_of())
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_cancelling_waits_for_work_on_the_other_loop(fails: bool) -> None:
     """An error on its way out is not reported."""

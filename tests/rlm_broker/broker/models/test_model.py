@@ -19,6 +19,14 @@ def test_a_key_is_in_no_text_of_a_description(monkeypatch: pytest.MonkeyPatch) -
             Model.from_dict({"name": "openai/x", "base_url": "http://h/v1", **given}).client()
 
 
+def test_headers_and_options_are_of_one_model_alone() -> None:
+    changed: Any = Model(name="openai/x")
+    changed.headers["authorization"] = "sk-of-the-test"
+    changed.options["temperature"] = 0
+    other = Model(name="openai/y")
+    assert (other.headers, other.options) == ({}, {})
+
+
 def test_inconsistent_description_is_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"max_retries": -1}, "Model: max_retries: give a whole number of at least 0"),

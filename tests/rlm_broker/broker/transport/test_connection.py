@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -434,6 +435,15 @@ def test_connections_proceed_in_order_within_the_weight() -> None:
     load.forget("b")
     load.lighten(150)
     assert resumed == ["a", "c"]
+
+
+def test_queries_of_many_connections_answered_at_once_do_not_exhaust_the_stack() -> None:
+    load, many = QueryLoad(most=100), 2 * sys.getrecursionlimit()
+    for number in range(many):
+        load.wait(number, lambda: load.lighten(1))
+    load.weight = 100 + many
+    load.lighten(many + 1)
+    assert load.weight == 99 - many
 
 
 async def test_without_models_every_prompt_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:

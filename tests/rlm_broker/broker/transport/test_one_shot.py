@@ -142,6 +142,14 @@ def test_text_that_utf8_cannot_hold_is_sent_escaped() -> None:
     assert (completion["prompt"], completion["response"]) == ("\ud800", "\udfff")
 
 
+def test_a_text_of_a_class_below_str_is_sent() -> None:
+    class Marked(str):
+        """As numpy and template engines have them."""
+
+    reply = single_reply(OneShotRequest(("p",), False), Call("m", Marked("r"), USAGE, 0.0))
+    assert json.loads(reply)["chat_completion"]["response"] == "r"
+
+
 def test_a_failed_prompt_says_which_model_was_wished_for() -> None:
     request = OneShotRequest(("p",), is_batch=True, model="wish", depth=1)
     (failed,) = json.loads(batch_reply(request, ["no"], "sub-model"))["chat_completions"]
