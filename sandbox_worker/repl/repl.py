@@ -23,7 +23,7 @@ from sandbox_worker.repl.adaptation import begin_with
 from sandbox_worker.repl.changes import Changes
 from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
 from sandbox_worker.repl.displays import Displays, at_end, display
-from sandbox_worker.repl.execution import BlockOutcome, Executor
+from sandbox_worker.repl.execution import BlockOutcome, Executor, Raised
 from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -79,6 +79,8 @@ class HandedContexts:
         return fds[0]
 
 
+SHORT = OutputBounds(max_output_bytes=1 << 16)
+"""Bounds of each text that a block without echo has instead of output, where its result is too large for a frame."""
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _FIRST_CONTEXT = names.numbered(names.CONTEXT, 0)
 
@@ -239,8 +241,7 @@ class Repl:
 
     def _cut(self, text: str) -> str:
         """Return a text within the bounds of a stream, in which it is not printed."""
-        kept = HeadTail(self._bounds, "")
-        return written_out(kept.add(text) + kept.finish())
+        return written_out(_within(self._bounds, text))
 
     def _executed(self, execute: Execute) -> BlockOutcome:
         if execute.names:
@@ -283,7 +284,12 @@ class Repl:
             if getattr(result, name) is not msgspec.UNSET
         ]
         plain: dict[str, str] = {mime: text for mime, text in result.texts.items() if mime == "text/plain"}
-        for changes in (*less, {"draft": None, "variables": [], "texts": plain, "pictures": {}}):
+        shorter = {name: _within(SHORT, text) for name in Raised._fields if (text := getattr(result, name)) is not None}
+        for changes in (
+            *less,
+            {"draft": None, "variables": [], "texts": plain, "pictures": {}},
+            {"texts": {mime: _within(SHORT, text) for mime, text in plain.items()}, **shorter},
+        ):
             result = msgspec.structs.replace(result, **changes)
             try:
                 return self._channel.encode(result)
@@ -417,6 +423,11 @@ class Repl:
             for name, value in sorted(found, key=itemgetter(0))
             if name not in own and not name.startswith("__") and value is not HELPERS.get(name)
         ]
+
+
+def _within(bounds: OutputBounds, text: str) -> str:
+    kept = HeadTail(bounds, "")
+    return kept.add(text) + kept.finish()
 
 
 def _too_large(error: Exception) -> str:

@@ -358,3 +358,16 @@ def test_result_without_echo_keeps_to_the_bounds_of_output() -> None:
         assert "more cut" in str(result.data["text/plain"])
         assert len(result.data["text/plain"]) < 1100
         assert len(repl.execute("raise ValueError('b' * 10**6)", echo=False).traceback or "") < 1100
+
+
+def test_result_without_echo_keeps_to_the_bound_of_a_frame() -> None:
+    """Its texts are cut once more, before the final answer is: bounds of output may be wider than a frame."""
+    code = "class Wide:\n    def __repr__(self): return 'a' * (1 << 25)\nkept = 1\nFINAL('b' * (8 << 20))\n"
+    with Sandbox(Limits(max_output_bytes=1 << 25)) as sandbox, sandbox.repl() as repl:
+        for last, status in (("Wide()", "ok"), ("raise ValueError(repr(Wide()))", "error")):
+            block = repl.execute(code + last, echo=False)
+            assert (block.status, len(block.final_answer or "")) == (status, 8 << 20)
+            told = block.traceback if block.result is None else str(block.result.data["text/plain"])
+            assert told is not None
+            assert "more cut" in told
+        assert repl.execute("kept", echo=False).status == "ok"
