@@ -18,7 +18,8 @@ from tests.support.places import PROJECT
 
 
 def test_differences_name_the_default_limits() -> None:
-    text = (PROJECT / "docs" / "differences.md").read_text().partition("## Other defaults")[2].partition("\n## ")[0]
+    page = (PROJECT / "docs/coming-from/differences.md").read_text()
+    text = page.partition("## Other defaults")[2].partition("\n## ")[0]
     rows = re.findall(r"^\|[^|]*\|[^|]*\| `(\w+)` \| ([^|]*) \|$", text, re.MULTILINE)
     assert len(rows) == 7
     given = {name: None if value == "None" else float(value.replace(",", "")) for name, value in rows}

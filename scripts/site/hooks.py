@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 TOP = {
-    "README.md": "index.md",
     "ARCHITECTURE.md": "project/architecture.md",
     "SECURITY.md": "project/security.md",
     "CHANGELOG.md": "project/changelog.md",
