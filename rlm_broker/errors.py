@@ -125,9 +125,14 @@ class UnknownModel(ConfigurationError):
 
 
 class FileRefused(RlmBrokerError):
-    """A file of a REPL's scratch folder cannot be read, written or listed."""
+    """A file of a REPL's scratch folder cannot be read, written or listed.
+
+    Attributes:
+        is_path: Whether no file can have the path: it leads out of the scratch folder, say.
+    """
 
     kind = "file"
+    is_path = False
 
 
 class ProgramNotStarted(RlmBrokerError):

@@ -281,15 +281,21 @@ def names_of(path: object, may_be_empty: bool = False) -> list[bytes]:
     try:
         whole = os.fsencode(path)
     except UnicodeEncodeError:
-        raise FileRefused(f"the path {str(path)!r} has lone surrogates, which no file name has") from None
+        raise _path_refused(f"the path {str(path)!r} has lone surrogates, which no file name has") from None
     names = [name for name in whole.split(b"/") if name not in (b"", b".")]
     if b"\0" in whole or len(whole) > MAX_PATH_BYTES:
-        raise FileRefused(f"the path {str(path)[:80]!r} has a NUL character or over {MAX_PATH_BYTES:,} bytes")
+        raise _path_refused(f"the path {str(path)[:80]!r} has a NUL character or over {MAX_PATH_BYTES:,} bytes")
     if whole.startswith(b"/") or b".." in names:
-        raise FileRefused(f"the path {str(path)!r} must be relative to the REPL's scratch folder, without '..'")
+        raise _path_refused(f"the path {str(path)!r} must be relative to the REPL's scratch folder, without '..'")
     if not names and not may_be_empty:
-        raise FileRefused(f"the path {str(path)!r} names no file")
+        raise _path_refused(f"the path {str(path)!r} names no file")
     return names
+
+
+def _path_refused(why: str) -> FileRefused:
+    refused = FileRefused(why)
+    refused.is_path = True
+    return refused
 
 
 def _open_host_file(path: Path) -> int:

@@ -60,7 +60,7 @@ class Acceptor:
             listening.close()
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_IN_A_ROW):
+        for accepted in range(ACCEPTS_IN_A_ROW):
             try:
                 with FORKING:
                     connected = socket_of_parent(listening.accept()[0])
@@ -69,7 +69,9 @@ class Acceptor:
             except OSError as error:
                 if not is_shortage(error):
                     raise
-                self._wait(listening, error)
+                # The kernel says this also if no connection waits. If one does, then the socket stays readable.
+                if not accepted:
+                    self._wait(listening, error)
                 return
             connected.setblocking(False)
             self._take(connected)

@@ -109,13 +109,15 @@ async def _fetched(repl: SandboxedRepl, paths: list[str]) -> dict[str, str]:
 
     Raises:
         ApiError: 400: they have too many bytes together.
-        ConfigurationError: A path cannot be one.
+        FileRefused: A path cannot be one.
     """
     fetched, left_bytes = {}, MOST_FETCHED_BYTES
     for path in paths:
         try:
             opened = await repl.files.aopen(path)
-        except FileRefused:
+        except FileRefused as refused:
+            if refused.is_path:
+                raise
             continue
         with opened:
             size_bytes, fetched[path] = await asyncio.to_thread(_encoded, opened, left_bytes)

@@ -56,8 +56,8 @@ def test_what_is_left_out_of_a_folder_is_named_where_that_is_wanted(
     told = capsys.readouterr().err.splitlines()
     assert "warning: left out: 1 (ignored by .gitignore): ignored" in told
     assert any(re.fullmatch(r"warning: left out: 2 \(likely a secret.*\): \.env, below/\.env", line) for line in told)
-    binary = ", ".join(f"{number:02}.bin" for number in range(20))
-    assert f"warning: left out: 25 (binary): {binary}, 5 more" in told
+    binary = ", ".join(f"{number:02}.bin" for number in range(10))
+    assert f"warning: left out: 25 (binary): {binary}, 15 more" in told
     sources.stored([str(tmp_path)], None).close()
     assert "warning: left out: 25 (binary)" in capsys.readouterr().err.splitlines()
 

@@ -39,7 +39,7 @@ def test_name_or_command_of_an_extra_says_what_to_install() -> None:
         code = f"try:\n    from rlm_broker import {name}\nexcept ImportError as e:\n    print(e)"
         sentence = f"{name} needs packages that are not installed: pip install 'rlm-broker[{extra}]'\n"
         assert said(code, missing) == (0, sentence)
-    for command, missing in (("serve", "uvicorn"), ("serve", "starlette"), ("view", "starlette")):
-        code = f"sys.argv = ['rlm-broker', '{command}']\nfrom rlm_broker.__main__ import main\nmain()"
+    for command, missing in (("serve", "uvicorn"), ("serve", "starlette"), ("runs view", "starlette")):
+        code = f"sys.argv = ['rlm-broker', *'{command}'.split()]\nfrom rlm_broker.__main__ import main\nmain()"
         sentence = f"`rlm-broker {command}` needs packages that are not installed: pip install 'rlm-broker[serve]'\n"
         assert said(code, missing) == (2, f"rlm-broker {command}: {sentence}")
