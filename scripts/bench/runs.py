@@ -116,12 +116,8 @@ def answer(effort: Effort) -> list[Row]:
 
 def starting(effort: Effort) -> list[Row]:
     """Time the start of programs and commands, before any work."""
-    codes = (
-        ("-c", "import rlm_broker"),
-        ("-c", "from rlm_broker import RLM"),
-        ("-c", "from rlm_broker import Sandbox"),
-    )
-    commands = (("-c", "pass"), *codes, ("-m", "rlm_broker", "--help"))
+    codes = ("import rlm_broker", "from rlm_broker import RLM", "from rlm_broker import Sandbox")
+    commands = (("-c", "pass"), *(("-c", code) for code in codes), ("-m", "rlm_broker", "--help"))
     bare, *ours = by_turns(effort.times(15), *(partial(seconds, partial(_python, *each)) for each in commands))
     (litellm,) = by_turns(effort.times(3), lambda: seconds(lambda: _python("-c", "import litellm")))
     others = (side("python -c pass", "ms", bare), side("import litellm", "ms", litellm))
