@@ -59,17 +59,16 @@ class McpTools(Tools):
         self._end = weakref.finalize(self, loop.call_soon, stop.set)
         try:
             found = opened.result(timeout_s)
-        except TimeoutError:
-            self._job.cancel()  # it may still wait for a server
-            self.close()
-            raise ConfigurationError(f"the MCP server did not answer within timeout_s = {timeout_s:g}") from None
-        try:
             tools = {name: _tool(client, tool, loop) for name, client, tool in found}
             if len(tools) < len(found) or (given and tools.keys() & given.keys()):
                 raise ConfigurationError("two tools have one name: give the servers as a dict, with a name for each")
             super().__init__({**tools, **(given or {})})
-        except ConfigurationError:
+        except BaseException as error:  # Ctrl+C as well
+            if not opened.done():
+                self._job.cancel()  # it still waits for a server, and not to be stopped
             self.close()
+            if isinstance(error, TimeoutError):
+                raise ConfigurationError(f"the MCP server did not answer within timeout_s = {timeout_s:g}") from None
             raise
 
     def close(self) -> None:
@@ -84,7 +83,7 @@ class McpTools(Tools):
             ```
         """
         self._end()
-        with contextlib.suppress(TimeoutError, Exception):
+        with contextlib.suppress(Exception):
             self._job.result(CLOSING_S)
 
     def __enter__(self) -> Self:

@@ -1,6 +1,7 @@
 """Tools of MCP servers in code: a real server, started by its command."""
 
 import gc
+import signal
 import sys
 import weakref
 from collections.abc import Iterator
@@ -99,4 +100,16 @@ def test_server_that_cannot_be_used_is_a_sentence(command: list[str]) -> None:
         Tools.from_mcp([sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.1)
     with pytest.raises(ConfigurationError, match="two tools have one name"):
         Tools.from_mcp(command, {"stock": 1})
+    until_now(lambda: not living_below() - before)
+
+
+def test_ctrl_c_while_a_server_is_awaited_ends_it() -> None:
+    before = living_below()
+    interrupting = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # which a runner of tests may have replaced
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Tools.from_mcp([sys.executable, "-c", interrupting], timeout_s=60)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     until_now(lambda: not living_below() - before)
