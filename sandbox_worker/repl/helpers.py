@@ -9,7 +9,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple, TypeVar, overload
 
 from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire import names
@@ -20,6 +20,7 @@ SHOWN_MATCHES = 20
 """Maximum matches in the `repr` of matches."""
 STEP_CHARS = 1 << 16
 """Characters whose line breaks are counted in one step of the search for a line."""
+T = TypeVar("T")
 Texts = str | Mapping[Any, str] | Sequence[str]
 
 
@@ -34,12 +35,40 @@ class Match(NamedTuple):
     around: str
 
 
-class Matches(Sequence[Match]):
+class _Made(Sequence[T]):
+    """Sequence whose items are made when they are read. `_items` names them in errors."""
+
+    _items: str
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        """Make one item, or a list of items for a slice."""
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        try:
+            place = range(len(self))[index]
+        except IndexError:
+            raise IndexError(f"there are {len(self):,} {self._items}") from None
+        return self._make(place)
+
+    def _make(self, place: int) -> T:
+        """Return the item at `place`, which is from 0 to the last one."""
+        raise NotImplementedError
+
+
+class Matches(_Made[Match]):
     """Sequence of all matches, see `search`. A match is made when it is read. `repr` has a line for each of the first.
 
     Attributes:
         total: Number of all matches, also beyond a `limit`.
     """
+
+    _items = "matches"
 
     def __init__(
         self, looked_for: "str | re.Pattern[str]", parts: Sequence[tuple[Any, str]], around: int, limit: int | None
@@ -55,20 +84,7 @@ class Matches(Sequence[Match]):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, index: int) -> Match: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Match]: ...
-
-    def __getitem__(self, index: int | slice) -> Match | list[Match]:
-        """Make one match, or a list of matches for a slice."""
-        if isinstance(index, slice):
-            return [self[each] for each in range(len(self))[index]]
-        try:
-            place = range(len(self))[index]
-        except IndexError:
-            raise IndexError(f"there are {len(self):,} matches") from None
+    def _make(self, place: int) -> Match:
         for span in itertools.islice(self._found, max(0, place + 1 - len(self._spans[0]))):
             for column, value in zip(self._spans, span, strict=True):
                 column.append(value)
@@ -111,8 +127,10 @@ class Chunk(str):
     end: int
 
 
-class Chunks(Sequence[Chunk]):
+class Chunks(_Made[Chunk]):
     """Sequence of chunks, see `chunks`. It keeps their ends alone, and makes a chunk when it is read."""
+
+    _items = "chunks"
 
     def __init__(self, text: Any, size: int, overlap: int) -> None:
         _require_number("chunks", "size", size, 1)
@@ -127,20 +145,7 @@ class Chunks(Sequence[Chunk]):
     def __len__(self) -> int:
         return self._firsts[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Chunk: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Chunk]: ...
-
-    def __getitem__(self, index: int | slice) -> Chunk | list[Chunk]:
-        """Make one chunk, or a list of chunks for a slice."""
-        if isinstance(index, slice):
-            return [self[each] for each in range(len(self))[index]]
-        try:
-            place = range(len(self))[index]
-        except IndexError:
-            raise IndexError(f"there are {len(self):,} chunks") from None
+    def _make(self, place: int) -> Chunk:
         number = bisect_right(self._firsts, place) - 1
         part, text, ends = self._parts[number]
         within = place - self._firsts[number]
