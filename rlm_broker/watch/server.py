@@ -144,7 +144,7 @@ class ControlSocket:
     async def _listen(self, listening: socket.socket) -> None:
         # CPython 3.13 would look the socket up by its address, through a descriptor closed by now.
         more: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        server = await asyncio.start_unix_server(self._connected, sock=listening, **more)
+        server = await asyncio.start_unix_server(self._accepted, sock=listening, **more)
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -156,10 +156,15 @@ class ControlSocket:
 
     # -- one connection ----------------------------------------------------------------------------------------------
 
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # The task is made here, because CPython 3.11's streams report the cancellation of their own as an error.
+        task = asyncio.get_running_loop().create_task(self._connected(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
         try:
             connection = writer.get_extra_info("socket")
             if len(self._connections) <= MOST_CONNECTIONS and messages.peer_of(connection)[1] == os.geteuid():
@@ -167,7 +172,6 @@ class ControlSocket:
         except (OSError, ValueError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
             writer.transport.abort()
         finally:
-            self._connections.discard(task)
             self._at_work.discard(task)
             writer.close()
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from rlm_broker.broker.clients.script import ScriptedClient
+from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.events.trace import TraceWriter
 from rlm_broker.rlm import RLM
@@ -58,6 +59,20 @@ async def connection(tmp_path: Path) -> AsyncIterator[tuple[asyncio.StreamReader
     reader, writer = await asyncio.open_unix_connection(sock=own)
     yield reader, writer
     writer.transport.abort()
+
+
+async def test_close_ends_a_connection_that_has_asked_nothing(tmp_path: Path) -> None:
+    reported: list[dict[str, object]] = []
+    control = ControlSocket("serve").start()
+    background = EventLoopRef.background()
+    background.call_soon(lambda: asyncio.get_running_loop().set_exception_handler(lambda _, of: reported.append(of)))
+    async with connection(tmp_path) as (reader, _):
+        await until(lambda: control._connections)
+        await control.aclose()
+        async with asyncio.timeout(WAIT_S):
+            assert await reader.read() == b""
+    background.call_soon(lambda: asyncio.get_running_loop().set_exception_handler(None))
+    assert not reported
 
 
 async def told(reader: asyncio.StreamReader) -> object:
