@@ -31,7 +31,7 @@ def repl(open_sandbox: Sandbox) -> Iterator[SandboxedRepl]:
 
 def test_names_are_those_that_the_caller_gave(open_sandbox: Sandbox) -> None:
     given: dict[str, Any] = {
-        "tools": {"llm_query": lambda: "asked", "FINAL": len},
+        "tools": {"llm_query": lambda: "asked", "FINAL": lambda of: len(of)},
         "values": {"input": 1, "history": 2},
     }
     with open_sandbox.repl("text", scaffold=False, **given) as repl:
@@ -60,11 +60,11 @@ def test_submit_is_there_if_a_block_shall_submit(repl: SandboxedRepl) -> None:
 
 def test_template_and_added_context_keep_their_names(open_sandbox: Sandbox) -> None:
     limits = Limits(later_context_bytes=1 << 20)
-    with open_sandbox.template([1], setup="answer, search = context, 2") as template:
-        with template.repl(scaffold=False, limits=limits) as repl:
-            repl.add_context("more")
-            assert repl.execute(NAMES).stdout == "answer context context_1 search\n"
-            assert repl.execute("print(answer, context, context_1, search)").stdout == "[1] [1] more 2\n"
+    made = open_sandbox.template([1], setup="answer, search = context, 2")
+    with made as template, template.repl(scaffold=False, limits=limits) as repl:
+        repl.add_context("more")
+        assert repl.execute(NAMES).stdout == "answer context context_1 search\n"
+        assert repl.execute("print(answer, context, context_1, search)").stdout == "[1] [1] more 2\n"
 
 
 # -- functions of the host --------------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ def test_variables_share_a_message(repl: SandboxedRepl) -> None:
     assert [len(value) for value in repl.variables("b", "d").values()] == [9 << 20, 900_000]
 
 
-async def test_function_reads_variables_of_its_block(loop_sandbox: Sandbox) -> None:
-    async with loop_sandbox.repl(scaffold=False) as repl:
+async def test_function_reads_variables_of_its_block() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.repl(scaffold=False) as repl:
 
         async def awaited(name: str) -> Any:
             return (await repl.avariables(name))[name]
