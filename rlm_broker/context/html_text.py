@@ -83,6 +83,8 @@ class _Markup:
             if after is None:
                 break
             at = after
+        if is_end:
+            self._break("\n")
         self._left = markup[at:] if self._skips_to is None else markup[max(at, len(markup) - _LONGEST_END) :]
         said, self._said = "".join(self._said), []
         return said

@@ -61,7 +61,7 @@ def test_page_is_read_by_its_own_encoding_and_other_markup_stays(tmp_path: Path)
     written(tmp_path / "page.txt", "<html><p>a")
     value, skipped = found_in(tmp_path)
     assert value == {
-        "a.HTM": "\u043f\u0440\u0438\u0432\u0435\u0442",
+        "a.HTM": "\u043f\u0440\u0438\u0432\u0435\u0442\n",
         "part.html": "<p>{{ a }}</p>",
         "page.txt": "<html><p>a",
     }
