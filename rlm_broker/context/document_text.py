@@ -1,7 +1,8 @@
 """Program that reads the text of a document: the document from stdin, the text to stdout.
 
 `file_content` starts it as a process of its own. It imports no module of ours. Its exit code is 0, or one of
-`ENCRYPTED`, `UNREADABLE` and `WITHOUT_TEXT`.
+`ENCRYPTED`, `UNREADABLE` and `WITHOUT_TEXT`. Notebooks and databases need no extra that a server could leave out. So
+their readers can open no file and reach no address by then.
 """
 
 import io
@@ -28,6 +29,10 @@ _BLOB_BYTES: Final = 64
 _BATCH_ROWS: Final = 10_000
 """Rows of a table that are decoded at a time."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_LANDLOCK_CREATE_RULESET: Final = 444
+_LANDLOCK_RESTRICT_SELF: Final = 446
+"""Numbers of system calls, which are the same on each architecture."""
+_PR_SET_NO_NEW_PRIVS: Final = 38
 _IN_WAL_MODE: Final = b"\2\2"
 """Versions in the header of a database that is written by a log."""
 
@@ -196,6 +201,28 @@ _READ: Final[dict[str, Callable[[io.BytesIO], Iterator[str | bytes]]]] = {
 }
 
 
+_BY_STANDARD_LIBRARY: Final = frozenset({"ipynb", "sqlite"})
+
+
+def _confine() -> None:
+    """Import what is left to import, and deny all files by Landlock. A kernel without it denies nothing."""
+    import csv  # noqa: F401
+    import ctypes
+    import sqlite3  # noqa: F401
+    import struct
+    import tarfile  # noqa: F401
+
+    libc, long = ctypes.CDLL(None, use_errno=True), ctypes.c_long
+    version = libc.syscall(long(_LANDLOCK_CREATE_RULESET), None, long(0), long(1))
+    if version < 1:
+        return
+    denied = struct.pack("=QQ", (1 << 13) - 1, 0b11)[: 16 if version >= 4 else 8]  # all about files; TCP from 4 on
+    ruleset = libc.syscall(long(_LANDLOCK_CREATE_RULESET), denied, long(len(denied)), long(0))
+    libc.prctl(long(_PR_SET_NO_NEW_PRIVS), long(1), long(0), long(0), long(0))
+    if libc.syscall(long(_LANDLOCK_RESTRICT_SELF), long(ruleset), long(0)):
+        raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+
+
 def main(kind: str) -> int:
     """Bound memory, CPU time and written files, write the text of the document on stdin, and return the exit code."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -206,6 +233,8 @@ def main(kind: str) -> int:
     document = io.BytesIO(sys.stdin.buffer.read())
     output, has_text = sys.stdout.buffer, False
     try:
+        if kind in _BY_STANDARD_LIBRARY:
+            _confine()
         for text in _READ[kind](document):
             if isinstance(text, bytes):
                 has_text = True

@@ -196,13 +196,26 @@ def test_parquet_file_is_its_rows(tmp_path: Path) -> None:
     refused(written(tmp_path / "b.parquet", b"PAR1" + bytes(100) + b"PAR1"), "cannot be read as parquet")
 
 
-def test_reader_of_databases_needs_no_library_and_opens_no_file(tmp_path: Path) -> None:
-    """The program is given what is no document at all: it says so by its exit code, whatever it tried."""
+def test_reader_of_databases_and_notebooks_can_open_no_file(tmp_path: Path) -> None:
+    """Runs the program with a parser that looks around, as one would that a document has taken over."""
+    secret = written(tmp_path / "secret", "a secret")
+    looks = (
+        "import socket\n"
+        "def tried(call, *given):\n"
+        "    try: return str(call(*given).read())\n"
+        "    except OSError as error: return type(error).__name__\n"
+        f"program['_READ'][kind] = lambda file: iter([tried(open, {str(secret)!r}), tried(open, '/etc/passwd'),"
+        " tried(socket.create_connection, ('127.0.0.1', 9))])\n"
+    )
     for kind in ("sqlite", "ipynb"):
-        program = [sys.executable, "-I", document_text.__file__, kind]
-        done = subprocess.run(program, input=b"SQLite format 3\0" + bytes(84), capture_output=True, cwd=tmp_path)
-        assert (done.returncode, done.stdout, done.stderr) == (document_text.UNREADABLE, b"", b"")
-    assert not list(tmp_path.iterdir())
+        code = f"import runpy, sys\nprogram = runpy.run_path({document_text.__file__!r})\nkind = {kind!r}\n{looks}"
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", f"{code}sys.exit(program['main'](kind))"],
+            input=b"",
+            capture_output=True,
+            check=True,
+        )
+        assert done.stdout.decode().replace("ConnectionRefusedError", "PermissionError") == "PermissionError" * 3
 
 
 def test_picture_is_an_address_for_a_model_that_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
