@@ -89,6 +89,8 @@ class PersistentRepl(AsyncResource):
             assert self._repl is not None
             yield self._repl
         finally:
+            if self._repl is not None:
+                await self._repl.end_children()
             self._is_lent, self._answer = False, refuse
 
     @property

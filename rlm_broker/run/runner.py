@@ -368,7 +368,8 @@ class Runner:
                 self._may_answer_unseen = True
                 self.progress.said = self._asked_about = answer.text
                 return self._says.not_looked()
-        is_failure = any(map(answer.text.startswith, self.progress.failures))
+        failures = self.progress.failures | self.progress.late_failures
+        is_failure = any(map(answer.text.startswith, failures))
         if is_failure and can_ask and answer.text != self._asked_about:
             self._asked_about = answer.text
             return self._says.failed(answer.text)

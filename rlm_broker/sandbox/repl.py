@@ -402,6 +402,11 @@ class SandboxedRepl(AsyncResource):
         if self._worker.connection is not None:
             self._worker.connection.provide(more)
 
+    async def end_children(self) -> None:
+        """End the children that code has started in the background, and wait until they have ended."""
+        if self._worker.connection is not None:
+            await self._worker.connection.end_background()
+
     def renew(self) -> None:
         """Count restarts from 0 again: the next run of the same REPL may have as many restarts as the first."""
         self._worker.renew()

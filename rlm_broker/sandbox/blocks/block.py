@@ -177,6 +177,8 @@ class BlockRun:
         self._connection.let_go()
 
     async def _off_the_clock(self, query: Query) -> list[Slot]:
+        if query.background:  # the block goes on meanwhile
+            return await self._answered(query)
         self._clock.query_opened(time.monotonic())
         try:
             return await (self._checked(query) if query.want == "submit" else self._answered(query))
@@ -187,6 +189,11 @@ class BlockRun:
                 self._wake.set()
 
     async def _answered(self, query: Query) -> list[Slot]:
+        if query.want == "wait":
+            return await self._connection.answered(query)
+        if query.want == "cancel":
+            await self._connection.end_background(query.texts)
+            return [Slot()] * len(query.prompts)
         if not query.contexts:
             return await self._answer(query)
         try:
