@@ -89,9 +89,9 @@ class PersistentRepl(AsyncResource):
             assert self._repl is not None
             yield self._repl
         finally:
+            self._is_lent, self._answer = False, refuse
             if self._repl is not None:
                 await self._repl.end_children()
-            self._is_lent, self._answer = False, refuse
 
     @property
     def sandboxed(self) -> SandboxedRepl | None:

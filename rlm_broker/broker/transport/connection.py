@@ -90,7 +90,7 @@ class QueryHandler(Protocol):
 
 OnShown = Callable[[Output | DisplayMessage], None]
 """Called with each piece of output and each display of a block, as it comes."""
-_CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
+_CALLED = {"llm": "llm_query", "rlm": "rlm_query", "keep": "rlm_start", "budget": "budget()"}
 """Kind of query → name of its function in model code."""
 
 
