@@ -133,8 +133,11 @@ class Child:
 
     Example:
         ```python
-        child = rlm_start("Count the errors.", context=part)
-        print(child.done, child.result(timeout_s=60))
+        async def answer(query: Query) -> list[Slot]:
+            return [Slot("3")]
+
+        with sandbox.repl("a b c", answer) as repl:
+            print(repl.execute("print(rlm_start('How many words?', context=context).result())").stdout)  # 3
         ```
     """
 

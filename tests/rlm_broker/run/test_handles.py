@@ -101,9 +101,7 @@ def test_children_live_from_block_to_block_until_they_are_told_to_end(open_sandb
     assert model.cancelled == {"slow 0": 1, "slow 1": 1}
     started = {event.run: event.block for event in events if isinstance(event, RunStarted)}
     assert started == {"1": 0, "1.1": 1, "1.2": 1, "1.3": 1, "1.4": 1, "1.5": 2}
-    ended = {event.run: event.kind for event in events if isinstance(event, RunEnded)}
-    kinds = ["answered", "answered", "cancelled", "cancelled", "answered"]
-    assert ended == {"1": "answered"} | {f"1.{number}": kind for number, kind in enumerate(kinds, 1)}
+    assert Counter(event.kind for event in events if isinstance(event, RunEnded)) == {"answered": 4, "cancelled": 2}
     assert Counter(trace.error for trace in done.child_traces) == {None: 3, "cancelled": 2}
     assert done.usage_by_depth[1].total_calls == 3
 
@@ -121,19 +119,9 @@ def test_children_end_with_the_repl_and_with_the_run(open_sandbox: Sandbox, end:
     done = ran(model, open_sandbox, on_event=events.append)
     assert done.response == ("done" if "FINAL" in end else "False")
     assert model.cancelled == {"slow": 1}
-    # The next turn, or the end of the run, comes when they have ended.
-    ends = [number for number, event in enumerate(events) if isinstance(event, RunEnded)]
-    assert [events[number].run for number in ends] == ["1.2", "1.1", "1"]
-    later = (
-        next(
-            n
-            for n, event in enumerate(events)
-            if isinstance(event, IterationStarted) and event.run == "1" and event.number == 2
-        )
-        if "exit" in end
-        else ends[-1]
-    )
-    assert ends[-2] < later
+    told = [(type(event), event.run, getattr(event, "number", 0)) for event in events]
+    ends = [told.index((RunEnded, run, 0)) for run in ("1.1", "1.2")]
+    assert max(ends) < told.index((RunEnded, "1", 0) if "FINAL" in end else (IterationStarted, "1", 2))
     assert not living_below() - before
 
 
@@ -191,6 +179,8 @@ def test_one_place_serves_children_in_turn(open_sandbox: Sandbox) -> None:
 
 
 def test_waiting_is_not_computing_and_computing_beside_a_child_is(open_sandbox: Sandbox) -> None:
+    limit_s = 0.0
+
     class Slow(Model):
         async def complete(self, request: LMRequest) -> LMReply:
             if request.depth:
@@ -205,7 +195,6 @@ def test_waiting_is_not_computing_and_computing_beside_a_child_is(open_sandbox: 
         model = Slow(waits, computes, "FINAL(child.done)")
         return ran(model, open_sandbox, Limits(max_depth=2, block_timeout_s=seconds))
 
-    limit_s = 0.0
     done = within_longer(attempt, lambda done: printed(done)[0] == "7\n")
     assert printed(done)[0] == "7\n"
     assert done.trajectory[1].blocks[0].limit == "block_timeout_s"

@@ -145,7 +145,7 @@ def test_child_that_cannot_be_started_is_done_with_the_reason() -> None:
     def refuse(_query: Query) -> str:
         raise FrameTooLarge(9, 5)
 
-    channel.start = refuse  # type: ignore[method-assign]
+    channel.start = refuse  # type: ignore[method-assign,assignment]
     assert starting.rlm_start("x").result().startswith("Error: the query is too large: 9 bytes, 5 at most")
 
 
@@ -168,8 +168,8 @@ def test_answer_without_memory_for_it_is_an_error() -> None:
         (lambda _, child: child.result("5"), TypeError, "must be a number of seconds or None, not '5'"),
         (lambda _, child: child.result(float("nan")), TypeError, "must be a number of seconds"),
         (lambda _, child: child.ask("more"), ValueError, "started with keep=True"),
-        (lambda _, child: first([child], 1), TypeError, "first.. takes a number, and a list"),
-        (lambda _, child: first(1, [child, "x"]), TypeError, "takes children of rlm_start, not a str"),
+        (lambda _, child: first(cast("Any", [child]), cast("Any", 1)), TypeError, "first.. takes a number, and a list"),
+        (lambda _, child: first(1, [child, cast("Any", "x")]), TypeError, "takes children of rlm_start, not a str"),
         (lambda _, child: first(2, [child]), ValueError, "'k' is 2, and there are 1 children"),
         (lambda _, child: pickle.dumps(child), CannotAsk, "another process cannot use"),
     ],
