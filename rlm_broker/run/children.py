@@ -299,6 +299,9 @@ class Children:
         try:
             runner = self._begin(caller, kept)
             slot = await self._answered(runner, caller, context, served_by)
+        except asyncio.CancelledError:
+            self._tree.calls.record_news(caller.run)
+            raise
         except Exception as error:  # noqa: BLE001 - the user's functions may raise anything: the siblings go on
             slot = Slot(error=f"{type(error).__name__}: {error}")
         finally:

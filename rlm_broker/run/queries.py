@@ -97,6 +97,10 @@ class QueryAnswers:
         most = limits.max_result_chars
         return slots if most is None else [_cut(slot, most) for slot in slots]
 
+    async def waited(self, query: Query, wait: QueryHandler) -> list[Slot]:
+        """Answer a query of the kind "wait" by `wait`, which the connection has."""
+        return await self._tree.calls.waited(self._caller.run, query, wait)
+
     async def _tool(self, query: Query) -> Slot:
         name = query.tool or ""
         if name not in self.tools.names:

@@ -55,6 +55,7 @@ class SandboxedRepl(AsyncResource):
         kills_when_cancelled: Whether a cancelled caller's block is killed with its REPL, and not interrupted. Set by an
             owner if it closes the REPL then, and need not wait for the block.
         is_listed: Whether `ps` lists the REPL, and `stop` ends it, while it is open.
+        answer: Answers the queries of the next blocks.
         tree: Id of the run tree with the REPL, as in `Run.id`; None for a REPL of its own.
 
     Raises:
@@ -88,7 +89,7 @@ class SandboxedRepl(AsyncResource):
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
-        self._answer = answer
+        self.answer = answer
         # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
         worker = self._worker
         self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes)
@@ -468,7 +469,7 @@ class SandboxedRepl(AsyncResource):
                 connection,
                 output,
                 self._limits,
-                self._answer,
+                self.answer,
                 timeout_s,
                 wall_timeout_s,
                 self._contexts,

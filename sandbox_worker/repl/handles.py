@@ -271,16 +271,15 @@ def _wait_for(children: Sequence[Child], k: int, timeout_s: float | None) -> Non
         if missing <= 0:
             return
         left_s = None if ends_at is None else ends_at - time.monotonic()
-        is_last_look = left_s is not None and left_s <= 0
-        ids = [child._id for child in pending]
-        if is_last_look:
-            answered = pending[0]._handles.ask("wait", ids)
+        if left_s is not None and left_s <= 0:
+            count, left_s = 0, None
         else:
-            answered = pending[0]._handles.ask("wait", ids, missing, left_s)
+            count = missing
+        answered = pending[0]._handles.ask("wait", [child._id for child in pending], count, left_s)
         for child, is_answered in zip(pending, answered, strict=True):
             if is_answered:
                 child._take()
-        if is_last_look:
+        if sum(answered) < missing:  # the time is over, as the orchestrator's clock says: that of a replay stands still
             return
 
 

@@ -190,7 +190,8 @@ class BlockRun:
 
     async def _answered(self, query: Query) -> list[Slot]:
         if query.want == "wait":
-            return await self._connection.answered(query)
+            recorded, wait = getattr(self._answer, "waited", None), self._connection.answered
+            return await (wait(query) if recorded is None else recorded(query, wait))
         if query.want == "cancel":
             await self._connection.end_background(query.texts)
             return [Slot()] * len(query.prompts)

@@ -216,6 +216,34 @@ def test_recorded_children_are_replayed(open_sandbox: Sandbox, tmp_path: Path) -
     assert replayed.usage_summary.total.stored_calls == 3
 
 
+def test_replay_sees_the_same_children_as_done(open_sandbox: Sandbox, tmp_path: Path) -> None:
+    """Also that which was started later and was done first, and that which was late."""
+
+    class Ordered(Model):
+        async def complete(self, request: LMRequest) -> LMReply:
+            if not request.depth and len(request.messages) > 2:
+                may_answer.set()
+            if request.depth and "last" in self._task(request):
+                await asyncio.to_thread(may_answer.wait, WAIT_S)
+            return await super().complete(request)
+
+    may_answer = threading.Event()
+    start = "last, early = rlm_start('FINAL(\\'last\\')'), rlm_start('FINAL(\\'early\\')')\n"
+    look = "print([child.result() for child in first(1, [last, early])], last.done)\n"
+    late = "try: last.result(timeout_s=0.01)\nexcept TimeoutError: print('late')"
+    blocks = (start + look + late, "FINAL(last.result() + str(early.done))")
+    record = Models(record=tmp_path / "run.jsonl")
+    done = ran(Ordered(*blocks), open_sandbox, models=record)
+    assert [*printed(done)] == ["['early'] False\nlate\n", ""]
+    tools = {"until_asked": Model().until_asked}
+    with RLM(
+        models=Models(replay=tmp_path / "run.jsonl"), limits=Limits(max_depth=2), sandbox=open_sandbox, tools=tools
+    ) as rlm:
+        replayed = rlm.completion("the context", "?")
+    assert [*printed(replayed)] == [*printed(done)]
+    assert replayed.response == done.response == "lastTrue"
+
+
 def test_own_loop_has_children_until_its_repl_is_closed(open_sandbox: Sandbox) -> None:
     model = Model()
     with LMHandler(model) as handler:
