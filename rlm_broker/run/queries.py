@@ -85,6 +85,7 @@ class QueryAnswers:
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
         progress, failed = self._progress, 0
+        progress.asked[len(slots)] += 1
         failures = progress.late_failures if query.background else progress.failures
         most_failures = MOST_FAILURES - len(failures) if query.background else MOST_FAILURES
         for slot in slots:
