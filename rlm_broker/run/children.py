@@ -1,7 +1,7 @@
 """Children of a run: `rlm_query` as runs with REPLs of their own, or as plain completions.
 
 Theory of operation. A query of a thousand prompts must not take the memory of a thousand runs. A parent must not wait
-for a child waiting for the parent's place. Five rules follow.
+for a child waiting for the parent's place. Six rules follow.
 
 1. A child run, a plain completion or an error answers each prompt. A completion serves a prompt at the greatest depth,
    with `repl=False`, or with the parent's own task, which divides no work. It also serves a prompt that
@@ -12,6 +12,8 @@ for a child waiting for the parent's place. Five rules follow.
    hold the places that those need: a deadlock.
 5. The context of a child is opened when it has its place, not when the query comes: as many contexts are in memory as
    there are places.
+6. A child in the background is a query like any other here. Its connection cancels it, at the latest when that ends. A
+   kept child is one more such query, which has the REPL until it is cancelled.
 
 A failure of a child, also one in the user's own functions, fills its slot and leaves its siblings alone.
 """
@@ -49,6 +51,7 @@ MAX_PROMPT_BYTES = 4 << 20
 """Maximum bytes of a context read for the prompt of a completion; a larger one is refused, as a query is. 4 MiB
 are about a million tokens."""
 NOT_KEPT = "this child is not kept: it was cancelled, or {} children are kept already (max_concurrent_children)"
+"""Error of a child whose REPL is not kept."""
 OWN_TASK = "rlm_query: this is the task that this run has itself, so a plain completion answered it: divide it"
 """Note beside the answer to a prompt that is its run's own task. The REPL prints it to stderr."""
 

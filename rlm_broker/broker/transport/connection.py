@@ -278,13 +278,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def end_background(self, ids: Iterable[str] | None = None) -> None:
         """Cancel background queries, all if no ids are given, and wait until they have ended."""
-        ending = set[asyncio.Task[None]]()
-        for id in [*self._background] if ids is None else ids:
-            if id in self._background:
-                ending.add(task := self._background[id].task)
-                if not task.cancelling():  # a second cancellation would hit the clean-up that ends a child run
-                    task.cancel()
-        if ending:
+        if ending := self._cancel_background(self._background if ids is None else ids):
             await asyncio.wait(ending)
 
     async def close(self) -> None:
@@ -439,6 +433,13 @@ class Connection(asyncio.BufferedProtocol):
         self._cancelled.update(self._answering.values())
         self._answering.clear()
 
+    def _cancel_background(self, ids: Iterable[str]) -> set[asyncio.Task[None]]:
+        tasks = {self._background[id].task for id in ids if id in self._background}
+        for task in tasks:
+            if not task.cancelling():  # as in `_cancel_answers`: each task once
+                task.cancel()
+        return tasks
+
     async def _reply(self, query: Query) -> None:
         failed = ENDED if query.background else CANCELLED
         try:
@@ -512,9 +513,7 @@ class Connection(asyncio.BufferedProtocol):
             self._result.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
             self._on_end()
         self._cancel_answers()
-        for background in self._background.values():
-            if not background.task.cancelling():
-                background.task.cancel()
+        self._cancel_background(self._background)
         self._answer, self._on_shown = refuse, _ignore  # the last block's, which has this connection
         if self._transport is not None:
             self._transport.abort()
