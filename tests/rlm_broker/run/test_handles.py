@@ -18,6 +18,7 @@ from rlm_broker.results import Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.sandbox.sandbox import Sandbox
+from sandbox_worker.wire.prompts import LONG_TASK_CHARS
 from tests.support.nodes import LocalNodes
 from tests.support.processes import living_below
 from tests.support.waiting import WAIT_S, for_ever, within_longer
@@ -165,6 +166,19 @@ def test_number_of_kept_and_of_all_children_is_bounded(open_sandbox: Sandbox) ->
     why = "Error: this child is not kept: it was cancelled, or 1 children are kept already (max_concurrent_children)"
     assert printed(done)[0] == f"1 {why}\n3 4 Error: this child is not kept\n"
     assert done.trajectory[0].blocks[0].final_answer == "Error: max_children_total exceeded"
+
+
+def test_kept_child_is_told_where_its_long_task_is(open_sandbox: Sandbox) -> None:
+    long = "# why? " * (LONG_TASK_CHARS // 7 + 1)
+    model = Model(
+        f"kept = rlm_start('FINAL(1)', keep=True)\nFINAL(kept.ask('FINAL(len(context_1))\\n{long}').result())"
+    )
+    done = ran(model, open_sandbox)
+    assert done.response == str(len(f"FINAL(len(context_1))\n{long}"))
+    opening, later = [str(request.messages[-1].content) for request in model.requests if request.depth][1:]
+    assert "Your task stands in `context_1`." in opening
+    assert "characters left out here] ..." in opening
+    assert "all of it is in `context_1`" in later
 
 
 def test_one_place_serves_children_in_turn(open_sandbox: Sandbox) -> None:
