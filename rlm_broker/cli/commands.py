@@ -275,8 +275,8 @@ EXEC = LazyCommand(
     "exec",
     """Run a Python FILE in a sandbox of its own, without any model, as `python FILE ARGS...` would.
 
-    All arguments behind FILE are the program's. The program gets the stdin of this command, which is read to its end
-    before the program begins; a terminal is not read. If FILE is -, the program itself is read from stdin.
+    All arguments behind FILE are the program's. It reads the stdin of this command, as it needs it. If FILE is -, the
+    program itself is read from stdin.
 
     \b
     rlm-broker exec script.py --verbose <numbers.txt

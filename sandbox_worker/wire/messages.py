@@ -25,8 +25,9 @@ Status = Literal["ok", "error", "exited", "interrupted"]
 
 Stream = Literal["stdout", "stderr"]
 """Stream to which a piece of output was printed."""
-Want = Literal["llm", "rlm", "budget", "tool", "submit"]
-"""Kind of a query: a completion, a child run, the remaining means, a call of a tool, or a check of submitted fields."""
+Want = Literal["llm", "rlm", "budget", "tool", "submit", "stdin"]
+"""Kind of a query: a completion, a child run, the remaining means, a call of a tool, a check of submitted fields, or
+more of stdin."""
 MAX_PROMPTS = 1 << 16
 """Maximum prompts of one query; a query with more is invalid. Without this bound, a slot for each of the 20 million
 empty prompts that fit into a frame would take gigabytes. `max_batch_prompts`, far lower by default, answers with an
@@ -122,6 +123,7 @@ class Query(Message, frozen=True, omit_defaults=True):
             - "budget": one empty text. The slot's text is a JSON object.
             - "tool": one JSON object of `args` and `kwargs`. The slot's text is the result. `values` encodes both.
             - "submit": one JSON object of the fields, encoded by `values`. The slot has no text.
+            - "stdin": one empty text. The slot's text has one character for each byte; none at the end.
         model: Name of the model that code wishes; the session's policy decides. None leaves the choice to the policy.
         system: System prompt of the calls, or None.
         max_completion_tokens: Maximum output tokens of each call; None leaves it to the orchestrator.
@@ -242,6 +244,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
         wants_value: Whether the result shall have the value of the last statement, if that is an expression.
         names: Variables whose values the result shall have, as a list. If there are names, then there is no code.
         stdin: Text that code reads from `sys.stdin`; None is an empty one.
+        asks_stdin: Whether code gets more of `sys.stdin` by a query each time that it needs it.
         submit: Names of the fields that the block must submit; the block ends where it submits. An empty list permits
             any value. With None the block continues after it has submitted any value.
         tells_variables: Whether the result shall list the variables that the block made or changed.
@@ -257,6 +260,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     submit: list[str] | None = None
     tells_variables: bool = False
     echo: bool = True
+    asks_stdin: bool = False
 
 
 class Environment(Message, frozen=True):
