@@ -40,9 +40,7 @@ MOST_EARLIER, MOST_CHARS = 6, 1_500
 """Earlier exchanges that a question brings along, and characters of each text of them."""
 
 
-def run(
-    paths: tuple[str, ...], *, assignments: tuple[str, ...], encoding: str | None, strict_text: bool, **options: Any
-) -> int:
+def run(paths: tuple[str, ...], *, assignments: tuple[str, ...], **options: Any) -> int:
     """Talk until the input ends, and return the exit code.
 
     Raises:
@@ -54,7 +52,7 @@ def run(
     settings = Settings(assigned(assignments, **options))
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # else a question could have lone surrogates, which no model takes
-    with ControlSocket("chat"), stored(paths, encoding, is_strict=strict_text) as context, rlm_of(settings) as rlm:
+    with ControlSocket("chat"), stored(paths, settings) as context, rlm_of(settings) as rlm:
         if not quiet:
             say_stand_in("chat", settings)
             about = shorten(", ".join(paths), MOST_CHARS)

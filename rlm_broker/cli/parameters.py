@@ -27,8 +27,6 @@ PATH = click.Path(path_type=Path)
 ISOLATION = click.Choice(("auto", *get_args(LevelName)))
 """Levels, as the setting `isolation` names them. The module of the levels takes longer to import."""
 FROM_ENVIRONMENT = "env:"
-MORE: Final = "More"
-"""Title of a command's options that only `--help-all` shows."""
 MEANT: Final = {
     "timeout": "--limit run_timeout_s=10m",
     "max-time": "--limit run_timeout_s=10m",
@@ -150,8 +148,7 @@ class LazyCommand(click.Command):
     Args:
         name: Its name.
         help: What it does.
-        parameters: Its arguments and options, in the order of the help. A text begins a section of that title; those
-            below `MORE` are shown by `--help-all` alone.
+        parameters: Its arguments and options, in the order of the help. A text begins a section of that title.
         epilog: What the help ends with.
         work: `MODULE` or `MODULE.FUNCTION` in `rlm_broker.cli`; the function is `run` if none is named.
         extra: Extra of the installation with the packages that the module imports.
@@ -177,8 +174,6 @@ class LazyCommand(click.Command):
                 self._sections.append((each, []))
             else:
                 self._sections[-1][1].append(each)
-        if MORE in (title for title, _ in self._sections):
-            self._sections[-2][1].append(HELP_ALL)
         super().__init__(
             name,
             help=help,
@@ -212,17 +207,12 @@ class LazyCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections of options."""
         for title, members in self._sections:
-            if title == MORE and not ctx.meta.get(MORE):
-                continue
-            last = [self.get_help_option(ctx)] if (title, members) == self._sections[-1 - self._has_more()] else []
+            last = [self.get_help_option(ctx)] if members is self._sections[-1][1] else []
             options = [each for each in (*members, *last) if isinstance(each, click.Option)]
             records = [each.get_help_record(ctx) for each in options]
             if any(records):
                 with formatter.section(title):
                     formatter.write_dl([record for record in records if record is not None])
-
-    def _has_more(self) -> bool:
-        return self._sections[-1][0] == MORE
 
     def _call(self, **parameters: Any) -> None:
         module, _, function = self._work.partition(".")
@@ -302,7 +292,9 @@ def completed_models(begin: str) -> list[str]:
 
 def _assignment(name: str) -> str | None:
     """Return how a limit or a setting is given; None for any other name."""
-    return f"--limit {name}=VALUE" if name in _known() else None
+    from rlm_broker.limits import Limits
+
+    return f"--{'limit' if name in Limits.fields else 'set'} {name}=VALUE" if name in _known() else None
 
 
 def _known() -> list[str]:
@@ -310,15 +302,3 @@ def _known() -> list[str]:
     from rlm_broker.limits import Limits
 
     return sorted([*Limits.fields, *DEFAULTS])
-
-
-def _show_all(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
-    if is_wanted and not ctx.resilient_parsing:
-        ctx.meta[MORE] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
-
-
-HELP_ALL = click.Option(
-    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show all options."
-)

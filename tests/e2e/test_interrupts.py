@@ -221,11 +221,11 @@ async def test_stdin_of_a_block_is_read_to_its_end(loop_sandbox: Sandbox) -> Non
 
 async def test_stdin_may_be_a_function_that_is_called_when_code_reads(loop_sandbox: Sandbox) -> None:
     shown: list[str] = []
-    pieces = iter(["one\n", b"tw", b"o\xff\x00", "x" * (1 << 17), ""])
+    pieces: list[str | bytes] = ["one\n", b"tw", b"o\xff\x00", "x" * (1 << 17), ""]
 
     async def more() -> str | bytes:
         shown.append("asked")
-        return next(pieces)
+        return pieces.pop(0)
 
     async with loop_sandbox.repl() as repl:
         assert (await repl.aexecute("1", stdin=more)).stdout == "1\n"

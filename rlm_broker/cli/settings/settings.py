@@ -45,6 +45,8 @@ DEFAULTS: dict[str, Any] = {
     "resources": None,
     "tools": None,
     "output_type": None,
+    "encoding": None,
+    "strict_text": False,
     "model_policy": "allow",
     "recursion": "always",
     "prompt_profile": "both",
@@ -56,6 +58,8 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "prompt_profile": get_args(Profile),
 }
 """Maps a setting with few allowed values to these values."""
+YES_OR_NO = ("allow_exec", "strict_text")
+"""Settings that are true or false."""
 ROUTE_FIELDS = ("to", "match", "depths")
 BUILT_IN = "default"
 FLAGS = "command line"
@@ -112,7 +116,7 @@ class Settings:
                 _require_value(name, value, "" if source == FLAGS else f"{where}: ")
                 if name == "tools" and source not in (FLAGS, own):
                     _require_own_place(value, where)
-                self._found[name] = Setting(_is_true(value) if name == "allow_exec" else value, where)
+                self._found[name] = Setting(_is_true(value) if name in YES_OR_NO else value, where)
         self.limits = self._limits()
         if file is None and self.project is not None and (tools := projects.get("tools")):
             self.project = trust.with_tools(self.project, user_files.content(_path(tools), f"{PROJECT_FILE}: tools"))
@@ -383,7 +387,7 @@ def _require_known(name: str, source: str) -> None:
 
 def _require_value(name: str, value: Any, where: str) -> None:
     """Refuse the value of a setting other than a limit, if it is not text or not an allowed value."""
-    if name == "allow_exec":
+    if name in YES_OR_NO:
         if str(value).lower() not in ("true", "false"):
             raise ConfigurationError(f"{where}{name} = {value!r}: give true or false")
     elif name == "max_nodes":

@@ -115,9 +115,3 @@ def test_a_command_that_reads_the_terminal_says_so() -> None:
     assert b"2 + 2\r\n" in on_a_terminal("exec", "-", keys=b"print('2 + 2')\n\x04", after=hint)
     seen = on_a_terminal("ask", "Who is Ada?", "-", keys=b"Ada is a beekeeper.\n\x04", after=hint)
     assert b"beekeeper" in seen.rpartition(b" s, ")[2]
-
-
-def test_a_program_that_reads_the_terminal_is_told_that_it_cannot(tmp_path: Path) -> None:
-    (tmp_path / "asks.py").write_text("input('name? ')")
-    seen = on_a_terminal("exec", str(tmp_path / "asks.py"))
-    assert b"a terminal is not read: give what the program reads by a pipe or a file" in seen
