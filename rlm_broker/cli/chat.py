@@ -62,7 +62,7 @@ def run(paths: tuple[str, ...], *, assignments: tuple[str, ...], **options: Any)
             while (line := _line()) is not None:
                 if not talk.take(line):
                     break
-    return 0
+    return int(talk.unanswered > 0 and not sys.stdin.isatty())
 
 
 class Talk:
@@ -73,6 +73,9 @@ class Talk:
         repl: REPL of all questions.
         context: What they are about.
         verbose: Whether turns are shown with their texts; None shows no progress.
+
+    Attributes:
+        unanswered: Number of questions that had no answer.
     """
 
     def __init__(self, rlm: RLM, repl: PersistentRepl, context: StoredContext, verbose: bool | None) -> None:
@@ -82,6 +85,7 @@ class Talk:
         self._verbose = verbose
         self._said: list[tuple[str, str]] = []
         self._used = Usage()
+        self.unanswered = 0
 
     def take(self, line: str) -> bool:
         """Answer a question or a command. Return whether the conversation goes on."""
@@ -117,11 +121,13 @@ class Talk:
                 with signals.calling(asked.stop):
                     completion = asked.result()
             except RunFailed as failed:
+                self.unanswered += 1
                 self._used += failed.usage_summary.total
                 if failed.partial_answer:
                     say(failed.partial_answer)
                 say(f"rlm-broker chat: {failed}", err=True)
                 return
+        self.unanswered += completion.response is None
         self._used += completion.usage_summary.total
         self._said.append((question, _answer(completion)))
         say(self._said[-1][1])

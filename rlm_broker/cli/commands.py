@@ -140,8 +140,9 @@ CHAT = LazyCommand(
         DEBUG,
     ),
     epilog=f"""\b
-exit codes: 0 the input has ended, 2 the command line or configuration is wrong, 4 the isolation cannot be had,
-5 the model provider cannot be reached at the start, {BY_SIGNALS}""",
+exit codes: 0 the input has ended, 1 a question of a pipe or a file had no answer, 2 the command line or
+configuration is wrong, 4 the isolation cannot be had, 5 the model provider cannot be reached at the start,
+{BY_SIGNALS}""",
 )
 
 BATCH = LazyCommand(
@@ -250,7 +251,9 @@ EXEC = LazyCommand(
         click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
         Option("-c code", "CODE", "Run this code in place of a FILE; what stands behind it are its arguments."),
         Option("--file files", "LOCAL[=NAME]", "A file to put beside the program; repeatable.", multiple=True),
-        Option("-o --out", "FOLDER", "Keep the files that it makes, and the pictures that it shows.", type=PATH),
+        Option(
+            "-o --out", "FOLDER", "A new folder for the files that it makes and the pictures that it shows.", type=PATH
+        ),
         Option("--timeout", "TIME", "Compute time, such as 90s or 1h30m (default 60 s)."),
         *SANDBOX,
         _limit("memory_bytes=64MB"),

@@ -210,9 +210,15 @@ def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> N
 
 
 def _require_writable(out: Path) -> None:
-    """Make the folder of `--out` before the program runs: what it makes could not be kept after it."""
+    """Make the folder of `--out` before the program runs: what it makes could not be kept after it.
+
+    Raises:
+        ConfigurationError: It cannot be written to, or has files: like `ask -o`, the command replaces none.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise ConfigurationError(f"{out} has files already: name a new folder, or an empty one")
         if not os.access(out, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except (OSError, ValueError) as error:

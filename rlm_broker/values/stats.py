@@ -56,6 +56,7 @@ class HandlerStats(Struct, frozen=True):
         ```python
         handler.completion("Say a word.")
         print(handler.stats().usage.total_calls)  # 1
+        print(msgspec.to_builtins(handler.stats())["connections"])  # dicts, lists and numbers; 0
         ```
 
     Attributes:

@@ -231,9 +231,10 @@ def set_default_model(name: str) -> Path:
         raise ConfigurationError(f"{path} cannot be changed safely: write {line} into it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
+        place = path.resolve()  # a link stays: settings are often kept in another folder
+        fresh = place.with_suffix(".new")
         fresh.write_text(written)
-        fresh.replace(path)
+        fresh.replace(place)
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
     return path

@@ -123,7 +123,7 @@ def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:
             run("ask", QUESTION, log, "--model", "m", "--base-url", server.base_url, *more) for more in ([], ["--json"])
         )
     assert (said.returncode, said.stdout) == (5, "an idea\n")
-    assert " s, 1 turn, 1 call, 40+2 tokens, cost unknown\n" in said.stderr
+    assert " s, 1 turn, 1 call, 40 tokens in and 2 out, cost unknown\n" in said.stderr
     error = json.loads(shown.stdout)["error"]
     assert (error["kind"], error["partial_answer"], error["iterations"]) == ("provider", "an idea", 1)
     assert error["usage_summary"]["model_usage_summaries"]["m"]["total_input_tokens"] == 40

@@ -222,17 +222,15 @@ def test_files_that_it_makes_and_pictures_that_it_shows_are_kept(script: Path, t
     assert done.returncode == 0, done.stderr
     assert {each.name: each.read_text() for each in out.iterdir()} == {"made.csv": "a,b", "picture-1.svg": "<svg/>"}
     assert f"rlm-broker exec: kept {out / 'made.csv'}" in done.stderr
-    (out / "made.csv").unlink()
-    (out / "made.csv").mkdir()
-    (out / "picture-1.svg").unlink()
-    script.write_text("open('made.csv', 'w'); open('z.csv', 'w').write('z')")
-    partly = run("exec", "--out", out, script)
+    script.write_text("import os\nopen('made.csv', 'w')\nos.chmod('made.csv', 0)\nopen('z.csv', 'w').write('z')")
+    partly = run("exec", "--out", tmp_path / "part", script)
     assert partly.stderr.splitlines() == [
-        f"rlm-broker exec: kept {out / 'z.csv'}",
-        f"rlm-broker exec: not kept: {out / 'made.csv'} is a folder: name the file",
+        f"rlm-broker exec: kept {tmp_path / 'part' / 'z.csv'}",
+        "rlm-broker exec: not kept: 'made.csv' cannot be opened: Permission denied",
     ]
     assert partly.returncode == 2
     script.write_text("print('began')")
-    refused = run("exec", "--out", script, script)
-    assert "cannot write into" in sentence(refused)
-    assert refused.stdout == ""  # it is refused before the program runs, whose files could not be kept
+    for folder, why in ((script, "cannot write into"), (out, f"{out} has files already: name a new folder, or an")):
+        refused = run("exec", "--out", folder, script)
+        assert why in sentence(refused)
+        assert refused.stdout == ""  # it is refused before the program runs, whose files could not be kept

@@ -116,7 +116,8 @@ SERVE = [
     ("--context logs=/no/such/place", 2, "serve.contexts.logs: /no/such/place does not exist"),
     ("--context a=/tmp --context a=/etc", 2, "--context a is given twice"),
     ("--context 'a b=/tmp'", 2, "serve.contexts.a b"),
-    ("--max-runs 0", 2, "serve.max_runs: input should be greater than 0"),
+    ("--max-runs 0", 2, "serve.max_runs must be above 0"),
+    ("--port 70000", 2, "serve.port must be at most 65535"),
 ]
 OTHERS = [
     ("fly", 2, f"rlm-broker: No such command 'fly'; there are: {', '.join(COMMANDS)}. See `rlm-broker --help`."),
