@@ -60,7 +60,7 @@ def run(
     try:
         with ExitStack() as stack:
             progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
-            sources = partial(stored, before.paths, names_left_out=verbose)
+            sources = partial(stored, before.paths)
             completion = _completion(before.with_question(question), before.paths, sources, progress, **options)
     except (LimitReached, RunCancelled) as stopped:
         if stopped.partial_answer and not as_json:

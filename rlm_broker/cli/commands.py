@@ -91,7 +91,7 @@ ASK = LazyCommand(
         MAX_DEPTH,
         LIMIT,
         Flag("-c --continue go_on", "Go on from the last question at a terminal, about the same paths."),
-        Flag("-v --verbose", "Show each turn's reply, code, output and calls, and left-out files."),
+        Flag("-v --verbose", "Show each turn's reply, code, output and calls."),
         QUIET,
         "Answer",
         Option("-o --out", "FILE", "Write the answer to a file, too.", type=PATH),

@@ -22,6 +22,7 @@ from rlm_broker.cli.settings.settings import Settings, assigned
 from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused, RlmBrokerError
+from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.watch.server import ControlSocket
@@ -43,6 +44,8 @@ OF_LIMITS = {
     "BlockingIOError: [Errno 11]": "max_processes",
 }
 """Beginning of an error of Python -> the limit that most likely caused it."""
+OF_SANDBOX = ("isolation", "python", "packages", "allow_exec")
+"""Settings of a sandbox. Beside them, `exec` has limits of a REPL alone."""
 PICTURES: Final[Mapping[str, str]] = {"image/png": "png", "image/jpeg": "jpg", "image/svg+xml": "svg"}
 """Form of a picture -> the ending of its file."""
 ITS_BLOCK = "<block 2>"
@@ -98,7 +101,7 @@ def execute(
         SandboxFailed, IsolationUnavailable: There is no sandbox.
         OSError: The output cannot be written.
     """
-    settings = Settings(assigned(assignments, block_timeout_s=timeout, **flags))
+    settings = Settings(_of_sandbox(assigned(assignments, block_timeout_s=timeout, **flags)))
     if code is not None:
         given = arguments if file is None else [file, *arguments]
         program = Script(code, ["-c", *given], None, more_stdin)
@@ -136,6 +139,13 @@ def execute(
     except _OutputLost as lost:
         raise lost.error from None
     return block
+
+
+def _of_sandbox(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the command line. Those of models and runs are refused."""
+    for name in given.keys() - {*ReplLimits.fields, *OF_SANDBOX}:
+        raise ConfigurationError(f"--limit {name} has no effect on exec, which runs a program without any model")
+    return given
 
 
 # -- what goes in ------------------------------------------------------------------------------------------------------

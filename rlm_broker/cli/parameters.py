@@ -42,6 +42,11 @@ MEANT: Final = {
     "output": "-o",
     "schema": "--output-type",
     "system-prompt": "--system",
+    "format": "--json",
+    "no-sandbox": "--isolation process",
+    "unsafe": "--isolation process",
+    "config": "--set NAME=VALUE",
+    "temperature": "options = {temperature = ...} of a model in rlm-broker.toml",
 }
 """Option that people try first → how it is written here. A name of a limit or a setting is found by itself."""
 WORDS: Final = {
@@ -197,7 +202,8 @@ class LazyCommand(click.Command):
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-")
             meant = MEANT.get(name) or _assignment(name.replace("-", "_"))
-            if meant is None or meant.partition(" ")[0] not in (opt for each in self.params for opt in each.opts):
+            option = "" if meant is None else meant.partition(" ")[0]
+            if meant is None or (option[:1] == "-" and not any(option in each.opts for each in self.params)):
                 raise
             raise click.UsageError(f"No such option '{error.option_name}'; did you mean {meant}?", ctx) from None
         except click.UsageError as error:

@@ -62,7 +62,7 @@ class Pipe:
             return piece
 
 
-def stored(paths: Sequence[str], settings: Settings, *, names_left_out: bool = False) -> StoredContext:
+def stored(paths: Sequence[str], settings: Settings) -> StoredContext:
     """Store what is asked about, and say what of it was left out or replaced.
 
     One path is as `Paths` has it. A pipe is a text; beside other paths it is a part of a dict, under its own path.
@@ -70,7 +70,6 @@ def stored(paths: Sequence[str], settings: Settings, *, names_left_out: bool = F
     Args:
         paths: As the command line has them. None at all, like `-`, is stdin.
         settings: Those of the encoding are used.
-        names_left_out: Whether names of left-out files are said, beside their number.
 
     Raises:
         ConfigurationError: A path cannot be read, or is empty.
@@ -78,7 +77,7 @@ def stored(paths: Sequence[str], settings: Settings, *, names_left_out: bool = F
 
     def encoded(source: object) -> StoredContext:
         context = store(Encoded(source, settings["encoding"], "strict" if settings["strict_text"] else "replace"))
-        for remark in context.info.remarks(with_names=names_left_out):
+        for remark in context.info.remarks(with_names=True):
             say(f"warning: {remark}", err=True)
         return context
 

@@ -21,6 +21,8 @@ MANY = 1_000
 MOST_PLACE_CHARS = 200
 """Characters of the place of a mistake; a longer place is cut, because a client may have chosen its names."""
 
+MOST_LISTED = 45
+"""Known names that a sentence lists, at most."""
 MOST_NAME_CHARS = 100
 """Characters of an unknown name in a sentence. A longer name is cut, and compared with no other: a client may have sent
 megabytes, which `difflib` compares letter by letter."""
@@ -132,8 +134,12 @@ def no_such(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name: the known name most like it, or all known names."""
-    return did_you_mean(name, known := list(known)) or f"; there are: {', '.join(known)}"
+    """Return the end of a sentence about an unknown name: the known name most like it, or all known names.
+
+    More names than `MOST_LISTED` are left out.
+    """
+    close = did_you_mean(name, known := list(known))
+    return close or (f"; there are: {', '.join(known)}" if len(known) <= MOST_LISTED else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -256,8 +256,8 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
         if not separator or not name:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
         if name not in (*DEFAULTS, *Limits.fields):
-            known = suggestion(name, [*Limits.fields, *DEFAULTS])
-            raise ConfigurationError(f"--limit {name}: there is no such limit or setting{known}")
+            close = suggestion(name, [*Limits.fields, *DEFAULTS]) or "; `rlm-broker config show` lists all"
+            raise ConfigurationError(f"--limit {name}: there is no such limit or setting{close}")
         if name in values:
             raise ConfigurationError(f"--limit {name} is given twice: give it once")
         values[name] = value

@@ -93,7 +93,7 @@ def test_encoding_is_named_and_what_is_replaced_or_left_out_is_said(log: Path) -
     (log.parent / ".env").write_text("KEY=1")
     done = run("ask", QUESTION, log.parent, "-q")
     assert "Ada Quill" in done.stdout
-    assert "warning: left out: 1 (likely a secret: name the file itself to include it)" in done.stderr
+    assert "warning: left out: 1 (likely a secret: name the file itself to include it): .env" in done.stderr
     assert "warning: replaced by U+FFFD: 1 (bytes that cannot be decoded)" in done.stderr
     for stdin, path in ((b"", log), (log.read_bytes(), "-")):
         assert run("ask", QUESTION, path, "-q", "--set", "encoding=latin-1", stdin=stdin).stderr == ""
