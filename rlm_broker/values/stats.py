@@ -56,8 +56,9 @@ class HandlerStats(Struct, frozen=True):
         ```python
         handler.completion("Say a word.")
         print(handler.stats().usage.total_calls)  # 1
-        print(msgspec.to_builtins(handler.stats())["connections"])  # dicts, lists and numbers; 0
         ```
+
+    It is a struct of msgspec and no dataclass: `msgspec.to_builtins(stats)` makes dicts, lists and numbers of it.
 
     Attributes:
         connections: REPLs connected to its port.
