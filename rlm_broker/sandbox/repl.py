@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.broker.transport.provisions import Provisions
-from rlm_broker.broker.transport.session import NOTHING, Wanted
+from rlm_broker.broker.transport.session import NOTHING, Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
@@ -134,7 +134,7 @@ class SandboxedRepl(AsyncResource):
         *,
         value: bool = False,
         wall_timeout_s: float | None = None,
-        stdin: str | None = None,
+        stdin: Stdin | None = None,
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
         echo: bool = True,
@@ -152,7 +152,8 @@ class SandboxedRepl(AsyncResource):
             on_output: Called with each piece of output as it comes.
             value: Whether `Block.value` has the value of the last statement, if it is an expression.
             wall_timeout_s: Seconds, waiting for replies included; None takes `Limits.block_wall_timeout_s`.
-            stdin: Text for `input()` and `sys.stdin`. With None, or at its end, `input()` raises EOFError.
+            stdin: Text for `input()` and `sys.stdin`; or an async function, called when code needs more, that returns
+                the next text or bytes. With None, or at the end, `input()` raises EOFError.
             submit: True ends the block where it submits, by `SUBMIT`, `FINAL` or `FINAL_VAR`, past any `except
                 Exception`. With a dict from field to type (for pydantic, or a JSON Schema), code submits all these
                 fields by `SUBMIT(field=value)`, or one dict of all of them; other fields or types raise a TypeError
@@ -165,7 +166,7 @@ class SandboxedRepl(AsyncResource):
             The outcome. If a block raises, times out or is killed, its `status` says so; there is no exception.
 
         Raises:
-            ConfigurationError: `code` or `stdin` is not text, a time is not positive, or `submit` cannot be used.
+            ConfigurationError: `code` or `stdin` has another type, a time is not positive, or `submit` cannot be used.
             ReplBusy: The REPL runs another block.
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
@@ -181,7 +182,7 @@ class SandboxedRepl(AsyncResource):
         *,
         value: bool = False,
         wall_timeout_s: float | None = None,
-        stdin: str | None = None,
+        stdin: Stdin | None = None,
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
         echo: bool = True,
@@ -196,7 +197,7 @@ class SandboxedRepl(AsyncResource):
         argv: Sequence[str] = ("main.py",),
         file: str | None = None,
         *,
-        stdin: str | None = None,
+        stdin: Stdin | None = None,
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> Block:
@@ -229,7 +230,7 @@ class SandboxedRepl(AsyncResource):
         argv: Sequence[str] = ("main.py",),
         file: str | None = None,
         *,
-        stdin: str | None = None,
+        stdin: Stdin | None = None,
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> Block:

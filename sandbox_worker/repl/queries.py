@@ -255,6 +255,18 @@ class Queries:
         given = None if contexts is None else list(contexts)
         return self._children(tasks, ChildrenCall(name, model, given, repl, output_type, bool(samples)))
 
+    def more_input(self) -> bytes:
+        """Ask for the next bytes of stdin; none at its end. A prompt that was printed before is shown meanwhile.
+
+        Raises:
+            OSError: The orchestrator cannot read them.
+        """
+        self._flush_output()
+        (slot,) = self._channel.ask(Query(id="", want="stdin", prompts=[""])).slots
+        if slot.error is not None:
+            raise OSError(slot.error)
+        return slot.text.encode("latin-1")
+
     def _children(self, tasks: Sequence[str], call: ChildrenCall) -> list[Any]:
         """Return the answers of children as texts, or as values of a type."""
         checked = _checked(call.name, tasks, None, takes_parts=False)

@@ -25,9 +25,9 @@ Status = Literal["ok", "error", "exited", "interrupted"]
 
 Stream = Literal["stdout", "stderr"]
 """Stream to which a piece of output was printed."""
-Want = Literal["llm", "rlm", "budget", "tool", "keep", "wait", "cancel"]
-"""Kind of a query: a completion, a child run, the remaining means, a call of a tool, a
-REPL for several tasks of one child; or a wait for children that run in the background, or their end."""
+Want = Literal["llm", "rlm", "budget", "tool", "stdin", "keep", "wait", "cancel"]
+"""Kind of a query: a completion, a child run, the remaining means, a call of a tool, more of stdin, a REPL
+for several tasks of one child; or a wait for children that run in the background, or their end."""
 DONE = "done"
 """Text of a slot of "wait" whose query was answered."""
 MAX_PROMPTS = 1 << 16
@@ -129,6 +129,7 @@ class Query(Message, frozen=True, omit_defaults=True):
             - "rlm": texts, the tasks of child runs.
             - "budget": one empty text. The slot's text is a JSON object.
             - "tool": one JSON object of `args` and `kwargs`. The slot's text is the result. `values` encodes both.
+            - "stdin": one empty text. The slot's text has one character for each byte; none at the end.
             - "keep": one empty text, in the background. The REPL lives as long as the query is open.
             - "wait": ids of background queries. A slot's text is "done" if that query was answered.
             - "cancel": ids of background queries. The reply comes when they have ended.
@@ -287,6 +288,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
         names: Variables whose values the result shall have; none stands for all public ones. Then there is no code.
             None asks for no variables.
         stdin: Text that code reads from `sys.stdin`; None is an empty one.
+        asks_stdin: Whether code gets more of `sys.stdin` by a query each time that it needs it.
         submit: Names of the fields that the block must submit; the block ends where it submits. An empty list permits
             any value. With None the block continues after it has submitted any value.
         tells_variables: Whether the result shall list the variables that the block made or changed.
@@ -302,6 +304,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     submit: list[str] | None = None
     tells_variables: bool = False
     echo: bool = True
+    asks_stdin: bool = False
 
 
 class Environment(Message, frozen=True, omit_defaults=True):
