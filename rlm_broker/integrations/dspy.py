@@ -223,11 +223,8 @@ def _jsonable(value: Any, other: Callable[[Any], Any] = repr) -> Any:
 
 def _as_json(value: Any) -> Any:
     """Return a value as JSON has it: lists for tuples and sets, fields for models and dataclasses."""
-    return (
-        value
-        if value is None or type(value) in (str, int, float, bool)
-        else json.loads(json.dumps(value, default=_part))
-    )
+    is_plain = value is None or type(value) in (str, int, float, bool)
+    return value if is_plain else json.loads(json.dumps(value, default=_part))
 
 
 def _part(value: Any) -> Any:
