@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rlm_broker.integrations import peers
-from rlm_broker.integrations.repl_base import PeerRepl, awaited
+from rlm_broker.integrations.repl_base import LARGE_VALUES, PeerRepl, awaited
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -25,8 +25,6 @@ from dspy.utils.callback import with_callbacks  # noqa: E402
 OWN_NAMES: Final = ("SUBMIT", "__builtins__")
 """Names that neither a tool nor a variable may have."""
 SYNTAX_ERRORS: Final = ("SyntaxError", "IndentationError", "TabError")
-INPUTS: Final = ReplLimits(max_frame_bytes=256 << 20)
-"""Limits without any of the caller's: DSPy gives inputs of 100 MB, and more, as variables."""
 
 
 class Interpreter:
@@ -74,7 +72,7 @@ class Interpreter:
         self.execution_timeout = execution_timeout
         self.callbacks = list(callbacks or [])
         self._require_names()
-        own = limits or (None if sandbox else INPUTS)
+        own = limits or (None if sandbox else LARGE_VALUES)
         self._repl = PeerRepl("the interpreter", CodeInterpreterError, sandbox=sandbox, limits=own, convert=_variable)
 
     @with_callbacks  # type: ignore[untyped-decorator]
