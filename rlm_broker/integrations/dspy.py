@@ -168,8 +168,7 @@ class Interpreter:
 
     def _answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a tool for code. DSPy's tools take keywords, so arguments by position get the names of its signature."""
-        function = self.tools[name]
-        signature = inspect.signature(function) if args else None
+        signature = _signature_of(self.tools[name]) if args else None
         if signature and all(each.kind in _BY_NAME for each in signature.parameters.values()):
             args, kwargs = (), signature.bind(*args, **kwargs).arguments
         answer = self.invoke_tool(name, list(args), kwargs)
@@ -188,6 +187,13 @@ class Interpreter:
 
 
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # some functions in C have none
+        return None
 
 
 def _is_identifier(name: object) -> bool:

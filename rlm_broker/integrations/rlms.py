@@ -67,7 +67,7 @@ del _rlm_scaffold
 of it, and so lie about its own blocks only."""
 
 
-class Environment(LocalREPL):  # type: ignore[misc]
+class SandboxREPL(LocalREPL):  # type: ignore[misc]
     """An environment of the reference RLM whose code runs in a sandbox of its own. A killed block costs its variables.
 
     Example:
@@ -77,8 +77,8 @@ class Environment(LocalREPL):  # type: ignore[misc]
         ```
 
     Args:
-        lm_handler_address, context_payload, setup_code, custom_tools, compaction, options: As for `LocalREPL`. Tools
-            that are functions run in this process.
+        lm_handler_address, context_payload, setup_code, persistent, depth, subcall_fn, custom_tools, custom_sub_tools,
+        compaction, max_concurrent_subcalls: As for `LocalREPL`. Tools that are functions run in this process.
         sandbox: An open `Sandbox`, for example one with packages; None shares one of the process.
         limits: Limits of the environment; None takes the sandbox's.
 
@@ -91,12 +91,16 @@ class Environment(LocalREPL):  # type: ignore[misc]
         lm_handler_address: tuple[str, int] | None = None,
         context_payload: Any = None,
         setup_code: str | None = None,
-        *,
+        persistent: bool = False,
+        depth: int = 1,
+        subcall_fn: Callable[..., RLMChatCompletion] | None = None,
         custom_tools: dict[str, Any] | None = None,
+        custom_sub_tools: dict[str, Any] | None = None,
         compaction: bool = False,
+        max_concurrent_subcalls: int = 4,
+        *,
         sandbox: Sandbox | None = None,
         limits: ReplLimits | None = None,
-        **options: Any,
     ) -> None:
         limits = limits or (None if sandbox else LARGE_VALUES)
         first = {} if context_payload is None else {"context": context_payload}
@@ -107,7 +111,9 @@ class Environment(LocalREPL):  # type: ignore[misc]
         self._kept: dict[str, Any] = {}  # found again by each block
         self._is_set_up = False
         self._seen: dict[str, Any] | None = None
-        super().__init__(lm_handler_address, custom_tools=custom_tools, **options)
+        tools = {"custom_tools": custom_tools, "custom_sub_tools": custom_sub_tools, "subcall_fn": subcall_fn}
+        subcalls = {"depth": depth, "max_concurrent_subcalls": max_concurrent_subcalls}
+        super().__init__(lm_handler_address, persistent=persistent, **tools, **subcalls)
         self._context_count = len(first)
         if compaction:
             self.compaction, self._compaction_history = True, []
@@ -139,7 +145,7 @@ class Environment(LocalREPL):  # type: ignore[misc]
             answer = self._asked("take") if self._is_set_up else None
             made = self._pending_llm_calls
         seconds = time.perf_counter() - started
-        return Result(block.stdout, _stderr(block), self._read, seconds, [*made], answer)
+        return LazyResult(block.stdout, _stderr(block), self._read, seconds, [*made], answer)
 
     def add_context(self, context_payload: Any, context_index: int | None = None) -> int:
         """Give code a further context as `context_N`. Return its N."""
@@ -231,7 +237,7 @@ class Environment(LocalREPL):  # type: ignore[misc]
         return self._seen
 
 
-class Result(REPLResult):  # type: ignore[misc]
+class LazyResult(REPLResult):  # type: ignore[misc]
     """A result whose `locals` are read when they are first looked at: most are never looked at, and some are large."""
 
     @property
@@ -253,13 +259,13 @@ def install(*, sandbox: Sandbox | None = None, limits: ReplLimits | None = None)
     replaces that one. `environment_kwargs` of an RLM may have a sandbox and limits of its own.
 
     Args:
-        sandbox, limits: As for `Environment`.
+        sandbox, limits: As for `SandboxREPL`.
     """
     given = {name: value for name, value in {"sandbox": sandbox, "limits": limits}.items() if value is not None}
 
     def get_environment(environment: str, environment_kwargs: dict[str, Any]) -> Any:
         if environment == "local":
-            return Environment(**{**given, **environment_kwargs})
+            return SandboxREPL(**{**given, **environment_kwargs})
         return _get_environment(environment, environment_kwargs)
 
     rlm.environments.get_environment = rlm.core.rlm.get_environment = get_environment

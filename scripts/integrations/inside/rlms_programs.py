@@ -99,8 +99,8 @@ def persistent() -> None:
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[rlms.Environment]:
+def opened() -> Iterator[rlms.SandboxREPL]:
     """Open an environment with a context and a tool."""
-    with rlms.Environment(context_payload="some text", custom_tools={"add": lambda left, right: left + right}) as made:
+    with rlms.SandboxREPL(context_payload="some text", custom_tools={"add": lambda left, right: left + right}) as made:
         assert made.execute_code("print(add(len(context), 1))").stdout == "10\n"
         yield made

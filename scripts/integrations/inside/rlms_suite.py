@@ -6,4 +6,4 @@ import rlm.environments.local_repl
 from rlm_broker.integrations import rlms
 
 rlms.install()
-rlm.environments.LocalREPL = rlm.environments.local_repl.LocalREPL = rlms.Environment
+rlm.environments.LocalREPL = rlm.environments.local_repl.LocalREPL = rlms.SandboxREPL
