@@ -192,8 +192,8 @@ def main() -> int:
         print(f"{name}: {time.monotonic() - started:.0f} s")
         for what, result in report.rows:
             print(f"  {what}: {result}")
-        for why in report.left_out:
-            print(f"  not tried: {why}")
+        for reason in report.left_out:
+            print(f"  not tried: {reason}")
         for fault in report.faults:
             print(f"  FAULT: {fault}")
         faults += len(report.faults)
