@@ -15,10 +15,10 @@ def interpreters() -> None:
     """Print a line for each figure."""
     kinds: dict[str, Callable[..., Any]] = {OURS: Interpreter, "LocalInterpreter": dspy.LocalInterpreter}
     made = {name: _maker(kind) for name, kind in kinds.items()}
-    print("made to first result:", by_turns(OURS, made, 40))
+    print("made to first result:", by_turns(OURS, made, 40, 0.05))
     theirs = {OURS: made[OURS], "PythonInterpreter": _maker(dspy.PythonInterpreter)}
     try:
-        print("made to first result:", by_turns(OURS, theirs, 5))
+        print("made to first result:", by_turns(OURS, theirs, 5, 0.5))
     except dspy.CodeInterpreterError as error:
         print("PythonInterpreter cannot be started here:", str(error).strip().partition("\n")[0])
     text = "x" * 10_000_000
