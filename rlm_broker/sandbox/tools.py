@@ -226,9 +226,7 @@ class Tools:
         timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
         try:
             work = tool.call(given.args, given.kwargs, most_bytes, callers)
-            if (
-                tool.is_async or timeout_s is not None
-            ):  # a thread needs no task, whose turns would take as long as its call
+            if tool.is_async or timeout_s is not None:  # no task is made for a thread alone: it would take turns
                 work = _guarded(work, timeout_s, callers)
             return Slot(text=await work)
         except Late:
