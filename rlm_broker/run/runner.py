@@ -36,6 +36,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
@@ -225,6 +227,8 @@ class Runner:
             name = CONTEXT if persistent is None else persistent.context_name
             self._context_name, self._parts = name, context.info.parts_total
             start = beginning(context, SHOWN_WHOLE_CHARS)
+            if name != CONTEXT:
+                self._says = replace(self._says, context=name)
             opening = self._says.opening(context.info, start, name)
             self._may_answer_unseen = self._caller.has_task_as_context or start.is_whole
             if self._tree.instructions.prologue and not self._caller.depth:
@@ -372,7 +376,8 @@ class Runner:
                 self._may_answer_unseen = True
                 self.progress.said = self._asked_about = answer.text
                 return self._says.not_looked()
-        is_failure = any(map(answer.text.startswith, self.progress.failures))
+        failures = self.progress.failures | self.progress.late_failures
+        is_failure = any(map(answer.text.startswith, failures))
         if is_failure and can_ask and answer.text != self._asked_about:
             self._asked_about = answer.text
             return self._says.failed(answer.text)

@@ -58,6 +58,7 @@ class SandboxedRepl(AsyncResource):
         kills_when_cancelled: Whether a cancelled caller's block is killed with its REPL, and not interrupted. Set by an
             owner if it closes the REPL then, and need not wait for the block.
         is_listed: Whether `ps` lists the REPL, and `stop` ends it, while it is open.
+        answer: Answers the queries of the next blocks.
         tree: Id of the run tree with the REPL, as in `Run.id`; None for a REPL of its own.
 
     Raises:
@@ -95,7 +96,7 @@ class SandboxedRepl(AsyncResource):
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
-        self._answer = answer
+        self.answer = answer
         # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
         worker = self._worker
         self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes)
@@ -460,6 +461,11 @@ class SandboxedRepl(AsyncResource):
         if self._worker.connection is not None:
             self._worker.connection.provide(more)
 
+    async def end_children(self) -> None:
+        """End the children that code has started in the background, and wait until they have ended."""
+        if self._worker.connection is not None:
+            await self._worker.connection.end_background()
+
     def renew(self) -> None:
         """Count restarts from 0 again: the next run of the same REPL may have as many restarts as the first."""
         self._worker.renew()
@@ -500,8 +506,8 @@ class SandboxedRepl(AsyncResource):
     async def _answered(self, callers: contextvars.Context, query: Query) -> list[Slot]:
         """Answer a query: call the function that it wants, with the context variables of the block's caller."""
         tools, name = self._tools, query.tool or ""
-        if query.want != "tool" or tools is None or (name not in tools.functions and self._answer is not refuse):
-            return await self._answer(query)
+        if query.want != "tool" or tools is None or (name not in tools.functions and self.answer is not refuse):
+            return await self.answer(query)
         if len(query.texts) != 1 or len(query.prompts) != 1:
             return [Slot(error="tool takes one prompt, the arguments of one call")] * len(query.prompts)
         return [await tools.call(name, query.texts[0], None, self._limits.max_frame_bytes, callers)]
@@ -537,7 +543,7 @@ class SandboxedRepl(AsyncResource):
                 connection,
                 output,
                 self._limits,
-                self._answer if self._tools is None else partial(self._answered, contextvars.copy_context()),
+                self.answer if self._tools is None else partial(self._answered, contextvars.copy_context()),
                 timeout_s,
                 wall_timeout_s,
                 self._contexts,

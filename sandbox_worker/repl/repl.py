@@ -24,6 +24,7 @@ from sandbox_worker.repl.changes import Changes
 from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
 from sandbox_worker.repl.displays import Displays, at_end, display
 from sandbox_worker.repl.execution import BlockOutcome, Executor, Raised
+from sandbox_worker.repl.handles import Handles
 from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -133,8 +134,7 @@ class Repl:
         self._channel = channel
         channel.read_variables = self._read
         self._interrupts = interrupts
-        self._reserve = reserve
-        self._handed = handed
+        self._reserve, self._handed = reserve, handed
         self._contexts = contexts
         self._undecoded = [*undecoded]
         self._pid = os.getpid()
@@ -167,6 +167,7 @@ class Repl:
             names.LLM_BATCH: queries.llm_batch,
             names.RLM_QUERY: queries.rlm_query,
             names.RLM_QUERY_BATCHED: queries.rlm_query_batched,
+            names.RLM_START: Handles(channel, queries).rlm_start,
             names.BUDGET: queries.budget,
             names.FINAL: submission.final,
             names.FINAL_VAR: submission.final_var,

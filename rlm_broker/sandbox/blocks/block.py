@@ -177,6 +177,8 @@ class BlockRun:
         self._connection.let_go()
 
     async def _off_the_clock(self, query: Query | Submit) -> list[Slot]:
+        if isinstance(query, Query) and query.background:  # the block goes on meanwhile
+            return await self._answered(query)
         self._clock.query_opened(time.monotonic())
         try:
             return await (self._checked(query) if isinstance(query, Submit) else self._answered(query))
@@ -187,6 +189,12 @@ class BlockRun:
                 self._wake.set()
 
     async def _answered(self, query: Query) -> list[Slot]:
+        if query.want == "wait":
+            recorded, wait = getattr(self._answer, "waited", None), self._connection.answered
+            return await (wait(query) if recorded is None else recorded(query, wait))
+        if query.want == "cancel":
+            await self._connection.end_background(query.texts)
+            return [Slot()] * len(query.prompts)
         if not query.contexts:
             return await self._answer(query)
         try:
