@@ -7,8 +7,7 @@ from typing import Any
 
 from rlm_broker.integrations.langchain import Backend
 from rlm_broker.integrations.peers import require
-from rlm_broker.integrations.shell_base import HOME
-from rlm_broker.limits import ReplLimits
+from rlm_broker.integrations.shell_base import HOME, LIMITS
 
 require("deepagents-code", "langchain", tested=("0.1.88", "0.3"))
 
@@ -52,7 +51,7 @@ class CodeProvider(SandboxProvider):
                     f"no sandbox {sandbox_id!r} lives in this process, with which all of them end"
                 )
             return self._backends[sandbox_id]
-        backend = Backend(limits=ReplLimits(**limits) if limits else None)
+        backend = Backend(limits=LIMITS.replace(**limits))
         backend.open()
         self._backends[backend.id] = backend
         return backend

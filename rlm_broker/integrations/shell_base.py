@@ -64,6 +64,9 @@ class Shell:
         sandbox: An open sandbox of the caller's, at `strict`; None shares one of the process.
         limits: Limits of all commands together; None takes `LIMITS`.
         env: Variables of all commands.
+
+    Attributes:
+        limits: Limits of all commands together.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Shell:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._sandbox = sandbox
-        self._limits = limits or LIMITS
+        self.limits = limits or LIMITS
         self._env = env
         self._making = threading.Lock()
         self._repl: SandboxedRepl | None = None
@@ -103,7 +106,7 @@ class Shell:
         """
         repl = self._repl
         if repl is None or not repl.is_open:
-            repl = self._made(self._sandbox or Sandbox.shared(self._limits, LEVEL))
+            repl = self._made(self._sandbox or Sandbox.shared(self.limits, LEVEL))
             repl.__enter__()
         return repl
 
@@ -111,7 +114,7 @@ class Shell:
         """Open the REPL as `open` does, awaited."""
         repl = self._repl
         if repl is None or not repl.is_open:
-            repl = self._made(self._sandbox or await Sandbox.ashared(self._limits, LEVEL))
+            repl = self._made(self._sandbox or await Sandbox.ashared(self.limits, LEVEL))
             await repl.__aenter__()
         return repl
 
@@ -124,6 +127,11 @@ class Shell:
         """End all commands as `close` does, awaited."""
         if self._repl is not None:
             await self._repl.aclose()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._repl is not None and self._repl.is_open
 
     @property
     def is_closed(self) -> bool:
@@ -228,7 +236,7 @@ class Shell:
         """Return the one REPL of this object. Entering it twice opens it once."""
         with self._making:
             if self._repl is None:
-                self._repl = sandbox.repl(limits=self._limits, env=self._env)
+                self._repl = sandbox.repl(limits=self.limits, env=self._env)
                 weakref.finalize(self, _drop, self._repl, os.getpid()).atexit = False  # the sandbox closes it at exit
             return self._repl
 
