@@ -21,6 +21,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path as HostPath
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -212,15 +213,23 @@ class Shell:
         """Return the bytes of a file as `read` does, awaited."""
         return await (await self.aopen()).files.aread(absolute(path), max_bytes)
 
-    def write(self, path: Path, data: bytes) -> None:
+    async def asave(self, path: Path, to: HostPath) -> None:
+        """Copy a file to the host, in pieces. Raises FileRefused as `read` does."""
+        await (await self.aopen()).files.asave(absolute(path), to)
+
+    def write(self, path: Path, data: bytes | HostPath) -> None:
         """Write a file below `HOME` or `/tmp`, with its folders, and replace one of that name.
+
+        Args:
+            path: Its path there.
+            data: Its bytes, or a file of the host.
 
         Raises:
             FileRefused: `kind` says why: "folder", "permission" for a path elsewhere, "no_room", or "file".
         """
         self.open().files.write(absolute(path), data)
 
-    async def awrite(self, path: Path, data: bytes) -> None:
+    async def awrite(self, path: Path, data: bytes | HostPath) -> None:
         """Write a file as `write` does, awaited."""
         await (await self.aopen()).files.awrite(absolute(path), data)
 
