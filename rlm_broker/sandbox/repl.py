@@ -1,6 +1,7 @@
 """A sandboxed REPL: a worker, its connection, and the clock of its blocks."""
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.errors import ReplBusy, ReplClosed, require_kind
+from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
@@ -26,9 +27,11 @@ from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import Query, Slot
 
 BY_CALLER: Final = "was interrupted by its caller"
 
@@ -72,19 +75,23 @@ class SandboxedRepl(AsyncResource):
         context: object = None,
         answer: QueryHandler = refuse,
         *,
-        tools: Sequence[str] = (),
+        tools: Sequence[str] | Mapping[str, Any] | Tools = (),
         values: Mapping[str, Any] | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
+        scaffold: bool = True,
     ) -> None:
         require_answer(answer)
-        require_given(tools, values or {})
         require_limits(limits)
+        environment = environment_of(env, seed, scaffold)
+        self._scaffold = scaffold
+        self._tools: Tools | None = None
+        names = self._take_tools(tools)
+        require_given(names, values or {}, scaffold)
         self._limits = limits or workers.limits
         self._bounds = self._limits.repl_bounds()
-        environment = environment_of(env, seed)
-        self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools or None, environment)
+        self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, names or None, environment)
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
@@ -148,8 +155,8 @@ class SandboxedRepl(AsyncResource):
             stdin: Text for `input()` and `sys.stdin`. With None, or at its end, `input()` raises EOFError.
             submit: True ends the block where it submits, by `SUBMIT`, `FINAL` or `FINAL_VAR`, past any `except
                 Exception`. With a dict from field to type (for pydantic, or a JSON Schema), code submits all these
-                fields by `SUBMIT(field=value)`; other fields or types raise a TypeError there. `Block.final_value` has
-                the submission. None lets the block go on after one.
+                fields by `SUBMIT(field=value)`, or one dict of all of them; other fields or types raise a TypeError
+                there. `Block.final_value` has the submission. None lets the block go on after one.
             variables: Whether `Block.variables` names the variables made or changed by the block.
             echo: Whether the last expression and a traceback are printed, as at a prompt. If not, `Block.result` and
                 `Block.traceback` have them.
@@ -250,13 +257,46 @@ class SandboxedRepl(AsyncResource):
             ValueUnavailable: There is no such variable, or its value cannot be sent as it is.
             ReplClosed, SandboxFailed: As for `execute`.
         """
-        return block_result.values_of(names, self.bind_loop().run(self._get(names)))
+        require_variables(names)
+        return block_result.values_of(names, self.bind_loop().run(self._read(names)))
 
     async def aget(self, *names: str) -> Any:
         """Return values of variables as `get` does, awaited."""
-        block = await self.bind_loop().arun(self._get(names))
+        require_variables(names)
+        block = await self.bind_loop().arun(self._read(names))
         # In a thread: decoding may take long, or import a package.
         return await in_thread(lambda _: block_result.values_of(names, block))
+
+    def variables(self, *names: str) -> dict[str, Any]:
+        """Return values of variables by name. One without a value does not fail the others. Model code decides all.
+
+        A tool may call this for the block that waits for the tool: an async one its twin, any other one this.
+
+        Example:
+            ```python
+            repl.execute("low, file = 1, open('data', 'w')")
+            repl.variables()  # {'file': ValueUnavailable('file is a TextIOWrapper, ...'), 'low': 1}
+            ```
+
+        Args:
+            names: Variables; without names, all whose names begin with no "_" and that code has made or rebound.
+
+        Returns:
+            Name → value, or the `ValueUnavailable` that says why there is none. All together have up to 16 MiB and
+            1,048,576 values inside; variables beyond have such an error, too.
+
+        Raises:
+            ConfigurationError: A name is not an identifier.
+            ValueUnavailable: No variable can be read, for example since the block of the tool has ended.
+            ReplBusy: The REPL runs a block that does not wait.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return block_result.variables_of(names, self.bind_loop().run(self._read(names)))
+
+    async def avariables(self, *names: str) -> dict[str, Any]:
+        """Return values of variables by name as `variables` does, awaited."""
+        block = await self.bind_loop().arun(self._read(names))
+        return await in_thread(lambda _: block_result.variables_of(names, block))
 
     def run(
         self,
@@ -332,6 +372,9 @@ class SandboxedRepl(AsyncResource):
     def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
         """Give code more values by name. They are there from the next block on, also after a kill.
 
+        A text or bytes object of more than 65,536 characters or bytes that is given again under its name costs nothing:
+        the REPL has kept it.
+
         Example:
             ```python
             repl.provide({"limit": 10})
@@ -348,8 +391,9 @@ class SandboxedRepl(AsyncResource):
             ReplClosed: The REPL was closed.
         """
         require_kind("restore", restore, bool)
-        require_given(self._provisions.tools() or (), values)
-        self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore))
+        require_given(self._provisions.tools() or (), values, self._scaffold)
+        more = Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore, earlier=self._provisions)
+        self._provide(more)
 
     def add_context(self, context: object) -> str:
         """Give code one more context, mapped as the first, from the next block on; return the name of its variable.
@@ -377,25 +421,39 @@ class SandboxedRepl(AsyncResource):
         """Give code one more context as `add_context` does, awaited."""
         return await self.bind_loop().arun(self._worker.add_context(context))
 
-    def set_tools(self, tools: Sequence[str]) -> None:
-        """Give code the tools of these names, and no others, from the next block on.
+    def set_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> None:
+        """Give code these tools, and no others, from the next block on.
 
         Example:
             ```python
-            repl.set_tools(["price"])
-            print(repl.execute("print(price('lens'))").stdout)
+            repl.set_tools({"price": lambda name: 5})
+            print(repl.execute("print(price('lens'))").stdout)  # 5
             ```
 
         Args:
-            tools: Names of all tools, as for `Sandbox.repl`.
+            tools: All tools, as for `Sandbox.repl`.
 
         Raises:
             ConfigurationError: A name is not an identifier, or is a value's. The tools do not change then.
             ReplClosed: The REPL was closed.
         """
-        require_names(tools)
-        require_apart(tools, self._provisions.names())
-        self._provide(Provisions.of({}, self._limits.max_frame_bytes, tools))
+        earlier = self._tools
+        try:
+            names = self._take_tools(tools)
+            require_names(names, self._scaffold)
+            require_apart(names, self._provisions.names())
+            self._provide(Provisions.of({}, self._limits.max_frame_bytes, names))
+        except BaseException:
+            self._tools = earlier
+            raise
+
+    def _take_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> Sequence[str]:
+        """Call these functions from now on, if they are functions and no names; return the names of all tools."""
+        if not isinstance(tools, Mapping | Tools):
+            self._tools = None
+            return tools
+        self._tools = made = Tools.of(tools, self._scaffold)
+        return made.names
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
         """Give code values under names of our own. They come out of JSON: checking large ones would take seconds."""
@@ -434,9 +492,26 @@ class SandboxedRepl(AsyncResource):
 
     # -- one block ---------------------------------------------------------------------------------------------------
 
-    async def _get(self, names: tuple[str, ...]) -> Block:
-        require_variables(names)
-        return await self._execute("", wanted=Wanted(names=names))
+    async def _read(self, names: tuple[str, ...]) -> Block:
+        if names:
+            require_variables(names)
+        connection = self._worker.connection
+        if self._run is None or connection is None or not connection.waits:
+            return await self._execute("", wanted=Wanted(names=names))
+        try:
+            return block_result.read_block(await connection.read(names))
+        except FrameTooLarge as error:
+            raise ConfigurationError(f"the names are too long for a message: {error}") from None
+
+    async def _answered(self, callers: contextvars.Context, query: Query) -> list[Slot]:
+        """Answer a query: call the function that it wants, with the context variables of the block's caller."""
+        tools, name = self._tools, query.tool or ""
+        if query.want != "tool" or tools is None or (name not in tools.functions and self._answer is not refuse):
+            return await self._answer(query)
+        if len(query.texts) != 1 or len(query.prompts) != 1:
+            return [Slot(error="tool takes one prompt, the arguments of one call")] * len(query.prompts)
+        call = tools.call(name, query.texts[0], None, self._limits.max_frame_bytes)
+        return [await asyncio.get_running_loop().create_task(call, context=callers.copy())]
 
     async def _execute(
         self,
@@ -469,7 +544,7 @@ class SandboxedRepl(AsyncResource):
                 connection,
                 output,
                 self._limits,
-                self._answer,
+                self._answer if self._tools is None else partial(self._answered, contextvars.copy_context()),
                 timeout_s,
                 wall_timeout_s,
                 self._contexts,

@@ -36,7 +36,20 @@ from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.descriptors import BELL, HANDED_FD, INTERRUPTED_AT, pending_bytes, receive
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
-from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream, VariableFact
+from sandbox_worker.wire.messages import (
+    MAX_AGAIN_BYTES,
+    Attach,
+    Environment,
+    Execute,
+    Output,
+    Provide,
+    Read,
+    Ready,
+    Result,
+    Stream,
+    Values,
+    VariableFact,
+)
 from sandbox_worker.wire.values import decode_context
 
 
@@ -79,6 +92,8 @@ class HandedContexts:
         return fds[0]
 
 
+AROUND_VALUES = 1 << 10
+"""Bytes of a message beside the values in it."""
 SHORT = OutputBounds(max_output_bytes=1 << 16)
 """Bounds of each text that a block without echo has instead of output, where its result is too large for a frame."""
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -100,6 +115,9 @@ class Repl:
         undecoded: Parts of `contexts` that the first block must decode.
     """
 
+    _has_scaffold = True
+    _block = 0
+
     def __init__(
         self,
         contexts: dict[str, Any],
@@ -113,15 +131,14 @@ class Repl:
         undecoded: Sequence[Undecoded] = (),
     ) -> None:
         self._channel = channel
+        channel.read_variables = self._read
         self._interrupts = interrupts
         self._reserve = reserve
         self._handed = handed
         self._contexts = contexts
         self._undecoded = [*undecoded]
         self._pid = os.getpid()
-        self._bell = bell
-        self._bounds = bounds
-        self._block = 0
+        self._bell, self._bounds = bell, bounds
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
         self._printers = [
@@ -135,7 +152,10 @@ class Repl:
         self._submission = submission = Submission(
             self._namespace, self._printers[1].write, self._show_vars, queries.check_fields
         )
+        self._submit = submission.submit
         self._tools: dict[str, Callable[..., Any]] = {}
+        self._given: dict[str, str | bytes] = {}
+        self._made_before = variables
         self._provided: dict[str, Any] = {
             "__name__": "__main__",
             "__builtins__": builtins,
@@ -150,7 +170,7 @@ class Repl:
             names.BUDGET: queries.budget,
             names.FINAL: submission.final,
             names.FINAL_VAR: submission.final_var,
-            names.SUBMIT: submission.submit,
+            names.SUBMIT: self._submit,
             names.SHOW_VARS: self._show_vars,
         }
         self._namespace.update(HELPERS)
@@ -191,6 +211,8 @@ class Repl:
             self._offer(execute.tools)
         refused = self._take_given(given)
         self._namespace.update(self._provided)  # restores names such as `context`, which a block may have reassigned
+        if not self._has_scaffold:
+            self._lend_submit(execute.submit is not None)
         self._submission.begin(execute.submit)
         (rung,) = BELL.unpack_from(self._bell)
         changes = self._changes() if execute.tells_variables and refused is None else None
@@ -244,7 +266,7 @@ class Repl:
         return written_out(_within(self._bounds, text))
 
     def _executed(self, execute: Execute) -> BlockOutcome:
-        if execute.names:
+        if execute.names is not None:
             return BlockOutcome("ok")
         outcome = self._executor.run(execute.block, execute.code, execute.wants_value, execute.echo)
         problem = self._submission.take_answer()
@@ -265,12 +287,23 @@ class Repl:
 
     def _asked_for(self, execute: Execute, outcome: BlockOutcome) -> Crossing:
         """Return the values that the orchestrator asked for, encoded."""
-        if outcome.status != "ok" or not (execute.names or (execute.wants_value and outcome.value is not None)):
+        reads = execute.names is not None
+        if outcome.status != "ok" or not (reads or (execute.wants_value and outcome.value is not None)):
             return Crossing()
         self._reserve.shut()  # encoding a large value may use all memory but the reserve, which the result needs
-        if execute.names:
-            return crossing_of(execute.names, self._namespace)
+        if execute.names is not None:
+            return self._crossing_of(execute.names)
         return crossing(outcome.value, "the value")
+
+    def _crossing_of(self, wanted: Sequence[str]) -> Crossing:
+        """Return variables, encoded: those of these names, or else all public ones that code has made."""
+        public = wanted or [name for name, _ in self._variables() if name.isidentifier() and not name.startswith("_")]
+        return crossing_of(public, self._namespace, self._channel.most_bytes(Values) - AROUND_VALUES)
+
+    def _read(self, read: Read) -> bytes:
+        """Return the frame of the answer to a `Read`."""
+        found = self._crossing_of(read.names)
+        return self._channel.encode(Values(read.block, read.number, found.encoded, found.problem))
 
     def _frame_of(self, result: Result) -> bytes:
         """Return the result as a frame. If it is too large, leave out values first, and the final answer last."""
@@ -361,7 +394,9 @@ class Repl:
                 self._undecoded.pop()
         except ContextBroken as why:
             return BlockOutcome("error", f"the context cannot be loaded: {why}")
-        self._provided[names.CONTEXT] = self._provided[_FIRST_CONTEXT] = self._contexts[names.CONTEXT]
+        self._provided[names.CONTEXT] = self._contexts[names.CONTEXT]
+        if self._has_scaffold:
+            self._provided[_FIRST_CONTEXT] = self._contexts[names.CONTEXT]
         return None
 
     def _take_given(self, given: list[Given]) -> BlockOutcome | None:
@@ -370,9 +405,11 @@ class Repl:
         for each in given:
             if isinstance(each, Environment):
                 _enter(each)
+                if not each.scaffold:
+                    self._remove_scaffold()
                 continue
             try:
-                value = self._attached(each) if isinstance(each, Attach) else decode_context(bytes(each.value))
+                value = self._attached(each) if isinstance(each, Attach) else self._provided_value(each)
             except (ValueInvalid, ContextBroken) as why:
                 what = "context" if isinstance(each, Attach) else "value"
                 refused = BlockOutcome("error", f"the {what} {each.name} cannot be loaded: {why}")
@@ -384,9 +421,36 @@ class Repl:
             else:
                 self._provided.pop(each.name, None)
                 self._namespace[each.name] = value
-            if each.name == names.CONTEXT:
+            if each.name == names.CONTEXT and self._has_scaffold:
                 self._provided[_FIRST_CONTEXT] = value
         return refused
+
+    def _provided_value(self, provide: Provide) -> Any:
+        """Return a value from the orchestrator. A long text is kept: it may be given again without its content."""
+        if isinstance(provide.value, msgspec.UnsetType):
+            return self._given[provide.name]
+        value = decode_context(bytes(provide.value))
+        self._given.pop(provide.name, None)
+        if type(value) in (str, bytes) and len(value) > MAX_AGAIN_BYTES:
+            self._given[provide.name] = value
+        return value
+
+    def _remove_scaffold(self) -> None:
+        """Leave code the names that the caller gave, and no others. No block has run before."""
+        self._has_scaffold = self._submission.has_answer = False
+        self._executor.last_values = vars(builtins)  # as at a prompt of Python's own: no name of code's is taken
+        for name in [name for name in self._namespace if not name.startswith("__")]:
+            del self._namespace[name]
+        self._namespace.update(self._made_before)
+        kept = {"__name__": "__main__", "__builtins__": builtins}
+        self._provided = {**kept, **self._contexts, **self._tools}
+
+    def _lend_submit(self, is_wanted: bool) -> None:
+        """Let code without a scaffold find `SUBMIT` in a block that shall submit, and in no other one."""
+        if is_wanted:
+            self._namespace[names.SUBMIT] = self._submit
+        elif self._namespace.get(names.SUBMIT) is self._submit:
+            del self._namespace[names.SUBMIT]
 
     def _offer(self, tools: list[str]) -> None:
         """Let code find these tools and no others. A variable of code with the name of a removed tool stays."""
@@ -415,13 +479,16 @@ class Repl:
 
     def _variables(self) -> list[tuple[str, Any]]:
         """Return name and value of the variables that code itself made, ordered by name."""
-        own = {names.ANSWER, names.LAST_VALUE, *self._provided}
+        own = {*self._provided, *((names.ANSWER, names.LAST_VALUE) if self._has_scaffold else ())}
         # Take names and values together. A lookup by name may run `__eq__` of a key whose class is model code's.
         found = [(name, value) for name, value in list(self._namespace.items()) if type(name) is str]
         return [
             (name, value)
             for name, value in sorted(found, key=itemgetter(0))
-            if name not in own and not name.startswith("__") and value is not HELPERS.get(name)
+            if name not in own
+            and not name.startswith("__")
+            and value is not HELPERS.get(name)
+            and value is not self._submit
         ]
 
 

@@ -7,6 +7,7 @@ would print a traceback for a subclass.
 """
 
 import ast
+import functools
 import itertools
 import json
 import linecache
@@ -19,7 +20,7 @@ from typing import Any, Final
 from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.repl.objects import Crossing, class_name, crossing, is_a
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS
-from sandbox_worker.wire.names import ANSWER, FINAL_VAR
+from sandbox_worker.wire.names import ANSWER, FINAL_VAR, SUBMIT
 
 BLOCK = "<block "
 """Beginning of the file name under which a block's code is compiled, for example "<block 3>"."""
@@ -47,10 +48,14 @@ class Submission:
         check_fields: Function that has the orchestrator check fields. It raises TypeError if they are refused.
 
     Attributes:
-        text: Submitted text, or text of the submitted value; None if the block has submitted no answer.
-        value: Submitted value, if it is not a text.
+        text: Submitted text, or text of the submitted value; None if the block has submitted no answer. It is empty for
+            fields, which the orchestrator has from their check.
+        value: Submitted value, if it is neither a text nor fields.
         draft: Text in `answer["content"]` at the end of the block without being submitted; or None.
+        has_answer: Whether the variable `answer` submits; otherwise it is a variable like any other.
     """
+
+    has_answer = True
 
     def __init__(
         self,
@@ -77,7 +82,8 @@ class Submission:
         self.draft: str | None = None
         self._ends_block = submit is not None
         self._fields = submit or []
-        self._restore_answer()
+        if self.has_answer:
+            self._restore_answer()
 
     # -- functions of model code -------------------------------------------------------------------------------------
 
@@ -134,7 +140,8 @@ class Submission:
             Error of the block, if the answer cannot be read; or None.
         """
         try:
-            self._take_answer()
+            if self.has_answer:
+                self._take_answer()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - `answer` holds objects of model code, whose methods may raise
@@ -185,24 +192,19 @@ class Submission:
     def _note(self, value: Any) -> None:
         text = value if is_a(value, str) else _text(value)
         str.encode(text)  # raise UnicodeEncodeError for lone surrogates here, at the line that submits
-        self.value = Crossing() if text is value else crossing(value, "the final answer")
-        self.text = text
+        self.value = Crossing() if text is value or self._fields else crossing(value, "the final answer")
+        self.text = "" if self._fields else text
 
     def _named(self, values: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a submission by name, after the orchestrator has checked them.
 
         Raises:
-            TypeError: There are too many values, a field is given twice, or the orchestrator refuses a field.
+            TypeError: A field is missing, unknown or given twice, in Python's words; or the orchestrator refuses it.
         """
         if len(values) == 1 and not fields and self._is_whole(values[0]):
             named: dict[str, Any] = values[0]
-        elif len(values) > len(self._fields):
-            raise TypeError(f"SUBMIT() takes the fields {', '.join(self._fields)}, but was given {len(values)} values")
         else:
-            named = dict(zip(self._fields, values, strict=False))
-            if twice := sorted(named.keys() & fields.keys()):
-                raise TypeError(f"SUBMIT() was given {', '.join(twice)} twice")
-            named |= fields
+            named = _function_of(tuple(self._fields))(*values, **fields)
         self._check_fields(named)
         return named
 
@@ -213,6 +215,15 @@ class Submission:
     def _end_block(self) -> None:
         if self._ends_block:
             raise SystemExit(SUBMITTED)
+
+
+@functools.lru_cache(8)
+def _function_of(fields: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
+    """Return a function with these fields as its parameters, which returns them by name."""
+    made: dict[str, Any] = {}
+    source = f"def {SUBMIT}({', '.join(fields)}): return {{{', '.join(f'{each!r}: {each}' for each in fields)}}}"
+    exec(source, made)
+    return made[SUBMIT]  # type: ignore[no-any-return]
 
 
 def argument(caller: FrameType, function: str) -> ast.expr | None:

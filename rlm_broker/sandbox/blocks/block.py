@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rlm_broker.broker.transport.connection import Connection, QueryHandler
+from rlm_broker.broker.transport.connection import Connection, QueryHandler, refuse_fields
 from rlm_broker.broker.transport.session import NOTHING, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ContextRefused, ProtocolViolation, SandboxFailed
@@ -22,7 +22,7 @@ from rlm_broker.sandbox.blocks.block_result import BlockOutput, SubmitFields
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import Exceeded
-from sandbox_worker.wire.messages import Query, Result, Slot
+from sandbox_worker.wire.messages import Query, Result, Slot, Submit
 
 LEFT_RUNNING_S = 2.0
 """CPU seconds beyond those of a block until the processes it left running are killed. The margin is needed because init
@@ -107,8 +107,8 @@ class BlockRun:
             self._begins_at = time.monotonic() + SHORT_S
         else:
             self._begin()
-        run = self._off_the_clock, self._output.shown
-        self._block = self._connection.execute(code, *run, wanted, self._wake.set)
+        asked = self._off_the_clock
+        self._block = self._connection.execute(code, asked, self._output.shown, wanted, self._wake.set, asked)
         return self._block
 
     def _begin(self, is_late: bool = False) -> None:
@@ -176,10 +176,10 @@ class BlockRun:
         await self._worker.interrupt(self._connection.block)
         self._connection.let_go()
 
-    async def _off_the_clock(self, query: Query) -> list[Slot]:
+    async def _off_the_clock(self, query: Query | Submit) -> list[Slot]:
         self._clock.query_opened(time.monotonic())
         try:
-            return await (self._checked(query) if query.want == "submit" else self._answered(query))
+            return await (self._checked(query) if isinstance(query, Submit) else self._answered(query))
         finally:
             now = time.monotonic()
             self._clock.query_closed(now)
@@ -195,10 +195,10 @@ class BlockRun:
             return [Slot(error=str(refused))] * len(query.prompts)
         return await self._answer(asked)
 
-    async def _checked(self, query: Query) -> list[Slot]:
+    async def _checked(self, submitted: Submit) -> list[Slot]:
         if self._fields is None:
-            return [Slot(error="this block has no fields to submit")] * len(query.prompts)
-        return await self._fields.answer(query)
+            return await refuse_fields(submitted)
+        return [Slot(error=await self._fields.check(submitted))]
 
     def _burned(self, cpu_s: float) -> None:
         self._clock.burned(cpu_s)

@@ -1,13 +1,7 @@
-"""Stand-ins of the packages that the adapters are for: the smallest thing with the same contract, in our own words."""
+"""Stand-ins of the peers, which are found where a peer itself is not installed."""
 
-from pathlib import Path
+import sys
 
-import pytest
+from tests.support.places import PROJECT
 
-PEERS = Path(__file__).parents[2] / "support" / "peers"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def stand_ins() -> None:
-    """Find the stand-ins where the packages themselves would be."""
-    pytest.MonkeyPatch().syspath_prepend(PEERS)
+sys.path.append(str(PROJECT / "tests/support/peers"))
