@@ -18,7 +18,7 @@ from deepagents_code.integrations.sandbox_provider import (  # noqa: E402
 )
 
 
-class CodeProvider(SandboxProvider):
+class CodeProvider(SandboxProvider):  # type: ignore[misc]
     """Sandboxes by their id, which live no longer than their process. The parameters in its configuration are limits.
 
     Example:

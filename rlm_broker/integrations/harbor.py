@@ -32,7 +32,7 @@ _OWN_USERS: Final = (None, "root", 0)
 """Users as which Harbor prepares its folders. Any other one is a task's, and refused."""
 
 
-class HarborEnvironment(BaseEnvironment):
+class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
     """A sandbox as the machine of one trial.
 
     It refuses, when a trial is set up, what a task asks beyond the walls: an image, a network, other users, GPUs,
@@ -160,4 +160,12 @@ def _packed(folder: Path) -> bytes:
 def _unpack(archive: bytes, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter=transfer_tar_filter)
+        tar.extractall(folder, filter=_harmless)
+
+
+def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    try:
+        kept: tarfile.TarInfo | None = transfer_tar_filter(member, folder)
+    except tarfile.FilterError:  # it leads out of the folder
+        return None
+    return kept

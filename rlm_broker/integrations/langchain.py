@@ -34,7 +34,7 @@ _REFUSED: Final = 1
 """Exit code of a command that was refused before it began."""
 
 
-class Backend(BaseSandbox):
+class Backend(BaseSandbox):  # type: ignore[misc]
     """A sandbox as the backend of a deep agent. It is opened at its first use, and ends with `close`.
 
     Example:

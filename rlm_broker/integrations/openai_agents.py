@@ -40,27 +40,29 @@ from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
 from agents.sandbox.types import ExecResult, User  # noqa: E402
 
 BACKEND: Final = "rlm_broker"
+WORKSPACE: Final = f"{HOME}/workspace"
+"""Root of a session whose manifest names none. It is not `HOME` itself, which is also the sandbox's /tmp."""
 _ROOTS: Final = (HOME, "/tmp")
 """Absolute names of the folder that commands can write to."""
 _ANY_ROOT: Final = Manifest().root
 """Root of a manifest that names none."""
 
 
-class ClientOptions(BaseSandboxClientOptions):
+class ClientOptions(BaseSandboxClientOptions):  # type: ignore[misc]
     """Options of one session: limits by their names, in addition to those of the client."""
 
     type: Literal["rlm_broker"] = BACKEND
     limits: dict[str, int | float] | None = None
 
 
-class SessionState(SandboxSessionState):
+class SessionState(SandboxSessionState):  # type: ignore[misc]
     """State of a session, from which it is resumed."""
 
     type: Literal["rlm_broker"] = BACKEND
     limits: dict[str, int | float] | None = None
 
 
-class AgentSession(BaseSandboxSession):
+class AgentSession(BaseSandboxSession):  # type: ignore[misc]
     """A session with a sandbox of its own."""
 
     state: SessionState
@@ -164,7 +166,7 @@ class AgentSession(BaseSandboxSession):
             raise WorkspaceArchiveWriteError(path=root, context=_words(unpacked))
 
 
-class Client(BaseSandboxClient):
+class Client(BaseSandboxClient):  # type: ignore[misc]
     """Makes sandboxes for agents.
 
     Example:
@@ -173,7 +175,7 @@ class Client(BaseSandboxClient):
         result = await Runner.run(agent, "Fix the failing test.", run_config=run_config)
         ```
 
-    A manifest's root is `/w`, or a folder in it, and "/workspace", the default, stands for `/w`. Users, ports, folders
+    A manifest's root is a folder below `/w`, and "/workspace", the default, stands for `/w/workspace`. Users, folders
     of the host, mounts and Git repositories are refused when a session is made: they need what a sandbox has not.
 
     Args:
@@ -215,7 +217,7 @@ class Client(BaseSandboxClient):
         manifest = manifest if manifest is not None else Manifest()
         self._validate_manifest_for_create(manifest)
         if manifest.root == _ANY_ROOT:
-            manifest = manifest.model_copy(update={"root": HOME}, deep=True)
+            manifest = manifest.model_copy(update={"root": WORKSPACE}, deep=True)
         _require_possible(manifest)
         session_id = uuid.uuid4()
         kept = resolve_snapshot(snapshot, str(session_id))

@@ -15,18 +15,18 @@ from verifiers.v1.errors import SandboxError  # noqa: E402
 from verifiers.v1.runtimes.base import BaseRuntimeInfo, ProgramResult, Runtime, register  # noqa: E402
 
 
-class SandboxRuntimeConfig(BaseConfig):
+class SandboxRuntimeConfig(BaseConfig):  # type: ignore[misc]
     """Configuration of a runtime: limits by their names."""
 
     type: Literal["rlm_broker"] = "rlm_broker"
     limits: dict[str, float] = {}  # noqa: RUF012 - a field of pydantic's
 
 
-class SandboxRuntimeInfo(SandboxRuntimeConfig, BaseRuntimeInfo):
+class SandboxRuntimeInfo(SandboxRuntimeConfig, BaseRuntimeInfo):  # type: ignore[misc]
     """Facts about a runtime, for a trace."""
 
 
-class SandboxRuntime(Runtime):
+class SandboxRuntime(Runtime):  # type: ignore[misc]
     """A sandbox as the place of rollouts.
 
     A rollout's scripts cannot install packages, and its harness reaches no server: there is no network.
@@ -67,7 +67,8 @@ class SandboxRuntime(Runtime):
         with _errors():
             if max_bytes is None:
                 return await self._shell.aread(path)
-            return await super()._read(path, max_bytes)
+            start: bytes = await super()._read(path, max_bytes)
+            return start
 
     async def write(self, path: str, data: bytes) -> None:
         """Write a file, relative to the home of the sandbox."""

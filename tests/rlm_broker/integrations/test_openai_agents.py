@@ -24,7 +24,7 @@ async def test_commands_have_outcomes_and_errors_of_the_sdk(sdk: Any) -> None:
     async with await client.create(manifest=manifest) as session:
         assert await session.running()
         result = await session.exec("pwd; echo $A $B; echo err >&2; exit 3")
-        assert (result.stdout, result.stderr, result.exit_code) == (b"/w\na manifest\n", b"err\n", 3)
+        assert (result.stdout, result.stderr, result.exit_code) == (b"/w/workspace\na manifest\n", b"err\n", 3)
         assert (await session.exec("printf", "%s", "$A", shell=False)).stdout == b"$A"
         with pytest.raises(sdk.ExecTimeoutError):
             await session.exec("sleep 1000", timeout=0.1)
