@@ -21,7 +21,7 @@ FILES = {
     "instruction.md": "Sort the numbers of numbers.txt into sorted.txt.\n",
     "environment/numbers.txt": "3\n1\n2\n",
     "solution/solve.sh": "#!/bin/bash\nsort -n numbers.txt > sorted.txt\n",
-    "tests/test.sh": "#!/bin/bash\n[ $(head -1 sorted.txt) = 1 ]\necho $((! $?)) > $HARBOR_ROOT/logs/verifier/reward.txt\n",
+    "tests/test.sh": "#!/bin/bash\ngrep -qx 1 sorted.txt && echo 1 > $HARBOR_ROOT/logs/verifier/reward.txt\n",
 }
 
 
