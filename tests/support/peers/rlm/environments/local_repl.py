@@ -59,7 +59,8 @@ class LocalREPL:
             return "Error: No LM handler configured"
         completion = RLMChatCompletion(f"{model}: {prompt}")
         self._pending_llm_calls.append(completion)
-        return completion.response
+        response: str = completion.response
+        return response
 
     def _llm_query_batched(self, prompts: list[str], model: str | None = None) -> list[str]:
         return [self._llm_query(prompt, model) for prompt in prompts]
@@ -69,7 +70,8 @@ class LocalREPL:
             return self._llm_query(prompt, model)
         completion = self.subcall_fn(prompt, model)
         self._pending_llm_calls.append(completion)
-        return completion.response
+        response: str = completion.response
+        return response
 
     def _rlm_query_batched(self, prompts: list[str], model: str | None = None) -> list[str]:
         return [self._rlm_query(prompt, model) for prompt in prompts]
