@@ -8,7 +8,7 @@ REPL. So commands have the isolation and the limits of code, may run at the same
 
 - Nothing is opened before the first use. Without a sandbox of the caller's, all objects of a process share one
   (`Sandbox.shared`). The level is `strict`, since no other one runs programs.
-- Each method has an awaited twin, from any loop and thread.
+- Methods are there for threads and, awaited, for any loop.
 - Refusals are errors of rlm-broker: the adapter makes the peer's own of them. `FileRefused.kind` is one word for it.
 - What a command may not do ends in its result: a program past a limit is killed, and the files stay.
 - A dropped object closes its REPL. A forked process cannot use it.
@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import ReplLimits
-from rlm_broker.sandbox.files import MAX_READ_BYTES, Entries
+from rlm_broker.sandbox.files import MAX_READ_BYTES
 from rlm_broker.sandbox.programs import ProgramResult
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -232,14 +232,6 @@ class Shell:
     async def awrite(self, path: Path, data: bytes | HostPath) -> None:
         """Write a file as `write` does, awaited."""
         await (await self.aopen()).files.awrite(absolute(path), data)
-
-    def list(self, path: Path = HOME) -> Entries:
-        """Return the entries of a folder. Raise FileRefused if there is none."""
-        return self.open().files.list(absolute(path))
-
-    async def alist(self, path: Path = HOME) -> Entries:
-        """Return the entries of a folder as `list` does, awaited."""
-        return await (await self.aopen()).files.alist(absolute(path))
 
     def _made(self, sandbox: Sandbox) -> SandboxedRepl:
         """Return the one REPL of this object. Entering it twice opens it once."""

@@ -49,7 +49,6 @@ def test_paths_are_absolute_or_from_the_home(shell: Shell) -> None:
     shell.write("a/b.txt", b"b")
     for path in ("/w/a/b.txt", "/tmp/a/b.txt", "a/../a/./b.txt", "/w/x/../a/b.txt"):
         assert shell.read(path) == b"b", path
-    assert [entry.name for entry in shell.list("/tmp/a")] == ["b.txt"]
     assert absolute("../etc") == "/etc"
     for call, kind in (
         (lambda: shell.read("none"), "missing"),
