@@ -1,0 +1,18 @@
+"""Deep Agents, with the standard tests of langchain-tests for sandboxes."""
+
+from scripts.integrations.peer import Peer, Suite
+
+INSIDE = "scripts.integrations.inside"
+
+PEER = Peer(
+    name="langchain",
+    packages=("deepagents==0.7.32", "langchain-tests==1.1.9", "pytest==9.2.0", "pytest-asyncio==1.5.0"),
+    suites=(
+        Suite(
+            "SandboxIntegrationTests",
+            ("-m", f"{INSIDE}.langchain_suite"),
+        ),
+    ),
+    programs=tuple(f"{INSIDE}.langchain_programs:{name}" for name in ("deep_agent", "example")),
+    opened=f"{INSIDE}.langchain_programs:opened",
+)
