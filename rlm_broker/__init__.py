@@ -121,6 +121,7 @@ if TYPE_CHECKING:
     from rlm_broker.run.prompts.instructions import Profile as Profile
     from rlm_broker.run.run import Run as Run
     from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
+    from rlm_broker.sandbox.blocks.block_result import OnDisplay as OnDisplay
     from rlm_broker.sandbox.blocks.block_result import OnOutput as OnOutput
     from rlm_broker.sandbox.blocks.query_contexts import GivenContext as GivenContext
     from rlm_broker.sandbox.blocks.query_contexts import QueryWithContexts as QueryWithContexts
@@ -165,6 +166,7 @@ if TYPE_CHECKING:
     from rlm_broker.watch.trace_tree import Trace as Trace
     from rlm_broker.watch.viewer.live import LiveSource as LiveSource
     from rlm_broker.watch.viewer.live import live_app as live_app
+    from sandbox_worker.wire.errors import FileKind as FileKind
     from sandbox_worker.wire.level import LevelName as LevelName
     from sandbox_worker.wire.messages import Query as Query
     from sandbox_worker.wire.messages import Slot as Slot
@@ -224,7 +226,7 @@ _MODULES = {
     "run.run": "Run",
     "sandbox.tools": "Tools",
     "run.tree": "QueryHandlerFactory",
-    "sandbox.blocks.block_result": "OnOutput",
+    "sandbox.blocks.block_result": "OnDisplay OnOutput",
     "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",
     "sandbox.files": "ReplFiles",
     "sandbox.programs": "ProgramResult ProgramStatus",
@@ -254,6 +256,7 @@ _MODULES = {
 }
 _PUBLIC = {name: f"rlm_broker.{module}" for module, names in _MODULES.items() for name in names.split()}
 _PUBLIC |= {
+    "FileKind": "sandbox_worker.wire.errors",
     "LevelName": "sandbox_worker.wire.level",
     "Query": "sandbox_worker.wire.messages",
     "Slot": "sandbox_worker.wire.messages",

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlm_broker.usage import Usage, UsageSummary
 from rlm_broker.values.text import described, summary_fields
+from sandbox_worker.wire.errors import FileKind
 
 if TYPE_CHECKING:
     from rlm_broker.results import ChatMessage, ChildTrace, Completion, Isolation, Iteration
@@ -76,7 +77,7 @@ class RlmBrokerError(Exception):
         exit_code: Exit status of the command line for this error.
     """
 
-    kind: ClassVar[str] = "failed"
+    kind: str = "failed"
     exit_code: ClassVar[int] = 1
 
     def __reduce__(self) -> tuple[Callable[..., "RlmBrokerError"], tuple[Any, ...], dict[str, Any]]:
@@ -125,14 +126,27 @@ class UnknownModel(ConfigurationError):
 
 
 class FileRefused(RlmBrokerError):
-    """A file of a REPL's scratch folder cannot be read, written or listed.
+    """A file of a REPL cannot be read, written or listed.
+
+    Example:
+        ```python
+        try:
+            repl.files.read("none.txt")
+        except FileRefused as error:
+            print(error.kind, error)  # missing 'none.txt' cannot be opened: No such file or directory
+        ```
 
     Attributes:
-        is_path: Whether no file can have the path: it leads out of the scratch folder, say.
+        kind: Why, as one word.
+        is_path: Whether no file can have the path: it has a "..", say.
     """
 
-    kind = "file"
+    kind: FileKind = "file"
     is_path = False
+
+    def __init__(self, message: str, kind: FileKind = "file") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class ProgramNotStarted(RlmBrokerError):

@@ -196,7 +196,8 @@ def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> N
         if program.name is not None:
             repl.files.write(program.name, program.code.encode())
     except FileRefused as refused:
-        raise ConfigurationError(f"{'' if refused.is_path else 'no room in the scratch folder: '}{refused}") from None
+        where = "no room in the scratch folder: " if refused.kind == "no_room" else ""
+        raise ConfigurationError(f"{where}{refused}") from None
 
 
 def _require_writable(out: Path) -> None:

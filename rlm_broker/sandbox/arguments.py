@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.limits import ReplLimits
+from sandbox_worker.wire.control import MAX_ARGUMENT_BYTES
 from sandbox_worker.wire.messages import Environment
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ def seconds_or(name: str, given: object, default: float) -> float:
 SEED_BITS: Final = 32
 """Bits of a seed, as PYTHONHASHSEED and numpy take it. A larger seed is refused."""
 MAX_ENV_BYTES: Final = 64 << 10
-"""Bytes of all names and values of variables; more are refused. They share the kernel's room for a program's arguments
-(execve(2)), and with more of them the REPL could start no program."""
+"""Bytes of all names and values of a REPL's variables; more are refused. They share the kernel's room for a program's
+arguments (execve(2)), and with more of them the REPL could start no program."""
 
 
 def environment_of(env: Mapping[str, str] | None, seed: int | None, scaffold: bool = True) -> Environment | None:
@@ -77,7 +78,7 @@ def require_seed(seed: object) -> None:
         raise ConfigurationError(f"seed must be an integer from 0 to 2**{SEED_BITS} - 1, or None, got {seed!r}")
 
 
-def variables_of(env: Mapping[str, str] | None) -> dict[str, str]:
+def variables_of(env: Mapping[str, str] | None, most_bytes: int = MAX_ENV_BYTES) -> dict[str, str]:
     """Return a copy of the variables, as the kernel takes them. Raise ConfigurationError for others."""
     if env is None:
         return {}
@@ -96,10 +97,11 @@ def variables_of(env: Mapping[str, str] | None) -> dict[str, str]:
             raise ConfigurationError(f"env: {name!r} has lone surrogates, which UTF-8 cannot encode") from None
         if b"\0" in encoded:
             raise ConfigurationError(f"env: the variable {name!r} has a NUL character, which would end it")
+        if len(encoded) > MAX_ARGUMENT_BYTES:
+            limit = f"{MAX_ARGUMENT_BYTES:,}: give it in a file"
+            raise ConfigurationError(f"env: the variable {name[:80]!r} has {len(encoded):,} bytes, more than {limit}")
         size += len(encoded) + 1
         variables[name] = value
-    if size > MAX_ENV_BYTES:
-        raise ConfigurationError(
-            f"env: its variables have {size:,} bytes, more than {MAX_ENV_BYTES:,}: give it in a file"
-        )
+    if size > most_bytes:
+        raise ConfigurationError(f"env: its variables have {size:,} bytes, more than {most_bytes:,}: give it in a file")
     return variables

@@ -17,7 +17,8 @@ from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, FileRefused, SandboxFailed
 from rlm_broker.results import FileEntry
 from rlm_broker.sandbox.workers.worker import Worker
-from sandbox_worker.wire.control import OpenToRead, OpenToWrite
+from sandbox_worker.wire.control import ROOT, OpenToRead, OpenToWrite
+from sandbox_worker.wire.errors import file_kind
 
 PIECE_BYTES: Final = 1 << 18
 """Bytes copied at once. A copy can be stopped between two pieces."""
@@ -46,14 +47,17 @@ class ReplFiles:
     `save` and `open` keep large files out of memory. Async code has awaited twins: `awrite`,
     `aread`, `asave`, `aopen`, `alist`, `aremove`.
 
-    A path is relative to the scratch folder. No link is followed anywhere in it, and only regular files are opened.
+    A path is relative to the scratch folder, or absolute, as code would write it. In the scratch folder, which has the
+    names `/w` and `/tmp` at `strict`, no link is followed. Elsewhere the files that code may read can be read and
+    listed. Only regular files are opened, and none of /proc.
+
     Files can be used while a block runs: init opens each of them, and a thread copies it. A block that reads a file
     while it is written sees the part written so far.
 
     Files stay when a REPL is killed, unless its worker had to be replaced, as after a full scratch folder.
 
-    All methods raise `FileRefused` if the path leads out of the scratch folder, and as they say; `ConfigurationError`
-    if another argument cannot be used; `ReplClosed` and `SandboxFailed` as `SandboxedRepl.execute` does.
+    All methods raise `FileRefused` if the path has a "..", and as they say; `ConfigurationError` if another argument
+    cannot be used; `ReplClosed` and `SandboxFailed` as `SandboxedRepl.execute` does.
 
     Args:
         event_loop: Loop of the REPL.
@@ -274,8 +278,8 @@ class ReplFiles:
 
 
 def names_of(path: object, may_be_empty: bool = False) -> list[bytes]:
-    """Return the names in a path below the scratch folder. Raise FileRefused for a path that leads out or names no
-    file."""
+    """Return the names in a path from the scratch folder; those of an absolute path begin with `ROOT`. Raise
+    FileRefused for a path with ".." or one that names no file."""
     if not isinstance(path, str | PurePath):
         raise ConfigurationError(f"a path in a REPL must be text, not {type(path).__name__}")
     try:
@@ -285,11 +289,11 @@ def names_of(path: object, may_be_empty: bool = False) -> list[bytes]:
     names = [name for name in whole.split(b"/") if name not in (b"", b".")]
     if b"\0" in whole or len(whole) > MAX_PATH_BYTES:
         raise _path_refused(f"the path {str(path)[:80]!r} has a NUL character or over {MAX_PATH_BYTES:,} bytes")
-    if whole.startswith(b"/") or b".." in names:
-        raise _path_refused(f"the path {str(path)!r} must be relative to the REPL's scratch folder, without '..'")
+    if b".." in names:
+        raise _path_refused(f"the path {str(path)!r} must be without '..': absolute, or from the REPL's scratch folder")
     if not names and not may_be_empty:
         raise _path_refused(f"the path {str(path)!r} names no file")
-    return names
+    return [ROOT, *names] if whole.startswith(b"/") else names
 
 
 def _path_refused(why: str) -> FileRefused:
@@ -326,12 +330,12 @@ def _copy(fd: int, take: Callable[[bytes], Any], max_bytes: int, beyond: str, st
     `max_bytes`, with the rest of a sentence about the file."""
     size_bytes = os.fstat(fd).st_size
     if size_bytes > max_bytes:
-        raise FileRefused(f"has {size_bytes:,} bytes, {beyond}")
+        raise FileRefused(f"has {size_bytes:,} bytes, {beyond}", "too_large")
     done = 0
     while not stop.is_set() and (piece := os.read(fd, PIECE_BYTES)):
         done += len(piece)
         if done > max_bytes:
-            raise FileRefused(f"has grown to {beyond}")
+            raise FileRefused(f"has grown to {beyond}", "too_large")
         take(piece)
 
 
@@ -366,6 +370,6 @@ def _naming(path: object) -> Iterator[None]:
     try:
         yield
     except FileRefused as error:
-        raise FileRefused(f"{str(path)!r} {error}") from None
+        raise FileRefused(f"{str(path)!r} {error}", error.kind) from None
     except OSError as error:
-        raise FileRefused(f"{str(path)!r} cannot be copied: {error.strerror}") from None
+        raise FileRefused(f"{str(path)!r} cannot be copied: {error.strerror}", file_kind(error)) from None

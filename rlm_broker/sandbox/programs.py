@@ -81,9 +81,10 @@ class ProgramPipes:
         for fd in theirs:
             os.close(fd)
 
-    def finish(self) -> tuple[str, str]:
-        """Return all of stdout and of stderr, once all processes of the program have ended."""
-        return self._stdout.finish(), self._stderr.finish()
+    def finish(self) -> dict[str, Any]:
+        """Return all of stdout and of stderr, as fields of a result, once all processes of the program have ended."""
+        stdout, stderr = self._stdout.finish(), self._stderr.finish()
+        return {"stdout_bytes": stdout, "stderr_bytes": stderr, "is_cut": self._stdout.is_cut or self._stderr.is_cut}
 
 
 class _End:
@@ -150,13 +151,18 @@ class _Output(_End):
         self._pause: asyncio.TimerHandle | None = None
         self._listen()
 
-    def finish(self) -> str:
-        """Return the output that was kept as text, with a note of what was cut."""
+    def finish(self) -> bytes:
+        """Return the output that was kept, with a note of what was cut."""
         for _ in range(LAST_READS):
             if self._fd < 0 or not self._read():
                 break
         self.close()
-        return b"".join([*self._head, self._kept.finish()]).decode("utf-8", "replace")
+        return b"".join([*self._head, self._kept.finish()])
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether `finish` has left out a part."""
+        return self._kept.is_cut
 
     def _listen(self) -> None:
         self._pause = None
@@ -212,8 +218,9 @@ class ProgramResult:
             with its whole session. "killed": the same at a limit, with its REPL, or at the REPL's end.
         exit_code: Exit code of its first process; None if a signal ended it.
         signal: Number of the signal, if one ended its first process; else None.
-        stdout: Head and tail of the text on descriptor 1, as UTF-8, with a note of the cut. Other bytes are U+FFFD.
-        stderr: The same for descriptor 2.
+        stdout_bytes: Head and tail of what was written to descriptor 1, with a note of the cut.
+        stderr_bytes: The same for descriptor 2.
+        is_cut: Whether one of them was cut, at `max_output_bytes` or `Limits.max_output_lines`.
         limit: Name of the limit that ended it: "timeout_s", or a field of `Limits`; else None.
         error: Reason of the kill, as a sentence; None if it ended by itself.
         execution_time: Wall time in seconds.
@@ -223,11 +230,22 @@ class ProgramResult:
     status: ProgramStatus
     exit_code: int | None = None
     signal: int | None = None
-    stdout: str = ""
-    stderr: str = ""
+    stdout_bytes: bytes = b""
+    stderr_bytes: bytes = b""
+    is_cut: bool = False
     limit: str | None = None
     error: str | None = None
     execution_time: float = 0.0
+
+    @property
+    def stdout(self) -> str:
+        """`stdout_bytes` as text. Bytes that are not UTF-8 are U+FFFD."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """`stderr_bytes` as text. Bytes that are not UTF-8 are U+FFFD."""
+        return self.stderr_bytes.decode("utf-8", "replace")
 
 
 class Command(NamedTuple):
@@ -298,7 +316,8 @@ class ReplPrograms:
         if isinstance(most, bool) or not isinstance(most, int) or most < FEWEST_OUTPUT_BYTES:
             raise ConfigurationError(f"max_output_bytes = {most!r}: give a number of bytes from 100 on, or None")
         texts, encoded = _arguments(argv)
-        variables = {name.encode(): text.encode() for name, text in {**self._env, **variables_of(env)}.items()}
+        more = variables_of(env, MAX_PROGRAM_BYTES)
+        variables = {name.encode(): text.encode() for name, text in {**self._env, **more}.items()}
         packed = pack(Program(encoded, variables))
         if len(packed) > MAX_PROGRAM_BYTES:
             size = f"{len(packed):,} bytes, more than {MAX_PROGRAM_BYTES:,}"
@@ -324,7 +343,7 @@ class ReplPrograms:
             if is_late:
                 await to_its_end(partial(worker.end_program, program))
             said = program.ended.result()
-            stdout, stderr = pipes.finish()
+            output = pipes.finish()
         if said is None:
             why = "the REPL was closed" if self._repl.is_closed else worker.why_gone
             outcome: dict[str, Any] = {"status": "killed", "error": why}
@@ -336,7 +355,7 @@ class ReplPrograms:
                 limit = limit or "memory_bytes"
             outcome = self._outcome(said, limit, command.timeout_s if is_late else None)
         taken_s = time.monotonic() - started
-        return ProgramResult(command.argv, **outcome, stdout=stdout, stderr=stderr, execution_time=taken_s)
+        return ProgramResult(command.argv, **outcome, **output, execution_time=taken_s)
 
     def _outcome(self, said: ProgramEnded, limit: str | None, late_s: float | None) -> dict[str, Any]:
         """Return the end of a program, as fields of a result. `limit` names the limit that was reached, or is None.
@@ -357,7 +376,7 @@ def _require_started(command: Command, said: ProgramEnded) -> None:
     """Raise FileRefused if the current folder of a program cannot be entered, ProgramNotStarted if it cannot be
     executed."""
     if said.no_folder is not None:
-        raise FileRefused(f"cwd = {command.cwd!r} {said.no_folder[:MAX_REASON_CHARS]}")
+        raise FileRefused(f"cwd = {command.cwd!r} {said.no_folder.reason[:MAX_REASON_CHARS]}", said.no_folder.kind)
     if said.not_started is not None:
         raise ProgramNotStarted(f"the program {command.argv[0][:200]!r} {said.not_started[:MAX_REASON_CHARS]}")
 

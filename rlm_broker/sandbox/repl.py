@@ -22,7 +22,7 @@ from rlm_broker.results import Block, Isolation
 from rlm_broker.sandbox.arguments import environment_of, require_answer, require_block, require_limits, seconds_or
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block import BlockRun
-from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnOutput, SubmitFields
+from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnDisplay, OnOutput, SubmitFields
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
@@ -137,6 +137,7 @@ class SandboxedRepl(AsyncResource):
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
         echo: bool = True,
+        on_display: OnDisplay | None = None,
     ) -> Block:
         """Run one block. If the caller is interrupted (Ctrl+C) or cancelled, the block is, too, and variables stay.
 
@@ -159,6 +160,7 @@ class SandboxedRepl(AsyncResource):
             variables: Whether `Block.variables` names the variables made or changed by the block.
             echo: Whether the last expression and a traceback are printed, as at a prompt. If not, `Block.result` and
                 `Block.traceback` have them.
+            on_display: Called with each display as it comes.
 
         Returns:
             The outcome. If a block raises, times out or is killed, its `status` says so; there is no exception.
@@ -170,7 +172,8 @@ class SandboxedRepl(AsyncResource):
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
         """
         wanted = Wanted(value, stdin=stdin, variables=variables, echo=echo)
-        return self.bind_loop().run(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
+        hear = (on_output, on_display)
+        return self.bind_loop().run(self._execute(code, timeout_s, hear, wall_timeout_s, wanted, submit))
 
     async def aexecute(
         self,
@@ -184,10 +187,12 @@ class SandboxedRepl(AsyncResource):
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
         echo: bool = True,
+        on_display: OnDisplay | None = None,
     ) -> Block:
         """Run one block as `execute` does, awaited."""
         wanted = Wanted(value, stdin=stdin, variables=variables, echo=echo)
-        return await self.bind_loop().arun(self._execute(code, timeout_s, on_output, wall_timeout_s, wanted, submit))
+        hear = (on_output, on_display)
+        return await self.bind_loop().arun(self._execute(code, timeout_s, hear, wall_timeout_s, wanted, submit))
 
     def execute_script(
         self,
@@ -315,9 +320,10 @@ class SandboxedRepl(AsyncResource):
             ```
 
         Args:
-            argv: Name and arguments, up to 128 KiB each. A name without "/" is looked for in PATH.
+            argv: Name and arguments, up to 128 KiB each, and 2 MiB with all variables. A name without "/" is looked for
+                in PATH.
             input: Bytes or text it reads from descriptor 0; None gives it no input.
-            cwd: Its current folder, relative to the scratch folder. No link is followed.
+            cwd: Its current folder: a path as in `files`.
             env: Name → text of variables, added to the REPL's own.
             timeout_s: Wall time in seconds; None takes `Limits.block_timeout_s`.
             max_output_bytes: Bytes kept of stdout, and of stderr; None takes `Limits.max_output_bytes`.
@@ -510,7 +516,7 @@ class SandboxedRepl(AsyncResource):
         self,
         code: str,
         timeout_s: float | None = None,
-        on_output: OnOutput | None = None,
+        hear: tuple[OnOutput | None, OnDisplay | None] = (None, None),
         wall_timeout_s: float | None = None,
         wanted: Wanted = NOTHING,
         submit: object = None,
@@ -531,7 +537,7 @@ class SandboxedRepl(AsyncResource):
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
             self._became("busy")
             started = time.monotonic()
-            output = BlockOutput(self._bounds, on_output)
+            output = BlockOutput(self._bounds, *hear)
             run = self._run = BlockRun(
                 self._worker.worker,
                 connection,

@@ -41,6 +41,9 @@ class Confinement:
         ruleset: Descriptor of init's Landlock ruleset, or None.
         proc: The /proc of this worker.
         has_group: Whether `GROUP_FD` leads to a control group.
+
+    Attributes:
+        has_temporary: Whether the scratch folder is also at /tmp, at a level with a root of the worker's own.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Confinement:
         self.level = shared.level
         self.bounds = bounds
         self.proc = proc
+        self.has_temporary = shared.temporary_is_free
         self._shared = shared
         self._ruleset = ruleset
         self._has_group = has_group

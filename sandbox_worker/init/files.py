@@ -1,8 +1,12 @@
-"""Files in the scratch folder, opened for the orchestrator: it reads and writes them through descriptors.
+"""Files opened for the orchestrator: it reads and writes them through descriptors.
 
 Model code cannot change init, but it can replace every name in the folder at any moment. So init follows no link at any
 place of a path, and checks the descriptor after opening: only a regular file is passed on. Files are opened with
 O_NONBLOCK, since opening a FIFO would otherwise wait for its other end.
+
+An absolute path means what it means to code. If it leads into the scratch folder, the rules above hold. Elsewhere files
+are only read, and links are followed, since init lives in the same root and the same Landlock domain as code. /proc is
+the exception, and refused: there init sees more than code does.
 
 Where the scratch folder lies on the host's file system, which has no limit for one folder, it is counted here. Model
 code changes the folder while it is walked. openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS keeps the walk
@@ -17,10 +21,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from sandbox_worker.isolation import syscalls
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.control import (
+    ROOT,
     EntryKind,
     FileRequest,
     Listed,
@@ -33,12 +39,12 @@ from sandbox_worker.wire.control import (
     Removed,
     RemoveFile,
 )
+from sandbox_worker.wire.errors import FileKind, file_kind
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOW = struct.Struct("=QQQ")
 """`struct open_how` of openat2(2): flags, mode, how the path is resolved."""
-_RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x04, 0x08
-
+_RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 
 MAX_ENTRIES = 10_000
 """Most entries of a folder that is listed. A larger folder is refused: sorting it would keep init from watching."""
@@ -54,6 +60,10 @@ _BLOCK_BYTES = 512
 class FileNotOpened(Exception):
     """A file cannot be opened. The message gives the reason, as the rest of a sentence about its path."""
 
+    def __init__(self, why: str, kind: FileKind = "file") -> None:
+        super().__init__(why)
+        self.kind: FileKind = kind
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -68,38 +78,72 @@ class Contents:
     files: int
 
 
-def answer(request: FileRequest, bounds: ReplBounds | None) -> tuple[Opened | Listed | Removed | Refused, list[int]]:
-    """Carry out the orchestrator's request. Return the answer and the descriptors to send with it.
+class Scratch(NamedTuple):
+    """The scratch folder, which is init's current folder.
 
-    Args:
-        request: The request.
-        bounds: Bounds of the scratch folder; None if it is a file system with a size of its own.
+    Attributes:
+        other_name: Its second absolute name; the first one is that of the current folder.
+        bounds: Bounds of the REPL.
+        is_counted: Whether its bounds hold by counting. If not, it is a file system with a size of its own.
     """
+
+    other_name: str
+    bounds: ReplBounds
+    is_counted: bool
+
+    def inner(self, path: list[bytes]) -> list[bytes]:
+        """Return an absolute path that leads into the folder as one that begins there; any other path as it is."""
+        if path[:1] == [ROOT]:
+            for name in (os.getcwdb(), os.fsencode(self.other_name)):  # noqa: PTH109 - bytes
+                own = [ROOT, *name.split(b"/")[1:]]
+                if path[: len(own)] == own:
+                    return path[len(own) :]
+        return path
+
+
+def answer(request: FileRequest, scratch: Scratch) -> tuple[Opened | Listed | Removed | Refused, list[int]]:
+    """Carry out the orchestrator's request. Return the answer and the descriptors to send with it."""
+    path = scratch.inner(request.path)
     try:
         match request:
-            case OpenToRead(path=path):
-                return Opened(), [open_to_read(path)]
-            case OpenToWrite(path=path, size_bytes=size_bytes):
-                return Opened(), [open_to_write(path, size_bytes, bounds)]
-            case ListFolder(path=path, after=after):
+            case ListFolder(after=after):
                 return listed(path, after), []
-            case RemoveFile(path=path):
+            case _ if not path:
+                raise FileNotOpened("is a folder", "folder")
+            case OpenToRead():
+                return Opened(), [open_to_read(path, scratch.bounds.scratch_bytes)]
+            case OpenToWrite(size_bytes=size_bytes):
+                return Opened(), [open_to_write(path, size_bytes, scratch.bounds if scratch.is_counted else None)]
+            case RemoveFile():
                 return remove(path), []
     except (FileNotOpened, OSError) as error:
-        return Refused(reason(error)), []
+        return refusal(error), []
 
 
-def reason(error: FileNotOpened | OSError) -> str:
-    """Return why a file or folder cannot be opened, as the rest of a sentence about its path."""
-    return f"cannot be opened: {error.strerror}" if isinstance(error, OSError) else str(error)
+def refusal(error: FileNotOpened | OSError) -> Refused:
+    """Return why a file or folder cannot be opened."""
+    if isinstance(error, OSError):
+        return Refused(f"cannot be opened: {error.strerror}", file_kind(error))
+    return Refused(str(error), error.kind)
 
 
-def open_to_read(path: Sequence[bytes]) -> int:
-    """Return a descriptor of a regular file below the current folder.
+def open_to_read(path: Sequence[bytes], most_bytes: int) -> int:
+    """Return a descriptor of a regular file below the current folder, or at an absolute path elsewhere.
+
+    Args:
+        path: Names of the folders, then the file's.
+        most_bytes: Bytes of a file elsewhere; a larger one is refused. Code can make no larger one in its folder.
 
     Raises:
         FileNotOpened, OSError: There is no such file, or it is not a regular one.
     """
+    if path[0] == ROOT:
+        os.close(_regular(_elsewhere(path, os.O_PATH | os.O_CLOEXEC)))  # opening what is no file may have an effect
+        fd = _regular(_elsewhere(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+        if (size_bytes := os.fstat(fd).st_size) > most_bytes:
+            os.close(fd)
+            raise FileNotOpened(f"has {size_bytes:,} bytes, more than scratch_bytes = {most_bytes:,}", "too_large")
+        return fd
     folder = open_folder(path[:-1])
     try:
         _require_file(os.stat(path[-1], dir_fd=folder, follow_symlinks=False))
@@ -119,6 +163,7 @@ def open_to_write(path: Sequence[bytes], size_bytes: int, bounds: ReplBounds | N
     Raises:
         FileNotOpened, OSError: The file cannot be written, or the folder has no room for it.
     """
+    _require_inner(path)
     room_bytes, room_files = (1 << 63, 1 << 63) if bounds is None else _room(bounds)
     folder, made = _walk_and_make(path[:-1], room_files - 1)
     try:
@@ -127,7 +172,7 @@ def open_to_write(path: Sequence[bytes], size_bytes: int, bounds: ReplBounds | N
             found = os.stat(path[-1], dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             if room_files - made < 1:
-                raise FileNotOpened("would be one more file than max_scratch_files allows") from None
+                raise FileNotOpened("would be one more file than max_scratch_files allows", "no_room") from None
         else:
             _require_file(found)
             old_bytes = found.st_blocks * _BLOCK_BYTES
@@ -136,7 +181,7 @@ def open_to_write(path: Sequence[bytes], size_bytes: int, bounds: ReplBounds | N
             room_bytes = system.f_bavail * system.f_frsize
         if size_bytes > room_bytes + old_bytes:
             free = max(0, room_bytes + old_bytes)
-            raise FileNotOpened(f"needs {size_bytes:,} bytes, and scratch_bytes leaves room for {free:,}")
+            raise FileNotOpened(f"needs {size_bytes:,} bytes, and scratch_bytes leaves room for {free:,}", "no_room")
         fd = _regular(os.open(path[-1], os.O_WRONLY | os.O_CREAT | _FILE, 0o600, dir_fd=folder))
     finally:
         os.close(folder)
@@ -150,10 +195,11 @@ def remove(path: Sequence[bytes]) -> Removed:
     Raises:
         FileNotOpened, OSError: There is no such file, or it is a folder.
     """
+    _require_inner(path)
     folder = open_folder(path[:-1])
     try:
         if stat.S_ISDIR(os.stat(path[-1], dir_fd=folder, follow_symlinks=False).st_mode):
-            raise FileNotOpened("is a folder")
+            raise FileNotOpened("is a folder", "folder")
         os.unlink(path[-1], dir_fd=folder)
     finally:
         os.close(folder)
@@ -161,10 +207,10 @@ def remove(path: Sequence[bytes]) -> Removed:
 
 
 def listed(path: Sequence[bytes], after: bytes) -> Listed:
-    """Return entries of a folder below the current one, sorted by name, as many as fit one answer.
+    """Return entries of a folder, sorted by name, as many as fit one answer.
 
     Args:
-        path: Names from the current folder to the folder.
+        path: Names from the current folder to the folder, or an absolute path.
         after: The last name of the answer before; empty for the first answer.
 
     Raises:
@@ -179,7 +225,7 @@ def listed(path: Sequence[bytes], after: bytes) -> Listed:
         with os.scandir(folder) as found:
             names = [os.fsencode(entry.name) for entry in islice(found, MAX_ENTRIES + 1)]
         if len(names) > MAX_ENTRIES:
-            raise FileNotOpened(f"has more than {MAX_ENTRIES:,} entries: list it with code")
+            raise FileNotOpened(f"has more than {MAX_ENTRIES:,} entries: list it with code", "too_large")
         entries: list[ListedEntry] = []
         size_bytes = 0
         for name in sorted(name for name in names if name > after):
@@ -197,11 +243,13 @@ def listed(path: Sequence[bytes], after: bytes) -> Listed:
 
 
 def open_folder(path: Sequence[bytes]) -> int:
-    """Return a descriptor of a folder below the current one, reached without following a link.
+    """Return a descriptor of a folder below the current one, reached without following a link; or at an absolute path.
 
     Raises:
         FileNotOpened, OSError: There is none.
     """
+    if path[:1] == [ROOT]:
+        return _elsewhere(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     folder = os.open(".", _FOLDER)
     for name in path:
         folder = _step(folder, name)
@@ -219,7 +267,7 @@ def _walk_and_make(path: Sequence[bytes], room_files: int) -> tuple[int, int]:
             made += 1
             try:
                 if made > room_files:
-                    raise FileNotOpened("needs more folders than max_scratch_files allows") from None
+                    raise FileNotOpened("needs more folders than max_scratch_files allows", "no_room") from None
                 os.mkdir(name, 0o700, dir_fd=folder)
             except BaseException:
                 os.close(folder)
@@ -236,11 +284,35 @@ def _step(folder: int, name: bytes) -> int:
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode):
-            kind = "a link, and links are not followed" if stat.S_ISLNK(found.st_mode) else "not a folder"
-            raise FileNotOpened(f"goes through {os.fsdecode(name)!r}, which is {kind}")
+            through = f"goes through {os.fsdecode(name)!r}, which is"
+            if stat.S_ISLNK(found.st_mode):
+                raise FileNotOpened(f"{through} a link, and links are not followed", "permission")
+            raise FileNotOpened(f"{through} not a folder")
         return os.open(name, _FOLDER, dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def _elsewhere(path: Sequence[bytes], flags: int) -> int:
+    """Open a file or folder at an absolute path, following links as code may. The caller has found no way into the
+    scratch folder."""
+    whole = b"/" + b"/".join(path[1:])
+    how = _HOW.pack(flags, 0, _RESOLVE_NO_MAGICLINKS)
+    try:
+        fd = syscalls.call("openat2", -1, whole, how, len(how))
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):  # before Linux 5.6, where only `process` runs
+            raise OSError(error.errno, os.strerror(error.errno or 0)) from None  # without the name of the call
+        fd = os.open(whole, flags)
+    if os.fstat(fd).st_dev == os.stat("/proc").st_dev:  # noqa: PTH116 - path objects would copy pages
+        os.close(fd)
+        raise FileNotOpened("is in /proc, which only code may read", "permission")
+    return fd
+
+
+def _require_inner(path: Sequence[bytes]) -> None:
+    if path[0] == ROOT:
+        raise FileNotOpened("is outside of the scratch folder, where files are only read", "permission")
 
 
 def _regular(fd: int) -> int:
@@ -255,9 +327,9 @@ def _regular(fd: int) -> int:
 
 def _require_file(found: os.stat_result) -> None:
     if stat.S_ISDIR(found.st_mode):
-        raise FileNotOpened("is a folder")
+        raise FileNotOpened("is a folder", "folder")
     if stat.S_ISLNK(found.st_mode):
-        raise FileNotOpened("is a link, and links are not followed")
+        raise FileNotOpened("is a link, and links are not followed", "permission")
     if not stat.S_ISREG(found.st_mode):
         raise FileNotOpened("is not a regular file")
 
@@ -266,7 +338,8 @@ def _room(bounds: ReplBounds) -> tuple[int, int]:
     """Return the number of bytes and of files that the current folder has room for."""
     found = contents(".", bounds.max_scratch_files)
     if found.files > bounds.max_scratch_files:
-        raise FileNotOpened("cannot be added: the scratch folder has more files than max_scratch_files allows")
+        why = "cannot be added: the scratch folder has more files than max_scratch_files allows"
+        raise FileNotOpened(why, "no_room")
     return bounds.scratch_bytes - found.size_bytes, bounds.max_scratch_files - found.files
 
 

@@ -22,7 +22,7 @@ from sandbox_worker.init.programs import Programs
 from sandbox_worker.init.repl_process import STACK_SIGNAL, ReplProcess, fail
 from sandbox_worker.init.sockets import Hands, InitSocket
 from sandbox_worker.init.usage_watch import GROUP, WATCH, Watch, WorkerUsage
-from sandbox_worker.isolation import syscalls
+from sandbox_worker.isolation import mounts, syscalls
 from sandbox_worker.isolation.layer import LayerFailed, WorkerBounds, ZygoteLayers
 from sandbox_worker.isolation.worker_layers import lock_down_init
 from sandbox_worker.loading.context import ContextBroken, Preloaded, load_into
@@ -137,7 +137,7 @@ class Init:
         self._hands = hands
         self._children = children
         self._spawn = spawn
-        self._level = confinement.level
+        self._scratch = _scratch(confinement, spawn)
         self._mapping_works = mapping_works
         self._preloaded = preloaded
         self._proc = confinement.proc
@@ -222,8 +222,7 @@ class Init:
         """Return the answer and the descriptors to send with it."""
         if isinstance(request, Hand):
             return (Handed(taken=self._hands is not None and self._hands.hand(fds[0])),)
-        bounds = None if self._level.has_own_root else self._spawn.bounds
-        said, opened = files.answer(request, bounds)
+        said, opened = files.answer(request, self._scratch)
         return said, *opened
 
     def _load(self, fd: int, piece: ContextPiece) -> None:
@@ -252,7 +251,7 @@ class Init:
             self._sweep()
             return
         self._begin_to_watch()
-        if (session := self._programs.start(request, fds)) is not None:
+        if (session := self._programs.start(request, self._scratch.inner(request.cwd), fds)) is not None:
             self._watch.program_started(session)
 
     def _begin_to_watch(self) -> None:
@@ -360,6 +359,13 @@ def _worker_bounds(spawn: Spawn) -> WorkerBounds:
     data_bytes = spawn.bounds.memory_bytes - spawn.bounds.memory_bytes // 128
     later_bytes, reserved = spawn.bounds.later_context_bytes, reserved_bytes(data_bytes)
     return WorkerBounds(spawn.allow_exec, spawn.bounds, data_bytes + later_bytes, reserved + later_bytes)
+
+
+def _scratch(confinement: Confinement, spawn: Spawn) -> files.Scratch:
+    if not confinement.level.has_own_root:
+        return files.Scratch(spawn.scratch, spawn.bounds, is_counted=True)
+    other_name = mounts.TEMPORARY if confinement.has_temporary else mounts.SCRATCH
+    return files.Scratch(other_name, spawn.bounds, is_counted=False)
 
 
 def _watch(proc: Proc, level: Level, spawn: Spawn) -> Watch:

@@ -89,11 +89,12 @@ class Programs:
         """Return the sessions of running programs."""
         return list(self._running)
 
-    def start(self, request: RunProgram, fds: list[int]) -> int | None:
+    def start(self, request: RunProgram, cwd: list[bytes], fds: list[int]) -> int | None:
         """Start a program and return its session. Return None if it cannot start, which was reported.
 
         Args:
             request: The request.
+            cwd: Its current folder, as `Scratch.inner` gives it.
             fds: Descriptors that came with the request. They are closed.
         """
         opened = list(fds)
@@ -101,13 +102,11 @@ class Programs:
             if len(opened) != MOST_FDS:  # init had too many open files: the kernel drops descriptors that do not fit
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             try:
-                opened.append(files.open_folder(request.cwd))
-            except OSError as error:
-                raise files.FileNotOpened(files.reason(error)) from None
+                opened.append(files.open_folder(cwd))
+            except (files.FileNotOpened, OSError) as error:
+                self._say(ProgramEnded(request.number, no_folder=files.refusal(error)))
+                return None
             child = self._child_with(opened)
-        except files.FileNotOpened as error:
-            self._say(ProgramEnded(request.number, no_folder=str(error)))
-            return None
         except OSError as error:
             self._say(ProgramEnded(request.number, not_started=reason(error)))
             return None

@@ -48,11 +48,13 @@ class HeadTail(Generic[Text]):
 
     Attributes:
         head_left: Characters or bytes of the head still to come.
+        is_cut: Whether `finish` has left out a part.
     """
 
     def __init__(self, bounds: OutputBounds, empty: Text) -> None:
         self._tail_limit = bounds.max_output_bytes // 2
         self.head_left = bounds.max_output_bytes - self._tail_limit
+        self.is_cut = False
         self._max_lines = bounds.max_output_lines
         self._head_lines = 0
         self._head_ends_in_line = False
@@ -99,6 +101,7 @@ class HeadTail(Generic[Text]):
         self._length = self._cut = self._cut_lines = 0
         if not cut:
             return tail
+        self.is_cut = True
         note = f"\n... [{cut:,} more cut{f', lines: {lines:,}' if lines else ''}] ...\n"
         return (note if isinstance(tail, str) else note.encode()) + tail
 

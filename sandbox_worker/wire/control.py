@@ -12,7 +12,7 @@ import msgspec
 
 from sandbox_worker.loading.form import MAX_PIECES, ContextPiece
 from sandbox_worker.wire.bounds import ReplBounds, WatchedLimit
-from sandbox_worker.wire.errors import MessageInvalid
+from sandbox_worker.wire.errors import FileKind, MessageInvalid
 from sandbox_worker.wire.level import Layer, LevelName
 from sandbox_worker.wire.messages import Stream
 
@@ -26,8 +26,10 @@ EntryKind = Literal["file", "folder", "link", "other"]
 InitStep = Literal["lock down", "load", "start", "go on", "speak"]
 """Step of init at its failure. The orchestrator itself uses "speak", after a packet without a valid message."""
 
+ROOT = b"/"
+"""First name of an absolute path, as the REPL's code sees it. Any other path begins in the scratch folder."""
 Path = Annotated[list[bytes], msgspec.Meta(min_length=1)]
-"""Path below the scratch folder: the names of the folders, then the file's."""
+"""Path of a file: the names of the folders, then the file's. No name is ".."."""
 
 
 class Control(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, forbid_unknown_fields=True):
@@ -87,7 +89,7 @@ class Stop(Control, frozen=True):
 
 
 class OpenToRead(Control, frozen=True):
-    """Command to open a regular file of the scratch folder. No name of the path is ".."."""
+    """Command to open a regular file: of the scratch folder, or elsewhere one that code may read."""
 
     path: Path
 
@@ -100,7 +102,7 @@ class OpenToWrite(Control, frozen=True):
 
 
 class ListFolder(Control, frozen=True):
-    """Command to list a folder of the scratch folder, ordered by name, starting after the name `after`."""
+    """Command to list a folder, ordered by name, starting after the name `after`."""
 
     path: list[bytes]
     after: bytes = b""
@@ -119,7 +121,7 @@ class RunProgram(Control, frozen=True):
 
     Attributes:
         number: Number of the program, unique in its worker.
-        cwd: Path of the program's current folder below the scratch folder.
+        cwd: Path of the program's current folder; empty for the scratch folder.
     """
 
     number: int
@@ -248,6 +250,7 @@ class Refused(Control, frozen=True):
     """Refusal of a request for a file or folder. `reason` completes a sentence after its path."""
 
     reason: str
+    kind: FileKind = "file"
 
 
 class Burned(Control, frozen=True):
@@ -289,7 +292,7 @@ class ProgramEnded(Control, frozen=True):
         limit: Exceeded limit, if init ended the program for it; or None.
         with_repl: Whether init ended it because it ended the REPL.
         not_started: Reason why it could not be started, as the rest of a sentence; or None.
-        no_folder: Reason why its current folder could not be opened, as the rest of a sentence; or None.
+        no_folder: Refusal of its current folder, or None.
     """
 
     number: int
@@ -298,7 +301,7 @@ class ProgramEnded(Control, frozen=True):
     limit: WatchedLimit | None = None
     with_repl: bool = False
     not_started: str | None = None
-    no_folder: str | None = None
+    no_folder: Refused | None = None
 
 
 FileRequest = OpenToRead | OpenToWrite | ListFolder | RemoveFile
@@ -423,9 +426,9 @@ FromZygote = ZygoteReady | ZygoteFailed | NotPrepared | Spawned | SpawnFailed
 
 # -- programs --------------------------------------------------------------------------------------------------------
 
-MAX_PROGRAM_BYTES = 1 << 20
+MAX_PROGRAM_BYTES = 1 << 21
 """Maximum bytes of one encoded `Program`; the orchestrator refuses more. The kernel's own bound for arguments and
-variables is a quarter of the stack limit: 2 MiB with the usual 8 MiB (execve(2))."""
+variables is a quarter of the stack limit: 2 MiB with the usual 8 MiB, 8 bytes a text included (execve(2))."""
 MAX_ARGUMENT_BYTES = (1 << 17) - 1
 """Maximum bytes of one argument or variable; more is refused. The kernel's MAX_ARG_STRLEN is 32 pages (131,072 bytes),
 the final 0 byte included (execve(2))."""

@@ -10,6 +10,36 @@ WireError
 ValueRefused is raised before any byte is sent: the value cannot cross the wire.
 """
 
+import errno
+from typing import Literal
+
+FileKind = Literal["file", "missing", "folder", "permission", "too_large", "no_room"]
+"""Why a file of a REPL is refused.
+
+- `missing`: there is no such file or folder.
+- `folder`: a folder has that name.
+- `permission`: it may not be read, or not be changed; links are among these, since none is followed.
+- `too_large`: it has more bytes, or more entries, than are taken.
+- `no_room`: the scratch folder is full.
+- `file`: any other reason.
+"""
+_KINDS: dict[int | None, FileKind] = {
+    errno.ENOENT: "missing",
+    errno.EISDIR: "folder",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.EROFS: "permission",
+    errno.ELOOP: "permission",
+    errno.EFBIG: "too_large",
+    errno.ENOSPC: "no_room",
+    errno.EDQUOT: "no_room",
+}
+
+
+def file_kind(error: OSError) -> FileKind:
+    """Return the kind of a refusal by the kernel."""
+    return _KINDS.get(error.errno, "file")
+
 
 class WireError(Exception):
     """The peer broke the protocol. The connection is useless after it: close it."""

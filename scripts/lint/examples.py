@@ -17,7 +17,6 @@ SHOWN_BY = {
     "CallStarted": "EventOfRun",
     "ChildContext": "GivenContext",
     "ContextRefused": "RlmBrokerError",
-    "FileRefused": "RlmBrokerError",
     "ImageUrl": "ImagePart",
     "IterationStarted": "EventOfRun",
     "NodeStats": "RayCluster",

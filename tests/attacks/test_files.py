@@ -90,9 +90,31 @@ def test_links_planted_by_code_are_not_followed(protected: Arena) -> None:
                 repl.files.write(path, b"overwritten")
         with pytest.raises(FileRefused, match="links are not followed"):
             repl.files.list("out")
-        with pytest.raises(FileRefused, match="relative"):
+        with pytest.raises(FileRefused) as refused:
             repl.files.read(str(protected.file))
+        assert refused.value.kind in ("missing", "permission")
         assert {(entry.name, entry.kind) for entry in repl.files.list()} == {("out", "link"), ("file", "link")}
+    assert protected.file.read_text() == f"SECRET = '{protected.secret}'\n"
+
+
+def test_absolute_paths_show_no_more_than_code_sees(protected: Arena) -> None:
+    """Init sees more of /proc than code, and code may leave links outside of its scratch folder."""
+    planted = "import os\ntry: os.symlink('/proc/1/environ', '/dev/shm/environ')\nexcept OSError: pass"
+    with protected.sandbox.repl() as repl:
+        repl.execute(planted)
+        for path in ("/dev/shm/environ", "/proc/1/environ", "/proc/self/mem", f"/proc/{os.getpid()}/cmdline"):
+            with pytest.raises(FileRefused):
+                repl.files.read(path)
+        for path in ("/proc", "/proc/self/cwd", "/proc/self/root"):
+            with pytest.raises(FileRefused):
+                repl.files.list(path)
+        for path in ("/dev/shm/new", "/usr/new"):
+            with pytest.raises(FileRefused, match="outside of the scratch folder"):
+                repl.files.write(path, b"overwritten")
+        for path in (str(protected.file), str(protected.folder / "new")):
+            with contextlib.suppress(FileRefused):  # at `strict` /tmp is the scratch folder
+                repl.files.write(path, b"overwritten")
+    assert not (protected.folder / "new").exists()
     assert protected.file.read_text() == f"SECRET = '{protected.secret}'\n"
 
 

@@ -1,5 +1,6 @@
 """Objects that code shows beside its text arrive as displays of its block: from matplotlib, PIL, pandas and own objects."""
 
+import asyncio
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -182,6 +183,27 @@ def test_pandas_table_has_html_and_text(repl: SandboxedRepl) -> None:
     assert types(block) == [["text/html", "text/plain"]]
     assert block.stdout == "   a\n0  1\n1  2\n"
     assert "<table" in str(block.displays[0].data["text/html"])
+
+
+async def test_displays_are_told_as_they_come(repl: SandboxedRepl) -> None:
+    """The block goes on once its first display has been told."""
+    told: list[Display] = []
+    came = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def shown(display: Display) -> None:
+        told.append(display)
+        loop.call_soon_threadsafe(came.set)
+
+    code = "import os, time\ndisplay(Rich())\nwhile not os.path.exists('seen'): time.sleep(0.01)\ndisplay(Rich())"
+    await repl.aexecute(f"{RICH}def _repr_html_(self): return '<b>'")
+    task = asyncio.create_task(repl.aexecute(code, timeout_s=WAIT_S, on_display=shown))
+    await asyncio.wait_for(came.wait(), WAIT_S)
+    await repl.files.awrite("seen", b"")
+    block = await task
+    assert block.status == "ok"
+    assert [display.data["text/html"] for display in told] == ["<b>", "<b>"]
+    assert tuple(told) == block.displays
 
 
 def test_display_prints_like_the_last_expression(repl: SandboxedRepl) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import rlm_broker
+from rlm_broker.values.extras import ExtraMissing
 from scripts.lint.project import Source, is_text
 from tests.support import page_code
 from tests.support.places import PROJECT
@@ -127,7 +128,11 @@ PREPARED: dict[str, Callable[[Shared, contextlib.ExitStack], Any]] = {
 
 def _fault(example: Example, shared: Shared) -> str | None:
     path = example.place.partition(".py")[0]
-    own_names = vars(importlib.import_module(path.replace("/", "."))).items()
+    try:
+        own_names = vars(importlib.import_module(path.replace("/", "."))).items()
+    except ExtraMissing:  # of an adapter, whose peer is not installed
+        compile(example.text, example.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        return None
     names = {name: each for name, each in own_names if getattr(each, "__module__", None) == path.replace("/", ".")}
     names |= LIBRARY | {name: getattr(rlm_broker, name) for name in rlm_broker.__all__}
     names["RLM"] = functools.partial(rlm_broker.RLM, sandbox=shared.sandbox)

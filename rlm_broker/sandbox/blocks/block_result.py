@@ -34,18 +34,21 @@ from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode
 
 OnOutput = Callable[[Stream, str], None]
 """Called with each piece of output as it comes. An exception it raises is logged once for each block."""
+OnDisplay = Callable[[Display], None]
+"""Called with each display as it comes. An exception it raises is logged once for each block."""
 
 
 class BlockOutput:
-    """Collects one block's output and its `displays`, and passes text on as it comes.
+    """Collects one block's output and its `displays`, and passes both on as they come.
 
     The bounds hold for each of the two ways of a stream, the connection and the descriptor, also if the worker ignores
     them. The head and tail of a stream stay within both together. The session has bounded the displays.
     """
 
-    def __init__(self, bounds: OutputBounds, on_output: OnOutput | None) -> None:
+    def __init__(self, bounds: OutputBounds, on_output: OnOutput | None, on_display: OnDisplay | None = None) -> None:
         self.displays: list[Display] = []
         self._on_output = None if on_output is None else Callback(on_output, "on_output")
+        self._on_display = None if on_display is None else Callback(on_display, "on_display")
         self._bounds = bounds
         # Made with the first output: most blocks print to one stream, and write to no descriptor.
         self._streams: dict[Stream, tuple[HeadTail[str], list[str]]] = {}
@@ -60,7 +63,10 @@ class BlockOutput:
         if isinstance(message, Output):
             self.printed(message)
         else:
-            self.displays.append(Display(dict([*message.pictures.items(), *message.texts.items()])))
+            display = Display(dict([*message.pictures.items(), *message.texts.items()]))
+            self.displays.append(display)
+            if self._on_display is not None:
+                self._on_display(display)
 
     def written(self, written: Written) -> None:
         """Add bytes written to a descriptor, by C code or a program."""

@@ -235,7 +235,7 @@ class Worker:
         if isinstance(message, OSError):
             raise refused_by_machine("a descriptor from a worker cannot be taken", message)
         if isinstance(message, control.Refused):
-            raise FileRefused(message.reason)
+            raise FileRefused(message.reason, message.kind)
         if isinstance(message, control.Failed):
             if message.layer is not None:
                 raise unavailable(self._level, message.layer, message.reason, message.code)

@@ -78,7 +78,9 @@ def test_end_output_and_time_are_told(repl: SandboxedRepl) -> None:
     with nothing_more():
         result = repl.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
         assert result.execution_time > 0
-        expected = ProgramResult(result.argv, "ended", 3, None, "out\n", "err\n", execution_time=result.execution_time)
+        expected = ProgramResult(
+            result.argv, "ended", 3, None, b"out\n", b"err\n", execution_time=result.execution_time
+        )
         assert result == expected
         assert repl.run(["true"]).exit_code == 0
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV):
@@ -97,6 +99,9 @@ def test_input_and_binary_output_go_through_as_bytes(repl: SandboxedRepl) -> Non
         repl.run(["printf", r"\303"]),
     ]
     assert [result.stdout for result in shown] == ["héé", "", "a\ufffdb", "\ufffd"]
+    assert [result.stdout_bytes for result in shown] == ["héé".encode(), b"", b"a\xffb", b"\xc3"]
+    assert repl.run(["cat", "data"], max_output_bytes=1 << 20).stdout_bytes == data
+    assert repl.run(["sh", "-c", r"printf '\377' >&2"]).stderr_bytes == b"\xff"
     with nothing_more():  # input that is not read holds nothing up
         assert repl.run(["true"], input=bytes(10 << 20)).exit_code == 0
         assert repl.run(["sh", "-c", "head -c 5; sleep 0"], input=b"x" * (1 << 20)).stdout == "xxxxx"
@@ -112,6 +117,8 @@ def test_much_output_keeps_its_ends_and_costs_no_memory(repl: SandboxedRepl) -> 
     assert result.stdout.endswith("\0last\n")
     assert f"[{1600 * 65536 + 11 - 1000:,} more cut]" in result.stdout
     assert len(result.stdout) < 1100
+    assert result.is_cut
+    assert not repl.run(["printf", "x" * 100], max_output_bytes=100).is_cut
 
 
 def test_bounds_are_those_of_a_block_unless_given(sandbox: Sandbox) -> None:
@@ -161,9 +168,15 @@ def test_program_cwd_is_in_the_scratch_folder(repl: SandboxedRepl) -> None:
         repl.run(["ls"], cwd="none")
     with pytest.raises(FileRefused, match=r"'sub/er/x'.*not a folder"):
         repl.run(["ls"], cwd="sub/er/x")
-    for path in ("..", "/usr", "sub/../.."):
-        with pytest.raises(FileRefused, match="relative to the REPL's scratch folder"):
+    for path in ("..", "sub/../..", "/usr/.."):
+        with pytest.raises(FileRefused, match=r"must be without '\.\.'"):
             repl.run(["ls"], cwd=path)
+    for path, shown in {"/w/sub/er": "/w/sub/er", "/tmp/sub": "/w/sub", "/tmp": "/w", "/usr/lib": "/usr/lib"}.items():
+        assert repl.run(["/bin/sh", "-c", "pwd -P"], cwd=path).stdout == f"{shown}\n"
+    for path in ("/none", "/w/none"):
+        with pytest.raises(FileRefused, match=f"cwd = '{path}' cannot be opened: No such file") as refused:
+            repl.run(["ls"], cwd=path)
+        assert refused.value.kind == "missing"
 
 
 # -- what cannot be started ------------------------------------------------------------------------------------------
@@ -200,7 +213,8 @@ def test_program_that_cannot_be_started_is_an_error(repl: SandboxedRepl) -> None
         ({"argv": ["ls", "a\0b"]}, r"argv\[1\] has a NUL character"),
         ({"argv": ["ls", "\ud800"]}, r"argv\[1\] has lone surrogates"),
         ({"argv": ["ls", "x" * (MAX_ARGUMENT_BYTES + 1)]}, r"argv\[1\] has 131,072 bytes, more than 131,071"),
-        ({"argv": ["ls", *["x" * 100_000] * 11]}, "argv and env have 1,1.* more than 1,048,576: give more as input"),
+        ({"argv": ["ls", *["x" * 100_000] * 21]}, "argv and env have 2,1.* more than 2,097,152: give more as input"),
+        ({"env": {"A": "x" * (1 << 17)}}, "env: the variable 'A' has 131,074 bytes, more than 131,071"),
         ({"input": 5}, "input must be bytes, text or None, not int"),
         ({"input": "\ud800"}, "input has lone surrogates"),
         ({"cwd": 5}, "a path in a REPL must be text, not int"),
@@ -236,6 +250,11 @@ def test_script_refuses_unusable_arguments_in_words(
 
 def test_longest_argument_and_names_of_any_bytes_arrive(repl: SandboxedRepl) -> None:
     assert repl.run(["printf", "%s", "x" * MAX_ARGUMENT_BYTES]).stdout == "x" * MAX_ARGUMENT_BYTES
+    many = ["x" * 100_000] * 15
+    counted = repl.run(["sh", "-c", "echo $# ${#BIG}", "sh", *many], env={"BIG": "y" * 100_000, "MORE": "z" * 100_000})
+    assert counted.stdout == "15 100000\n"
+    with pytest.raises(ProgramNotStarted, match="Argument list too long"):  # with the pointers, which the kernel counts
+        repl.run(["true", *["x"] * 600_000])
     assert repl.run(["touch", os.fsdecode(b"\xff")]).exit_code == 0
     assert os.fsdecode(b"\xff") in [each.name for each in repl.files.list()]
     assert repl.run(["cat", os.fsdecode(b"\xff")]).exit_code == 0

@@ -9,9 +9,22 @@ from pathlib import Path
 import pytest
 
 from sandbox_worker.init import files
-from sandbox_worker.init.files import MAX_ENTRIES, FileNotOpened, listed, open_to_read, open_to_write
+from sandbox_worker.init.files import MAX_ENTRIES, FileNotOpened, Scratch, listed, open_to_read, open_to_write
 from sandbox_worker.wire.bounds import ReplBounds
-from sandbox_worker.wire.control import MAX_PACKET_BYTES, ListedEntry, ListFolder, Opened, OpenToRead, Refused, pack
+from sandbox_worker.wire.control import (
+    MAX_PACKET_BYTES,
+    ROOT,
+    FileRequest,
+    Listed,
+    ListedEntry,
+    ListFolder,
+    Opened,
+    OpenToRead,
+    OpenToWrite,
+    Refused,
+    RemoveFile,
+    pack,
+)
 from tests.support.exchanges import exchanged
 from tests.support.tables import table
 
@@ -25,6 +38,8 @@ BOUNDS = ReplBounds(
     cpu_s=None,
     max_frame_bytes=1 << 12,
 )
+MOST = BOUNDS.scratch_bytes
+SCRATCH = Scratch("/w", BOUNDS, is_counted=True)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +64,7 @@ def test_file_is_written_with_its_folders_and_read(scratch: Path) -> None:
     for data in (b"a longer text", b"short"):
         with open(open_to_write([b"a", b"b", b"file"], len(data), BOUNDS), "wb") as file:
             file.write(data)
-        assert content(open_to_read([b"a", b"b", b"file"])) == data
+        assert content(open_to_read([b"a", b"b", b"file"], MOST)) == data
     assert (scratch / "a").stat().st_mode & 0o777 == 0o700
 
 
@@ -74,7 +89,7 @@ MAKES: dict[str, Callable[[Path], object]] = {
 def test_irregular_file_is_refused(scratch: Path, what: str) -> None:
     MAKES[what](scratch / what)
     path = [what.encode()]
-    calls: list[Callable[[], object]] = [lambda: open_to_read(path), lambda: open_to_write(path, 1, BOUNDS)]
+    calls: list[Callable[[], object]] = [lambda: open_to_read(path, MOST), lambda: open_to_write(path, 1, BOUNDS)]
     for call in calls:
         with pytest.raises(FileNotOpened, match=r"is a folder|is a link|is not a regular file"):
             call()
@@ -87,7 +102,7 @@ def test_path_through_a_file_is_refused(scratch: Path, what: str) -> None:
     MAKES[what](scratch / what)
     name = what.encode()
     for call in (
-        lambda: open_to_read([name, b"secret"]),
+        lambda: open_to_read([name, b"secret"], MOST),
         lambda: open_to_write([name, b"secret"], 1, None),
         lambda: open_to_write([name, b"more", b"secret"], 1, None),
         lambda: listed([name], b""),
@@ -107,7 +122,7 @@ def test_path_that_changes_never_leads_outside(scratch: Path) -> None:
     with exchanged((scratch / "folder", scratch / "link"), (scratch / "file", scratch / "file-link")):
         for path in ([b"folder", b"secret"], [b"file"]) * 3000:
             with contextlib.suppress(FileNotOpened, OSError):
-                assert content(open_to_read(path)) in (b"own", b"")
+                assert content(open_to_read(path, MOST)) in (b"own", b"")
                 with open(open_to_write(path, 3, None), "wb") as file:
                     file.write(b"own")
                 opened += 1
@@ -178,12 +193,74 @@ def test_folder_with_too_many_entries_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_answers_pack_with_any_names() -> None:
     Path(os.fsdecode(b"\xff")).touch()
     for request in (OpenToRead([b"\xff", b"x"]), ListFolder([b"\xff"]), OpenToRead([b"x" * 300])):
-        said, fds = files.answer(request, BOUNDS)
+        said, fds = files.answer(request, SCRATCH)
         assert not fds
         assert isinstance(said, Refused)
         pack(said)
-    none = Refused("cannot be opened: No such file or directory")
-    assert files.answer(OpenToRead([b"none"]), BOUNDS) == (none, [])
-    opened, (fd,) = files.answer(OpenToRead([b"\xff"]), None)
+    none = Refused("cannot be opened: No such file or directory", "missing")
+    assert files.answer(OpenToRead([b"none"]), SCRATCH) == (none, [])
+    opened, (fd,) = files.answer(OpenToRead([b"\xff"]), SCRATCH)
     assert opened == Opened()
     os.close(fd)
+
+
+def absolute(path: Path) -> list[bytes]:
+    return [ROOT, *os.fsencode(path).split(b"/")[1:]]
+
+
+def test_absolute_path_leads_into_the_scratch_folder(scratch: Path) -> None:
+    """By both names of the folder the rules of the folder hold: it is written, and no link is followed."""
+    other = scratch.parent / "other"
+    for folder in (scratch, other):
+        said, (fd,) = files.answer(OpenToWrite(absolute(folder / "sub" / "file"), 3), Scratch(str(other), BOUNDS, True))
+        assert said == Opened()
+        os.write(fd, b"own")
+        os.close(fd)
+        assert (scratch / "sub" / "file").read_bytes() == b"own"
+        (scratch / "link").symlink_to("sub/file")
+        for request, kind in (
+            (OpenToRead(absolute(folder / "link")), "permission"),
+            (OpenToRead(absolute(folder)), "folder"),
+            (OpenToWrite(absolute(folder), 1), "folder"),
+            (OpenToWrite(absolute(folder / "large"), 1 << 20), "no_room"),
+            (RemoveFile(absolute(folder / "sub")), "folder"),
+            (RemoveFile(absolute(folder / "none")), "missing"),
+        ):
+            said, _ = files.answer(request, Scratch(str(other), BOUNDS, True))
+            assert (isinstance(said, Refused) and said.kind) == kind, request
+        files.answer(RemoveFile(absolute(folder / "link")), Scratch(str(other), BOUNDS, True))
+    assert not other.exists()
+
+
+def test_files_elsewhere_are_read_and_never_changed(scratch: Path) -> None:
+    outside = scratch.parent / "outside"
+    (outside / "link").symlink_to("secret")
+    (outside / "large").write_bytes(bytes(BOUNDS.scratch_bytes + 1))
+    (outside / "environ").symlink_to("/proc/self/environ")
+    (outside / "stdin").symlink_to("/proc/self/fd/0")
+    os.mkfifo(outside / "fifo")
+    for name in ("secret", "link"):
+        assert content(open_to_read(absolute(outside / name), MOST)) == b"secret"
+    said, _ = files.answer(ListFolder(absolute(outside)), SCRATCH)
+    assert isinstance(said, Listed)
+    assert {each.name: each.kind for each in said.entries}[b"link"] == "link"
+    os.close(files.open_folder(absolute(outside)))
+    requests: list[tuple[FileRequest, str]] = [
+        (OpenToRead([ROOT]), "folder"),
+        (OpenToRead(absolute(outside)), "folder"),
+        (OpenToRead(absolute(outside / "none")), "missing"),
+        (OpenToRead(absolute(outside / "fifo")), "file"),
+        (OpenToRead(absolute(outside / "large")), "too_large"),
+        (OpenToRead(absolute(outside / "environ")), "permission"),
+        (OpenToRead(absolute(outside / "stdin")), "permission"),
+        (OpenToRead(absolute(Path("/proc/self/status"))), "permission"),
+        (ListFolder(absolute(Path("/proc/self"))), "permission"),
+        (OpenToWrite(absolute(outside / "secret"), 1), "permission"),
+        (OpenToWrite(absolute(outside / "new"), 1), "permission"),
+        (RemoveFile(absolute(outside / "secret")), "permission"),
+    ]
+    for request, kind in requests:
+        said, fds = files.answer(request, SCRATCH)
+        assert (isinstance(said, Refused) and said.kind, fds) == (kind, []), request
+    assert (outside / "secret").read_text() == "secret"
+    assert not (outside / "new").exists()

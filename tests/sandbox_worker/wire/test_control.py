@@ -67,7 +67,9 @@ FROM_INIT = [
     control.Burned(cpu_s=0.5),
     control.Exceeded("memory_bytes", 2, 1, control.LastSeen()),
     control.Died(signal=9),
-    control.ProgramEnded(1, signal=9, limit="cpu_s", with_repl=True, not_started="why", no_folder="why"),
+    control.ProgramEnded(
+        1, signal=9, limit="cpu_s", with_repl=True, not_started="why", no_folder=control.Refused("why", "missing")
+    ),
 ]
 
 

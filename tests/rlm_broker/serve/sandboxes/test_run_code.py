@@ -101,7 +101,7 @@ def test_bad_request_is_refused(served: Served) -> None:
         ({"run_timeout": 0}, 400, "run_timeout"),
         ({"files": {"a": "%%%"}}, 400, "files"),
         ({"files": {"../a": "YQ=="}}, 400, None),
-        ({"fetch_files": ["/etc/passwd"]}, 400, None),
+        ({"fetch_files": ["../a"]}, 400, None),
         ({"unknown": 1}, 400, "unknown"),
         ({"code": None}, 400, "code"),
         *(({"memory_limit_MB": memory_mb}, 422, "memory_limit_MB") for memory_mb in (1e308, 1e12, 2**31, 3.9, 1e-308)),

@@ -1,0 +1,21 @@
+"""The OpenAI Agents SDK, with the base operations of a session, since it has no suite for providers."""
+
+from scripts.integrations.peer import RECORDER, Peer, Suite
+
+INSIDE = "scripts.integrations.inside"
+
+PEER = Peer(
+    name="openai_agents",
+    packages=("openai-agents==0.24.0", "pytest==9.2.0", "pytest-asyncio==1.5.0"),
+    suites=(
+        Suite(
+            "base operations",
+            (
+                *("-m", "pytest", "-q", "-p", RECORDER, "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"),
+                *("--pyargs", f"{INSIDE}.openai_agents_suite"),
+            ),
+        ),
+    ),
+    programs=(f"{INSIDE}.openai_agents_programs:sandbox_agent",),
+    opened=f"{INSIDE}.openai_agents_programs:opened",
+)

@@ -1,0 +1,5 @@
+"""Events of sessions."""
+
+
+class Instrumentation:
+    """Receivers of events."""

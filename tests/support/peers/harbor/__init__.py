@@ -1,0 +1,1 @@
+"""Stand-in for Harbor 0.26: the base of environments."""

@@ -1,0 +1,5 @@
+"""Abilities of an environment."""
+
+from types import SimpleNamespace
+
+EnvironmentCapabilities = EnvironmentResourceCapabilities = SimpleNamespace

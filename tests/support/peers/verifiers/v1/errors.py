@@ -1,0 +1,5 @@
+"""Errors of rollouts."""
+
+
+class SandboxError(Exception):
+    """A sandbox has failed."""
