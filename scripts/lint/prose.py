@@ -20,7 +20,7 @@ MOST_PER_1000 = 1.0
 """Indefinite pronouns per 1,000 words: the rate of trio's prose, the highest of four codebases measured."""
 WIDEST_CELL = 120
 """Characters of a table's cell. Longer text is a list or a section."""
-NAMES = re.compile(r"\w+(?:, \w+)*")
+NAMES = re.compile(r"\w+(?:, \w+)+")
 """A list of names, such as the packages of a room. It may be longer."""
 FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
