@@ -109,7 +109,9 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = folder.glob("env/lib/python*/site-packages")
     zipfile.ZipFile(wheel).extractall(site)
     (site / "needed.pth").write_text(sysconfig.get_path("purelib"))
-    shutil.copytree(PROJECT / "examples", folder / "examples")
+    examples = PROJECT / "examples"
+    of_peers = [path.name for path in examples.glob("*.py") if "rlm_broker.integrations" in path.read_text()]
+    shutil.copytree(examples, folder / "examples", ignore=shutil.ignore_patterns(*of_peers))  # peers are not installed
     (folder / "rejected.py").write_text(REJECTED)
     (folder / "typed.py").write_text(TYPED)
     return folder

@@ -39,7 +39,8 @@ def environment_of(peer: Peer, wheel: Path, cache: Path) -> Path:
     python = venv / "bin" / "python"
     if not (venv / "complete").exists():
         shutil.rmtree(venv, ignore_errors=True)
-        subprocess.run([base, "-m", "venv", str(venv)], check=True, timeout=INSTALL_S)
+        if subprocess.run([base, "-m", "venv", str(venv)], check=False, timeout=INSTALL_S).returncode:
+            raise NotHere(f"{base} makes no virtual environment")  # a shim of pyenv, say, without a Python of its own
         _pip(str(python), "install", str(wheel), *peer.packages)
         (venv / "complete").touch()
     _pip(str(python), "install", "--force-reinstall", "--no-deps", str(wheel))

@@ -1,6 +1,6 @@
 """Deep Agents, with the standard tests of langchain-tests for sandboxes."""
 
-from scripts.integrations.peer import RECORDER, Peer, Suite
+from scripts.integrations.peer import Peer, Suite
 
 INSIDE = "scripts.integrations.inside"
 
@@ -10,12 +10,9 @@ PEER = Peer(
     suites=(
         Suite(
             "SandboxIntegrationTests",
-            (
-                *("-m", "pytest", "-q", "-p", RECORDER, "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"),
-                *("--pyargs", f"{INSIDE}.langchain_suite"),
-            ),
+            ("-m", f"{INSIDE}.langchain_suite"),
         ),
     ),
-    programs=(f"{INSIDE}.langchain_programs:deep_agent",),
+    programs=tuple(f"{INSIDE}.langchain_programs:{name}" for name in ("deep_agent", "example")),
     opened=f"{INSIDE}.langchain_programs:opened",
 )

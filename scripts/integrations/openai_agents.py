@@ -1,6 +1,6 @@
 """The OpenAI Agents SDK, with the base operations of a session, since it has no suite for providers."""
 
-from scripts.integrations.peer import RECORDER, Peer, Suite
+from scripts.integrations.peer import Peer, Suite
 
 INSIDE = "scripts.integrations.inside"
 
@@ -10,12 +10,9 @@ PEER = Peer(
     suites=(
         Suite(
             "base operations",
-            (
-                *("-m", "pytest", "-q", "-p", RECORDER, "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"),
-                *("--pyargs", f"{INSIDE}.openai_agents_suite"),
-            ),
+            ("-m", f"{INSIDE}.openai_agents_suite"),
         ),
     ),
-    programs=(f"{INSIDE}.openai_agents_programs:sandbox_agent",),
+    programs=(f"{INSIDE}.openai_agents_programs:example",),
     opened=f"{INSIDE}.openai_agents_programs:opened",
 )

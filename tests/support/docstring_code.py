@@ -151,6 +151,8 @@ def _fault(example: Example, shared: Shared) -> str | None:
             result = eval(code, names)
             if result is not None:
                 shared.runner.run(result)
+    except ExtraMissing:  # that of `require`, in whose example a peer is not installed
+        return None
     except BaseException:  # noqa: BLE001 - SystemExit is a fault of the example, too
         return traceback.format_exc(limit=-6)
     return None

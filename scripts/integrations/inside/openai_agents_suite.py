@@ -25,6 +25,7 @@ from agents.sandbox.snapshot import LocalSnapshotSpec
 from agents.sandbox.types import User
 
 from rlm_broker.integrations.openai_agents import Client
+from scripts.integrations.peer import RECORDER
 
 FILES = Manifest(
     entries={"a.txt": File(content=b"hello"), "sub": Dir(children={"b.txt": File(content=b"b")})},
@@ -159,3 +160,9 @@ async def test_manifest_beyond_the_walls_is_refused() -> None:
     ):
         with pytest.raises(ConfigurationError, match=f"{option} is refused by rlm-broker"):
             await Client().create(manifest=manifest)
+
+
+if __name__ == "__main__":
+    here = Path(__file__)
+    options = ["-q", "-p", RECORDER, "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"]
+    raise SystemExit(pytest.main([*options, f"--rootdir={here.parent}", str(here)]))
