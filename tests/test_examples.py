@@ -34,12 +34,13 @@ EXPECTED = {
     "expired at midnight\nFound at line 31001",
     "typed_records.py": "1039  2026-02-17  Haddad & Sons    2310.00\n1041  2026-03-03  Lindqvist AB     1204.50\n"
     "1042  2026-03-05  Orto Verde         89.90\ntotal 3604.40 euros after 3 turns\n",
+    "jupyter_kernel.py": "[1, 2, 3]\nFileNotFoundError\nURLError\n3\n",
     "own_loop.py": "ticket 0: a refund, 1 call\nticket 1: a new password, 1 call\n",
 }
 """Example -> what it prints first, without a key."""
 OTHERS = {"rl_rollouts.py", "service.py", "where_is_it_done.py"}
 """Examples that have a test of their own."""
-OF_PEERS = {"deep_agent.py", "dspy_rlm.py", "rlms_depth_two.py", "sandbox_agent.py"}
+OF_PEERS = {"deep_agent.py", "dspy_rlm.py", "inspect_sandbox.py", "rlms_depth_two.py", "sandbox_agent.py"}
 """Examples of adapters, which `scripts/test-integrations` runs beside the packages that they are for."""
 NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 

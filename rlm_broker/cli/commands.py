@@ -385,6 +385,47 @@ CONFIG = Group(
     ],
 )
 
+KERNEL_NAME = "rlm-broker"
+KERNEL = Group(
+    "kernel",
+    help="A kernel for Jupyter whose cells run in a sandbox.",
+    commands=[
+        LazyCommand(
+            "install",
+            """Make the kernel known to Jupyter. Its options hold for each notebook that takes this kernel.
+
+            Install it several times, with names of your own, for several sets of packages or limits. A cell may take
+            a day, unless a limit of time is given. `jupyter kernelspec list` shows all kernels.
+
+            \b
+            rlm-broker kernel install --sys-prefix
+            rlm-broker kernel install --name tables --packages "pandas matplotlib" --limit memory_bytes=8G
+            """,
+            (
+                Flag("--user where", "For this user (default).", value="user"),
+                Flag("--sys-prefix where", "For the environment of this Python.", value="sys-prefix"),
+                Option("--prefix", "FOLDER", "For the environment in this folder.", type=FOLDER),
+                Option("--name", "NAME", f"Its name (default {KERNEL_NAME}).", default=KERNEL_NAME),
+                Option("--display-name", "TEXT", "Its name for people."),
+                *SANDBOX,
+                _limit("memory_bytes=8G"),
+                DEBUG,
+            ),
+            epilog="exit codes: 0 installed, 2 an option is wrong, or packages are missing, 4 there is no sandbox",
+            work="kernel.install",
+            extra="jupyter",
+        ),
+        LazyCommand(
+            "uninstall",
+            "Remove a kernel that was installed so.",
+            (Option("--name", "NAME", f"Its name (default {KERNEL_NAME}).", default=KERNEL_NAME),),
+            epilog="exit codes: 0 removed, 2 there is no such kernel of rlm-broker's",
+            work="kernel.uninstall",
+            extra="jupyter",
+        ),
+    ],
+)
+
 RUN_FILE = click.Argument(["file"], type=PATH)
 NEW_PAGE = Option("-o --out", "FILE.html", "The page (default: beside the trace, with .html).", type=PATH)
 RUNS = RunsGroup(
@@ -472,6 +513,7 @@ COMMANDS: dict[str, tuple[str, click.Command]] = {
     "exec": ("Run a Python file in a sandbox, without any model.", EXEC),
     "serve": ("Serve an RLM as a model over HTTP, and its sandbox.", SERVE),
     "mcp": ("Serve a sandbox and questions about files to an MCP client.", MCP),
+    "kernel": ("Install a kernel for Jupyter whose cells run in a sandbox.", KERNEL),
     "doctor": ("Show what isolation this machine offers.", DOCTOR),
     "models": ("Show which models and keys there are, and which model would serve a call.", LIST_MODELS),
     "config": ("Show every setting, where it came from, and what it is.", CONFIG),

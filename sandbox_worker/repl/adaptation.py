@@ -60,8 +60,13 @@ def seed_generators(seed: int | Sequence[int], names: Sequence[str]) -> None:
 def begin_with(seed: int) -> None:
     """Seed the generators, also of modules that are imported later. Call this in a REPL with a seed of its own."""
     seed_generators(seed, GENERATORS)
-    to_come = [name for name in GENERATORS if name not in sys.modules]
-    sys.meta_path.insert(0, _Finder(dict.fromkeys(to_come, lambda module: module.seed(seed))))
+    adapt_later(dict.fromkeys(GENERATORS, lambda module: module.seed(seed)))
+
+
+def adapt_later(adapted: dict[str, _Adapt]) -> None:
+    """Adapt modules when they are imported; one that is imported already stays as it is."""
+    to_come = {name: adapt for name, adapt in adapted.items() if name not in sys.modules}
+    sys.meta_path.insert(0, _Finder(to_come))
 
 
 def draw_apart(seed: int | None) -> None:

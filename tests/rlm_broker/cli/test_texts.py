@@ -63,6 +63,8 @@ BASES = {
     "mcp": [],
     "doctor": [],
     "models": [],
+    "kernel install": ["--user", "--sys-prefix"],
+    "kernel uninstall": [],
     "config show": [],
     "config trust": [],
     "runs list": [],

@@ -17,7 +17,7 @@ ANSWERED = "```repl\nprint(llm_query('judge this'))\nFINAL('NONE')\n```"
 
 @pytest.fixture(autouse=True)
 def _has_inspect() -> None:
-    pytest.importorskip("inspect_ai", reason="needs the extra eval")
+    pytest.importorskip("inspect_ai.model", reason="needs the extra eval")
 
 
 def _logs(folder: Path) -> list[dict[str, Any]]:
