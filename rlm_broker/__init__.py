@@ -116,22 +116,22 @@ if TYPE_CHECKING:
     from rlm_broker.run.answers import Budget as Budget
     from rlm_broker.run.answers import ReplAnswers as ReplAnswers
     from rlm_broker.run.lm_handler import LMHandler as LMHandler
-    from rlm_broker.run.mcp_tools import McpTools as McpTools
     from rlm_broker.run.persistent_repl import PersistentRepl as PersistentRepl
     from rlm_broker.run.prompts.instructions import Instructions as Instructions
     from rlm_broker.run.prompts.instructions import Profile as Profile
     from rlm_broker.run.run import Run as Run
-    from rlm_broker.run.tools import Tools as Tools
     from rlm_broker.run.tree import QueryHandlerFactory as QueryHandlerFactory
     from rlm_broker.sandbox.blocks.block_result import OnOutput as OnOutput
     from rlm_broker.sandbox.blocks.query_contexts import GivenContext as GivenContext
     from rlm_broker.sandbox.blocks.query_contexts import QueryWithContexts as QueryWithContexts
     from rlm_broker.sandbox.files import ReplFiles as ReplFiles
+    from rlm_broker.sandbox.mcp_tools import McpTools as McpTools
     from rlm_broker.sandbox.programs import ProgramResult as ProgramResult
     from rlm_broker.sandbox.programs import ProgramStatus as ProgramStatus
     from rlm_broker.sandbox.repl import SandboxedRepl as SandboxedRepl
     from rlm_broker.sandbox.sandbox import Sandbox as Sandbox
     from rlm_broker.sandbox.template import Template as Template
+    from rlm_broker.sandbox.tools import Tools as Tools
     from rlm_broker.sandbox.workers.levels import IsolationName as IsolationName
     from rlm_broker.sandbox.workers.levels import IsolationWarning as IsolationWarning
     from rlm_broker.serve.app import Service as Service
@@ -218,11 +218,11 @@ _MODULES = {
     "rlm": "RLM",
     "run.answers": "Budget ReplAnswers",
     "run.lm_handler": "LMHandler",
-    "run.mcp_tools": "McpTools",
+    "sandbox.mcp_tools": "McpTools",
     "run.persistent_repl": "PersistentRepl",
     "run.prompts.instructions": "Instructions Profile",
     "run.run": "Run",
-    "run.tools": "Tools",
+    "sandbox.tools": "Tools",
     "run.tree": "QueryHandlerFactory",
     "sandbox.blocks.block_result": "OnOutput",
     "sandbox.blocks.query_contexts": "GivenContext QueryWithContexts",

@@ -24,9 +24,9 @@ from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.request import NOT_GIVEN, RunRequest, given_once, limits_of_a_run, no_limits
 from rlm_broker.run.run import Run
-from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.levels import IsolationName
 
 if TYPE_CHECKING:

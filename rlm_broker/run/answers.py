@@ -14,9 +14,9 @@ from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.queries import QueryAnswers
 from rlm_broker.run.run import ID_BYTES
-from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker.wire.messages import Query, Slot
 

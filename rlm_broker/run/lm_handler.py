@@ -9,8 +9,8 @@ from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit
 from rlm_broker.limits import Limits
 from rlm_broker.run.answers import Budget, ReplAnswers
-from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.tools import Tools
 
 
 class LMHandler(Broker):

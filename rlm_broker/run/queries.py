@@ -14,8 +14,8 @@ from rlm_broker.run.ledger import smaller
 from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner
-from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.values.text import shorten
 from sandbox_worker.wire.messages import Query, Slot
 
@@ -106,7 +106,8 @@ class QueryAnswers:
         self._emit(ToolStarted, number, self._progress.blocks, name, arguments)
         slot = Slot(error="cancelled")
         try:
-            slot = await self.tools.call(name, arguments, self._tree.limits.tool_timeout_s)
+            limits = self._tree.limits
+            slot = await self.tools.call(name, arguments, limits.tool_timeout_s, limits.max_frame_bytes)
         finally:
             self._emit(ToolEnded, number, name, time.monotonic() - started, slot.text, slot.error)
         return slot

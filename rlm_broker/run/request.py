@@ -19,8 +19,8 @@ from rlm_broker.run.output_type import OutputType
 from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.prompts.system import prompts_digest
-from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import QueryHandlerFactory
+from rlm_broker.sandbox.tools import Tools
 
 ORDER = "the context comes first, then the question"
 

@@ -63,9 +63,9 @@ from rlm_broker.run.prompts.messages import (
 from rlm_broker.run.prompts.observation import most_shown, observation
 from rlm_broker.run.prompts.system import MEANS, Facts, fitting, rounded_down, system_prompt
 from rlm_broker.run.reply import ReplyActions, ReplyAnswer, read_reply
-from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.repl import SandboxedRepl
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.python_paths import WORTH_TELLING
 from rlm_broker.values.parsing.finals import FinalVar
 from rlm_broker.values.parsing.notes import NotRun

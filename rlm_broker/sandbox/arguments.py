@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import ConfigurationError, require_kind
 from rlm_broker.limits import ReplLimits
 from sandbox_worker.wire.messages import Environment
 
@@ -62,12 +62,13 @@ MAX_ENV_BYTES: Final = 64 << 10
 (execve(2)), and with more of them the REPL could start no program."""
 
 
-def environment_of(env: Mapping[str, str] | None, seed: int | None) -> Environment | None:
-    """Return the message to a REPL before its first block; None if there are neither variables nor a seed. Raise
-    ConfigurationError if one of them cannot be used."""
+def environment_of(env: Mapping[str, str] | None, seed: int | None, scaffold: bool = True) -> Environment | None:
+    """Return the message to a REPL before its first block; None if it has a scaffold, and neither variables nor a seed.
+    Raise ConfigurationError if one of them cannot be used."""
     require_seed(seed)
+    require_kind("scaffold", scaffold, bool)
     variables = variables_of(env)
-    return Environment(variables, seed) if variables or seed is not None else None
+    return Environment(variables, seed, scaffold) if variables or seed is not None or not scaffold else None
 
 
 def require_seed(seed: object) -> None:

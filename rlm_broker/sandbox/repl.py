@@ -1,6 +1,7 @@
 """A sandboxed REPL: a worker, its connection, and the clock of its blocks."""
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -26,9 +27,11 @@ from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
 from rlm_broker.sandbox.repl_process import ReplWorker
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
 from sandbox_worker.wire.errors import FrameTooLarge
+from sandbox_worker.wire.messages import Query, Slot
 
 BY_CALLER: Final = "was interrupted by its caller"
 
@@ -72,19 +75,22 @@ class SandboxedRepl(AsyncResource):
         context: object = None,
         answer: QueryHandler = refuse,
         *,
-        tools: Sequence[str] = (),
+        tools: Sequence[str] | Mapping[str, Any] | Tools = (),
         values: Mapping[str, Any] | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
+        scaffold: bool = True,
     ) -> None:
         require_answer(answer)
-        require_given(tools, values or {})
         require_limits(limits)
+        environment = environment_of(env, seed, scaffold)
+        self._scaffold = scaffold
+        names = self._take_tools(tools)
+        require_given(names, values or {}, scaffold)
         self._limits = limits or workers.limits
         self._bounds = self._limits.repl_bounds()
-        environment = environment_of(env, seed)
-        self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, tools or None, environment)
+        self._provisions = Provisions.of(values or {}, self._limits.max_frame_bytes, names or None, environment)
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
@@ -342,7 +348,7 @@ class SandboxedRepl(AsyncResource):
             ReplClosed: The REPL was closed.
         """
         require_kind("restore", restore, bool)
-        require_given(self._provisions.tools() or (), values)
+        require_given(self._provisions.tools() or (), values, self._scaffold)
         self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore))
 
     def add_context(self, context: object) -> str:
@@ -371,25 +377,39 @@ class SandboxedRepl(AsyncResource):
         """Give code one more context as `add_context` does, awaited."""
         return await self.bind_loop().arun(self._worker.add_context(context))
 
-    def set_tools(self, tools: Sequence[str]) -> None:
-        """Give code the tools of these names, and no others, from the next block on.
+    def set_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> None:
+        """Give code these tools, and no others, from the next block on.
 
         Example:
             ```python
-            repl.set_tools(["price"])
-            print(repl.execute("print(price('lens'))").stdout)
+            repl.set_tools({"price": lambda name: 5})
+            print(repl.execute("print(price('lens'))").stdout)  # 5
             ```
 
         Args:
-            tools: Names of all tools, as for `Sandbox.repl`.
+            tools: All tools, as for `Sandbox.repl`.
 
         Raises:
             ConfigurationError: A name is not an identifier, or is a value's. The tools do not change then.
             ReplClosed: The REPL was closed.
         """
-        require_names(tools)
-        require_apart(tools, self._provisions.names())
-        self._provide(Provisions.of({}, self._limits.max_frame_bytes, tools))
+        earlier = self._tools
+        try:
+            names = self._take_tools(tools)
+            require_names(names, self._scaffold)
+            require_apart(names, self._provisions.names())
+            self._provide(Provisions.of({}, self._limits.max_frame_bytes, names))
+        except BaseException:
+            self._tools = earlier
+            raise
+
+    def _take_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> Sequence[str]:
+        """Call these functions from now on, if they are functions and no names; return the names of all tools."""
+        if isinstance(tools, Mapping | Tools):
+            self._tools = Tools.of(tools, self._scaffold)
+            return self._tools.names
+        self._tools = None
+        return tools
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
         """Give code values under names of our own. They come out of JSON: checking large ones would take seconds."""
@@ -432,6 +452,16 @@ class SandboxedRepl(AsyncResource):
         require_variables(names)
         return await self._execute("", wanted=Wanted(names=names))
 
+    async def _answered(self, callers: contextvars.Context, query: Query) -> list[Slot]:
+        """Answer a query: call the function that it wants, with the context variables of the block's caller."""
+        tools, name = self._tools, query.tool or ""
+        if query.want != "tool" or tools is None or (name not in tools.functions and self._answer is not refuse):
+            return await self._answer(query)
+        if len(query.texts) != 1 or len(query.prompts) != 1:
+            return [Slot(error="tool takes one prompt, the arguments of one call")] * len(query.prompts)
+        call = tools.call(name, query.texts[0], None, self._limits.max_frame_bytes)
+        return [await asyncio.get_running_loop().create_task(call, context=callers.copy())]
+
     async def _execute(
         self,
         code: str,
@@ -463,7 +493,7 @@ class SandboxedRepl(AsyncResource):
                 connection,
                 output,
                 self._limits,
-                self._answer,
+                self._answer if self._tools is None else partial(self._answered, contextvars.copy_context()),
                 timeout_s,
                 wall_timeout_s,
                 self._contexts,

@@ -22,6 +22,7 @@ from rlm_broker.sandbox.arguments import chosen_environment, require_limits
 from rlm_broker.sandbox.arguments import require_seed as require_seed
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.template import NO_CONTEXT, PREPARE_TIMEOUT_S, Template
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers import canary, cgroups
 from rlm_broker.sandbox.workers.context_cache import OF_ALL_MEMORY, ContextCache
 from rlm_broker.sandbox.workers.fork_server import Forker, ForkServer
@@ -226,11 +227,12 @@ class Sandbox(AsyncResource):
         context: object = None,
         answer: QueryHandler = refuse,
         *,
-        tools: Sequence[str] = (),
+        tools: Sequence[str] | Mapping[str, Any] | Tools = (),
         values: Mapping[str, Any] | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
+        scaffold: bool = True,
     ) -> SandboxedRepl:
         """Return a new REPL. It is started when it is entered as a context manager.
 
@@ -245,13 +247,18 @@ class Sandbox(AsyncResource):
                 A `StoredContext` is shared, and stays the caller's to close.
             answer: Async function that answers a query of code, for example `llm_query`. For an `LMHandler`, give
                 `handler.answers(...)`. Without one, code gets the error that no model is connected.
-            tools: Names of functions for code. Each call is a query that wants a "tool".
+            tools: Functions for code, by name, as for `Tools`. They are called in this process, with the context
+                variables of `execute`'s caller: an async function on the REPL's loop, any other in a thread that is
+                not waited for when its block ends. With names alone, each call is a query that wants a "tool".
             values: Name → value for code.
             limits: Limits of this REPL; None takes the sandbox's. With other limits no REPL is ready, and a
                 worker is started.
             env: Name → text in `os.environ` of code, also after a kill. Up to 64 KiB together.
             seed: Seed of `random` and numpy's global generator in this REPL, in place of the sandbox's. The order of
                 sets is fixed by `Sandbox(seed=)` alone: all REPLs are forked from one process.
+            scaffold: Whether code finds names of our own, such as `llm_query`, `answer` and `search`. If not, then no
+                name is there or restored but what you give, so values and tools may have any name. `SUBMIT` is there
+                in blocks with `submit=`.
 
         Returns:
             A REPL, not open yet. Entering it raises `ContextRefused` if the context cannot be read.
@@ -263,8 +270,8 @@ class Sandbox(AsyncResource):
         """
         if self._workers is None:
             raise SandboxFailed("the sandbox is not open: use it as `with Sandbox() as sandbox:`")
-        given: dict[str, Any] = {"tools": tools, "values": values, "limits": limits, "env": env, "seed": seed}
-        return SandboxedRepl(self.bind_loop(), self._workers, context, answer, **given)
+        more: dict[str, Any] = {"values": values, "limits": limits, "env": env, "seed": seed, "scaffold": scaffold}
+        return SandboxedRepl(self.bind_loop(), self._workers, context, answer, tools=tools, **more)
 
     def template(
         self,

@@ -14,6 +14,7 @@ from rlm_broker.errors import ConfigurationError, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.repl_process import Inherited
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.fork_server import Forker
 from rlm_broker.sandbox.workers.source import ColdStart, WarmPool, Workers
 from rlm_broker.sandbox.workers.zygote_process import Preparation
@@ -76,11 +77,12 @@ class Template(AsyncResource):
         answer: QueryHandler = refuse,
         *,
         context: object = NO_CONTEXT,
-        tools: Sequence[str] = (),
+        tools: Sequence[str] | Mapping[str, Any] | Tools = (),
         values: Mapping[str, Any] | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
         seed: int | None = None,
+        scaffold: bool = True,
     ) -> SandboxedRepl:
         """Return a new REPL. It is started when it is entered as a context manager.
 
@@ -92,7 +94,7 @@ class Template(AsyncResource):
             ```
 
         Args:
-            answer, tools, values, limits, env, seed: As for `Sandbox.repl`.
+            answer, tools, values, limits, env, seed, scaffold: As for `Sandbox.repl`.
             context: Context of this REPL alone, if the template has none.
 
         Raises:
@@ -109,8 +111,8 @@ class Template(AsyncResource):
             assert self._stored is not None  # set by `_open`
             context = Inherited(self._stored)
         given = None if context is NO_CONTEXT else context
-        more: dict[str, Any] = {"tools": tools, "values": values, "limits": limits, "env": env, "seed": seed}
-        return SandboxedRepl(self.bind_loop(), self._workers, given, answer, **more)
+        more: dict[str, Any] = {"values": values, "limits": limits, "env": env, "seed": seed, "scaffold": scaffold}
+        return SandboxedRepl(self.bind_loop(), self._workers, given, answer, tools=tools, **more)
 
     async def _open(self) -> None:
         preparation = self._preparation

@@ -10,15 +10,17 @@ from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED
 
 _NUMBERED: Final = re.compile(rf"({CONTEXT}|{HISTORY})_\d+")
+_PYTHONS: Final = ("__name__", "__builtins__")
+"""Names that Python itself needs in each namespace. No REPL gives them to a tool or a value."""
 
 
-def require_given(tools: Iterable[object], values: object) -> None:
+def require_given(tools: Iterable[object], values: object, scaffold: bool = True) -> None:
     """Raise ConfigurationError for tools and values that a REPL cannot be given, or a name of both."""
-    require_names(tools)
+    require_names(tools, scaffold)
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"values must be a dict from name to value, not {type(values).__name__}")
     for name in values:
-        require_name(name, "a value")
+        require_name(name, "a value", scaffold)
     require_apart(tools, values)
 
 
@@ -28,31 +30,32 @@ def require_apart(tools: Iterable[object], values: Iterable[object]) -> None:
         raise ConfigurationError(f"{', '.join(both)}: a name is that of a tool or of a value, not of both")
 
 
-def require_names(tools: Iterable[object]) -> None:
+def require_names(tools: Iterable[object], scaffold: bool = True) -> None:
     """Raise ConfigurationError for tools that are not a list of names, for example the functions themselves."""
     names = list(tools) if isinstance(tools, Iterable) else []
     is_list = isinstance(tools, Iterable) and not isinstance(tools, str | Mapping)
     if not is_list or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError("tools must be a list of names of functions: `answer` answers their calls")
+        raise ConfigurationError(
+            "tools must be a dict from name to function, or a list of names whose calls `answer` answers"
+        )
     for name in names:
-        require_name(name, "a tool")
+        require_name(name, "a tool", scaffold)
     if len(set(names)) < len(names):
         raise ConfigurationError("tools has a name twice: give each once")
 
 
-def require_name(name: object, what: str) -> None:
+def require_name(name: object, what: str, scaffold: bool = True) -> None:
     """Raise ConfigurationError for a name that "a tool" or "a value" cannot have: it is no identifier, or a REPL has it
-    already."""
+    already. A REPL without a scaffold has none but Python's own."""
     _require_identifiers([name], f"{what} cannot")
     assert isinstance(name, str)
-    if name in RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name):
+    is_ours = name in RESERVED or _NUMBERED.fullmatch(name) or name.startswith("__") or hasattr(builtins, name)
+    if is_ours if scaffold else name in _PYTHONS:
         raise ConfigurationError(f"{what} cannot be called {name!r}: that name is taken in a REPL")
 
 
 def require_variables(names: tuple[object, ...]) -> None:
-    """Raise ConfigurationError unless there are names, and all of them can be variables'."""
-    if not names:
-        raise ConfigurationError("get() takes names of variables: repl.get('rows')")
+    """Raise ConfigurationError unless all of these names can be variables'."""
     _require_identifiers(names, "no variable can")
 
 

@@ -73,11 +73,12 @@ class Executor:
 
     Attributes:
         compiled: Code object of the last block; None if its source could not be compiled.
+        last_values: Namespace that gets the value of each last expression, as `_`.
     """
 
     def __init__(self, namespace: dict[str, Any], complain: Callable[[str], object], reserve: Reserve) -> None:
         self._reserve = reserve
-        self._namespace = namespace
+        self._namespace = self.last_values = namespace
         self._complain = complain
         self._flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -185,7 +186,7 @@ class Executor:
 
     def _shown(self, value: Any) -> Any:
         if value is not None:
-            self._namespace[LAST_VALUE] = value
+            self.last_values[LAST_VALUE] = value
             if self._echo:
                 show_value(value)
             else:

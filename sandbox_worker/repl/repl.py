@@ -135,7 +135,11 @@ class Repl:
         self._submission = submission = Submission(
             self._namespace, self._printers[1].write, self._show_vars, queries.check_fields
         )
+        self._submit = submission.submit
         self._tools: dict[str, Callable[..., Any]] = {}
+        self._given: dict[str, str | bytes] = {}
+        self._has_scaffold = True
+        self._made_before = variables
         self._provided: dict[str, Any] = {
             "__name__": "__main__",
             "__builtins__": builtins,
@@ -150,7 +154,7 @@ class Repl:
             names.BUDGET: queries.budget,
             names.FINAL: submission.final,
             names.FINAL_VAR: submission.final_var,
-            names.SUBMIT: submission.submit,
+            names.SUBMIT: self._submit,
             names.SHOW_VARS: self._show_vars,
         }
         self._namespace.update(HELPERS)
@@ -191,6 +195,8 @@ class Repl:
             self._offer(execute.tools)
         refused = self._take_given(given)
         self._namespace.update(self._provided)  # restores names such as `context`, which a block may have reassigned
+        if not self._has_scaffold:
+            self._lend_submit(execute.submit is not None)
         self._submission.begin(execute.submit)
         (rung,) = BELL.unpack_from(self._bell)
         changes = self._changes() if execute.tells_variables and refused is None else None
@@ -361,7 +367,9 @@ class Repl:
                 self._undecoded.pop()
         except ContextBroken as why:
             return BlockOutcome("error", f"the context cannot be loaded: {why}")
-        self._provided[names.CONTEXT] = self._provided[_FIRST_CONTEXT] = self._contexts[names.CONTEXT]
+        self._provided[names.CONTEXT] = self._contexts[names.CONTEXT]
+        if self._has_scaffold:
+            self._provided[_FIRST_CONTEXT] = self._contexts[names.CONTEXT]
         return None
 
     def _take_given(self, given: list[Given]) -> BlockOutcome | None:
@@ -370,6 +378,8 @@ class Repl:
         for each in given:
             if isinstance(each, Environment):
                 _enter(each)
+                if not each.scaffold:
+                    self._remove_scaffold()
                 continue
             try:
                 value = self._attached(each) if isinstance(each, Attach) else decode_context(bytes(each.value))
@@ -384,9 +394,26 @@ class Repl:
             else:
                 self._provided.pop(each.name, None)
                 self._namespace[each.name] = value
-            if each.name == names.CONTEXT:
+            if each.name == names.CONTEXT and self._has_scaffold:
                 self._provided[_FIRST_CONTEXT] = value
         return refused
+
+    def _remove_scaffold(self) -> None:
+        """Leave code the names that the caller gave, and no others. No block has run before."""
+        self._has_scaffold = self._submission.has_answer = False
+        self._executor.last_values = vars(builtins)  # as at a prompt of Python's own: no name of code's is taken
+        for name in [name for name in self._namespace if not name.startswith("__")]:
+            del self._namespace[name]
+        self._namespace.update(self._made_before)
+        kept = {"__name__": "__main__", "__builtins__": builtins}
+        self._provided = {**kept, **self._contexts, **self._tools}
+
+    def _lend_submit(self, is_wanted: bool) -> None:
+        """Let code without a scaffold find `SUBMIT` in a block that shall submit, and in no other one."""
+        if is_wanted:
+            self._namespace[names.SUBMIT] = self._submit
+        elif self._namespace.get(names.SUBMIT) is self._submit:
+            del self._namespace[names.SUBMIT]
 
     def _offer(self, tools: list[str]) -> None:
         """Let code find these tools and no others. A variable of code with the name of a removed tool stays."""
@@ -415,13 +442,16 @@ class Repl:
 
     def _variables(self) -> list[tuple[str, Any]]:
         """Return name and value of the variables that code itself made, ordered by name."""
-        own = {names.ANSWER, names.LAST_VALUE, *self._provided}
+        own = {*self._provided, *((names.ANSWER, names.LAST_VALUE) if self._has_scaffold else ())}
         # Take names and values together. A lookup by name may run `__eq__` of a key whose class is model code's.
         found = [(name, value) for name, value in list(self._namespace.items()) if type(name) is str]
         return [
             (name, value)
             for name, value in sorted(found, key=itemgetter(0))
-            if name not in own and not name.startswith("__") and value is not HELPERS.get(name)
+            if name not in own
+            and not name.startswith("__")
+            and value is not HELPERS.get(name)
+            and value is not self._submit
         ]
 
 

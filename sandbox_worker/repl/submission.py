@@ -50,7 +50,10 @@ class Submission:
         text: Submitted text, or text of the submitted value; None if the block has submitted no answer.
         value: Submitted value, if it is not a text.
         draft: Text in `answer["content"]` at the end of the block without being submitted; or None.
+        has_answer: Whether the variable `answer` submits; otherwise it is a variable like any other.
     """
+
+    has_answer = True
 
     def __init__(
         self,
@@ -77,7 +80,8 @@ class Submission:
         self.draft: str | None = None
         self._ends_block = submit is not None
         self._fields = submit or []
-        self._restore_answer()
+        if self.has_answer:
+            self._restore_answer()
 
     # -- functions of model code -------------------------------------------------------------------------------------
 
@@ -134,7 +138,8 @@ class Submission:
             Error of the block, if the answer cannot be read; or None.
         """
         try:
-            self._take_answer()
+            if self.has_answer:
+                self._take_answer()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - `answer` holds objects of model code, whose methods may raise

@@ -259,16 +259,18 @@ class Execute(Message, frozen=True, omit_defaults=True):
     echo: bool = True
 
 
-class Environment(Message, frozen=True):
+class Environment(Message, frozen=True, omit_defaults=True):
     """Environment of the process. The orchestrator sends it before the first block of a connection.
 
     Attributes:
         variables: Variables set in `os.environ`.
         seed: Seed of `random` and of numpy's global generator; None leaves them as they are.
+        scaffold: Whether code finds names that its caller did not give, such as `llm_query` and `answer`.
     """
 
     variables: dict[str, str] = {}
     seed: int | None = None
+    scaffold: bool = True
 
 
 class Provide(Message, frozen=True, omit_defaults=True):

@@ -21,9 +21,9 @@ from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.queries import QueryAnswers
-from rlm_broker.run.tools import Tools
 from rlm_broker.run.tree import Progress, Tree
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.tools import Tools
 from rlm_broker.usage import Usage, UsageSummary
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame

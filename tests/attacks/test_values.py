@@ -8,8 +8,8 @@ import pytest
 
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.limits import Limits
-from rlm_broker.run.tools import Tools
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.sandbox.tools import Tools
 from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.run.tools import Tools
+from rlm_broker.sandbox.tools import Tools
 
 MAX_FILE_BYTES = 4 << 20
 """Maximum bytes of such a file; a larger one is refused."""

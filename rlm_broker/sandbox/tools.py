@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import inspect
+import math
 import re
 import traceback
 import weakref
@@ -25,7 +26,7 @@ from sandbox_worker.wire.messages import Slot
 from sandbox_worker.wire.values import decode, encode, has_tags
 
 if TYPE_CHECKING:
-    from rlm_broker.run.mcp_tools import McpTools
+    from rlm_broker.sandbox.mcp_tools import McpTools
 
 _PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
 """An absolute path of this machine, up to its last slash. It is cut out of errors for a model."""
@@ -89,7 +90,7 @@ class Tools:
     def __init__(self, given: Mapping[str, Any] | None = None, for_children: Mapping[str, Any] | None = None) -> None:
         self._tools: dict[str, _Tool] = {}
         self._threads = DaemonThreads(MAX_THREADS)
-        weakref.finalize(self, self._threads.close, RuntimeError("the RLM is gone"))
+        weakref.finalize(self, self._threads.close, RuntimeError("its tools are gone"))
         self.functions: dict[str, ToolFacts] = {}
         self.values: dict[str, Any] = {}
         self.notes: dict[str, str] = {}
@@ -127,7 +128,7 @@ class Tools:
         from rlm_broker.values.extras import require_extra
 
         with require_extra("mcp", "Tools.from_mcp"):
-            from rlm_broker.run.mcp_tools import McpTools
+            from rlm_broker.sandbox.mcp_tools import McpTools
         return McpTools(servers, given, timeout_s)
 
     def extended(self, given: Mapping[str, Any]) -> "Tools":
@@ -175,8 +176,31 @@ class Tools:
             return Slot(error=f"{name}() was given {given}: give less at a time")
         return None
 
-    async def call(self, name: str, arguments: str, timeout_s: float) -> Slot:
+    @classmethod
+    def of(cls, functions: Mapping[str, Any], scaffold: bool) -> "Tools":
+        """Return these functions as tools of a REPL, which has a `scaffold` or none.
+
+        Raises:
+            ConfigurationError: As for `Tools`, or one of them is no function.
+        """
+        if isinstance(functions, Tools):
+            made = functions
+        else:
+            made = Tools()
+            for name, what in functions.items():
+                made._add(name, what, scaffold)
+        if made.values:
+            raise ConfigurationError(f"{', '.join(made.values)}: give what is no function in values=")
+        return made
+
+    async def call(self, name: str, arguments: str, timeout_s: float | None, most_bytes: float = math.inf) -> Slot:
         """Call a tool with the arguments of code, an encoded dict of `args` and `kwargs`.
+
+        Args:
+            name: Name of the tool.
+            arguments: The encoded arguments.
+            timeout_s: Seconds, if the tool has none of its own; None sets no limit.
+            most_bytes: Bytes of an encoded result; a longer one is refused.
 
         Returns:
             Its result, encoded; or an error with the traceback of the tool's own lines, without paths of this machine.
@@ -192,7 +216,8 @@ class Tools:
         limit = "tool_timeout_s" if tool.timeout_s is None else "timeout_s"
         timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
         try:
-            return Slot(text=await within(timeout_s, closed_if_deaf(tool.call(given.args, given.kwargs))))
+            work = tool.call(given.args, given.kwargs, most_bytes)
+            return Slot(text=await within(timeout_s, closed_if_deaf(work)))
         except Late:
             return Slot(error=f"{name}() took longer than {limit} = {timeout_s:g} s")
         except asyncio.CancelledError:
@@ -208,8 +233,8 @@ class Tools:
         except Exception as error:  # noqa: BLE001 - the tool is the user's own code: the model reads what it raised
             return Slot(error=_traceback_text(name, error))
 
-    def _add(self, name: str, what: Any) -> None:
-        require_name(name, "a tool")
+    def _add(self, name: str, what: Any, scaffold: bool = True) -> None:
+        require_name(name, "a tool", scaffold)
         description = timeout_s = None
         if isinstance(what, dict) and what.get("type") == "function" and "function" in what:
             raise ConfigurationError(
@@ -279,33 +304,37 @@ class _Tool:
         self._is_async = inspect.iscoroutinefunction(called)
         self._threads = threads
 
-    async def call(self, args: list[Any], kwargs: dict[str, Any]) -> str:
+    async def call(self, args: list[Any], kwargs: dict[str, Any], most_bytes: float) -> str:
         """Call it, and return its result, encoded."""
         if self._is_async:
-            return await self._awaited(partial(self._validated, *args, **kwargs))
-        invoke = partial(_called, partial(self._validated, *args, **kwargs))
+            return await self._awaited(partial(self._validated, *args, **kwargs), most_bytes)
+        invoke = partial(_called, partial(self._validated, *args, **kwargs), most_bytes)
         result = await asyncio.wrap_future(self._threads.submit(invoke))
-        return result if isinstance(result, str) else await self._awaited(lambda: result)
+        return result if isinstance(result, str) else await self._awaited(lambda: result, most_bytes)
 
-    async def _awaited(self, invoke: Callable[[], Awaitable[Any]]) -> str:
+    async def _awaited(self, invoke: Callable[[], Awaitable[Any]], most_bytes: float) -> str:
         try:
-            return _encoded(await invoke())
+            return _encoded(await invoke(), most_bytes)
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # raised in a task, these end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
-def _called(invoke: Callable[[], Any]) -> Any:
+def _called(invoke: Callable[[], Any], most_bytes: float) -> Any:
     """Call a blocking tool in its thread; return its encoded result, or an awaitable for the event loop."""
     try:
         result = invoke()
-        return result if isinstance(result, Awaitable) else _encoded(result)
+        return result if isinstance(result, Awaitable) else _encoded(result, most_bytes)
     except (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration) as error:
         # A future cannot carry StopIteration; the others would end the event loop that awaits it.
         raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
-def _encoded(result: Any) -> str:
-    return encode(result, "its result", others=_fields).decode()
+def _encoded(result: Any, most_bytes: float) -> str:
+    size = len(result) if isinstance(result, str | bytes) else 0  # looked at before a gigabyte is copied
+    encoded = b"" if size > most_bytes else encode(result, "its result", others=_fields)
+    if (size := max(size, len(encoded))) > most_bytes:
+        raise Unfit(f"its result has {size:,} bytes, more than max_frame_bytes = {most_bytes:,}")
+    return encoded.decode()
 
 
 def _fields(value: Any) -> dict[str, Any]:

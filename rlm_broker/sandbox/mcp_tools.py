@@ -20,7 +20,7 @@ from mcp_types import CallToolResult, TextContent, Tool
 
 from rlm_broker.concurrency.event_loop import EventLoopRef, Job
 from rlm_broker.errors import ConfigurationError, require_kind
-from rlm_broker.run.tools import Tools
+from rlm_broker.sandbox.tools import Tools
 
 MOST_TOOLS = 256
 """Tools of one server; a server with more is refused, since each has a line in the prompt."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlm_broker import RLM, ConfigurationError, ScriptedClient, Tools
-from rlm_broker.run.mcp_tools import McpTools
+from rlm_broker.sandbox.mcp_tools import McpTools
 from rlm_broker.sandbox.sandbox import Sandbox
 from tests.support.processes import living_below
 from tests.support.waiting import until_now
