@@ -15,7 +15,7 @@ from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
-from rlm_broker.errors import ReplBusy, ReplClosed, require_kind
+from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block, Isolation
@@ -251,13 +251,46 @@ class SandboxedRepl(AsyncResource):
             ValueUnavailable: There is no such variable, or its value cannot be sent as it is.
             ReplClosed, SandboxFailed: As for `execute`.
         """
-        return block_result.values_of(names, self.bind_loop().run(self._get(names)))
+        require_variables(names)
+        return block_result.values_of(names, self.bind_loop().run(self._read(names)))
 
     async def aget(self, *names: str) -> Any:
         """Return values of variables as `get` does, awaited."""
-        block = await self.bind_loop().arun(self._get(names))
+        require_variables(names)
+        block = await self.bind_loop().arun(self._read(names))
         # In a thread: decoding may take long, or import a package.
         return await in_thread(lambda _: block_result.values_of(names, block))
+
+    def variables(self, *names: str) -> dict[str, Any]:
+        """Return values of variables by name. One without a value does not fail the others. Model code decides all.
+
+        A tool may call this for the block that waits for the tool: an async one its twin, any other one this.
+
+        Example:
+            ```python
+            repl.execute("low, file = 1, open('data', 'w')")
+            repl.variables()  # {'file': ValueUnavailable('file is a TextIOWrapper, ...'), 'low': 1}
+            ```
+
+        Args:
+            names: Variables; without names, all whose names begin with no "_" and that code has made or rebound.
+
+        Returns:
+            Name → value, or the `ValueUnavailable` that says why there is none. All together have up to 16 MiB and
+            1,048,576 values inside; variables beyond have such an error, too.
+
+        Raises:
+            ConfigurationError: A name is not an identifier.
+            ValueUnavailable: No variable can be read, for example since the block of the tool has ended.
+            ReplBusy: The REPL runs a block that does not wait.
+            ReplClosed, SandboxFailed: As for `execute`.
+        """
+        return block_result.variables_of(names, self.bind_loop().run(self._read(names)))
+
+    async def avariables(self, *names: str) -> dict[str, Any]:
+        """Return values of variables by name as `variables` does, awaited."""
+        block = await self.bind_loop().arun(self._read(names))
+        return await in_thread(lambda _: block_result.variables_of(names, block))
 
     def run(
         self,
@@ -332,6 +365,9 @@ class SandboxedRepl(AsyncResource):
     def provide(self, values: Mapping[str, Any], *, restore: bool = True) -> None:
         """Give code more values by name. They are there from the next block on, also after a kill.
 
+        A text or bytes object of more than 65,536 characters or bytes that is given again under its name costs nothing:
+        the REPL has kept it.
+
         Example:
             ```python
             repl.provide({"limit": 10})
@@ -349,7 +385,8 @@ class SandboxedRepl(AsyncResource):
         """
         require_kind("restore", restore, bool)
         require_given(self._provisions.tools() or (), values, self._scaffold)
-        self._provide(Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore))
+        more = Provisions.of(values, self._limits.max_frame_bytes, are_restored=restore, earlier=self._provisions)
+        self._provide(more)
 
     def add_context(self, context: object) -> str:
         """Give code one more context, mapped as the first, from the next block on; return the name of its variable.
@@ -448,9 +485,16 @@ class SandboxedRepl(AsyncResource):
 
     # -- one block ---------------------------------------------------------------------------------------------------
 
-    async def _get(self, names: tuple[str, ...]) -> Block:
-        require_variables(names)
-        return await self._execute("", wanted=Wanted(names=names))
+    async def _read(self, names: tuple[str, ...]) -> Block:
+        if names:
+            require_variables(names)
+        connection = self._worker.connection
+        if self._run is None or connection is None or not connection.waits:
+            return await self._execute("", wanted=Wanted(names=names))
+        try:
+            return block_result.read_block(await connection.read(names))
+        except FrameTooLarge as error:
+            raise ConfigurationError(f"the names are too long for a message: {error}") from None
 
     async def _answered(self, callers: contextvars.Context, query: Query) -> list[Slot]:
         """Answer a query: call the function that it wants, with the context variables of the block's caller."""

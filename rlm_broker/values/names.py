@@ -55,7 +55,9 @@ def require_name(name: object, what: str, scaffold: bool = True) -> None:
 
 
 def require_variables(names: tuple[object, ...]) -> None:
-    """Raise ConfigurationError unless all of these names can be variables'."""
+    """Raise ConfigurationError unless there are names, and all of them can be variables'."""
+    if not names:
+        raise ConfigurationError("get() takes names of variables: repl.get('rows')")
     _require_identifiers(names, "no variable can")
 
 

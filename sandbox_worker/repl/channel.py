@@ -27,10 +27,13 @@ from sandbox_worker.wire.messages import (
     Execute,
     FromOrchestrator,
     FromWorker,
+    Message,
     Output,
     Provide,
     Query,
+    Read,
     Reply,
+    Submit,
     decode_from_orchestrator,
     framed,
 )
@@ -61,6 +64,9 @@ class CannotAsk(RuntimeError):
 class Channel:
     """Connection to the orchestrator: sends messages, and passes each reply to the thread waiting for it.
 
+    Attributes:
+        read_variables: Function that returns the frame of the answer to a `Read`.
+
     Args:
         connected: Socket that has received `Welcome`.
         max_frame_bytes: Largest payload of a frame, in both directions.
@@ -72,6 +78,7 @@ class Channel:
     def __init__(
         self, connected: socket.socket, max_frame_bytes: int, interrupts: Interrupts, reserve: Reserve
     ) -> None:
+        self.read_variables: Callable[[Read], bytes] | None = None
         self._socket = connected
         self._max_frame_bytes = max_frame_bytes
         self._interrupts = interrupts
@@ -92,6 +99,7 @@ class Channel:
         self._waiters = 0
         self._wanted: set[str] = set()
         self._replies: dict[str, Reply] = {}
+        self._reads: list[Read] = []
         self._next: Execute | None = None
         self._provided: list[Given] = []
 
@@ -101,8 +109,11 @@ class Channel:
         Raises:
             FrameTooLarge: The frame is larger than the orchestrator accepts.
         """
-        most_bytes = min(self._max_frame_bytes, MOST_BYTES.get(type(message), FEW_BYTES))
-        return self._reserve.helped(lambda: bytes(framed(message, most_bytes)))
+        return self._reserve.helped(lambda: bytes(framed(message, self.most_bytes(type(message)))))
+
+    def most_bytes(self, kind: type[Message]) -> int:
+        """Return the maximum bytes of a message of this kind to the orchestrator."""
+        return min(self._max_frame_bytes, MOST_BYTES.get(kind, FEW_BYTES))
 
     def send(self, frame: bytes) -> None:
         """Send a whole frame. An interrupt meanwhile is raised at the end."""
@@ -133,8 +144,10 @@ class Channel:
             self._block = None
             self._send(frame)
 
-    def ask(self, query: Query) -> Reply:
+    def ask(self, query: Query | Submit) -> Reply:
         """Give `query` its id, send it, and wait for its reply. An interrupt ends the wait; a late reply is dropped.
+
+        Variables that the orchestrator asks for meanwhile are sent.
 
         Raises:
             CannotAsk: No block is running, or this is not the REPL's own process.
@@ -155,7 +168,9 @@ class Channel:
                 self._wanted.add(query_id)
                 self._send(frame)
             try:
-                self._wait(lambda: query_id in self._replies)
+                while query_id not in self._replies:
+                    self._wait(lambda: query_id in self._replies or bool(self._reads))
+                    self._answer_read()
                 reply = self._replies[query_id]
                 if not reply.slots:
                     raise MemoryError
@@ -173,12 +188,24 @@ class Channel:
         self._reserve.open()
         provided, self._provided = self._provided, []
         block, self._next = self._next, None
+        self._reads.clear()
         assert block is not None
         with self._sending:
             self._block, self._numbers = block.block, itertools.count(1)
             self._began_at = time.monotonic()
             self._holds_back = False
         return block, provided
+
+    def _answer_read(self) -> None:
+        """Answer the oldest `Read`, unless another thread has. An interrupt leaves it without an answer."""
+        try:
+            read = self._reads.pop(0)
+        except IndexError:
+            return
+        assert self.read_variables is not None
+        with self._interrupts.let_through():
+            frame = self.read_variables(read)
+        self.send_in(read.block, frame)
 
     def _send(self, frame: bytes, flags: int = 0) -> None:
         """Send a frame. The caller holds `_sending`, an RLock.
@@ -236,6 +263,8 @@ class Channel:
                     self._next = message
                 elif isinstance(message, Given):
                     self._provided.append(message)
+                elif isinstance(message, Read):
+                    self._reads.append(message)
                 elif message.id in self._wanted:
                     self._replies[message.id] = message
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 
+from sandbox_worker.wire.counts import number_of_values
 from sandbox_worker.wire.errors import ValueRefused
 from sandbox_worker.wire.messages import MAX_RESULT_BYTES, EncodedValue
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
@@ -64,17 +65,37 @@ def crossing(value: object, whole: str) -> Crossing:
     return Crossing(problem=written_out(problem))
 
 
-def crossing_of(names: Sequence[str], namespace: Mapping[str, Any]) -> Crossing:
-    """Encode the values of variables as one list."""
-    encoded: list[bytes] = []
-    for name in names:
-        if name not in namespace:
-            return Crossing(problem=f"there is no variable {name!r}")
-        one = crossing(namespace[name], name)
-        if one.encoded is msgspec.UNSET:
-            return one
-        encoded.append(bytes(one.encoded))
-    return Crossing(msgspec.Raw(b"[%s]" % b",".join(encoded)))
+def crossing_of(names: Sequence[str], namespace: Mapping[str, Any], room_bytes: int) -> Crossing:
+    """Encode variables as two objects: name → value, and name → reason why there is no value.
+
+    Args:
+        names: Names of the variables.
+        namespace: Name → value.
+        room_bytes: Maximum bytes of all of them. A variable without room has a reason in place of its value.
+    """
+    values: list[bytes] = []
+    problems: dict[str, str] = {}
+    room = MAX_DECODED_VALUES - 3
+    try:
+        for name in names:
+            one = (
+                crossing(namespace[name], name)
+                if name in namespace
+                else Crossing(problem=f"there is no variable {name!r}")
+            )
+            problem, encoded = one.problem, b"" if isinstance(one.encoded, msgspec.UnsetType) else bytes(one.encoded)
+            count = 1 if encoded.startswith(b'"') else number_of_values(encoded)
+            if problem is None and (len(name) + len(encoded) + 4 > room_bytes or count > room):
+                problem = f"{name} has no room in a message beside the others: read it alone"
+            if problem is None:
+                values.append(b"%s:%s" % (msgspec.json.encode(name), encoded))
+                room_bytes, room = room_bytes - len(values[-1]) - 1, room - count
+            elif (taken := len(msgspec.json.encode((name, problem)))) < room_bytes and room:
+                problems[name] = problem
+                room_bytes, room = room_bytes - taken, room - 1
+        return Crossing(msgspec.Raw(b"[{%s},%s]" % (b",".join(values), msgspec.json.encode(problems))))
+    except MemoryError:
+        return Crossing(problem="there is no memory left for sending variables")
 
 
 def written_out(text: str) -> str:

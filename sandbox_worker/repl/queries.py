@@ -13,10 +13,10 @@ from sandbox_worker.repl.channel import ONLY_HERE, CannotAsk, Channel
 from sandbox_worker.repl.child_contexts import ChildContexts, ContextNotGiven, remove_leftovers
 from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire.errors import FrameTooLarge, MessageInvalid, QueryTooLarge, ValueInvalid, ValueRefused
-from sandbox_worker.wire.messages import MAX_PROMPTS, Query, Slot, Want
+from sandbox_worker.wire.messages import MAX_PROMPTS, MAX_RESULT_BYTES, Query, Slot, Submit, Want
 from sandbox_worker.wire.prompts import ChildContext, MessagePart, Prompt, TextPart, are_messages
 from sandbox_worker.wire.text_json import decodable, unfenced
-from sandbox_worker.wire.values import decode, encode
+from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode, encode
 
 SHORTEST_S = 0.001
 """Minimum of a remaining time limit in seconds, since a query's `timeout_s` must be positive."""
@@ -179,12 +179,12 @@ class Queries:
             TypeError: A field cannot cross, or the orchestrator refuses it. The message says why.
         """
         try:
-            encoded = encode(fields, "SUBMIT()").decode()
+            encoded = encode(fields, "SUBMIT()", most_values=MAX_DECODED_VALUES, most_bytes=MAX_RESULT_BYTES)
         except ValueRefused as refused:
             raise TypeError(str(refused)) from None
         self._flush_output()
         try:
-            slot = self._channel.ask(Query(id="", want="submit", prompts=[encoded])).slots[0]
+            slot = self._channel.ask(Submit("", msgspec.Raw(encoded))).slots[0]
         except FrameTooLarge as error:
             raise TypeError(
                 f"SUBMIT(): the fields take {error.frame_bytes:,} bytes, more than {error.limit_bytes:,}"

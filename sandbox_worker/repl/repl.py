@@ -36,7 +36,20 @@ from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import OUT_OF_MEMORY
 from sandbox_worker.wire.descriptors import BELL, HANDED_FD, INTERRUPTED_AT, pending_bytes, receive
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
-from sandbox_worker.wire.messages import Attach, Environment, Execute, Output, Ready, Result, Stream, VariableFact
+from sandbox_worker.wire.messages import (
+    MAX_AGAIN_BYTES,
+    Attach,
+    Environment,
+    Execute,
+    Output,
+    Provide,
+    Read,
+    Ready,
+    Result,
+    Stream,
+    Values,
+    VariableFact,
+)
 from sandbox_worker.wire.values import decode_context
 
 
@@ -79,6 +92,8 @@ class HandedContexts:
         return fds[0]
 
 
+AROUND_VALUES = 1 << 10
+"""Bytes of a message beside the values in it."""
 SHORT = OutputBounds(max_output_bytes=1 << 16)
 """Bounds of each text that a block without echo has instead of output, where its result is too large for a frame."""
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -113,6 +128,7 @@ class Repl:
         undecoded: Sequence[Undecoded] = (),
     ) -> None:
         self._channel = channel
+        channel.read_variables = self._read
         self._interrupts = interrupts
         self._reserve = reserve
         self._handed = handed
@@ -250,7 +266,7 @@ class Repl:
         return written_out(_within(self._bounds, text))
 
     def _executed(self, execute: Execute) -> BlockOutcome:
-        if execute.names:
+        if execute.names is not None:
             return BlockOutcome("ok")
         outcome = self._executor.run(execute.block, execute.code, execute.wants_value, execute.echo)
         problem = self._submission.take_answer()
@@ -271,12 +287,23 @@ class Repl:
 
     def _asked_for(self, execute: Execute, outcome: BlockOutcome) -> Crossing:
         """Return the values that the orchestrator asked for, encoded."""
-        if outcome.status != "ok" or not (execute.names or (execute.wants_value and outcome.value is not None)):
+        reads = execute.names is not None
+        if outcome.status != "ok" or not (reads or (execute.wants_value and outcome.value is not None)):
             return Crossing()
         self._reserve.shut()  # encoding a large value may use all memory but the reserve, which the result needs
-        if execute.names:
-            return crossing_of(execute.names, self._namespace)
+        if execute.names is not None:
+            return self._crossing_of(execute.names)
         return crossing(outcome.value, "the value")
+
+    def _crossing_of(self, wanted: Sequence[str]) -> Crossing:
+        """Return variables, encoded: those of these names, or else all public ones that code has made."""
+        public = wanted or [name for name, _ in self._variables() if name.isidentifier() and not name.startswith("_")]
+        return crossing_of(public, self._namespace, self._channel.most_bytes(Values) - AROUND_VALUES)
+
+    def _read(self, read: Read) -> bytes:
+        """Return the frame of the answer to a `Read`."""
+        found = self._crossing_of(read.names)
+        return self._channel.encode(Values(read.block, read.number, found.encoded, found.problem))
 
     def _frame_of(self, result: Result) -> bytes:
         """Return the result as a frame. If it is too large, leave out values first, and the final answer last."""
@@ -382,7 +409,7 @@ class Repl:
                     self._remove_scaffold()
                 continue
             try:
-                value = self._attached(each) if isinstance(each, Attach) else decode_context(bytes(each.value))
+                value = self._attached(each) if isinstance(each, Attach) else self._provided_value(each)
             except (ValueInvalid, ContextBroken) as why:
                 what = "context" if isinstance(each, Attach) else "value"
                 refused = BlockOutcome("error", f"the {what} {each.name} cannot be loaded: {why}")
@@ -397,6 +424,16 @@ class Repl:
             if each.name == names.CONTEXT and self._has_scaffold:
                 self._provided[_FIRST_CONTEXT] = value
         return refused
+
+    def _provided_value(self, provide: Provide) -> Any:
+        """Return a value from the orchestrator. A long text is kept: it may be given again without its content."""
+        if isinstance(provide.value, msgspec.UnsetType):
+            return self._given[provide.name]
+        value = decode_context(bytes(provide.value))
+        self._given.pop(provide.name, None)
+        if type(value) in (str, bytes) and len(value) > MAX_AGAIN_BYTES:
+            self._given[provide.name] = value
+        return value
 
     def _remove_scaffold(self) -> None:
         """Leave code the names that the caller gave, and no others. No block has run before."""

@@ -47,8 +47,9 @@ class Submission:
         check_fields: Function that has the orchestrator check fields. It raises TypeError if they are refused.
 
     Attributes:
-        text: Submitted text, or text of the submitted value; None if the block has submitted no answer.
-        value: Submitted value, if it is not a text.
+        text: Submitted text, or text of the submitted value; None if the block has submitted no answer. It is empty for
+            fields, which the orchestrator has from their check.
+        value: Submitted value, if it is neither a text nor fields.
         draft: Text in `answer["content"]` at the end of the block without being submitted; or None.
         has_answer: Whether the variable `answer` submits; otherwise it is a variable like any other.
     """
@@ -190,8 +191,8 @@ class Submission:
     def _note(self, value: Any) -> None:
         text = value if is_a(value, str) else _text(value)
         str.encode(text)  # raise UnicodeEncodeError for lone surrogates here, at the line that submits
-        self.value = Crossing() if text is value else crossing(value, "the final answer")
-        self.text = text
+        self.value = Crossing() if text is value or self._fields else crossing(value, "the final answer")
+        self.text = "" if self._fields else text
 
     def _named(self, values: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a submission by name, after the orchestrator has checked them.

@@ -6,7 +6,7 @@ belong to the session, on the orchestrator's side.
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -25,8 +25,8 @@ Status = Literal["ok", "error", "exited", "interrupted"]
 
 Stream = Literal["stdout", "stderr"]
 """Stream to which a piece of output was printed."""
-Want = Literal["llm", "rlm", "budget", "tool", "submit"]
-"""Kind of a query: a completion, a child run, the remaining means, a call of a tool, or a check of submitted fields."""
+Want = Literal["llm", "rlm", "budget", "tool"]
+"""Kind of a query: a completion, a child run, the remaining means, or a call of a tool."""
 MAX_PROMPTS = 1 << 16
 """Maximum prompts of one query; a query with more is invalid. Without this bound, a slot for each of the 20 million
 empty prompts that fit into a frame would take gigabytes. `max_batch_prompts`, far lower by default, answers with an
@@ -39,7 +39,11 @@ MAX_QUERY_OBJECTS = 1 << 18
 """Maximum JSON objects in a `Query` of more than `FEW_BYTES`; a query with more is invalid. An empty context of a child
 has two bytes, and takes 90 in memory. No query of the REPL's own code has so many."""
 MAX_RESULT_BYTES = 16 << 20
-"""Maximum bytes of a `Result` as JSON. The REPL reports a larger one, which has a long final answer, as an error."""
+"""Maximum bytes of a `Result` as JSON, and of other messages with values. The REPL reports a larger result, which has a
+long final answer, as an error."""
+MAX_AGAIN_BYTES = 1 << 16
+"""Largest length of a text or bytes object given between two blocks that the REPL does not keep by its name. If a
+longer one is given again, its `Provide` has no value."""
 MAX_DISPLAY_BYTES = 4 << 20
 """Maximum bytes of a `DisplayMessage` as JSON; the REPL leaves out a larger one. Base64 makes a picture longer by a
 third."""
@@ -121,7 +125,6 @@ class Query(Message, frozen=True, omit_defaults=True):
             - "rlm": texts, the tasks of child runs.
             - "budget": one empty text. The slot's text is a JSON object.
             - "tool": one JSON object of `args` and `kwargs`. The slot's text is the result. `values` encodes both.
-            - "submit": one JSON object of the fields, encoded by `values`. The slot has no text.
         model: Name of the model that code wishes; the session's policy decides. None leaves the choice to the policy.
         system: System prompt of the calls, or None.
         max_completion_tokens: Maximum output tokens of each call; None leaves it to the orchestrator.
@@ -158,6 +161,31 @@ class Query(Message, frozen=True, omit_defaults=True):
     def is_text(self) -> bool:
         """Whether all prompts are text."""
         return all(isinstance(prompt, str) for prompt in self.prompts)
+
+
+class Submit(Message, frozen=True):
+    """Request to check the fields that a block submits: a query of one prompt. The slot of its `Reply` has no text.
+
+    Attributes:
+        id: As in a `Query`.
+        fields: Object of the fields, encoded by `values`.
+    """
+
+    want: ClassVar = "submit"
+    prompts: ClassVar = ("",)
+    contexts: ClassVar = ()
+
+    id: str
+    fields: msgspec.Raw
+
+
+class Values(Message, frozen=True, omit_defaults=True):
+    """Answer to a `Read`: the variables, as in a `Result`."""
+
+    block: int
+    number: int
+    value: EncodedValue = msgspec.UNSET
+    value_problem: str | None = None
 
 
 class Output(Message, frozen=True):
@@ -200,7 +228,8 @@ class Result(Message, frozen=True, omit_defaults=True):
         final_answer: Text that code submitted, or None.
         descriptor_output: Whether the block may have written to descriptors 1 and 2. If so, the orchestrator asks init
             for this output.
-        value: Value that the `Execute` asked for; UNSET if it asked for none, or if there is none.
+        value: Value that the `Execute` asked for; UNSET if it asked for none, or if there is none. For `names` it is a
+            list of two objects: name → value, and name → reason why there is no value.
         value_problem: Reason why the requested value is missing.
         final_value: Submitted value, if it is not a text.
         final_value_problem: Reason why `final_value` is missing although the submitted value is not a text.
@@ -240,7 +269,8 @@ class Execute(Message, frozen=True, omit_defaults=True):
     Attributes:
         tools: Names of all tools that code may call from now on; None leaves them as they are.
         wants_value: Whether the result shall have the value of the last statement, if that is an expression.
-        names: Variables whose values the result shall have, as a list. If there are names, then there is no code.
+        names: Variables whose values the result shall have; none stands for all public ones. Then there is no code.
+            None asks for no variables.
         stdin: Text that code reads from `sys.stdin`; None is an empty one.
         submit: Names of the fields that the block must submit; the block ends where it submits. An empty list permits
             any value. With None the block continues after it has submitted any value.
@@ -252,7 +282,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     code: str
     tools: list[str] | None = None
     wants_value: bool = False
-    names: list[str] = []
+    names: list[str] | None = None
     stdin: str | None = None
     submit: list[str] | None = None
     tells_variables: bool = False
@@ -277,13 +307,27 @@ class Provide(Message, frozen=True, omit_defaults=True):
     """Value that code finds under `name` from the next block on. Sent between two blocks.
 
     Attributes:
-        value: Value, encoded by `values`.
+        value: Value, encoded by `values`; UNSET for the text or bytes object that the name was given last, which has
+            more than `MAX_AGAIN_BYTES`.
         is_restored: Whether the REPL restores the variable before each block, even if code has reassigned it.
     """
 
     name: str
-    value: msgspec.Raw
+    value: EncodedValue = msgspec.UNSET
     is_restored: bool = True
+
+
+class Read(Message, frozen=True):
+    """Request for variables, sent while the block waits for a reply. A thread of the block that waits answers it.
+
+    Attributes:
+        number: Number of the request, from 1 in each connection.
+        names: As in `Execute`.
+    """
+
+    block: int
+    number: int
+    names: list[str]
 
 
 class Attach(Message, frozen=True):
@@ -324,8 +368,8 @@ class Reply(Message, frozen=True):
     slots: list[Slot]
 
 
-FromWorker = Ready | Query | Output | DisplayMessage | Result
-FromOrchestrator = Execute | Environment | Provide | Attach | Reply
+FromWorker = Ready | Query | Submit | Values | Output | DisplayMessage | Result
+FromOrchestrator = Execute | Environment | Provide | Attach | Reply | Read
 
 
 def plain(value: object) -> str | int | float:
@@ -345,6 +389,8 @@ def plain(value: object) -> str | int | float:
 
 MOST_BYTES: dict[type[Message], int] = {
     Query: MAX_QUERY_BYTES,
+    Submit: MAX_RESULT_BYTES,
+    Values: MAX_RESULT_BYTES,
     Result: MAX_RESULT_BYTES,
     DisplayMessage: MAX_DISPLAY_BYTES,
 }
@@ -370,7 +416,7 @@ def encode(message: Message) -> bytes:
     try:
         return encode_growing(message, _encoder)
     except UnicodeEncodeError:
-        if isinstance(message, Execute | Environment | Provide | Attach | Query):
+        if isinstance(message, Execute | Environment | Provide | Attach | Read | Query):
             raise
         return encode_written_out(message, plain)
 

@@ -9,15 +9,26 @@ the kernel's buffers, and then the REPL's own, limited memory.
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
 from rlm_broker.concurrency.deadline import begun_task
-from rlm_broker.errors import ProtocolViolation, RlmBrokerError, WorkerDied
+from rlm_broker.errors import ProtocolViolation, RlmBrokerError, ValueUnavailable, WorkerDied
 from sandbox_worker.wire.errors import FrameTooLarge
-from sandbox_worker.wire.messages import DisplayMessage, FromWorker, Output, Query, Ready, Reply, Result, Slot
+from sandbox_worker.wire.messages import (
+    DisplayMessage,
+    FromWorker,
+    Output,
+    Query,
+    Ready,
+    Reply,
+    Result,
+    Slot,
+    Submit,
+    Values,
+)
 
 READ_BYTES = 1 << 16
 """Bytes read at once. Between two reads, all other connections have their turn."""
@@ -162,11 +173,12 @@ class Connection(asyncio.BufferedProtocol):
         self._on_shown: OnShown = _ignore
         self._ready = asyncio.Event()
         self._result: asyncio.Future[Result] | None = None
+        self._reads: dict[int, asyncio.Future[Values]] = {}
         self._on_end: Callable[[], object] = _ignore
         self._lost: RlmBrokerError | None = None
         self._writable = True
         self._is_reading = True
-        self._held_back: Query | None = None
+        self._held_back: Query | Submit | None = None
         self._takes_more_soon = False
         self._lets_go = False
         self._load = QueryLoad()
@@ -233,17 +245,49 @@ class Connection(asyncio.BufferedProtocol):
         """Give the REPL more tools and values from its next block on, see `Session.provide`."""
         self._session.provide(provisions)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the block waits for a reply, so that its variables can be read."""
+        return self._session.waits and not self._lets_go
+
+    async def read(self, names: Sequence[str]) -> Values:
+        """Return variables of the block that `waits`. See `Wanted.names`.
+
+        Raises:
+            ValueUnavailable: The block has ended or was interrupted meanwhile.
+            FrameTooLarge: The names are longer than a frame may be.
+        """
+        number, frame = self._session.read(names)
+        answer = self._reads[number] = asyncio.get_running_loop().create_future()
+        self._write(frame)
+        try:
+            return await answer
+        finally:
+            self._reads.pop(number, None)
+
+    def _take_variables(self, message: Values) -> None:
+        answer = self._reads.get(message.number)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _end_reads(self) -> None:
+        for answer in self._reads.values():
+            if not answer.done():
+                answer.set_exception(ValueUnavailable("variables cannot be read: the block does not wait any more"))
+
     def let_go(self) -> None:
         """Answer all present and further queries of an interrupted block with an error.
 
         A query without room holds back all messages behind it, perhaps the block's result.
         """
         self._lets_go = True
+        self._end_reads()
         self._cancel_answers()
         self._go_on()
 
     async def settle(self) -> None:
         """Cancel all answering, and wait for its end: a model call or a whole child run may be below."""
+        self._end_reads()
         while self._answering or self._cancelled:
             self._cancel_answers()
             await asyncio.wait(self._cancelled)
@@ -322,9 +366,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take(self, message: FromWorker | RefusedQuery) -> None:
         match message:
-            case Query() if self._has_room:
+            case Query() | Submit() if self._has_room:
                 self._begin(message)
-            case Query():
+            case Query() | Submit():
                 self._held_back = message
                 self._go_on()
             case Output() | DisplayMessage():
@@ -333,12 +377,14 @@ class Connection(asyncio.BufferedProtocol):
                 if self._result is not None and not self._result.done():
                     self._result.set_result(message)
                     self._on_end()
+            case Values():
+                self._take_variables(message)
             case RefusedQuery():
                 self._begin(message.query, message.why)
             case Ready():
                 self._ready.set()
 
-    def _begin(self, query: Query, refusal: str | None = None) -> None:
+    def _begin(self, query: Query | Submit, refusal: str | None = None) -> None:
         weight = self._session.open_queries[query.id]
         self._load_share += weight
         self._load.weight += weight
@@ -379,7 +425,7 @@ class Connection(asyncio.BufferedProtocol):
         self._cancelled.update(self._answering.values())
         self._answering.clear()
 
-    async def _reply(self, query: Query) -> None:
+    async def _reply(self, query: Query | Submit) -> None:
         failed = CANCELLED
         try:
             slots = await self._answer(query)
@@ -398,7 +444,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._send(query, [Slot(error=failed)] * len(query.prompts))
             self._answering.pop(query.id, None)  # before the REPL can use the id again
 
-    def _send(self, query: Query, slots: list[Slot]) -> None:
+    def _send(self, query: Query | Submit, slots: list[Slot]) -> None:
         weight = self._session.open_queries.get(query.id)
         if weight is None:
             return  # answered already, or the connection was lost since
@@ -449,6 +495,7 @@ class Connection(asyncio.BufferedProtocol):
             self._result.set_exception(self._lost)
             self._result.exception()  # read, or asyncio would report it as never retrieved if its caller was cancelled
             self._on_end()
+        self._end_reads()
         self._cancel_answers()
         self._answer, self._on_shown = refuse, _ignore  # the last block's, which has this connection
         if self._transport is not None:

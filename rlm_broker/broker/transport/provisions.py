@@ -10,7 +10,7 @@ from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.wire.errors import FrameTooLarge, ValueRefused
 from sandbox_worker.wire.frames import PREFIX, encode_frame
-from sandbox_worker.wire.messages import Attach, Environment, Provide, encode
+from sandbox_worker.wire.messages import MAX_AGAIN_BYTES, Attach, Environment, Provide, encode
 from sandbox_worker.wire.values import encode as encode_value
 from sandbox_worker.wire.values import encode_json
 
@@ -24,11 +24,13 @@ class Provisions:
     Each holder has its own copy: `add` copies, so that a later addition to one changes no other.
     """
 
-    __slots__ = ("_environment", "_frames", "_tools")
+    __slots__ = ("_again", "_environment", "_frames", "_texts", "_tools")
 
     def __init__(self) -> None:
         self._tools: list[str] | None = None
         self._frames: dict[str, bytes] = {}
+        self._again: dict[str, bytes] = {}
+        self._texts: dict[str, tuple[object, bool]] = {}
         self._environment: list[bytes] = []
 
     @classmethod
@@ -41,6 +43,7 @@ class Provisions:
         *,
         are_restored: bool = True,
         are_json: bool = False,
+        earlier: "Provisions | None" = None,
     ) -> "Provisions":
         """Return provisions with these values, tools and environment.
 
@@ -51,6 +54,7 @@ class Provisions:
             environment: Environment variables and seed of the REPL; None leaves them as they are.
             are_restored: Whether each block finds the values again, also if the block before rebound their names.
             are_json: Whether the values came out of JSON, so that they need no check.
+            earlier: All provisions of the REPL so far. A long text or bytes object among them is not sent again.
 
         Raises:
             ConfigurationError: A value cannot be sent to a REPL.
@@ -59,6 +63,11 @@ class Provisions:
         made = cls()
         made._tools = None if tools is None else [*tools]
         for name, value in values.items():
+            if type(value) in (str, bytes) and len(value) > MAX_AGAIN_BYTES:
+                if earlier is not None and earlier._has(name, value, are_restored):
+                    made._again[name] = encode_frame(encode(Provide(name, is_restored=are_restored)), max_frame_bytes)
+                    continue
+                made._texts[name] = value, are_restored
             try:
                 encoded = (encode_json if are_json else encode_value)(value, f"the value {name}")
             except ValueRefused as refused:
@@ -91,7 +100,13 @@ class Provisions:
         """Add all of `more`. Its values replace those of the same names, and its tools, if it has any, all tools."""
         if more._tools is not None:
             self._tools = more._tools
+        for name in more._frames:
+            self._again.pop(name, None)
+            self._texts.pop(name, None)
         self._frames.update(more._frames)
+        self._texts.update(more._texts)
+        # What is here under such a name has the same value.
+        self._again.update((name, frame) for name, frame in more._again.items() if name not in self._frames)
         self._environment.extend(more._environment)
 
     def tools(self) -> list[str] | None:
@@ -104,7 +119,13 @@ class Provisions:
 
     def frames(self) -> list[bytes]:
         """Return the frames for the REPL's next block: the environment, then one for each value."""
-        return [*self._environment, *self._frames.values()]
+        return [*self._environment, *self._frames.values(), *self._again.values()]
+
+    def _has(self, name: str, value: str | bytes, is_restored: bool) -> bool:
+        """Whether this text or bytes object was given last under its name, in the same way. `==` looks at identity
+        first, and takes 1 ms for 10 MB that are equal."""
+        given, was_restored = self._texts.get(name, (None, False))
+        return type(given) is type(value) and was_restored == is_restored and given == value
 
 
 @contextlib.contextmanager

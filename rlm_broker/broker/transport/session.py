@@ -1,6 +1,7 @@
 """The protocol of one REPL's connection, without I/O: bytes in, messages out, and the order of messages."""
 
 from collections import deque
+from collections.abc import Sequence
 from enum import IntEnum, auto
 from typing import Final, NamedTuple, NoReturn
 
@@ -21,9 +22,12 @@ from sandbox_worker.wire.messages import (
     Output,
     Provide,
     Query,
+    Read,
     Ready,
     Reply,
     Result,
+    Submit,
+    Values,
     decode_from_worker,
     framed,
     most_bytes,
@@ -44,7 +48,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         value: Whether the result has the value of the last statement, if that is an expression.
-        names: Variables to read. The block then has no code.
+        names: Variables to read, or an empty tuple for all public ones. The block then has no code. None reads none.
         stdin: Text for descriptor 0; None gives it no text.
         submit: Names of the fields of a submission, as the end of the block. An empty tuple takes any value; with None,
             the block does not end at a submission.
@@ -53,7 +57,7 @@ class Wanted(NamedTuple):
     """
 
     value: bool = False
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
     stdin: str | None = None
     submit: tuple[str, ...] | None = None
     variables: bool = False
@@ -84,7 +88,10 @@ TRANSITIONS: dict[State, dict[type[Message], State]] = {
     },
     State.RUNNING: {
         Query: State.RUNNING,
+        Submit: State.RUNNING,
         Reply: State.RUNNING,
+        Read: State.RUNNING,
+        Values: State.RUNNING,
         Output: State.RUNNING,
         DisplayMessage: State.RUNNING,
         Result: State.IDLE,
@@ -116,6 +123,7 @@ class Session:
         block: Number of the current or last block; the first is 1.
         open_queries: Id of each query without a reply → its maximum memory in bytes.
         open_weight: Sum of `open_queries`.
+        open_reads: Numbers of the requests for variables without an answer. They end with their block.
         max_frame_bytes: Largest payload of a frame in either direction.
     """
 
@@ -127,6 +135,8 @@ class Session:
         self._displays = self._display_bytes = 0
         self.open_queries: dict[str, int] = {}
         self.open_weight = 0
+        self.open_reads: set[int] = set()
+        self._reads = 0
         self.max_frame_bytes = max_frame_bytes
         self._frames = FrameDecoder(max_frame_bytes, most_bytes)
         self._payloads: deque[Payload] = deque()
@@ -163,14 +173,14 @@ class Session:
         except WireError as error:
             self._violated(str(error))
         self._step(message)
-        if isinstance(message, Query):
+        if isinstance(message, Query | Submit):
             self._open(message, payload)
         elif isinstance(message, Ready):
             self._require_own(message.release)
         elif message.block != self.block:
             self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
-        elif isinstance(message, DisplayMessage):
-            self._count(len(payload))
+        elif isinstance(message, DisplayMessage | Values):
+            self._count(message, len(payload))
         return message
 
     def execute(self, code: str, wanted: Wanted = NOTHING) -> bytes:
@@ -191,7 +201,7 @@ class Session:
             code,
             unsent.tools(),
             wanted.value,
-            [*wanted.names],
+            None if wanted.names is None else [*wanted.names],
             wanted.stdin,
             submit,
             wanted.variables,
@@ -203,6 +213,7 @@ class Session:
         self.block += 1
         self._id_prefix = f"{self.block}:"
         self._displays = self._display_bytes = 0
+        self.open_reads.clear()
         return b"".join([*unsent.frames(), frame])
 
     def provide(self, provisions: Provisions) -> None:
@@ -223,14 +234,34 @@ class Session:
         self.open_weight -= self.open_queries.pop(reply.id)
         return frame
 
+    @property
+    def waits(self) -> bool:
+        """Whether the block waits for a reply, so that its variables can be read."""
+        return self.state is State.RUNNING and bool(self.open_queries)
+
+    def read(self, names: Sequence[str]) -> tuple[int, bytes | bytearray]:
+        """Return the number and the frame of a request for variables of a block that `waits`. See `Wanted.names`.
+
+        Raises:
+            ProtocolViolation: No block runs.
+            FrameTooLarge: The names are longer than a frame may be. The session is unchanged.
+        """
+        request = Read(self.block, self._reads + 1, [*names])
+        frame = framed(request, self.max_frame_bytes)
+        self._step(request)
+        self._reads += 1
+        self.open_reads.add(self._reads)
+        return self._reads, frame
+
     def close(self) -> None:
         """Accept no further message, in either direction, and drop the waiting ones."""
         self.state = State.CLOSED
         self._payloads.clear()
         self.open_queries.clear()
         self.open_weight = 0
+        self.open_reads.clear()
 
-    def _open(self, query: Query, payload: Payload) -> None:
+    def _open(self, query: Query | Submit, payload: Payload) -> None:
         id = query.id
         if not id.startswith(self._id_prefix) or len(id) > LONGEST_QUERY_ID:
             self._violated(f"query id {id[:40]!r} while block {self.block} runs")
@@ -242,7 +273,12 @@ class Session:
         self.open_queries[id] = weight
         self.open_weight += weight
 
-    def _count(self, display_bytes: int) -> None:
+    def _count(self, message: DisplayMessage | Values, display_bytes: int) -> None:
+        if isinstance(message, Values):
+            if message.number not in self.open_reads:
+                self._violated(f"variables that answer no request, number {message.number}")
+            self.open_reads.remove(message.number)
+            return
         self._displays += 1
         self._display_bytes += display_bytes
         if self._displays > MAX_DISPLAYS or self._display_bytes > MAX_DISPLAYS_BYTES:

@@ -22,7 +22,7 @@ from rlm_broker.sandbox.blocks.block_result import BlockOutput, SubmitFields
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.control import Exceeded
-from sandbox_worker.wire.messages import Query, Result, Slot
+from sandbox_worker.wire.messages import Query, Result, Slot, Submit
 
 LEFT_RUNNING_S = 2.0
 """CPU seconds beyond those of a block until the processes it left running are killed. The margin is needed because init
@@ -176,10 +176,10 @@ class BlockRun:
         await self._worker.interrupt(self._connection.block)
         self._connection.let_go()
 
-    async def _off_the_clock(self, query: Query) -> list[Slot]:
+    async def _off_the_clock(self, query: Query | Submit) -> list[Slot]:
         self._clock.query_opened(time.monotonic())
         try:
-            return await (self._checked(query) if query.want == "submit" else self._answered(query))
+            return await (self._checked(query) if isinstance(query, Submit) else self._answered(query))
         finally:
             now = time.monotonic()
             self._clock.query_closed(now)
@@ -195,10 +195,10 @@ class BlockRun:
             return [Slot(error=str(refused))] * len(query.prompts)
         return await self._answer(asked)
 
-    async def _checked(self, query: Query) -> list[Slot]:
+    async def _checked(self, submitted: Submit) -> list[Slot]:
         if self._fields is None:
-            return [Slot(error="this block has no fields to submit")] * len(query.prompts)
-        return await self._fields.answer(query)
+            return [Slot(error="this block has no fields to submit")]
+        return [Slot(error=await self._fields.check(submitted))]
 
     def _burned(self, cpu_s: float) -> None:
         self._clock.burned(cpu_s)

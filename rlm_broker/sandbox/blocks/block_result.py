@@ -27,9 +27,8 @@ from rlm_broker.values.validation import Unfit
 from sandbox_worker.wire import messages
 from sandbox_worker.wire.bounds import WATCHED, HeadTail, OutputBounds
 from sandbox_worker.wire.control import BROKEN, OUT_OF_MEMORY, Died, Exceeded, LastSeen, Written
-from sandbox_worker.wire.counts import MAX_VALUES
 from sandbox_worker.wire.errors import ValueInvalid
-from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, EncodedValue, Output, Query, Result, Slot, Stream
+from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, EncodedValue, Output, Result, Stream, Submit, Values
 from sandbox_worker.wire.mime import MimeType
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode
 
@@ -137,25 +136,21 @@ class SubmitFields:
             raise ConfigurationError("submit has no fields: give one, such as {'answer': str}, or True for any value")
         return cls({} if submit is True else submit)
 
-    async def answer(self, query: Query) -> list[Slot]:
-        """Check the fields of a submission. Return one slot, with an error unless all fields are right."""
-        encoded = query.texts
-        if len(encoded) != 1 or len(query.prompts) != 1:
-            return [Slot(error="one submission at a time")] * len(query.prompts)
-        return [Slot(error=await self._checked(encoded[0]))]
+    async def check(self, submitted: Submit) -> str | None:
+        """Return what is wrong with the fields of a submission; None if they are right.
 
-    async def _checked(self, encoded: str) -> str | None:
-        """Check in a thread, since a type may have a package imported. Each block uses one of these threads at most."""
+        Check in a thread, since a type may have a package imported. Each block uses one of these threads at most.
+        """
         if self._check is not None and not self._check.done():
             return "another submission of this block is being checked"
-        self._check = _threads.submit(partial(self._take, encoded))
+        self._check = _threads.submit(partial(self._take, bytes(submitted.fields)))
         problem: str | None = await asyncio.wrap_future(self._check)
         return problem
 
-    def _take(self, encoded: str) -> str | None:
+    def _take(self, encoded: bytes) -> str | None:
         """Keep the values of the fields, or return what is wrong with them."""
         try:
-            given = decode(encoded.encode(), MAX_VALUES)
+            given = decode(encoded, MAX_DECODED_VALUES)
         except ValueInvalid as invalid:
             return f"the submission is invalid: {invalid}"
         if type(given) is not dict or given.keys() != self._types.keys():
@@ -219,21 +214,49 @@ def sent_value(encoded: EncodedValue, problem: str | None) -> SentValue | None:
     return SentValue(bytes(encoded), problem)
 
 
-def values_of(names: tuple[str, ...], block: Block) -> Any:
-    """Return the values of variables in a block that was run for them: for one name its value, for several a tuple.
+def read_block(read: Values) -> Block:
+    """Return variables of a block that waits, as the block that reads variables at any other time has them."""
+    return with_values(Block("", "ok"), sent_value(read.value, read.value_problem), None)
+
+
+def variables_of(names: tuple[str, ...], block: Block) -> dict[str, Any]:
+    """Return name → value of variables in a block that has read them, or the `ValueUnavailable` that says why not.
+
+    The value in the block is a list of two dicts: name → value, and name → reason why there is no value.
+
+    Args:
+        names: Names of the variables; without names, all that the block has.
 
     Raises:
-        ValueUnavailable: The block failed, or the REPL sent no value, or other values.
+        ValueUnavailable: The block failed, or the REPL sent something else.
     """
-    which = ", ".join(names)
+    which = f"{', '.join(names) or 'no variable':.200} is not available"
     if block.status != "ok":
-        raise ValueUnavailable(f"{which:.200} is not available: {block.error}")
+        raise ValueUnavailable(f"{which}: {block.error}")
     if block.value_problem is not None:
-        raise ValueUnavailable(block.value_problem)
-    values = block.value
-    if type(values) is not list or len(values) != len(names):
-        raise ValueUnavailable(f"{which:.200} is not available: the REPL sent other values")
-    return values[0] if len(values) == 1 else tuple(values)
+        raise ValueUnavailable(f"{which}: {block.value_problem}")
+    match block.value:
+        case [dict(values), dict(problems)]:
+            told = {name: ValueUnavailable(str(why)[:MAX_PROBLEM_CHARS]) for name, why in problems.items()}
+            found = {name: value for name, value in (told | values).items() if type(name) is str}
+            if not names:
+                return dict(sorted(found.items()))
+            missing = ValueUnavailable(f"{which}: the REPL sent other values")
+            return {name: found.get(name, missing) for name in names}
+    raise ValueUnavailable(f"{which}: the REPL sent something else than variables")
+
+
+def values_of(names: tuple[str, ...], block: Block) -> Any:
+    """Return values of `variables_of`: for one name its value, for several a tuple.
+
+    Raises:
+        ValueUnavailable: As for `variables_of`, or one of the values is not available.
+    """
+    found = [*variables_of(names, block).values()]
+    for value in found:
+        if isinstance(value, ValueUnavailable):
+            raise value
+    return found[0] if len(names) == 1 else tuple(found)
 
 
 _FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE | re.ASCII)
@@ -353,7 +376,7 @@ def ended_block(
     )
     return with_values(
         block,
-        sent_value(result.value, result.value_problem) if wanted.value or wanted.names else None,
+        sent_value(result.value, result.value_problem) if wanted.value or wanted.names is not None else None,
         None if final_answer is None else final_value,
         None if wanted.echo else _unprinted(result, output),
     )
