@@ -23,11 +23,10 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
-from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.errors import ConfigurationError, RlmBrokerError, ValueTooLarge
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.repl import SandboxedRepl
@@ -56,6 +55,8 @@ class PeerRepl:
         limits: Limits of the REPL; None takes the sandbox's.
         waits: Whether a thread waits while code runs for another one. If not, it is refused.
         survives: Whether the next execution finds a fresh REPL when one has died. If not, the object is closed then.
+        convert: Makes of a value that does not cross one that does, for example of a model its fields, or raises the
+            peer's error.
         options: More arguments of `Sandbox.repl`, for example `env`.
 
     Attributes:
@@ -71,6 +72,7 @@ class PeerRepl:
         limits: ReplLimits | None = None,
         waits: bool = False,
         survives: bool = False,
+        convert: Callable[[Any], Any] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.why_closed: str | None = None
@@ -80,6 +82,7 @@ class PeerRepl:
         self._limits = limits
         self._waits = waits
         self._survives = survives
+        self._convert = convert
         self._options = dict(options or {})
         self._host = _HostTools()
         self._one_at_a_time = threading.Lock()
@@ -124,7 +127,7 @@ class PeerRepl:
             with self._refusals():
                 self._offer(repl, frozenset(tools or ()))
                 if values:
-                    repl.provide(values, restore=False)
+                    self._provide(repl, values)
                 with self._host.serving(repl, tools or {}):
                     block = repl.execute(code, **{"value": True, "echo": False, **wanted})
             if (escaped := self._host.escaped) is not None:
@@ -169,7 +172,7 @@ class PeerRepl:
         if self._pid not in (0, os.getpid()):  # before the lock, which may have been held when the process forked
             raise self._error(f"{self._name} was opened before the process was forked: make another one in here")
         if self._host in _running.get():
-            raise self._error(f"{self._name} runs code that waits for this tool: a tool cannot run code in it")
+            raise self._error(f"{self._name} cannot execute recursively: its code waits for the tool that asks for it")
         if not self._one_at_a_time.acquire(blocking=self._waits):
             raise self._error(f"{self._name} runs code for another thread already: one execution at a time")
         try:
@@ -179,7 +182,7 @@ class PeerRepl:
 
     def _opened(self) -> SandboxedRepl:
         if self.why_closed is not None:
-            raise self._error(f"{self._name} cannot be used any more: {self.why_closed}")
+            raise self._error(f"{self._name} was shut down and its session has ended ({self.why_closed}): make another")
         if self._repl is None:
             with self._refusals():
                 sandbox = self._sandbox or Sandbox.shared(self._limits)
@@ -194,8 +197,18 @@ class PeerRepl:
 
     def _offer(self, repl: SandboxedRepl, names: frozenset[str]) -> None:
         if names != self._tool_names:
-            repl.set_tools({name: partial(self._host.call, name) for name in names})
+            repl.set_tools({name: self._host.caller(name) for name in names})
             self._tool_names = names
+
+    def _provide(self, repl: SandboxedRepl, values: Mapping[str, Any]) -> None:
+        try:
+            repl.provide(values, restore=False)
+        except ValueTooLarge:
+            raise
+        except ConfigurationError:
+            if self._convert is None:
+                raise
+            repl.provide({name: self._convert(value) for name, value in values.items()}, restore=False)
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -225,41 +238,47 @@ class _HostTools:
     def __init__(self) -> None:
         self.escaped: BaseException | None = None
         self._functions: Mapping[str, HostFunction] = {}
-        self._context: contextvars.Context | None = None
         self._repl: SandboxedRepl | None = None
 
     @contextlib.contextmanager
     def serving(self, repl: SandboxedRepl, functions: Mapping[str, HostFunction]) -> Iterator[None]:
-        """Serve calls within the block, in a copy of the caller's context each."""
-        self._context, self._repl, self._functions = contextvars.copy_context(), repl, functions
+        """Serve calls of these functions within the block."""
+        self._repl, self._functions = repl, functions
         try:
             yield
         finally:
-            self._context, self._repl, self._functions = None, None, {}
+            self._repl, self._functions = None, {}
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a tool, in this thread. A coroutine runs on a loop of its own."""
-        context, repl, function = self._context, self._repl, self._functions.get(name)
-        if context is None or repl is None or function is None:
+    def caller(self, name: str) -> HostFunction:
+        """Return the function that a REPL calls for a tool."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return self._call(name, args, kwargs)
+
+        return called
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a tool, in this thread and its context, which is a copy of that of the caller of `execute`."""
+        repl, function = self._repl, self._functions.get(name)
+        if repl is None or function is None:
             raise RuntimeError(f"{name} cannot be called: no code of this object runs")
+        _running.set((*_running.get(), self))
         try:
-            return context.copy().run(self._called, function, args, kwargs)
-        except SystemExit as error:  # or a tool would end the caller's program
-            raise RuntimeError(f"SystemExit: {error}") from None
-        except Exception:
+            return awaited(function(*args, **kwargs))
+        except (Exception, SystemExit):  # code gets these as errors
             raise
-        except BaseException as error:  # noqa: BLE001 - raised by `execute`, to its caller
+        except BaseException as error:
             self.escaped = error
             repl.interrupt()
-            raise RuntimeError(f"{type(error).__name__}: {error}") from None
-
-    def _called(self, function: HostFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _running.set((*_running.get(), self))
-        answer = function(*args, **kwargs)
-        return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+            raise
 
 
-async def _awaited(awaitable: Any) -> Any:
+def awaited(answer: Any) -> Any:
+    """Return a tool's answer. That of an async tool is awaited on a loop of this thread's own."""
+    return asyncio.run(_of(answer)) if inspect.isawaitable(answer) else answer
+
+
+async def _of(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 

@@ -7,6 +7,7 @@ would print a traceback for a subclass.
 """
 
 import ast
+import functools
 import itertools
 import json
 import linecache
@@ -19,7 +20,7 @@ from typing import Any, Final
 from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.repl.objects import Crossing, class_name, crossing, is_a
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS
-from sandbox_worker.wire.names import ANSWER, FINAL_VAR
+from sandbox_worker.wire.names import ANSWER, FINAL_VAR, SUBMIT
 
 BLOCK = "<block "
 """Beginning of the file name under which a block's code is compiled, for example "<block 3>"."""
@@ -198,17 +199,12 @@ class Submission:
         """Return the fields of a submission by name, after the orchestrator has checked them.
 
         Raises:
-            TypeError: There are too many values, a field is given twice, or the orchestrator refuses a field.
+            TypeError: A field is missing, unknown or given twice, in Python's words; or the orchestrator refuses it.
         """
         if len(values) == 1 and not fields and self._is_whole(values[0]):
             named: dict[str, Any] = values[0]
-        elif len(values) > len(self._fields):
-            raise TypeError(f"SUBMIT() takes the fields {', '.join(self._fields)}, but was given {len(values)} values")
         else:
-            named = dict(zip(self._fields, values, strict=False))
-            if twice := sorted(named.keys() & fields.keys()):
-                raise TypeError(f"SUBMIT() was given {', '.join(twice)} twice")
-            named |= fields
+            named = _function_of(tuple(self._fields))(*values, **fields)
         self._check_fields(named)
         return named
 
@@ -219,6 +215,15 @@ class Submission:
     def _end_block(self) -> None:
         if self._ends_block:
             raise SystemExit(SUBMITTED)
+
+
+@functools.lru_cache(8)
+def _function_of(fields: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
+    """Return a function with these fields as its parameters, which returns them by name."""
+    made: dict[str, Any] = {}
+    source = f"def {SUBMIT}({', '.join(fields)}): return {{{', '.join(f'{each!r}: {each}' for each in fields)}}}"
+    exec(source, made)
+    return made[SUBMIT]  # type: ignore[no-any-return]
 
 
 def argument(caller: FrameType, function: str) -> ast.expr | None:

@@ -32,14 +32,16 @@ class Suite:
         command: Arguments for the Python of the environment. It runs in a copy of the suite's folder. For each test it
             appends a line to the file that RESULTS names in its environment: `{"test": id, "outcome": "passed", "why":
             ""}`, where an outcome is passed, failed or skipped. `RECORDER` does that for pytest.
-        sources: Where the suite's folder comes from. "sdist rlms==0.1.3" is fetched by pip. "checkout URL" is a
-            repository that the user has cloned and names by `--suite PATH`; without that the suite is left out. None
-            is an empty folder, for a suite that is a part of the installed package.
+        sources: Where the suite's folder comes from. "sdist rlms==0.1.3" is fetched by pip. "checkout URL" or "checkout
+            URL TAG" is a repository that the user has cloned as NAME or NAME-TAG into the folder of `--checkouts`;
+            without that the suite is left out. None is an empty folder, for a suite of the installed package.
+        packages: What pip installs for this suite, in place of the peer's packages, if it is one of another version.
     """
 
     name: str
     command: tuple[str, ...]
     sources: str | None = None
+    packages: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,8 @@ def test_submit_fields_have_types(repl: SandboxedRepl, submit: dict[str, Any], c
     "submit, code, problem",
     [
         ({"n": int}, "SUBMIT(n='many')", "n: Input should be a valid integer"),
-        ({"n": int, "m": int}, "SUBMIT(n=1)", "give the fields n, m, each once; given were n"),
-        ({"n": int}, "SUBMIT(n=1, m=2)", "give the fields n, each once; given were n, m"),
+        ({"n": int, "m": int}, "SUBMIT(n=1)", "SUBMIT() missing 1 required positional argument: 'm'"),
+        ({"n": int}, "SUBMIT(n=1, m=2)", "SUBMIT() got an unexpected keyword argument 'm'"),
         ({"n": pydantic.PositiveInt}, "SUBMIT(-1)", "n: Input should be greater than 0"),
         ({"n": Annotated[int, pydantic.AfterValidator(even)]}, "SUBMIT(3)", "3 is odd"),
         ({"n": {"type": "integer"}}, "SUBMIT('x')", "n: 'x' is not of type 'integer'"),
