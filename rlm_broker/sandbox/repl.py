@@ -86,6 +86,7 @@ class SandboxedRepl(AsyncResource):
         require_limits(limits)
         environment = environment_of(env, seed, scaffold)
         self._scaffold = scaffold
+        self._tools: Tools | None = None
         names = self._take_tools(tools)
         require_given(names, values or {}, scaffold)
         self._limits = limits or workers.limits
@@ -442,11 +443,11 @@ class SandboxedRepl(AsyncResource):
 
     def _take_tools(self, tools: Sequence[str] | Mapping[str, Any] | Tools) -> Sequence[str]:
         """Call these functions from now on, if they are functions and no names; return the names of all tools."""
-        if isinstance(tools, Mapping | Tools):
-            self._tools = Tools.of(tools, self._scaffold)
-            return self._tools.names
-        self._tools = None
-        return tools
+        if not isinstance(tools, Mapping | Tools):
+            self._tools = None
+            return tools
+        self._tools = made = Tools.of(tools, self._scaffold)
+        return made.names
 
     def provide_known(self, values: Mapping[str, Any]) -> None:
         """Give code values under names of our own. They come out of JSON: checking large ones would take seconds."""

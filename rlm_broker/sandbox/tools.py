@@ -177,7 +177,7 @@ class Tools:
         return None
 
     @classmethod
-    def of(cls, functions: Mapping[str, Any], scaffold: bool) -> "Tools":
+    def of(cls, functions: "Mapping[str, Any] | Tools", scaffold: bool) -> "Tools":
         """Return these functions as tools of a REPL, which has a `scaffold` or none.
 
         Raises:

@@ -115,6 +115,9 @@ class Repl:
         undecoded: Parts of `contexts` that the first block must decode.
     """
 
+    _has_scaffold = True
+    _block = 0
+
     def __init__(
         self,
         contexts: dict[str, Any],
@@ -135,9 +138,7 @@ class Repl:
         self._contexts = contexts
         self._undecoded = [*undecoded]
         self._pid = os.getpid()
-        self._bell = bell
-        self._bounds = bounds
-        self._block = 0
+        self._bell, self._bounds = bell, bounds
         self._displays = Displays(channel)
         self._queries = queries = Queries(channel, self._flush, lambda: self._contexts)
         self._printers = [
@@ -154,7 +155,6 @@ class Repl:
         self._submit = submission.submit
         self._tools: dict[str, Callable[..., Any]] = {}
         self._given: dict[str, str | bytes] = {}
-        self._has_scaffold = True
         self._made_before = variables
         self._provided: dict[str, Any] = {
             "__name__": "__main__",

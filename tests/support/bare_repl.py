@@ -19,14 +19,15 @@ from sandbox_worker.wire.descriptors import BELL_BYTES
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
     Execute,
+    FromOrchestrator,
     FromWorker,
     Output,
-    Provide,
     Query,
     Ready,
     Reply,
     Result,
     Slot,
+    Submit,
     decode_from_worker,
     encode,
 )
@@ -37,7 +38,7 @@ from tests.support.waiting import WAIT_S
 MAX_FRAME_BYTES = 1 << 20
 OUTPUT = OutputBounds(max_output_bytes=1 << 16)
 
-Answer = Callable[[Query], list[Slot]]
+Answer = Callable[[Any], list[Slot]]
 
 
 def shout(query: Query) -> list[Slot]:
@@ -76,7 +77,7 @@ class BareRepl:
             self._heard += map(decode_from_worker, self._frames.feed(data))
         return self._heard.pop(0)
 
-    def say(self, message: Execute | Provide | Reply) -> None:
+    def say(self, message: FromOrchestrator) -> None:
         self.connection.sendall(encode_frame(encode(message), MAX_FRAME_BYTES))
 
     def begin(self, code: str, **more: Any) -> None:
@@ -91,7 +92,7 @@ class BareRepl:
             message = self.hear()
             if isinstance(message, Output):
                 text[message.stream] += message.text
-            elif isinstance(message, Query):
+            elif isinstance(message, Query | Submit):
                 self.say(Reply(id=message.id, slots=answer(message)))
             elif isinstance(message, Result):
                 assert message.block == self._block

@@ -9,7 +9,7 @@ the kernel's buffers, and then the REPL's own, limited memory.
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, cast
 
 from rlm_broker.broker.transport.provisions import Provisions
@@ -93,6 +93,8 @@ class QueryHandler(Protocol):
         ...
 
 
+OnSubmit = Callable[[Submit], Awaitable[list[Slot]]]
+"""Checks the fields that a block submits, and returns one slot, with an error unless all are right."""
 OnShown = Callable[[Output | DisplayMessage], None]
 """Called with each piece of output and each display of a block, as it comes."""
 _CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
@@ -106,6 +108,11 @@ async def refuse(query: Query) -> list[Slot]:
     else:
         reason = f"{_CALLED[query.want]} is not available: no model is connected to this sandbox"
     return [Slot(error=reason)] * len(query.prompts)
+
+
+async def refuse_fields(_submitted: Submit) -> list[Slot]:
+    """Refuse fields: the answer to a block that was not asked for any."""
+    return [Slot(error="this block has no fields to submit")]
 
 
 class QueryLoad:
@@ -170,6 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
         self._answer: QueryHandler = refuse
+        self._on_submit: OnSubmit = refuse_fields
         self._on_shown: OnShown = _ignore
         self._ready = asyncio.Event()
         self._result: asyncio.Future[Result] | None = None
@@ -211,6 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         on_shown: OnShown,
         wanted: Wanted = NOTHING,
         on_end: "Callable[[], object] | None" = None,
+        on_submit: OnSubmit = refuse_fields,
     ) -> asyncio.Future[Result]:
         """Start one block, and answer its queries from now on. Call `settle` when the future is done.
 
@@ -219,6 +228,7 @@ class Connection(asyncio.BufferedProtocol):
             answer: Called for each query, several at the same time.
             on_shown: Called for each piece of output and each display as it comes.
             wanted: Input of the block beside its code, and values for its result.
+            on_submit: Called for the fields that the block submits.
             on_end: Called as soon as the future is done. A callback of the future waits for the loop's next turn.
 
         Returns:
@@ -232,6 +242,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._lost:
             raise self._lost
         self._answer, self._on_shown, self._on_end, self._lets_go = answer, on_shown, on_end or _ignore, False
+        self._on_submit = on_submit
         self._write(self._session.execute(code, wanted))
         self._result = asyncio.get_running_loop().create_future()
         return self._result
@@ -258,7 +269,8 @@ class Connection(asyncio.BufferedProtocol):
             FrameTooLarge: The names are longer than a frame may be.
         """
         number, frame = self._session.read(names)
-        answer = self._reads[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Values] = asyncio.get_running_loop().create_future()
+        self._reads[number] = answer
         self._write(frame)
         try:
             return await answer
@@ -428,7 +440,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _reply(self, query: Query | Submit) -> None:
         failed = CANCELLED
         try:
-            slots = await self._answer(query)
+            slots = await (self._answer(query) if isinstance(query, Query) else self._on_submit(query))
             if not isinstance(slots, list) or not {*map(type, slots)} <= {Slot}:
                 failed = "the function that answers this REPL must return a list of Slot"
             elif len(slots) == len(query.prompts):
@@ -497,7 +509,8 @@ class Connection(asyncio.BufferedProtocol):
             self._on_end()
         self._end_reads()
         self._cancel_answers()
-        self._answer, self._on_shown = refuse, _ignore  # the last block's, which has this connection
+        # Those of the last block have this connection.
+        self._answer, self._on_shown, self._on_submit = refuse, _ignore, refuse_fields
         if self._transport is not None:
             self._transport.abort()
             self._transport = None

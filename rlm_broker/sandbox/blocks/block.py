@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rlm_broker.broker.transport.connection import Connection, QueryHandler
+from rlm_broker.broker.transport.connection import Connection, QueryHandler, refuse_fields
 from rlm_broker.broker.transport.session import NOTHING, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.errors import ContextRefused, ProtocolViolation, SandboxFailed
@@ -107,8 +107,8 @@ class BlockRun:
             self._begins_at = time.monotonic() + SHORT_S
         else:
             self._begin()
-        run = self._off_the_clock, self._output.shown
-        self._block = self._connection.execute(code, *run, wanted, self._wake.set)
+        asked = self._off_the_clock
+        self._block = self._connection.execute(code, asked, self._output.shown, wanted, self._wake.set, asked)
         return self._block
 
     def _begin(self, is_late: bool = False) -> None:
@@ -197,7 +197,7 @@ class BlockRun:
 
     async def _checked(self, submitted: Submit) -> list[Slot]:
         if self._fields is None:
-            return [Slot(error="this block has no fields to submit")]
+            return await refuse_fields(submitted)
         return [Slot(error=await self._fields.check(submitted))]
 
     def _burned(self, cpu_s: float) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
-from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Provide, Query, Slot
+from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, Provide, Reply, Slot, Submit
 from sandbox_worker.wire.values import decode, encode
 from tests.support.bare_repl import BareRepl, bare_repl
 from tests.support.tables import table
@@ -55,26 +55,32 @@ def test_submit_ends_only_its_own_thread(repl: BareRepl, code: str, answer: str 
     assert (ran.result.status, ran.result.final_answer, ran.stdout, ran.stderr) == ("ok", answer, stdout, "")
 
 
-def takes_numbers(query: Query) -> list[Slot]:
-    assert query.want == "submit"
-    return [Slot() if type(decode(query.texts[0].encode()).get("n")) is int else Slot(error="n: not a number")]
+def takes_numbers(asked: Submit) -> list[Slot]:
+    return [Slot() if type(decode(bytes(asked.fields)).get("n")) is int else Slot(error="n: not a number")]
 
 
 @table(
-    "code, submitted",
+    "code",
     [
-        ("SUBMIT(n=1, why='x')", '{"n": 1, "why": "x"}'),
-        ("SUBMIT(1, why='x')", '{"n": 1, "why": "x"}'),
-        ("SUBMIT(1, 'x')", '{"n": 1, "why": "x"}'),
-        ("FINAL({'n': 1, 'why': 'x'})", '{"n": 1, "why": "x"}'),
-        ("v = {'n': 1, 'why': 'x'}\nFINAL_VAR('v')", '{"n": 1, "why": "x"}'),
-        ("answer['content'] = {'n': 1, 'why': 'x'}; answer['ready'] = True", '{"n": 1, "why": "x"}'),
-        ("try: SUBMIT(n='one', why='x')\nexcept TypeError: SUBMIT(n=1, why='x')", '{"n": 1, "why": "x"}'),
+        "SUBMIT(n=1, why='x')",
+        "SUBMIT(1, why='x')",
+        "SUBMIT(1, 'x')",
+        "FINAL({'n': 1, 'why': 'x'})",
+        "v = {'n': 1, 'why': 'x'}\nFINAL_VAR('v')",
+        "answer['content'] = {'n': 1, 'why': 'x'}; answer['ready'] = True",
+        "try: SUBMIT(n='one', why='x')\nexcept TypeError: SUBMIT(n=1, why='x')",
     ],
 )
-def test_fields_are_submitted(repl: BareRepl, code: str, submitted: str) -> None:
-    ran = repl.run(code, takes_numbers, submit=["n", "why"])
-    assert (ran.result.status, ran.result.final_answer) == ("ok", submitted)
+def test_fields_are_submitted(repl: BareRepl, code: str) -> None:
+    checked: list[bytes] = []
+
+    def check(asked: Submit) -> list[Slot]:
+        checked.append(bytes(asked.fields))
+        return takes_numbers(asked)
+
+    ran = repl.run(code, check, submit=["n", "why"])
+    assert (ran.result.status, ran.result.final_answer, ran.result.final_value) == ("ok", "", UNSET)
+    assert checked[-1] == b'{"n":1,"why":"x"}'
 
 
 @table(
@@ -97,8 +103,12 @@ def test_wrong_fields_are_an_error(repl: BareRepl, code: str, error: str) -> Non
 
 @table("code", ["SUBMIT({'a': 1})", "SUBMIT(rows={'a': 1})", "SUBMIT({'rows': {'a': 1}})"])
 def test_single_dict_field_is_positional_or_named(repl: BareRepl, code: str) -> None:
-    ran = repl.run(code, lambda _: [Slot()], submit=["rows"])
-    assert ran.result.final_answer == '{"rows": {"a": 1}}'
+    repl.begin(code, submit=["rows"])
+    asked = repl.hear()
+    assert isinstance(asked, Submit)
+    assert bytes(asked.fields) == b'{"rows":{"a":1}}'
+    repl.say(Reply(asked.id, [Slot()]))
+    repl.finish()
 
 
 def test_draft_is_the_content_of_answer(repl: BareRepl) -> None:

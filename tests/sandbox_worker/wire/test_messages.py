@@ -45,6 +45,9 @@ FROM_WORKER: list[FromWorker] = [
     Ready(RELEASE),
     QUERY,
     Query(id="3:1", want="llm", prompts=[]),
+    messages.Submit(id="3:1", fields=msgspec.Raw(b'{"n":{"$set":[1]}}')),
+    messages.Values(block=3, number=1, value=msgspec.Raw(b'[{"a":1},{"b":"why"}]')),
+    messages.Values(block=3, number=1, value_problem="why"),
     Output(block=3, stream="stderr", text="\x00\x1b \u2028 \N{GRINNING FACE}"),
     DisplayMessage(block=3, texts={"text/html": "<b>", "image/svg+xml": "\u2028"}, pictures={"image/png": b"\x00\xff"}),
     Result(block=3, status="ok"),
@@ -59,13 +62,17 @@ FROM_WORKER: list[FromWorker] = [
 FROM_ORCHESTRATOR: list[FromOrchestrator] = [
     Execute(block=3, code="x = 1\n"),
     Execute(block=3, code="", wants_value=True, names=["a"]),
+    Execute(block=3, code="", names=[]),
+    messages.Read(block=3, number=1, names=["a"]),
     Execute(block=3, code="", tells_variables=True),
     Execute(block=3, code="1", wants_value=True, echo=False),
     messages.Environment(variables={"HOME": "/w"}, seed=7),
+    messages.Environment(scaffold=False),
     messages.Attach(
         name="context_1", pieces=[ContextPiece(ContextForm("text", 3)), ContextPiece(ContextForm("json", 3), "a")]
     ),
     messages.Provide(name="x", value=msgspec.Raw(b'{"a":[1,null,"b"]}')),
+    messages.Provide(name="x", is_restored=False),
     Reply(id="3:1", slots=[Slot(), Slot(text="t"), Slot(text="partial", error="e")]),
 ]
 
