@@ -25,6 +25,7 @@ from sandbox_worker.repl.objects import is_a
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import MAX_DISPLAY_BYTES, MAX_DISPLAYS, MAX_DISPLAYS_BYTES, DisplayMessage
 from sandbox_worker.wire.mime import PICTURE_TYPES, TEXT_TYPES, PictureType, TextType
+from sandbox_worker.wire.tables import drawable
 
 if TYPE_CHECKING:
     import logging
@@ -223,9 +224,6 @@ PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 SVG_WITHIN = 1000
 """Bytes of a file searched for the tag of an SVG picture, which may follow declarations and comments."""
 
-DRAWN_MODES = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
-"""Modes of PIL images that PNG can store. Images of other modes are converted."""
-
 _shown: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 """Figure → number of the block in which it was shown last."""
 _savefig: Callable[..., Any]
@@ -261,9 +259,7 @@ def adapt_pil(module: ModuleType) -> None:
     def show(self: Any, title: str | None = None) -> None:  # noqa: ARG001 - PIL's signature
         """Display this image."""
         if (displays := current()) is not None:
-            has_form = self.mode if self.mode in DRAWN_MODES else module.getmodebase(self.mode)
-            forms = None if displays.is_full else forms_of(self if has_form == self.mode else self.convert(has_form))
-            displays.show(forms or NOTHING)
+            displays.show((None if displays.is_full else forms_of(drawable(self))) or NOTHING)
 
     module.Image.show = show
 

@@ -77,7 +77,7 @@ def crossing_of(names: Sequence[str], namespace: Mapping[str, Any], room_bytes: 
     problems: dict[str, str] = {}
     room = MAX_DECODED_VALUES - 3
     try:
-        for name in names:
+        for name in dict.fromkeys(names):
             one = (
                 crossing(namespace[name], name)
                 if name in namespace

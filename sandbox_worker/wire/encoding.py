@@ -255,9 +255,13 @@ class Encoding:
         return {"$decimal": str(value)}
 
     def _foreign(self, value: Any, kind: type) -> Any:
-        """Encode an object of numpy, a table, an object of a subclass, or the substitute from `others`."""
+        """Encode an object of numpy, a table, an image, an object of a subclass, or the substitute from `others`."""
         try:
-            encoded = tables.encoded_array(value, self) or tables.encoded_table(value, self)
+            encoded = (
+                tables.encoded_array(value, self)
+                or tables.encoded_table(value, self)
+                or tables.encoded_image(value, self)
+            )
         except ValueProblem as problem:
             self.refuse(str(problem))
         except (ValueRefused, MemoryError, RecursionError):

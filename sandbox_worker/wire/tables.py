@@ -1,9 +1,10 @@
-"""Arrays, tables and time zones on the wire: of numpy, pandas, polars, pyarrow and zoneinfo.
+"""Arrays, tables, images and time zones on the wire: of numpy, pandas, polars, pyarrow, PIL and zoneinfo.
 
 - A time zone is its offset from UTC in microseconds, or its name.
 - `$array`, `$scalar`: the dtype, the shape and the bytes.
 - `$series`: a column, an index and a name. `$frame`: the columns, the axis of their names, and an index.
 - `$polars`, `$arrow`: the names and the columns.
+- An image of PIL is the bytes of a PNG picture, and arrives as such.
 
 A column is a list of a kind and its content: an array for numbers, a list for all other types. The receiver imports the
 package when a table arrives. Only cells and names cross; other data of a table, for example `attrs`, is left out.
@@ -12,6 +13,7 @@ package when a table arrives. Only cells and names cross; other data of a table,
 import datetime
 import functools
 import importlib
+import io
 import math
 import re
 import sys
@@ -188,6 +190,25 @@ def _elements(numpy: Any, dtype: Any, data: bytes) -> Any:
     if made.kind == "U" and data and elements.view(f"{made.str[0]}u4").max() > _LAST_CHARACTER:
         raise ValueProblem("an array of text has a code point above U+10FFFF")
     return elements
+
+
+DRAWN_MODES: Final = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
+"""Modes of PIL images that PNG can store. Images of other modes are converted."""
+
+
+def encoded_image(value: Any, encoding: Encoder) -> dict[str, Any] | None:
+    """Return the tag for an image of PIL, the bytes of a PNG picture; None for any other object."""
+    kind = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    if not isinstance(kind, type) or not issubclass(type(value), kind):
+        return None
+    file = io.BytesIO()
+    drawable(value).save(file, "PNG")
+    return {"$bytes": encoding.base64(file.getvalue())}
+
+
+def drawable(image: Any) -> Any:
+    """Return an image of PIL in a mode that PNG can store."""
+    return image if image.mode in DRAWN_MODES else image.convert(sys.modules["PIL.Image"].getmodebase(image.mode))
 
 
 def module(name: str) -> Any:

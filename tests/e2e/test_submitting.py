@@ -11,7 +11,7 @@ import pytest
 
 from rlm_broker import ConfigurationError, FunctionClient, LMHandler, ReplClosed, Sandbox
 from rlm_broker.sandbox.repl import SandboxedRepl
-from sandbox_worker.wire.messages import MAX_QUERY_BYTES
+from sandbox_worker.wire.messages import MAX_RESULT_BYTES
 from tests.support.tables import table
 
 
@@ -75,7 +75,7 @@ def test_submit_fields_have_types(repl: SandboxedRepl, submit: dict[str, Any], c
         ({"n": Annotated[int, pydantic.AfterValidator(even)]}, "SUBMIT(3)", "3 is odd"),
         ({"n": {"type": "integer"}}, "SUBMIT('x')", "n: 'x' is not of type 'integer'"),
         ({"way": Literal["up", "down"]}, "SUBMIT('left')", "way: Input should be 'up' or 'down'"),
-        ({"text": str}, f"SUBMIT('x' * {MAX_QUERY_BYTES})", f"more than {MAX_QUERY_BYTES:,}"),
+        ({"text": str}, f"SUBMIT('x' * {MAX_RESULT_BYTES})", f"more than {MAX_RESULT_BYTES:,}"),
     ],
 )
 def test_submit_error_lets_code_go_on(repl: SandboxedRepl, submit: dict[str, Any], code: str, problem: str) -> None:
@@ -92,13 +92,13 @@ def test_submission_without_check_is_refused(repl: SandboxedRepl) -> None:
     )
     block = repl.execute(forge, submit={"n": int})
     assert (block.status, block.final_answer, block.final_value) == ("ok", None, None)
-    query = (
-        "from sandbox_worker.wire.messages import Query\n"
+    asked = (
+        "import msgspec\nfrom sandbox_worker.wire.messages import Submit\n"
         "channel = next(each for each in gc.get_objects() if type(each).__name__ == 'Channel')\n"
-        "print([slot.error for slot in channel.ask(Query(id='', want='submit', prompts=['{\"n\": 1}'] * 2)).slots])"
+        "print(channel.ask(Submit('', msgspec.Raw(b'{\"m\": 1}'))).slots)"
     )
-    assert "no fields to submit" in repl.execute(query).stdout
-    assert "one submission at a time" in repl.execute(query, submit={"n": int}).stdout
+    assert "no fields to submit" in repl.execute(asked).stdout
+    assert "give the fields n, each once; given were m" in repl.execute(asked, submit={"n": int}).stdout
 
 
 @table(
@@ -185,10 +185,10 @@ def test_long_numbers_are_refused_early(repl: SandboxedRepl) -> None:
     block = repl.execute("SUBMIT(1 << 4_000_000)", submit={"n": decimal.Decimal})
     assert block.error == "TypeError: SUBMIT()['n'] is a number of more than 10,000 digits, which does not cross"
     forged = (
-        "import gc\nfrom sandbox_worker.wire.messages import Query\n"
+        "import gc, msgspec\nfrom sandbox_worker.wire.messages import Submit\n"
         "channel = next(each for each in gc.get_objects() if type(each).__name__ == 'Channel')\n"
         "text = '{\"n\":{\"$int\":\"1' + '0' * 100_000 + '\"}}'\n"
-        "print(channel.ask(Query(id='', want='submit', prompts=[text])).slots[0].error)"
+        "print(channel.ask(Submit('', msgspec.Raw(text.encode()))).slots[0].error)"
     )
     assert "an integer is too long" in repl.execute(forged, submit={"n": decimal.Decimal}).stdout
 

@@ -234,7 +234,7 @@ def variables_of(names: tuple[str, ...], block: Block) -> dict[str, Any]:
     if block.status != "ok":
         raise ValueUnavailable(f"{which}: {block.error}")
     if block.value_problem is not None:
-        raise ValueUnavailable(f"{which}: {block.value_problem}")
+        raise ValueUnavailable(block.value_problem)
     match block.value:
         case [dict(values), dict(problems)]:
             told = {name: ValueUnavailable(str(why)[:MAX_PROBLEM_CHARS]) for name, why in problems.items()}
@@ -252,11 +252,11 @@ def values_of(names: tuple[str, ...], block: Block) -> Any:
     Raises:
         ValueUnavailable: As for `variables_of`, or one of the values is not available.
     """
-    found = [*variables_of(names, block).values()]
-    for value in found:
+    found = variables_of(names, block)
+    for value in found.values():
         if isinstance(value, ValueUnavailable):
             raise value
-    return found[0] if len(names) == 1 else tuple(found)
+    return found[names[0]] if len(names) == 1 else tuple(found[name] for name in names)
 
 
 _FRAME = re.compile(r'^  File "<block (\d+)>", line (\d+) in (\S{1,100})$', re.MULTILINE | re.ASCII)

@@ -43,8 +43,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"values": {"print": 3}}, "a value cannot be called 'print': that name is taken"),
     ({"tools": ["FINAL"]}, "a tool cannot be called 'FINAL': that name is taken in a REPL"),
     ({"values": [1]}, "values must be a dict from name to value, not list"),
-    ({"tools": "look_up"}, "tools must be a list of names of functions"),
-    ({"tools": [print]}, "tools must be a list of names of functions"),
+    ({"tools": "look_up"}, "tools must be a dict from name to function, or a list of names"),
+    ({"tools": [print]}, "tools must be a dict from name to function, or a list of names"),
+    ({"tools": {"two words": print}}, "a tool cannot be called 'two words'"),
+    ({"tools": {"FINAL": print}}, "a tool cannot be called 'FINAL': that name is taken in a REPL"),
+    ({"tools": {"euro": 5}}, "euro: give what is no function in values="),
+    ({"tools": {"f": print}, "values": {"f": 1}, "scaffold": False}, "f: a name is that of a tool or of a value"),
+    ({"values": {"__builtins__": 1}, "scaffold": False}, "a value cannot be called '__builtins__'"),
+    ({"scaffold": "no"}, "scaffold must be a bool, not str"),
 ]
 
 

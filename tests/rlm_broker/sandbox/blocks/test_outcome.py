@@ -9,7 +9,14 @@ from rlm_broker.broker.transport.session import NOTHING, Wanted
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.results import Block, PostMortem
 from rlm_broker.sandbox.blocks import block_result
-from rlm_broker.sandbox.blocks.block_result import BlockOutput, SentValue, SubmitFields, sent_value, values_of
+from rlm_broker.sandbox.blocks.block_result import (
+    BlockOutput,
+    SentValue,
+    SubmitFields,
+    sent_value,
+    values_of,
+    variables_of,
+)
 from sandbox_worker.wire.bounds import OutputBounds
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS, DisplayMessage, Output, Result, VariableFact
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, encode
@@ -116,7 +123,7 @@ def test_value_that_is_not_set_is_none() -> None:
     assert (refused.value, refused.problem) == (None, "it is a lock")
 
 
-@table("names, value, told", [(("x",), [1], 1), (("x", "y"), [1, 2], (1, 2))])
+@table("names, value, told", [(("x",), [{"x": 1}, {}], 1), (("x", "y", "x"), [{"y": 2, "x": 1}, {}], (1, 2, 1))])
 def test_values_of_variables_come_in_the_order_of_the_names(
     names: tuple[str, ...], value: object, told: object
 ) -> None:
@@ -128,11 +135,19 @@ def test_values_of_variables_come_in_the_order_of_the_names(
     [
         ({"status": "error", "error": "NameError: y"}, "x, y is not available: NameError: y"),
         ({"value_problem": "x is a lock"}, "x is a lock"),
-        ({"value": encoded([1])}, "x, y is not available: the REPL sent other values"),
-        ({"value": encoded((1, 2))}, "x, y is not available: the REPL sent other values"),
-        ({}, "x, y is not available: the REPL sent other values"),
+        ({"value": encoded([{"x": 1, "z": 2}, {}])}, "x, y is not available: the REPL sent other values"),
+        ({"value": encoded([{"x": 1}, {"y": "y is a lock"}])}, "y is a lock"),
+        ({"value": encoded([{"x": 1}, {"y": [5]}])}, r"\[5\]"),
+        ({"value": encoded([1, 2])}, "x, y is not available: the REPL sent something else than variables"),
+        ({"value": encoded(({}, {}))}, "x, y is not available: the REPL sent something else than variables"),
+        ({}, "x, y is not available: the REPL sent something else than variables"),
     ],
 )
 def test_values_that_are_missing_are_refused(of_result: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueUnavailable, match=f"^{problem}$"):
         values_of(("x", "y"), ended(EVERYTHING, **of_result))
+
+
+def test_variables_without_a_value_have_their_reasons() -> None:
+    found = variables_of((), ended(EVERYTHING, value=encoded([{"b": 1, 5: 2}, {"a": "a is a lock"}])))
+    assert (list(found), found["b"], str(found["a"])) == (["a", "b"], 1, "a is a lock")
