@@ -14,6 +14,7 @@ PEER = Peer(
         "numpy==2.4.6",
         "pandas==2.3.3",
         "pytest==9.2.0",
+        "scikit-learn==1.9.1",
     ),
     suites=(
         Suite(

@@ -3,9 +3,11 @@
 The suite runs in a checkout, whose `src` and `envs` are found before what is installed.
 """
 
+import os
 import sys
 from pathlib import Path
 
+os.environ["PATH"] = "/usr/bin:/bin"  # one test starts uv, which needs a network: let it fail on each machine
 sys.path[:0] = [str(Path(folder).resolve()) for folder in ("src", "envs", ".")]
 
 import envs.coding_env.server.python_codeact_env as coding_env  # noqa: E402
