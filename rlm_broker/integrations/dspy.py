@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rlm_broker.integrations import peers
-from rlm_broker.integrations.repl_base import PeerRepl, awaited
+from rlm_broker.integrations.repl_base import LARGE_VALUES, PeerRepl, awaited
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -25,8 +25,6 @@ from dspy.utils.callback import with_callbacks  # noqa: E402
 OWN_NAMES: Final = ("SUBMIT", "__builtins__")
 """Names that neither a tool nor a variable may have."""
 SYNTAX_ERRORS: Final = ("SyntaxError", "IndentationError", "TabError")
-INPUTS: Final = ReplLimits(max_frame_bytes=256 << 20)
-"""Limits without any of the caller's: DSPy gives inputs of 100 MB, and more, as variables."""
 
 
 class Interpreter:
@@ -74,7 +72,7 @@ class Interpreter:
         self.execution_timeout = execution_timeout
         self.callbacks = list(callbacks or [])
         self._require_names()
-        own = limits or (None if sandbox else INPUTS)
+        own = limits or (None if sandbox else LARGE_VALUES)
         self._repl = PeerRepl("the interpreter", CodeInterpreterError, sandbox=sandbox, limits=own, convert=_variable)
 
     @with_callbacks  # type: ignore[untyped-decorator]
@@ -170,8 +168,7 @@ class Interpreter:
 
     def _answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a tool for code. DSPy's tools take keywords, so arguments by position get the names of its signature."""
-        function = self.tools[name]
-        signature = inspect.signature(function) if args else None
+        signature = _signature_of(self.tools[name]) if args else None
         if signature and all(each.kind in _BY_NAME for each in signature.parameters.values()):
             args, kwargs = (), signature.bind(*args, **kwargs).arguments
         answer = self.invoke_tool(name, list(args), kwargs)
@@ -190,6 +187,13 @@ class Interpreter:
 
 
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # some functions in C have none
+        return None
 
 
 def _is_identifier(name: object) -> bool:

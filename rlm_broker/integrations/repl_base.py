@@ -32,6 +32,8 @@ from rlm_broker.results import Block
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 
+LARGE_VALUES: Final = ReplLimits(max_frame_bytes=256 << 20)
+"""Limits for peers that give inputs of 100 MB as variables."""
 HostFunction = Callable[..., Any]
 _running: Final[contextvars.ContextVar[tuple["_HostTools", ...]]] = contextvars.ContextVar("running", default=())
 """The objects whose code waits for the tool that runs in this context."""
@@ -85,7 +87,7 @@ class PeerRepl:
         self._convert = convert
         self._options = dict(options or {})
         self._host = _HostTools()
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = threading.RLock()
         self._repl: SandboxedRepl | None = None
         self._pid = 0
         self._tool_names: frozenset[str] = frozenset()
@@ -98,7 +100,7 @@ class PeerRepl:
 
     def open(self) -> None:
         """Open the REPL, unless it is open. Raise the peer's error if it was closed, or cannot be opened."""
-        with self._turn():
+        with self.turn():
             self._opened()
 
     def execute(
@@ -106,6 +108,7 @@ class PeerRepl:
         code: str,
         *,
         values: Mapping[str, Any] | None = None,
+        kept: Mapping[str, Any] | None = None,
         tools: Mapping[str, HostFunction] | None = None,
         **wanted: Any,
     ) -> Block:
@@ -114,6 +117,7 @@ class PeerRepl:
         Args:
             code: Python source.
             values: Name → value, bound before the code runs. One that did not change since costs nothing.
+            kept: Name → value that each later execution finds again, also after a death.
             tools: Name → function on the host. Code calls these and no others, so give all of them each time.
             wanted: More arguments of `SandboxedRepl.execute`. `value` is true and `echo` false, unless they say else.
 
@@ -122,12 +126,14 @@ class PeerRepl:
                 another process; the REPL has died and the object does not survive it.
             BaseException: What a tool has raised, if it is neither an Exception nor SystemExit. The object is closed.
         """
-        with self._turn():
+        with self.turn():
             repl = self._opened()
             with self._refusals():
                 self._offer(repl, frozenset(tools or ()))
                 if values:
                     self._provide(repl, values)
+                if kept:
+                    repl.provide(kept)
                 with self._host.serving(repl, tools or {}):
                     block = repl.execute(code, **{"value": True, "echo": False, **wanted})
             if (escaped := self._host.escaped) is not None:
@@ -150,7 +156,7 @@ class PeerRepl:
             assert self._repl is not None
             with self._refusals():
                 return self._repl.variables(*names)
-        with self._turn():
+        with self.turn():
             repl = self._opened()
             with self._refusals():
                 return repl.variables(*names)
@@ -167,8 +173,8 @@ class PeerRepl:
     # -- what holds for each use -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Hold the object for this thread. Raise the peer's error if it cannot be used now."""
+    def turn(self) -> Iterator[None]:
+        """Hold the object for this thread, for several executions. Raise the peer's error if it cannot be used now."""
         if self._pid not in (0, os.getpid()):  # before the lock, which may have been held when the process forked
             raise self._error(f"{self._name} was opened before the process was forked: make another one in here")
         if self._host in _running.get():

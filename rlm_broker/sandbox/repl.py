@@ -154,8 +154,8 @@ class SandboxedRepl(AsyncResource):
             stdin: Text for `input()` and `sys.stdin`. With None, or at its end, `input()` raises EOFError.
             submit: True ends the block where it submits, by `SUBMIT`, `FINAL` or `FINAL_VAR`, past any `except
                 Exception`. With a dict from field to type (for pydantic, or a JSON Schema), code submits all these
-                fields by `SUBMIT(field=value)`; other fields or types raise a TypeError there. `Block.final_value` has
-                the submission. None lets the block go on after one.
+                fields by `SUBMIT(field=value)`, or one dict of all of them; other fields or types raise a TypeError
+                there. `Block.final_value` has the submission. None lets the block go on after one.
             variables: Whether `Block.variables` names the variables made or changed by the block.
             echo: Whether the last expression and a traceback are printed, as at a prompt. If not, `Block.result` and
                 `Block.traceback` have them.

@@ -127,7 +127,12 @@ def test_function_may_not_use_its_own_repl_for_a_block(repl: SandboxedRepl) -> N
 
 def test_function_outlives_a_killed_repl(repl: SandboxedRepl) -> None:
     begun, stop = threading.Event(), threading.Event()
-    repl.set_tools({"waits": lambda: begun.set() or stop.wait()})
+
+    def waits() -> bool:
+        begun.set()
+        return stop.wait()
+
+    repl.set_tools({"waits": waits})
     block = repl.execute("import os, threading\nthreading.Timer(0.1, os._exit, [5]).start()\nwaits()")
     assert (block.status, begun.is_set()) == ("killed", True)
     stop.set()

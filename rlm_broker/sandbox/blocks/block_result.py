@@ -243,7 +243,7 @@ def variables_of(names: tuple[str, ...], block: Block) -> dict[str, Any]:
                 return dict(sorted(found.items()))
             missing = ValueUnavailable(f"{which}: the REPL sent other values")
             return {name: found.get(name, missing) for name in names}
-    raise ValueUnavailable(f"{which}: the REPL sent something else than variables")
+    raise ValueUnavailable(f"{which}: the REPL sent other values")
 
 
 def values_of(names: tuple[str, ...], block: Block) -> Any:

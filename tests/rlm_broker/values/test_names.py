@@ -48,7 +48,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": {"two words": print}}, "a tool cannot be called 'two words'"),
     ({"tools": {"FINAL": print}}, "a tool cannot be called 'FINAL': that name is taken in a REPL"),
     ({"tools": {"euro": 5}}, "euro: give what is no function in values="),
-    ({"tools": {"f": print}, "values": {"f": 1}, "scaffold": False}, "f: a name is that of a tool or of a value"),
+    ({"tools": {"f": lambda: 1}, "values": {"f": 1}, "scaffold": False}, "f: a name is that of a tool or of a value"),
     ({"values": {"__builtins__": 1}, "scaffold": False}, "a value cannot be called '__builtins__'"),
     ({"scaffold": "no"}, "scaffold must be a bool, not str"),
 ]

@@ -138,9 +138,9 @@ def test_values_of_variables_come_in_the_order_of_the_names(
         ({"value": encoded([{"x": 1, "z": 2}, {}])}, "x, y is not available: the REPL sent other values"),
         ({"value": encoded([{"x": 1}, {"y": "y is a lock"}])}, "y is a lock"),
         ({"value": encoded([{"x": 1}, {"y": [5]}])}, r"\[5\]"),
-        ({"value": encoded([1, 2])}, "x, y is not available: the REPL sent something else than variables"),
-        ({"value": encoded(({}, {}))}, "x, y is not available: the REPL sent something else than variables"),
-        ({}, "x, y is not available: the REPL sent something else than variables"),
+        ({"value": encoded([1, 2])}, "x, y is not available: the REPL sent other values"),
+        ({"value": encoded(({}, {}))}, "x, y is not available: the REPL sent other values"),
+        ({}, "x, y is not available: the REPL sent other values"),
     ],
 )
 def test_values_that_are_missing_are_refused(of_result: dict[str, Any], problem: str) -> None:

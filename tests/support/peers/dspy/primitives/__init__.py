@@ -1,0 +1,1 @@
+"""The part of DSPy with its interpreters."""
