@@ -115,15 +115,15 @@ class PythonExecutor:
     def execute(self, code: str) -> dict[str, Any]:
         """Run a block. Return `stdout` with the value of the last statement, `stderr`, `locals_snapshot` with the texts
         of new variables, `execution_time`, `success` and `exception`. Nothing is raised for a block that fails."""
-        began, was_running = time.monotonic(), self._runs
-        self._runs = True
+        began = time.monotonic()
         try:
-            stdout, stderr, exception = _outcome(self._episode, code)
-            new = self._new_variables()
+            with self._episode.repl.turn():
+                self._runs = True
+                stdout, stderr, exception = _outcome(self._episode, code)
+                self._runs = False
+                new = self._new_variables()
         except RuntimeError as refused:
             stdout, stderr, exception, new = "", str(refused), str(refused), {}
-        finally:
-            self._runs = was_running  # a function of its own block is refused here
         return {
             "stdout": self._cut(stdout),
             "stderr": self._cut(stderr),

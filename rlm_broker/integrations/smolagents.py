@@ -45,6 +45,8 @@ _BEYOND: Final = {
 }
 """Options of the remote executors of smolagents → why there is no such thing here."""
 _FINAL_ANSWER: Final = "final_answer"
+_KEPT: Final = f"_{_FINAL_ANSWER}"
+"""Name in the REPL of the agent's own `final_answer`, whose result is kept on the host."""
 _ANSWERED: Final = "FinalAnswerException"
 _SETUP: Final = f"""
 def {_FINAL_ANSWER}(tool):
@@ -58,7 +60,7 @@ def {_FINAL_ANSWER}(tool):
     return {_FINAL_ANSWER}
 
 
-{_FINAL_ANSWER} = {_FINAL_ANSWER}(_{_FINAL_ANSWER})
+{_FINAL_ANSWER} = {_FINAL_ANSWER}({_KEPT})
 """
 _LINE: Final = re.compile(r'^  File "<block \d+>", line (\d+)', re.MULTILINE | re.ASCII)
 """The first one in a traceback is in the step itself, and not in a function of an earlier one."""
@@ -145,10 +147,10 @@ class Executor(PythonExecutor):
         given = {**tools, **self._functions}
         if (own := given.pop(_FINAL_ANSWER, None)) is not None:
             answers = self._answers  # and not this object: it would wait for the garbage collector
-            given[f"_{_FINAL_ANSWER}"] = lambda *args, **kwargs: answers.append(own(*args, **kwargs))
-        self._tools = given
-        self._is_set_up = False
-        self._set_up()
+            given[_KEPT] = lambda *args, **kwargs: answers.append(own(*args, **kwargs))
+        with self._repl.turn():
+            self._set_up(given)
+            self._tools = given
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
         """Give code variables by name. It finds them again after a kill.
@@ -164,35 +166,35 @@ class Executor(PythonExecutor):
 
         Raises:
             StepFailed: It has failed, or the executor cannot be used now.
-            ExecutionTimeoutError: It has taken too long. Its variables are there.
+            ExecutionTimeoutError: It has taken too long. Variables are there, unless the message denies it.
         """
-        self._set_up()
-        self._answers.clear()
-        self._logs = ""
-        code = with_last_value(code_action) if isinstance(code_action, str) else code_action
-        block = self._repl.execute(code, tools=self._tools, timeout_s=self._timeout_s)
-        self._is_set_up = block.status != "killed" and _FINAL_ANSWER not in code
-        self._logs = truncate_content(block.stdout + block.stderr, self._logs_length)
-        if self._answers and block.error_type == _ANSWERED:
-            return CodeOutput(self._answers.pop(), self._logs, True)
+        with self._repl.turn():
+            if not self._is_set_up:
+                self._set_up(self._tools)
+            self._answers.clear()
+            self._logs = ""
+            code = with_last_value(code_action) if isinstance(code_action, str) else code_action
+            block = self._repl.execute(code, tools=self._tools, timeout_s=self._timeout_s)
+            self._is_set_up = block.status != "killed" and _FINAL_ANSWER not in code
+            self._logs = truncate_content(block.stdout + block.stderr, self._logs_length)
+            if self._answers and block.error_type == _ANSWERED:
+                return CodeOutput(self._answers.pop(), self._logs, True)
         if block.status == "ok":
             return CodeOutput(_value_of(block), self._logs, False)
+        problem = _problem_of(block, code_action)
         if block.limit in ("block_timeout_s", "block_wall_timeout_s"):
-            told = "Code execution exceeded the maximum execution time"
-            limit = f" of {self._timeout_s:g} seconds" if self._timeout_s is not None else ""
-            raise ExecutionTimeoutError(f"{told}{limit}: {block.error}")
-        raise StepFailed(_problem_of(block, code_action), self._logs)
+            limit = "" if self._timeout_s is None else f" of {self._timeout_s:g} seconds"
+            raise ExecutionTimeoutError(f"Code execution exceeded the maximum execution time{limit}. {problem}")
+        raise StepFailed(problem, self._logs)
 
     def cleanup(self) -> None:
         """End the REPL with all its processes. The executor cannot be used any more."""
         self._repl.close()
 
-    def _set_up(self) -> None:
-        """Make `final_answer` where code may have lost it."""
-        if not self._is_set_up:
-            has_answer = f"_{_FINAL_ANSWER}" in self._tools
-            self._repl.execute(_SETUP if has_answer else "", tools=self._tools)
-            self._is_set_up = True
+    def _set_up(self, tools: Mapping[str, Callable[..., Any]]) -> None:
+        """Offer these tools, and make `final_answer` of its own."""
+        self._repl.execute(_SETUP if _KEPT in tools else "", tools=tools)
+        self._is_set_up = True
 
 
 class _State(Mapping[str, Any]):
