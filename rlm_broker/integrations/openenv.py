@@ -26,11 +26,18 @@ from rlm_broker.integrations.repl_base import PeerRepl
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.extras import ExtraMissing
 from rlm_broker.values.names import require_names
 
-peers.require("openenv", "openenv", tested=("0.10", "0.11"))
+try:
+    peers.require("openenv", "openenv", tested=("0.10", "0.11"))
+except ExtraMissing as missing:
+    try:  # an earlier name of the package, which many environments ask for
+        peers.require("openenv-core", "openenv", tested=("0.3", "0.4"))
+    except ExtraMissing:
+        raise missing from None
 
-from openenv.core.env_server.types import CodeExecResult  # noqa: E402
+from openenv.core.env_server.types import CodeExecResult
 
 _log = logging.getLogger(__name__)
 _SETUP: Final = """
