@@ -380,6 +380,8 @@ class ContextInfo:
         made_of: Class of an object that becomes a dict, for example a dataclass; empty for any other value.
         shape: Shape of a table or an array; empty for any other value.
         skipped_names: Reason -> the names of the first 20 entries left out for it.
+        kinds: Kind of file -> number of the texts that were read from such files: `html`, `ipynb`, `pdf`, `picture`,
+            ... Plain texts are not counted.
     """
 
     type_name: str
@@ -392,6 +394,7 @@ class ContextInfo:
     made_of: str = ""
     shape: tuple[int, ...] = ()
     skipped_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
     def headline(self) -> str:
         """Return what the context is, as words that follow "is".

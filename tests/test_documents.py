@@ -15,7 +15,7 @@ from tests.support.places import PROJECT
 from tests.support.tables import table
 
 WAIT_S = 280
-WITH_LITELLM = frozenset({"tutorial.md", "dspy.md", "rlms.md", "smolagents.md"})
+WITH_LITELLM = frozenset({"tutorial.md", "others.md", "rlms.md"})
 """Pages that name a model of a provider. Their processes are forked from one that has litellm, which takes seconds."""
 PAGES = sorted([*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")])
 

@@ -1,17 +1,20 @@
-"""Content of files by their bytes: a text, a compressed text, a document, or an archive of these.
+"""Content of files by their bytes: a text, a page, a picture, a document, a database, or an archive of these.
 
-Libraries of the extra `documents` read PDF and office documents, in a process of its own for each. The libraries are
-large, and a document may be hostile. So that process has bounds of memory and time, none of our environment variables,
-and may write to no file. It is no sandbox: it runs as the user, and can read what the user can.
+Documents are PDF and office files, notebooks, databases of SQLite, and Parquet files. A process of its own reads each.
+Some of the libraries are large, and a document may be hostile. So that process has bounds of memory and time, none of
+our environment variables, and may write to no file. It is no sandbox: it runs as the user, and can read what the user
+can.
 """
 
+import base64
 import importlib.util
 import os
+import re
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,12 +36,26 @@ from rlm_broker.context.archives import (
 )
 from rlm_broker.context.files import SECRET, leads_to_secret
 from rlm_broker.context.found_files import PIECE_BYTES, FileUnfit, FoundFile, LeftOut, bytes_of, open_regular, printable
+from rlm_broker.context.html_text import PageText, charset_of, is_page
 from rlm_broker.context.memfd import new_memfd
 from rlm_broker.context.text import DecodedText, TextDecoding
 
 _OURS: Final = TextDecoding()
 """Decoding of a document's text: `text_of_document` gives UTF-8, also if the user has named another encoding for
 files."""
+MAX_PICTURE_BYTES: Final = 1 << 28
+"""Bytes of all pictures of one context; what is beyond is left out. A folder may have gigabytes of photographs."""
+_PICTURES: Final = (
+    ("png", re.compile(rb"\x89PNG\r\n\x1a\n")),
+    ("jpeg", re.compile(rb"\xff\xd8\xff")),
+    ("gif", re.compile(rb"GIF8[79]a")),
+    ("webp", re.compile(rb"RIFF....WEBP", re.DOTALL)),
+)
+"""Kinds of pictures that models take, and their beginnings."""
+_PICTURE_PIECE_BYTES: Final = 3 << 16
+"""Bytes of a picture that are written at a time: a multiple of 3, since 3 bytes are 4 characters of base64."""
+CHARSET_BYTES: Final = 1 << 10
+"""Bytes in which a page states its encoding."""
 
 Content = DecodedText | Iterator[Member]
 """Content of a file: a text; or the members of an archive, each to be read before the next one is asked for."""
@@ -51,6 +68,7 @@ class Reading:
         self.skipped = LeftOut() if skipped is None else skipped
         self._how = how
         self._unpacking = Unpacking()
+        self._picture_bytes_left = MAX_PICTURE_BYTES
 
     @contextmanager
     def opened(self, file: FoundFile) -> Iterator[Content]:
@@ -115,16 +133,45 @@ class Reading:
                 raise FileUnfit("compressed twice", f"{given} is compressed twice: unpack it first")
         if kind := document_kind(beginning, name):
             text = self._unpacking.counted(text_of_document(reader, kind, given), given)
-            return DecodedText(text, given, _OURS, grows)
+            if kind != "sqlite":
+                return DecodedText(text, given, _OURS, grows, kind)
+            if fd is None:
+                raise _inside(given, "a database")
+            return tar_members(ByteReader(text), given, self._unpacking, was_packed=True)
         tar = is_tar(beginning, name)
         if not tar and not is_zip(beginning):
-            return DecodedText(reader, given, self._how, grows if packing or was_packed else None)
+            return self._plain(reader, beginning, name, given, grows if packing or was_packed else None)
         if fd is None or (packing and not tar):
-            sentence = f"{given} is an archive, which can be read only from a file of its own: save it as a file"
-            raise FileUnfit("an archive inside something else", sentence)
+            raise _inside(given, "an archive")
         if tar:
             return tar_members(reader, given, self._unpacking, was_packed=packing is not None)
         return zip_members(fd, given, self._unpacking)
+
+    def _plain(
+        self, reader: ByteReader, beginning: bytes, name: str, given: str, grows: Callable[[int], None] | None
+    ) -> DecodedText:
+        """Return the content of a text, a page or a picture."""
+        if picture := next((kind for kind, begins in _PICTURES if begins.match(beginning)), None):
+            return DecodedText(self._address(reader, picture, given), given, _OURS, grows, "picture")
+        if is_page(beginning, name):
+            how = self._how.or_stated(charset_of(reader.peek(CHARSET_BYTES)))
+            return PageText(reader, given, how, grows, "html")
+        return DecodedText(reader, given, self._how, grows)
+
+    def _address(self, reader: ByteReader, kind: str, given: str) -> Iterator[bytes]:
+        """Yield a picture as a `data:` address, the form in which code shows it to a model."""
+        yield f"data:image/{kind};base64,".encode()
+        while piece := reader.read(_PICTURE_PIECE_BYTES):
+            self._picture_bytes_left -= len(piece)
+            if self._picture_bytes_left < 0:
+                sentence = f"{given} is beyond the {MAX_PICTURE_BYTES:,} bytes that all pictures of a context may have"
+                raise FileUnfit("a picture, beyond the bytes for pictures", sentence)
+            yield base64.b64encode(piece)
+
+
+def _inside(given: str, what: str) -> FileUnfit:
+    sentence = f"{given} is {what}, which can be read only from a file of its own: save it as a file"
+    return FileUnfit(f"{what} inside something else", sentence)
 
 
 # -- documents -------------------------------------------------------------------------------------------------------
@@ -137,6 +184,8 @@ TIMEOUT_S: Final = 120.0
 """Seconds for the text of one document. Beyond it the process is killed, and the document is refused."""
 EXTRA: Final = "PDF or office file, which needs rlm-broker[documents]"
 """Reason for documents left out since the libraries are not installed."""
+EXTRA_PARQUET: Final = "Parquet file, which needs rlm-broker[parquet]"
+"""The same for Parquet files."""
 _UNREADABLE: Final = "a document that cannot be read"
 _TOO_LARGE: Final = "a document that is too large"
 _TOO_LONG: Final = (
@@ -147,15 +196,19 @@ _WHY: Final = {
     document_text.UNREADABLE: f"it is damaged, or takes more than {document_text.MEMORY_BYTES:,} bytes of memory",
     document_text.WITHOUT_TEXT: "there is no text in it (pictures of text are not read)",
 }
-_LIBRARIES: Final = {"pdf": "pypdf", "docx": "docx", "xlsx": "openpyxl", "pptx": "pptx"}
+_LIBRARIES: Final = {"pdf": "pypdf", "docx": "docx", "xlsx": "openpyxl", "pptx": "pptx", "parquet": "pyarrow"}
+_MARKS: Final = {b"%PDF-": "pdf", b"SQLite format 3\0": "sqlite", b"PAR1": "parquet"}
+"""Kinds of documents by their beginning."""
 
 
 def document_kind(beginning: bytes, name: str) -> str | None:
-    """Return `pdf`, `docx`, `xlsx` or `pptx`; None for any other file."""
-    if beginning.startswith(b"%PDF-"):
-        return "pdf"
+    """Return the kind of a document by which `document_text` knows it; None for any other file."""
+    if marked := next((kind for mark, kind in _MARKS.items() if beginning.startswith(mark)), None):
+        return marked
     ending = name.rpartition(".")[2].lower()
-    return ending if ending in _LIBRARIES and beginning.startswith(b"PK\x03\x04") else None
+    if ending == "ipynb":
+        return ending if beginning.lstrip().startswith(b"{") else None
+    return ending if ending in ("docx", "xlsx", "pptx") and beginning.startswith(b"PK\x03\x04") else None
 
 
 def text_of_document(reader: ByteReader, kind: str, given: str) -> Iterator[bytes]:
@@ -165,7 +218,10 @@ def text_of_document(reader: ByteReader, kind: str, given: str) -> Iterator[byte
         FileUnfit: A library is missing; the document cannot be read, has no text, or takes too much time or memory; or
             its text is longer than `MAX_TEXT_BYTES`. This may come after any number of pieces.
     """
-    if importlib.util.find_spec(_LIBRARIES[kind]) is None:
+    if (library := _LIBRARIES.get(kind)) and importlib.util.find_spec(library) is None:
+        if kind == "parquet":
+            instead = "or give it as a table, pandas.read_parquet(...)"
+            raise FileUnfit(EXTRA_PARQUET, f"{given} is a parquet file: pip install 'rlm-broker[parquet]', {instead}")
         sentence = f"{given} is a {kind} document: pip install 'rlm-broker[documents]' to have its text read"
         raise FileUnfit(EXTRA, sentence)
     program = [sys.executable, "-I", str(Path(document_text.__file__)), kind]

@@ -20,6 +20,7 @@ that changes in between. Four bytes for every character take four times the memo
 texts correctly only at the narrowest width.
 """
 
+import errno
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,9 @@ _LARGE_BYTES: Final = 1 << 12
 """Smallest piece written at once and not gathered: a system call costs less than copying it."""
 _PIECE_CHARS: Final = 1 << 20
 """Characters of a text encoded, or widened, at a time."""
+_SEAL_TRIES: Final = 20
+"""Attempts to seal. Where the kernel itself holds a page for longer, as when it moves it, it waits 0.15 s, and then
+refuses with EBUSY (memfd_wait_for_pins in mm/memfd.c)."""
 _MFD_NOEXEC_SEAL: Final = 0x0008  # include/uapi/linux/memfd.h, since Linux 6.3; `os` does not name it
 
 
@@ -91,7 +95,13 @@ class Memfd:
     def seal(self) -> int:
         """Seal the memfd, and return its descriptor, which the caller closes from here on."""
         self._flush()
-        fcntl(self._fd, F_ADD_SEALS, SEALS)
+        for left in reversed(range(_SEAL_TRIES)):
+            try:
+                fcntl(self._fd, F_ADD_SEALS, SEALS)
+                break
+            except OSError as error:
+                if error.errno != errno.EBUSY or not left:
+                    raise
         fd, self._fd = self._fd, -1
         return fd
 

@@ -172,7 +172,9 @@ def store(value: object) -> StoredContext:
 
             - A text.
             - A path object. A file is its text. A folder, an archive or a glob is a dict from relative path to text,
-              see `find_files`. Compressed files, and PDF and office files with the extra `documents`, are their text.
+              see `find_files`. Compressed files, pages of HTML, notebooks, PDF and office files with the extra
+              `documents`, and Parquet files with the extra `parquet`, are their text. A database of SQLite is a dict
+              of its tables as CSV. A picture is a `data:` address.
             - `Paths`: several of those.
             - An `OpenFile`, as a path object.
             - A stream, such as a response or a pipe, whose `read(size)` returns bytes or text. It is read to its end,
@@ -250,7 +252,9 @@ def _store_text(pieces: Iterable[str | bytes], file: FoundFile | None = None) ->
             raise ContextRefused(f"{file.given} is empty: give a file that has text")
         parts = ((file.name, length),) if file else ()
         replaced = pieces.replaced if isinstance(pieces, DecodedText) else 0
-        return sealed(memfd, memfd.form, ContextInfo("str", length, parts, len(parts), {}, replaced, int(replaced > 0)))
+        kinds = {pieces.kind: 1} if isinstance(pieces, DecodedText) and pieces.kind else {}
+        info = ContextInfo("str", length, parts, len(parts), {}, replaced, int(replaced > 0), kinds=kinds)
+        return sealed(memfd, memfd.form, info)
 
 
 def _store_stream(stream: Any, how: TextDecoding) -> StoredContext:
@@ -323,7 +327,7 @@ def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: "Reading", s
             if name in taken:  # an archive may have several members of one name
                 name = _another(name, taken)
             taken[name] = 1
-            parts.add(name, length, True, text.replaced)
+            parts.add(name, length, True, text.replaced, text.kind)
         skipped = reading.skipped
         if not taken:
             left_out = ", ".join(f"{times:,} {reason}" for reason, times in sorted(skipped.items()))

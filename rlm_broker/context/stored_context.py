@@ -144,9 +144,12 @@ class StoredParts:
         self._first: list[tuple[str, int]] = []
         self._chars: int | None = 0
         self._replaced_bytes = self._replaced_parts = 0
+        self._kinds: dict[str, int] = {}
 
-    def add(self, name: str, length: int, is_text: bool, replaced_bytes: int = 0) -> None:
-        """Count one part, and the bytes in it that became U+FFFD."""
+    def add(self, name: str, length: int, is_text: bool, replaced_bytes: int = 0, kind: str = "") -> None:
+        """Count one part, the bytes in it that became U+FFFD, and the kind of its file if that is no text."""
+        if kind:
+            self._kinds[kind] = self._kinds.get(kind, 0) + 1
         if self.total < MAX_PARTS_TOLD:
             self._first.append((encodable(clip(name, MAX_NAME_CHARS - 3)), length))
         self.total += 1
@@ -159,7 +162,7 @@ class StoredParts:
         chars = self._chars if self.total and self._chars is not None else length
         told = tuple(self._first), self.total, dict(skipped or {}), self._replaced_bytes, self._replaced_parts
         names = {reason: tuple(names) for reason, names in (skipped.names if skipped else {}).items()}
-        return ContextInfo(type_name, chars, *told, skipped_names=names)
+        return ContextInfo(type_name, chars, *told, skipped_names=names, kinds=self._kinds)
 
 
 BEGINNING_CHARS: Final = 20_000

@@ -73,6 +73,10 @@ class TextDecoding(Struct, frozen=True):
         """Whether bytes that cannot be decoded are replaced. Otherwise the text is refused."""
         return self.errors == "replace"
 
+    def or_stated(self, encoding: str | None) -> "TextDecoding":
+        """Return the decoding of a page that states an encoding. One that the user has named is in force."""
+        return TextDecoding(encoding, self.errors) if self.encoding is None and _is_encoding(encoding) else self
+
 
 def _is_encoding(name: object) -> bool:
     if not isinstance(name, str):
@@ -96,18 +100,25 @@ class DecodedText:
     Args:
         name: Name of the bytes' source, for the error.
         grows: Counts the stored bytes of the text, if these have a bound, see `TextMemfd.add_text`.
+        kind: Kind of the file that it is the text of, for example `pdf` or `picture`; empty for a text.
 
     Attributes:
         replaced: Bytes replaced so far.
     """
 
     def __init__(
-        self, pieces: Iterable[bytes], name: str, how: TextDecoding, grows: Callable[[int], None] | None = None
+        self,
+        pieces: Iterable[bytes],
+        name: str,
+        how: TextDecoding,
+        grows: Callable[[int], None] | None = None,
+        kind: str = "",
     ) -> None:
         self._pieces = iter(pieces)
         self._name = name
         self._how = how
         self.grows = grows
+        self.kind = kind
         self.replaced = 0
 
     def __iter__(self) -> Iterator[str | bytes]:

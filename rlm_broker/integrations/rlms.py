@@ -114,9 +114,10 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
         tools = {"custom_tools": custom_tools, "custom_sub_tools": custom_sub_tools, "subcall_fn": subcall_fn}
         subcalls = {"depth": depth, "max_concurrent_subcalls": max_concurrent_subcalls}
         super().__init__(lm_handler_address, persistent=persistent, **tools, **subcalls)
-        self._context_count = len(first)
+        self._context_count, self._history_count = len(first), 0
         if compaction:
-            self.compaction, self._compaction_history = True, []
+            self.compaction = True
+            self._compaction_history: list[Any] = []
             self._give({}, {"history": []})
         if setup_code:
             self.execute_code(setup_code)
@@ -240,16 +241,19 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
 class LazyResult(REPLResult):  # type: ignore[misc]
     """A result whose `locals` are read when they are first looked at: most are never looked at, and some are large."""
 
+    _read: Callable[[], dict[str, Any]]
+    _found: dict[str, Any] | None = None
+
     @property
     def locals(self) -> dict[str, Any]:
         """Variables of code at that time."""
-        if not isinstance(self._locals, dict):
-            self._locals = self._locals()
-        return self._locals
+        if self._found is None:
+            self._found = self._read()
+        return self._found
 
     @locals.setter
     def locals(self, read: Callable[[], dict[str, Any]]) -> None:
-        self._locals: Any = read
+        self._read = read
 
 
 def install(*, sandbox: Sandbox | None = None, limits: ReplLimits | None = None) -> None:

@@ -83,6 +83,7 @@ class QueryAnswers:
                 slots = await self._children.slots(query, self._below)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
+        self._progress.asked[len(slots)] += 1
         failed = 0
         for slot in slots:
             if slot.error is not None:

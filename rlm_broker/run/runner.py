@@ -53,6 +53,7 @@ from rlm_broker.run.prompts.messages import (
     ALL_FAILED,
     CUT,
     EMPTY_REPLY,
+    FIRST_OF_MANY,
     SHOWN_WHOLE_CHARS,
     SUMMARISE,
     Messages,
@@ -60,7 +61,7 @@ from rlm_broker.run.prompts.messages import (
     typed_task,
     without_repl,
 )
-from rlm_broker.run.prompts.observation import most_shown, observation
+from rlm_broker.run.prompts.observation import first_of_many, most_shown, observation
 from rlm_broker.run.prompts.system import MEANS, Facts, fitting, rounded_down, system_prompt
 from rlm_broker.run.reply import ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tree import Progress, Tree
@@ -125,6 +126,7 @@ class Runner:
         self._may_answer_unseen = True
         self._asked_about: str | None = None
         self._opening = ""
+        self._context_name, self._parts = CONTEXT, 0
         self._extra: Mapping[str, Any] | None = None
         self._hinted = Counter[str]()
         self._actions: ReplyActions
@@ -221,6 +223,7 @@ class Runner:
             repl.kills_when_cancelled = persistent is None
             repl.tree = self._tree.events.tree
             name = CONTEXT if persistent is None else persistent.context_name
+            self._context_name, self._parts = name, context.info.parts_total
             start = beginning(context, SHOWN_WHOLE_CHARS)
             opening = self._says.opening(context.info, start, name)
             self._may_answer_unseen = self._caller.has_task_as_context or start.is_whole
@@ -273,6 +276,7 @@ class Runner:
         reply = await self._reply(repl)
         self.progress.failures.clear()
         self.progress.failed_batch = 0
+        self.progress.asked.clear()
         blocks: list[Block] = []
         try:
             answer, not_run = await self._actions.act(number, reply, blocks)
@@ -384,11 +388,22 @@ class Runner:
             made["failed"] = ALL_FAILED.format(self.progress.failed_batch)
         if printed > most_chars:
             made["cut"] = CUT
+        if self.progress.asked and (found := first_of_many(blocks, self.progress.asked, self._size_of)):
+            made["first"] = FIRST_OF_MANY.format(*found)
         if not made:
             return ()
         hints = [hint for kind, hint in made.items() if self._hinted[kind] < MOST_HINTS]
         self._hinted.update(made.keys())
         return hints
+
+    def _size_of(self, name: str) -> int | None:
+        """Return the number of items in a variable, as the last block that changed it said; None for a text."""
+        for turn in reversed(self.progress.trajectory):
+            for block in reversed(turn.blocks):
+                for variable in block.variables:
+                    if variable.name == name:
+                        return variable.size if isinstance(variable.size, int) and variable.type != "str" else None
+        return self._parts if name == self._context_name else None
 
     def _scarce(self) -> str:
         """Return the means of the tree of which a quarter or less is left, in words."""

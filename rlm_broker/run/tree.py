@@ -1,5 +1,6 @@
 """State shared by all runs of one tree, and the progress of each."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from msgspec import Struct, field
@@ -69,6 +70,7 @@ class Progress(Struct):
         errors_in_a_row: Turns in a row with a failed block.
         failures: Beginnings of the failures that code was handed since the last turn, as answers of its calls.
         failed_batch: Size of the last batch since then whose every slot failed; 0 for none.
+        asked: Sizes of the batches of prompts since then, and how many had that size; 1 is a single prompt.
     """
 
     messages: list[ChatMessage] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Progress(Struct):
     errors_in_a_row: int = 0
     failures: set[str] = field(default_factory=set)
     failed_batch: int = 0
+    asked: Counter[int] = field(default_factory=Counter)
 
     @property
     def partial_answer(self) -> str | None:

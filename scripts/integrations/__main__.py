@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -98,14 +99,8 @@ class Trial:
         if not lines:
             self.report.faults.append(f"{suite.name} reported no test: {_tail(done)}")
             return
-        expected = self._peer.expected(suite)
         counts = Counter(line["outcome"] for line in lines)
-        for line in lines:
-            test, outcome = line["test"], line["outcome"]
-            if outcome == "failed" and test not in expected:
-                self.report.faults.append(f"{suite.name}: {test} fails: {line['why']}")
-            if outcome == "passed" and test in expected:
-                self.report.faults.append(f"{suite.name}: {test} passes, and is listed: {expected[test]}")
+        self.report.faults += [f"{suite.name}: {fault}" for fault in faults_of(lines, self._peer.expected(suite))]
         skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
         row = f"{counts['passed']} of {counts['passed'] + counts['failed']}{skipped}"
         self.report.rows.append((suite.name, row))
@@ -145,6 +140,18 @@ class Trial:
         return subprocess.run(
             command, cwd=self._cache, env=self._env, capture_output=True, text=True, timeout=WAIT_S, check=False
         )
+
+
+def faults_of(lines: list[dict[str, str]], expected: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is not as it must be in the outcomes of a suite, whose tests are `expected` to fail with a reason."""
+    for line in lines:
+        test, outcome = line["test"], line["outcome"]
+        if outcome == "failed" and test not in expected:
+            yield f"{test} fails: {line['why']}"
+        if outcome == "passed" and test in expected:
+            yield f"{test} passes, and is listed: {expected[test]}"
+    for test in expected.keys() - {line["test"] for line in lines}:
+        yield f"{test} is listed, and did not run"
 
 
 def _tail(done: "subprocess.CompletedProcess[str]") -> str:
@@ -192,8 +199,8 @@ def main() -> int:
         print(f"{name}: {time.monotonic() - started:.0f} s")
         for what, result in report.rows:
             print(f"  {what}: {result}")
-        for why in report.left_out:
-            print(f"  not tried: {why}")
+        for reason in report.left_out:
+            print(f"  not tried: {reason}")
         for fault in report.faults:
             print(f"  FAULT: {fault}")
         faults += len(report.faults)

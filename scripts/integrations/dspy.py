@@ -30,7 +30,7 @@ PEER = Peer(
             packages=("dspy==3.3.1", *PYTESTS),
         ),
     ),
-    programs=(f"{INSIDE}.dspy_programs:rlm", f"{INSIDE}.dspy_programs:flex"),
+    programs=tuple(f"{INSIDE}.dspy_programs:{name}" for name in ("rlm", "flex", "example")),
     opened=f"{INSIDE}.dspy_programs:opened",
     figures=(f"{INSIDE}.dspy_figures:interpreters",),
 )

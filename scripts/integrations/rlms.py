@@ -14,7 +14,6 @@ PEER = Peer(
             "checkout https://github.com/alexzhang13/rlm v0.1.3",
         ),
     ),
-    programs=(f"{INSIDE}.rlms_programs:depth_two", f"{INSIDE}.rlms_programs:persistent"),
+    programs=tuple(f"{INSIDE}.rlms_programs:{name}" for name in ("depth_two", "persistent", "example")),
     opened=f"{INSIDE}.rlms_programs:opened",
-    figures=(f"{INSIDE}.rlms_figures:queries",),
 )

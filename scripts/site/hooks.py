@@ -23,6 +23,8 @@ TOP = {
     "tests/README.md": "project/tests.md",
 }
 """Document of the top folder: the page that it is. A document that does not exist is left out."""
+IN_THE_REPOSITORY = re.compile(r"\[[^]]*\]\((?:[\w./]*/)?(faults|walkthrough)\.md(?:#[\w-]*)?\)")
+"""Links to documents of the repository that are no pages (`exclude_docs` in mkdocs.yml): their readers have a clone."""
 MARK = re.compile(r"^<!-- generated: (\w+)(?: (\w+))? -->$", re.MULTILINE)
 ITEM = re.compile(r"^( *)(?:[-*]|\d+\.) ")
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)(?=[)#])")
@@ -42,6 +44,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files: "Files") -> str:  # noqa: ARG001
     """Return the text of a page with its marked places filled, and with links that hold within the site."""
     filled = MARK.sub(lambda mark: getattr(generated, mark[1])(*filter(None, [mark[2]])), markdown)
+    filled = IN_THE_REPOSITORY.sub(r"`docs/\1.md`", filled)
     return with_blank_lines(LINK.sub(lambda link: _within_site(link[1], page.file.src_uri), filled))
 
 

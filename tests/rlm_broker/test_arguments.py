@@ -126,9 +126,10 @@ def test_every_way_to_write_an_argument_is_a_way() -> None:
             assert {each.arg for each in call.keywords} <= {*known}, name
 
 
-@pytest.mark.parametrize("page", ["rlms", "dspy"])
-def test_arguments_of_a_page_for_other_systems_are_answered(page: str) -> None:
+@pytest.mark.parametrize(("page", "section"), [("rlms", ""), ("others", "\n## DSPy\n")])
+def test_arguments_of_a_page_for_other_systems_are_answered(page: str, section: str) -> None:
     text = (PROJECT / f"docs/coming-from/{page}.md").read_text()
+    text = text.partition(section)[2].partition("\n## ")[0] if section else text
     example = text.partition('=== "rlm-broker"')[0].partition("RLM(")[2]
     rows = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`([a-z_]+)(?:=[^`]*)?`", row)}

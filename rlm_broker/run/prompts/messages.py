@@ -27,6 +27,14 @@ EMPTY_REPLY = "(no reply)"
 """Text in place of an empty reply in the conversation, since some providers refuse an empty message."""
 ALL_FAILED = "Every one of the {:,} calls of a batch failed: read one of the errors before you go on or ask again."
 CUT = "Your output was too long and was cut: print slices or counts, and let code or `llm_query` read the rest."
+FIRST_OF_MANY = (
+    "Your calls saw the first {:,} of the {:,} in `{}`: before you answer for all of them, rule the others out by "
+    "code, or ask about them, too."
+)
+PICTURE = (
+    "{} given as a `data:` address and not as text: let a model see it by `llm_query([{{'type': 'text', 'text': "
+    "'What is on it?'}}, {{'type': 'image_url', 'image_url': {{'url': {}}}}}])`."
+)
 NOT_LOOKED_AT = "You have not looked at the context yet: look before you answer."
 SUMMARISE = (
     "This conversation is getting too long for you. Write down for yourself, in at most 500 words, what you have "
@@ -70,6 +78,7 @@ class Messages(Struct, frozen=True):
             more = info.parts_total - len(shown)
             lines += [f"It has {info.parts_total:,} parts; characters of each:", *shown]
             lines += [f"  ... and {more:,} more"] if more else []
+        lines += _kinds(info, name)
         lines += [f"{remark[0].upper()}{remark[1:]}" for remark in info.remarks(with_names=True)]
         if self.whole_in:
             lines.append(f"Your task is long: all of it stands in the variable `{self.whole_in}`.")
@@ -170,6 +179,17 @@ def without_repl(context: Any, question: str | None) -> list[ChatMessage]:
             f"without a REPL (max_depth = 0) a context must be text or plain values: {error}"
         ) from None
     return [ChatMessage("user", "\n\n".join(part for part in (text, question) if part))]
+
+
+def _kinds(info: ContextInfo, name: str) -> list[str]:
+    """Return lines on parts that are not the bytes of their files."""
+    lines = []
+    if told := ", ".join(f"{count:,} {kind}" for kind, count in info.kinds.items() if kind != "picture"):
+        lines.append(f"Read from files of other kinds, as the text in them: {told}.")
+    if pictures := info.kinds.get("picture"):
+        where = "It is a picture" if info.type_name == "str" else f"Pictures: {pictures:,}, each"
+        lines.append(PICTURE.format(where, name if info.type_name == "str" else f"{name}['...']"))
+    return lines
 
 
 def _is_message(value: Any) -> bool:

@@ -1,6 +1,8 @@
 """The observation of a turn: what its blocks printed, repeated lines folded, cut to one bound for all of them."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from rlm_broker.results import Block, Variable
 from rlm_broker.values.display import picture_in
@@ -13,6 +15,11 @@ LEAST_SHOWN = 1_000
 """Characters of output that a model is shown at least, however small its window."""
 NOTHING_TO_DO = "There was no code to run and no answer in your reply."
 """Observation of a reply that has neither code nor an answer."""
+_FIRST = re.compile(
+    r"(?<![\w.])(?:(?:list|tuple|sorted)\(\s*(\w{1,60})(?:\.(?:items|keys|values)\(\))?\s*\)|([^\W\d]\w{0,59}))"
+    r"\[\s*0?\s*:\s*([\d_]{1,9})\s*\]"
+)
+"""The first items of a variable: `names[:20]`, `list(context.items())[:20]`."""
 _STATUS = {
     "ok": "ran",
     "error": "raised an exception",
@@ -48,6 +55,33 @@ def observation(
         parts.append(_outcome(number, block, printed))
     parts += [f"Not run: {item.what}. {item.reason}" for item in not_run]
     return "\n\n".join([*(parts or ([] if has_answer else [NOTHING_TO_DO])), then])
+
+
+class FirstOfMany(NamedTuple):
+    """The first of many items that code asked models about: their number, the number of all, and the variable."""
+
+    taken: int
+    total: int
+    name: str
+
+
+def first_of_many(
+    blocks: Sequence[Block], asked: Mapping[int, int], sizes: Callable[[str], int | None]
+) -> FirstOfMany | None:
+    """Return what code took the first of, if it asked as many prompts in these blocks; None if it asked about all, or
+    that is not known.
+
+    Args:
+        asked: Size of a batch → number of such batches.
+        sizes: Returns the number of items in a variable; None if it has no items, or they were not counted.
+    """
+    for block in blocks:
+        for found in _FIRST.finditer(block.code):
+            name, taken = found[1] or found[2], int(found[3].replace("_", "") or 0)
+            is_asked = taken > 1 and (taken in asked or asked.get(1) == taken)
+            if is_asked and (total := sizes(name) or 0) > taken:
+                return FirstOfMany(taken, total, name)
+    return None
 
 
 def folded(text: str) -> str:

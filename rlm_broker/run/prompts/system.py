@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from rlm_broker.limits import Limits
 from rlm_broker.run.prompts.instructions import Profile
-from rlm_broker.run.prompts.messages import ALL_FAILED, CUT, SUMMARISE, Messages
+from rlm_broker.run.prompts.messages import ALL_FAILED, CUT, FIRST_OF_MANY, PICTURE, SUMMARISE, Messages
 from rlm_broker.run.prompts.observation import most_shown
 from sandbox_worker.wire.names import CONTEXT
 
@@ -110,7 +110,7 @@ def prompts_digest(profile: Profile) -> str:
     """Return a digest of our own words to models. It changes with the release, not with the settings."""
     says = Messages("", profile)
     told = [says.reminder(1), says.last_request(), says.unseen(""), says.not_looked(), SUMMARISE]
-    told += [says.failed(""), ALL_FAILED, CUT]
+    told += [says.failed(""), ALL_FAILED, CUT, FIRST_OF_MANY, PICTURE]
     told += [system_prompt(Facts(Limits(max_depth=2), depth), profile) for depth in (0, 1)]
     return hashlib.blake2b("\0".join(told).encode(), digest_size=8).hexdigest()
 
@@ -214,14 +214,19 @@ def _way_of_working(facts: Facts) -> str:
 
 
 def _examples(facts: Facts, profile: Profile) -> str:
+    chars = f"{_part_chars(facts):_}"
     batch = (
-        "An example with a batch:\n"
+        "An example with batches: code filters first, models read what is left, and each prompt joins what fits:\n"
         "```repl\n"
-        f"parts = chunks(context, {_part_chars(facts):_}, overlap=500)\n"
-        "found = llm_query_batched([f'Which complaints about delivery are in this text? Quote each.\\n\\n{part}' "
-        "for part in parts])\n"
-        "summary = llm_query('Join these lists and drop doubles:\\n\\n' + '\\n'.join(found))\n"
-        "print(len(parts), summary[:1_000])\n"
+        "near = search(r'(?i)deliver|courier|parcel', context, around=500)\n"
+        f"parts = chunks('\\n---\\n'.join(each.around for each in near), {chars})\n"
+        f"# without words to look for: parts = chunks(context, {chars}, overlap=500)\n"
+        "task = 'Which complaints about delivery are in this text? Quote each.'\n"
+        "for step in range(4):  # until one list is left\n"
+        "    found = llm_query_batched([f'{task}\\n\\n{part}' for part in parts])\n"
+        f"    parts, task = chunks('\\n'.join(found), {chars}), 'Join these lists and drop doubles.'\n"
+        "    if len(found) <= 1: break\n"
+        "print(len(near), len(found), found[:1])\n"
         "```"
     )
     if not facts.has_children:

@@ -105,7 +105,8 @@ class SubmitFields:
     """The fields of one block's submission: `names` in order, and their checked `values`, None before.
 
     Args:
-        types: Field → its type, as `WantedType` takes it. An empty mapping stands for one value of any type.
+        types: Field → its type, as `WantedType` takes it. An empty mapping stands for one value of any type. `Any` has
+            no validator: making one takes longer than a short block.
 
     Raises:
         ConfigurationError: A field is not a name, or its type cannot be validated.
@@ -115,7 +116,10 @@ class SubmitFields:
         require_field_names(types)
         from rlm_broker.values.answer_types import WantedType
 
-        self._types = {name: WantedType(wanted, f"the field {name}", name) for name, wanted in types.items()}
+        self._types = {
+            name: None if wanted is Any else WantedType(wanted, f"the field {name}", name)
+            for name, wanted in types.items()
+        }
         self.names = tuple(self._types)
         self.values: dict[str, Any] | None = None
         self._check: Future[Any] | None = None
@@ -156,7 +160,8 @@ class SubmitFields:
         if type(given) is not dict or given.keys() != self._types.keys():
             return f"give the fields {', '.join(self.names)}, each once; {_fields_of(given)}"
         try:
-            self.values = {name: wanted.of(given[name]) for name, wanted in self._types.items()}
+            checks = self._types.items()
+            self.values = {name: given[name] if wanted is None else wanted.of(given[name]) for name, wanted in checks}
         except Unfit as unfit:
             return str(unfit)
         return None

@@ -80,7 +80,7 @@ class UploadedFile:
     async def stored(self) -> StoredContext:
         """Return the text of the file as a context, with descriptors of its own for the caller to close.
 
-        A PDF or office file is its text; an archive is a dict of the texts in it. All callers share one copy.
+        A document is its text, as `store` has it; an archive or a database is a dict. All callers share one copy.
 
         Raises:
             ContextRefused: There is no text in the file, or no memory for it.

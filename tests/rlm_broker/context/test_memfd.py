@@ -1,5 +1,6 @@
 """Stored texts come back equal, at their narrowest width, sealed, and without a copy in the memory of a process."""
 
+import errno
 import fcntl
 import os
 import random
@@ -25,6 +26,23 @@ from tests.support.tables import table
 REPOSITORY = str(PROJECT)
 PAGE = os.sysconf("SC_PAGESIZE")
 MB = 1 << 20
+
+
+def test_page_that_the_kernel_holds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(fd: int, command: int, argument: int) -> int:
+        tries.append(command)
+        if len(tries) < enough:
+            raise BlockingIOError(errno.EBUSY, "Device or resource busy")
+        return fcntl.fcntl(fd, command, argument)
+
+    monkeypatch.setattr(context_memfd, "fcntl", busy)
+    for enough in (3, 1_000):
+        tries: list[int] = []
+        if enough == 3:
+            assert value_of("some text") == "some text"
+            assert len(tries) == 3
+        else:
+            refused("some text", "cannot be stored in memory: Device or resource busy")
 
 
 WIDTHS = [

@@ -156,7 +156,7 @@ def test_replaced_bytes_are_counted_for_all_files(tmp_path: Path) -> None:
 BINARY = [
     (bytes(range(128, 256)) * 10, "the stream is not UTF-8 text: 1,280 of its 1,280 bytes cannot be decoded"),
     ("\u043f\u0440\u0438".encode("cp1251") * 9, "name its encoding"),
-    (b"\x89PNG\r\n\x1a\n\0\0\0", "the stream is binary (a zero byte at offset 8)"),
+    (b"\x7fELF\2\1\1\0\0\0", "the stream is binary (a zero byte at offset 7)"),
     (codecs.BOM_UTF16_LE + b"a\0\0\0b\0", "the stream is binary (a zero character, read as utf-16-le)"),
     ("no mark".encode("utf-16-le"), "the stream is binary (a zero byte at offset 1)"),
 ]

@@ -1,4 +1,4 @@
-"""What all adapters with a REPL share, on real sandboxes."""
+"""The part that all adapters with a REPL share, on real sandboxes."""
 
 import asyncio
 import contextvars
@@ -44,7 +44,7 @@ def test_values_tools_and_kept_values_reach_code(peer: Callable[..., PeerRepl]) 
         await asyncio.sleep(0)
         return n + 1
 
-    tools = {"later": later, "mark": marker.get}
+    tools: dict[str, Callable[..., Any]] = {"later": later, "mark": marker.get}
     block = repl.execute("got = later(n), mark()\nn = kept = 0\ngot", values={"n": 1}, kept={"kept": 5}, tools=tools)
     assert block.value == (2, "of the caller")
     assert repl.execute("n, kept").value == (0, 5)
@@ -63,7 +63,12 @@ def test_tool_reads_variables_and_runs_no_code_of_its_object(peer: Callable[...,
 
 def test_second_thread_is_refused_or_waits(peer: Callable[..., PeerRepl]) -> None:
     runs, ends = threading.Event(), threading.Event()
-    tools = {"hold": lambda: (runs.set(), ends.wait())[1]}
+
+    def hold() -> bool:
+        runs.set()
+        return ends.wait()
+
+    tools = {"hold": hold}
     for waits in (False, True):
         repl = peer(waits=waits)
         first = threading.Thread(target=repl.execute, args=("hold()\nn = 1",), kwargs={"tools": tools})

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,6 +198,49 @@ def test_mistake_is_told_three_times_at_most(sandbox: Sandbox) -> None:
     long = "```repl\nprint('x' * 30_000)\n```"
     _, told = ran(sandbox, *[long] * 5, "FINAL(done)")
     assert [CUT in each for each in told] == [False, True, True, True, False, False]
+
+
+def test_calls_about_the_first_of_many_are_noticed(sandbox: Sandbox) -> None:
+    told = "Your calls saw the first {} of the {} in `{}`"
+    for code, expected in (
+        ("found = list(range(90))", None),
+        ("got = llm_query_batched([f'a {each}' for each in found[:20]])", (20, 90, "found")),
+        ("sample = found[0:4]\nfor each in sample: llm_query(f'b {each}')", (4, 90, "found")),
+        ("got = llm_query_batched([f'c {each}' for each in list(context)[:2]])", (2, 3, "context")),
+        ("print(found[:20])\nllm_query('d')", None),  # a look, and another question
+        ("got = llm_query_batched([f'e {each}' for each in found])\nprint(got[:20])", None),
+        ("got = llm_query_batched([f'f {each}' for each in found[:100]])", None),
+        ("text = 'x' * 900\nllm_query(text[:1])", None),
+    ):
+        replies = iter(["```repl\nfound = list(range(90))\n```", f"```repl\n{code}\n```", "FINAL(done)"])
+        last = list[str]()
+
+        def reply(request: LMRequest, replies: Iterator[str] = replies, last: list[str] = last) -> str:
+            if not request.is_loop:
+                return "yes"
+            last.append(str(request.messages[-1].content))
+            return next(replies)
+
+        with RLM(ScriptedClient(reply), sandbox=sandbox) as rlm:
+            rlm.completion({"a": LONG, "b": "b", "c": "c"}, "?")
+        assert (told.format(*expected) in last[2]) if expected else ("Your calls saw" not in last[2]), code
+
+
+def test_picture_of_the_context_is_shown_to_a_model(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nrest")
+    (tmp_path / "a.txt").write_text("text")
+    code = (
+        "print(llm_query([{'type': 'text', 'text': 'What is on it?'}, "
+        "{'type': 'image_url', 'image_url': {'url': context['a.png']}}]))"
+    )
+    client = ScriptedClient([f"```repl\n{code}\n```", "a cat", "FINAL(a cat)"])
+    with RLM(client, sandbox=sandbox) as rlm:
+        assert rlm.completion(tmp_path, "Which animal?").response == "a cat"
+    opening, asked = client.requests[0].messages[1].content, client.requests[1].messages[-1].content
+    assert "Pictures: 1, each given as a `data:` address and not as text" in opening
+    assert "{'url': context['...']}" in opening
+    assert isinstance(asked, list)
+    assert asked[1]["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgp")
 
 
 def test_means_that_the_user_set_are_told_and_again_when_they_are_scarce(sandbox: Sandbox) -> None:

@@ -57,8 +57,10 @@ class LocalREPL:
     def _llm_query(self, prompt: str, model: str | None = None) -> str:
         if self.lm_handler_address is None:
             return "Error: No LM handler configured"
-        self._pending_llm_calls.append(RLMChatCompletion(f"{model}: {prompt}"))
-        return self._pending_llm_calls[-1].response
+        completion = RLMChatCompletion(f"{model}: {prompt}")
+        self._pending_llm_calls.append(completion)
+        response: str = completion.response
+        return response
 
     def _llm_query_batched(self, prompts: list[str], model: str | None = None) -> list[str]:
         return [self._llm_query(prompt, model) for prompt in prompts]
@@ -66,8 +68,10 @@ class LocalREPL:
     def _rlm_query(self, prompt: str, model: str | None = None) -> str:
         if self.subcall_fn is None:
             return self._llm_query(prompt, model)
-        self._pending_llm_calls.append(self.subcall_fn(prompt, model))
-        return self._pending_llm_calls[-1].response
+        completion = self.subcall_fn(prompt, model)
+        self._pending_llm_calls.append(completion)
+        response: str = completion.response
+        return response
 
     def _rlm_query_batched(self, prompts: list[str], model: str | None = None) -> list[str]:
         return [self._rlm_query(prompt, model) for prompt in prompts]
