@@ -504,8 +504,7 @@ class SandboxedRepl(AsyncResource):
             return await self._answer(query)
         if len(query.texts) != 1 or len(query.prompts) != 1:
             return [Slot(error="tool takes one prompt, the arguments of one call")] * len(query.prompts)
-        call = tools.call(name, query.texts[0], None, self._limits.max_frame_bytes)
-        return [await asyncio.get_running_loop().create_task(call, context=callers.copy())]
+        return [await tools.call(name, query.texts[0], None, self._limits.max_frame_bytes, callers)]
 
     async def _execute(
         self,

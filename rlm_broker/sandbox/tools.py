@@ -1,13 +1,14 @@
 """The user's functions for code in a REPL. They run in the orchestrator, with validated arguments."""
 
 import asyncio
+import contextvars
 import dataclasses
 import inspect
 import math
 import re
 import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,7 +194,14 @@ class Tools:
             raise ConfigurationError(f"{', '.join(made.values)}: give what is no function in values=")
         return made
 
-    async def call(self, name: str, arguments: str, timeout_s: float | None, most_bytes: float = math.inf) -> Slot:
+    async def call(
+        self,
+        name: str,
+        arguments: str,
+        timeout_s: float | None,
+        most_bytes: float = math.inf,
+        callers: contextvars.Context | None = None,
+    ) -> Slot:
         """Call a tool with the arguments of code, an encoded dict of `args` and `kwargs`.
 
         Args:
@@ -201,6 +209,7 @@ class Tools:
             arguments: The encoded arguments.
             timeout_s: Seconds, if the tool has none of its own; None sets no limit.
             most_bytes: Bytes of an encoded result; a longer one is refused.
+            callers: Context variables that the tool gets, as a copy; None gives it those of this call.
 
         Returns:
             Its result, encoded; or an error with the traceback of the tool's own lines, without paths of this machine.
@@ -216,8 +225,10 @@ class Tools:
         limit = "tool_timeout_s" if tool.timeout_s is None else "timeout_s"
         timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
         try:
-            work = tool.call(given.args, given.kwargs, most_bytes)
-            return Slot(text=await within(timeout_s, closed_if_deaf(work)))
+            work = tool.call(given.args, given.kwargs, most_bytes, callers)
+            if tool.is_async or timeout_s is not None:  # no task is made for a thread alone: it would take turns
+                work = _guarded(work, timeout_s, callers)
+            return Slot(text=await work)
         except Late:
             return Slot(error=f"{name}() took longer than {limit} = {timeout_s:g} s")
         except asyncio.CancelledError:
@@ -301,22 +312,32 @@ class _Tool:
             raise ConfigurationError(
                 f"tool {name!r}: its arguments cannot be validated ({why}); wrap it in a function"
             ) from None
-        self._is_async = inspect.iscoroutinefunction(called)
+        self.is_async = inspect.iscoroutinefunction(called)
         self._threads = threads
 
-    async def call(self, args: list[Any], kwargs: dict[str, Any], most_bytes: float) -> str:
-        """Call it, and return its result, encoded."""
-        if self._is_async:
+    async def call(
+        self, args: list[Any], kwargs: dict[str, Any], most_bytes: float, callers: contextvars.Context | None
+    ) -> str:
+        """Call it, and return its result, encoded. A thread has a copy of these context variables."""
+        if self.is_async:
             return await self._awaited(partial(self._validated, *args, **kwargs), most_bytes)
-        invoke = partial(_called, partial(self._validated, *args, **kwargs), most_bytes)
-        result = await asyncio.wrap_future(self._threads.submit(invoke))
-        return result if isinstance(result, str) else await self._awaited(lambda: result, most_bytes)
+        submit = partial(self._threads.submit, partial(_called, partial(self._validated, *args, **kwargs), most_bytes))
+        result = await asyncio.wrap_future(submit() if callers is None else callers.copy().run(submit))
+        if isinstance(result, str):
+            return result
+        return await _guarded(self._awaited(lambda: result, most_bytes), None, callers)
 
     async def _awaited(self, invoke: Callable[[], Awaitable[Any]], most_bytes: float) -> str:
         try:
             return _encoded(await invoke(), most_bytes)
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # raised in a task, these end the event loop
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+async def _guarded(work: Coroutine[Any, Any, str], timeout_s: float | None, callers: contextvars.Context | None) -> str:
+    """Await code of the user's, which may be deaf to its cancellation, in a copy of these context variables."""
+    guarded = within(timeout_s, closed_if_deaf(work))
+    return await (guarded if callers is None else asyncio.create_task(guarded, context=callers.copy()))
 
 
 def _called(invoke: Callable[[], Any], most_bytes: float) -> Any:

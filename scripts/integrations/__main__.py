@@ -17,7 +17,6 @@ import argparse
 import importlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -159,13 +158,13 @@ def _tail(done: "subprocess.CompletedProcess[str]") -> str:
 
 
 def write_table(name: str, report: Report) -> None:
-    """Put the results of a peer into its row of the page. Rows of other peers stay."""
-    text = TABLE.read_text()
-    cells = "; ".join(f"{what}: {result}" for what, result in report.rows if "\n" not in result)
-    row = re.compile(rf"^\| `{name}` \|.*$", re.MULTILINE)
-    if not row.search(text):
-        raise SystemExit(f"{TABLE} has no row for {name}")
-    TABLE.write_text(row.sub(lambda _: f"| `{name}` | {cells} |", text))
+    """Put the results of a peer into the last table of the page. Rows of other peers stay, and rows are in order."""
+    *lines, _ = f"{TABLE.read_text()}\n".split("\n")
+    first = max(number for number, line in enumerate(lines) if line.startswith("| ---")) + 1
+    kept = [line for line in lines[first:] if line and not line.startswith(f"| `{name}` |")]
+    new = [f"| `{name}` | {what} | {result} |" for what, result in report.rows if "\n" not in result]
+    rows = sorted([*kept, *new], key=lambda line: line.partition("|")[2].partition("|")[0])  # of one peer, as they come
+    TABLE.write_text("\n".join([*lines[:first], *rows, ""]))
 
 
 def main() -> int:

@@ -69,7 +69,8 @@ VIOLATIONS = {
     "mixes_messages_and_parts": "say(type='query', id='N:1', want='llm', prompts=[[{'type': 'message', 'role': 'forged', 'content': 'x'}]])",
     "sends_variables_unasked": "say(type='values', block=N, number=1, value=[{'x': 'forged'}, {}])",
     "submits_for_another_block": "say(type='submit', id=f'{N+1}:1', fields={'n': 1})",
-    "submits_twice_with_one_id": "for _ in range(2): say(type='submit', id='N:1', fields={'n': 1})",
+    "submits_nothing": "say(type='submit', id='N:1')",
+    "answers_a_read_of_its_own": "say(type='read', block=N, number=1, names=['forged'])",
     "asks_without_text": "say(type='query', id='N:1', want='llm', prompts=[7])",
 }
 

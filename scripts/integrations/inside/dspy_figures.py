@@ -15,10 +15,10 @@ def interpreters() -> None:
     """Print a line for each figure."""
     kinds: dict[str, Callable[..., Any]] = {OURS: Interpreter, "LocalInterpreter": dspy.LocalInterpreter}
     made = {name: _maker(kind) for name, kind in kinds.items()}
-    print("made to first result:", by_turns(OURS, made, 40))
+    print("made to first result:", by_turns(OURS, made, 40, _shut_down))
     theirs = {OURS: made[OURS], "PythonInterpreter": _maker(dspy.PythonInterpreter)}
     try:
-        print("made to first result:", by_turns(OURS, theirs, 5))
+        print("made to first result:", by_turns(OURS, theirs, 5, _shut_down))
     except dspy.CodeInterpreterError as error:
         print("PythonInterpreter cannot be started here:", str(error).strip().partition("\n")[0])
     text = "x" * 10_000_000
@@ -37,10 +37,15 @@ def interpreters() -> None:
 
 def _maker(kind: Callable[..., Any]) -> Callable[[], object]:
     def make() -> object:
-        with kind() as interpreter:
-            return interpreter.execute("40 + 2")
+        interpreter = kind()
+        interpreter.execute("40 + 2")
+        return interpreter
 
     return make
+
+
+def _shut_down(interpreter: Any) -> None:
+    interpreter.shutdown()
 
 
 def _cell(interpreter: Any, code: str, variables: dict[str, Any] | None) -> Callable[[], object]:

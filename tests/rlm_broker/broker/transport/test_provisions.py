@@ -7,6 +7,7 @@ from rlm_broker.errors import ConfigurationError, ValueTooLarge
 from sandbox_worker import RELEASE
 from sandbox_worker.wire.frames import FrameDecoder, encode_frame
 from sandbox_worker.wire.messages import (
+    MAX_AGAIN_BYTES,
     Environment,
     Execute,
     FromOrchestrator,
@@ -54,6 +55,36 @@ def test_provisions_of_a_holder_change_no_other() -> None:
     assert own.tools() == ["late"]
     own.add(Provisions.of({}, MAX_FRAME_BYTES))
     assert own.tools() == ["late"]
+
+
+def test_long_text_given_again_is_named() -> None:
+    most = 1 << 20
+    text = "x" * (MAX_AGAIN_BYTES + 1)
+    whole, session = Provisions.of({"a": text, "b": [text], "c": "x"}, most), Session(most)
+    session.provide(whole)
+
+    def given(**values: object) -> Provisions:
+        more = Provisions.of(values, most, earlier=whole)
+        whole.add(more)
+        return more
+
+    def said(*more: Provisions) -> list[FromOrchestrator]:
+        session = Session(most)
+        for each in more:
+            session.provide(each)
+        return list(map(decode_from_orchestrator, FrameDecoder(most).feed(b"".join(session._unsent.frames()))))
+
+    again = given(a="".join(text), b=[text], c="x")
+    assert {each.name: each.value is msgspec.UNSET for each in said(again) if isinstance(each, Provide)} == {
+        "a": True,
+        "b": False,
+        "c": False,
+    }
+    assert said(whole, again) == said(whole)  # what is not sent yet is not named
+    other = given(a=text + "y")
+    assert len(said(other)) == 1
+    assert said(other, given(a=text + "y")) == said(other)
+    assert said(given(a=text)) == said(Provisions.of({"a": text}, most))
 
 
 def test_a_value_may_be_given_once() -> None:

@@ -3,6 +3,7 @@
 import itertools
 import tomllib
 
+import msgspec
 import pytest
 
 import rlm_broker
@@ -31,10 +32,13 @@ from sandbox_worker.wire.messages import (
     Output,
     Provide,
     Query,
+    Read,
     Ready,
     Reply,
     Result,
     Slot,
+    Submit,
+    Values,
     decode_from_orchestrator,
     encode,
 )
@@ -44,6 +48,7 @@ from tests.support.places import PROJECT
 SAMPLES: dict[type[Message], Message] = {
     Ready: Ready(RELEASE),
     Query: Query(id="1:1", want="llm", prompts=["?"]),
+    Submit: Submit(id="1:2", fields=msgspec.Raw(b"{}")),
     Output: Output(block=1, stream="stdout", text="x"),
     DisplayMessage: DisplayMessage(block=1, pictures={"image/png": b"x"}),
     Result: Result(block=1, status="ok"),
@@ -53,6 +58,7 @@ SAMPLES: dict[type[Message], Message] = {
 LEGAL = {
     (State.STARTING, Ready): State.IDLE,
     (State.RUNNING, Query): State.RUNNING,
+    (State.RUNNING, Submit): State.RUNNING,
     (State.RUNNING, Output): State.RUNNING,
     (State.RUNNING, DisplayMessage): State.RUNNING,
     (State.RUNNING, Result): State.IDLE,
@@ -96,6 +102,8 @@ def test_a_message_that_names_another_block_is_a_violation() -> None:
         Result(block=2, status="ok"),
         Output(block=0, stream="stdout", text=""),
         DisplayMessage(block=2, texts={"text/html": "x"}),
+        Submit(id="2:1", fields=msgspec.Raw(b"{}")),
+        Values(block=2, number=1),
     )
     for each in forged:
         with pytest.raises(ProtocolViolation, match="while block 1 runs"):
@@ -109,6 +117,25 @@ def test_open_query_id_is_not_reusable() -> None:
     receive(session, query)
     with pytest.raises(ProtocolViolation, match="open already"):
         receive(session, query)
+
+
+def test_variables_answer_one_request_of_their_block() -> None:
+    session = running()
+    receive(session, frame(SAMPLES[Query]))
+    number, request = session.read(["n"])
+    assert sent(request) == [Read(block=1, number=number, names=["n"])]
+    answer = frame(Values(block=1, number=number, value_problem="why"))
+    receive(session, answer)
+    with pytest.raises(ProtocolViolation, match="variables that answer no request"):
+        receive(session, answer)
+    session = running()
+    receive(session, frame(SAMPLES[Query]))
+    number, _ = session.read([])
+    receive(session, frame(SAMPLES[Result]))
+    assert not session.waits
+    session.execute("2")
+    with pytest.raises(ProtocolViolation, match="variables that answer no request"):
+        receive(session, frame(Values(block=2, number=number, value_problem="why")))
 
 
 def test_reply_is_given_once_even_after_its_block() -> None:
