@@ -100,7 +100,7 @@ class PythonExecutor:
         max_output_length: Characters kept of stdout, and of stderr.
         allowed_imports: Kept as an attribute. Code may import what is installed in the sandbox, and is bounded by that.
         sandbox: An open sandbox; None shares one of the process.
-        limits: Limits of the REPL; None takes the sandbox's.
+        limits: Limits of the REPL; None takes those of `sandbox`.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class PyExecutor:
     Args:
         additional_imports: Kept as an attribute. Code may import what is installed in the sandbox.
         sandbox: An open sandbox; None shares one of the process.
-        limits: Limits of the REPL; None takes the sandbox's.
+        limits: Limits of the REPL; None takes those of `sandbox`.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ class Executor(PythonExecutor):
         timeout_seconds: Seconds that a step may compute, waiting for tools not counted; None takes
             `ReplLimits.block_timeout_s`.
         sandbox: An open sandbox; None shares one of the process.
-        limits: Limits of the REPL; None takes the sandbox's.
+        limits: Limits of the REPL; None takes those of `sandbox`.
         beyond: Options of the remote executors of smolagents. They are refused, with the reason.
 
     Raises:
@@ -128,7 +128,7 @@ class Executor(PythonExecutor):
         self._logs = ""
         wanted = {name.split(".")[0] for name in additional_authorized_imports} - sys.stdlib_module_names - {"*"}
         if wanted:
-            here = (sandbox or Sandbox.shared(limits)).importable(sorted(wanted))
+            here = self._repl.sandbox.importable(sorted(wanted))
             if missing := sorted(wanted.difference(here)):
                 told = "additional_authorized_imports: the sandbox does not have them"
                 raise StepFailed(f"Non-installed authorized modules: {', '.join(missing)} ({told})")
