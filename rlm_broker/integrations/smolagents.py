@@ -5,9 +5,10 @@ Theory of operation
 - A step is a block in a REPL that lives as long as the executor. After a kill the next step finds a fresh one, with
   the variables that the agent sent.
 - Tools and managed agents stay where they are. Code finds a function for each, and a call goes to the host and back.
-- `final_answer` is a function in the REPL. It has the agent's own tool called on the host, keeps what that returns
-  there, and ends the block by a BaseException, as the remote executors of smolagents do. The value does not cross
-  twice, and may be anything. Code can bind the name to something else, so a block that names it makes it anew.
+- `final_answer` is a function in the REPL. It keeps its arguments in a variable, and ends the block by a BaseException,
+  as the remote executors of smolagents do. The host reads the variable and calls the agent's own tool. So an answer may
+  be as large as any variable, and what the tool makes of it may be anything. Code can bind the name to something else,
+  so the function is made anew after a block that names it.
 - The value of a step is that of its last statement, an assignment included.
 """
 
@@ -45,23 +46,17 @@ _BEYOND: Final = {
 }
 """Options of the remote executors of smolagents → why there is no such thing here."""
 _FINAL_ANSWER: Final = "final_answer"
-_KEPT: Final = f"_{_FINAL_ANSWER}"
-"""Name in the REPL of the agent's own `final_answer`, whose result is kept on the host."""
+_GIVEN: Final = "_given_to_final_answer"
 _ANSWERED: Final = "FinalAnswerException"
 _SETUP: Final = f"""
-def {_FINAL_ANSWER}(tool):
+def {_FINAL_ANSWER}(*args, **kwargs):
     class {_ANSWERED}(BaseException):
         pass
 
-    def {_FINAL_ANSWER}(*args, **kwargs):
-        tool(*args, **kwargs)
-        raise {_ANSWERED}
-
-    return {_FINAL_ANSWER}
-
-
-{_FINAL_ANSWER} = {_FINAL_ANSWER}({_KEPT})
+    globals()[{_GIVEN!r}] = [args, kwargs]
+    raise {_ANSWERED}
 """
+_NO_ANSWER: Final = f"globals().pop({_FINAL_ANSWER!r}, None)"
 _LINE: Final = re.compile(r'^  File "<block \d+>", line (\d+)', re.MULTILINE | re.ASCII)
 """The first one in a traceback is in the step itself, and not in a function of an earlier one."""
 
@@ -123,7 +118,7 @@ class Executor(PythonExecutor):
         self._functions = dict(additional_functions or {})
         self._timeout_s = timeout_seconds
         self._tools: dict[str, Callable[..., Any]] = self._functions
-        self._answers: list[Any] = []
+        self._final_answer: Callable[..., Any] | None = None
         self._is_set_up = False
         self._logs = ""
         wanted = {name.split(".")[0] for name in additional_authorized_imports} - sys.stdlib_module_names - {"*"}
@@ -145,12 +140,10 @@ class Executor(PythonExecutor):
             StepFailed: A name cannot be a function's, or the executor cannot be used now.
         """
         given = {**tools, **self._functions}
-        if (own := given.pop(_FINAL_ANSWER, None)) is not None:
-            answers = self._answers  # and not this object: it would wait for the garbage collector
-            given[_KEPT] = lambda *args, **kwargs: answers.append(own(*args, **kwargs))
+        final_answer = given.pop(_FINAL_ANSWER, None)
         with self._repl.turn():
-            self._set_up(given)
-            self._tools = given
+            self._set_up(given, final_answer)
+            self._tools, self._final_answer = given, final_answer
 
     def send_variables(self, variables: Mapping[str, Any]) -> None:
         """Give code variables by name. It finds them again after a kill.
@@ -159,7 +152,8 @@ class Executor(PythonExecutor):
             StepFailed: A value cannot cross, or the executor cannot be used now. None is given then.
         """
         if variables:
-            self._repl.execute("", values=variables, tools=self._tools)
+            values = {name: _raw(value) for name, value in variables.items()}
+            self._repl.execute("", values=values, tools=self._tools)
 
     def __call__(self, code_action: str) -> CodeOutput:
         """Run one step.
@@ -170,15 +164,14 @@ class Executor(PythonExecutor):
         """
         with self._repl.turn():
             if not self._is_set_up:
-                self._set_up(self._tools)
-            self._answers.clear()
+                self._set_up(self._tools, self._final_answer)
             self._logs = ""
             code = with_last_value(code_action) if isinstance(code_action, str) else code_action
             block = self._repl.execute(code, tools=self._tools, timeout_s=self._timeout_s)
             self._is_set_up = block.status != "killed" and _FINAL_ANSWER not in code
             self._logs = truncate_content(block.stdout + block.stderr, self._logs_length)
-            if self._answers and block.error_type == _ANSWERED:
-                return CodeOutput(self._answers.pop(), self._logs, True)
+            if block.error_type == _ANSWERED and self._final_answer is not None:
+                return CodeOutput(self._answer(self._final_answer), self._logs, True)
         if block.status == "ok":
             return CodeOutput(_value_of(block), self._logs, False)
         problem = _problem_of(block, code_action)
@@ -191,10 +184,27 @@ class Executor(PythonExecutor):
         """End the REPL with all its processes. The executor cannot be used any more."""
         self._repl.close()
 
-    def _set_up(self, tools: Mapping[str, Callable[..., Any]]) -> None:
-        """Offer these tools, and make `final_answer` of its own."""
-        self._repl.execute(_SETUP if _KEPT in tools else "", tools=tools)
+    def _set_up(self, tools: Mapping[str, Any], final_answer: object) -> None:
+        """Offer these tools, and make the function `final_answer`."""
+        self._repl.execute(_NO_ANSWER if final_answer is None else _SETUP, tools=tools)
         self._is_set_up = True
+
+    def _answer(self, final_answer: Callable[..., Any]) -> Any:
+        """Return what the agent's own tool makes of the arguments that code gave."""
+        match self._repl.variables(_GIVEN)[_GIVEN]:
+            case [tuple() as args, dict() as kwargs]:
+                try:
+                    return final_answer(*args, **kwargs)
+                except (Exception, SystemExit) as error:
+                    told = f"Code execution failed in {_FINAL_ANSWER}() due to: {type(error).__name__}: {error}"
+                    raise StepFailed(told, self._logs) from error
+            case found:
+                raise StepFailed(f"Code execution failed: {_FINAL_ANSWER}() has no answer: {found}", self._logs)
+
+
+def _raw(value: Any) -> Any:
+    """Return what an agent's answer stands for: an `AgentImage` is no whole image of PIL, but has one."""
+    return value.to_raw() if hasattr(type(value), "to_raw") else value
 
 
 class _State(Mapping[str, Any]):

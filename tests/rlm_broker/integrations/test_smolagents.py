@@ -19,6 +19,13 @@ class Opaque:
     """A value that does not cross."""
 
 
+class Answer:
+    """Answer of another agent, as smolagents wraps it."""
+
+    def to_raw(self) -> str:
+        return "raw"
+
+
 @pytest.fixture
 def executor(open_sandbox: Sandbox) -> Iterator[Executor]:
     made = Executor(sandbox=open_sandbox)
@@ -46,16 +53,23 @@ def test_final_answer_is_the_agents_own_and_ends_the_step(executor: Executor) ->
     assert type(output.output[2]) is Opaque  # it has not crossed
     assert not executor("final_answer = 5").is_final_answer
     assert executor("final_answer([3])").output[0] == [3]
-    forged = executor("class FinalAnswerException(BaseException): pass\ntry: raise FinalAnswerException\nexcept: 7")
-    assert not forged.is_final_answer
+    assert len(executor("final_answer('a' * 9_000_000)").output[0]) == 9_000_000
+    with pytest.raises(StepFailed, match=r"due to: TypeError: .* unexpected keyword argument 'third'"):
+        executor("final_answer(1, third=3)")
+    with pytest.raises(
+        StepFailed, match=r"has no answer: .* a builtin_function_or_method, which does not cross"
+    ) as failed:
+        executor("print('so far')\nfinal_answer(print)")
+    assert failed.value.logs == "so far\n"
     executor.send_tools({})
-    with pytest.raises(StepFailed, match="_final_answer"):
+    with pytest.raises(StepFailed, match="'final_answer' is not defined"):
         executor("final_answer(1)")
 
 
 def test_pictures_are_pictures_on_both_sides(executor: Executor) -> None:
     executor.send_tools({"darker": lambda picture: picture.point(lambda level: level // 2)})
-    executor.send_variables({"pictures": [Image.new("L", (4, 3), 200)]})
+    executor.send_variables({"pictures": [Image.new("L", (4, 3), 200)], "answer": Answer()})
+    assert executor("answer").output == "raw"
     output = executor("small = darker(pictures[0]).resize((2, 1))").output
     assert isinstance(output, Image.Image)
     assert (output.size, output.getpixel((0, 0))) == ((2, 1), 100)
