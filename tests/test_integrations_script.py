@@ -2,6 +2,11 @@
 
 import importlib
 import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from scripts.integrations.__main__ import MODULES, faults_of
 from scripts.integrations.peer import HERE, Peer
@@ -34,3 +39,13 @@ def test_declared_parts_exist() -> None:
             assert f"\ndef {attribute}(" in (PROJECT / spec.origin).read_text(), function
         suites = {suite.name: peer.expected(suite) for suite in peer.suites}
         assert all(reason for tests in suites.values() for reason in tests.values())
+
+
+@pytest.mark.installer
+def test_one_real_package_passes(tmp_path: Path) -> None:
+    """The reference RLM: its own tests are in the archive of its sources, so pip brings all that is needed."""
+    command = [sys.executable, "-m", "scripts.integrations", "rlms", "--cache", str(tmp_path)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=290, check=False)
+    if "not tried: " in done.stdout and "its tests: " not in done.stdout:
+        pytest.skip("needs packages from an index")
+    assert done.returncode == 0, done.stdout + done.stderr
