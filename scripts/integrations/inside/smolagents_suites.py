@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import smolagents.agents as agents
 import smolagents.local_python_executor as local
 import smolagents.remote_executors as remote
 
@@ -56,6 +57,7 @@ class LocalExecutor(Executor):
 
     def send_tools(self, tools: Mapping[str, Callable[..., Any]]) -> None:
         """Send the tools that Python does not have."""
+        self.static_tools = {**tools, **self._functions}
         super().send_tools({name: tool for name, tool in tools.items() if not hasattr(builtins, name)})
 
 
@@ -70,5 +72,5 @@ class DockerExecutor(Executor):
 
 os.environ["RUN_ALL"] = "1"  # or smolagents leaves out the tests of remote executors
 local.evaluate_python_code = evaluate_python_code
-local.LocalPythonExecutor = LocalExecutor
+local.LocalPythonExecutor = agents.LocalPythonExecutor = LocalExecutor
 remote.DockerExecutor = DockerExecutor
