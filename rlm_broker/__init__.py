@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rlm_broker.broker.routing import ModelPolicy as ModelPolicy
     from rlm_broker.broker.routing import Route as Route
     from rlm_broker.broker.transport.connection import QueryHandler as QueryHandler
+    from rlm_broker.broker.transport.session import Stdin as Stdin
     from rlm_broker.concurrency.turns import FairSemaphore as FairSemaphore
     from rlm_broker.context.store import Encoded as Encoded
     from rlm_broker.context.store import OpenFile as OpenFile
@@ -200,6 +201,7 @@ _MODULES = {
     "broker.models.models": "FilePath Models",
     "broker.routing": "ModelPolicy Route",
     "broker.transport.connection": "QueryHandler",
+    "broker.transport.session": "Stdin",
     "concurrency.turns": "FairSemaphore",
     "context.store": "Encoded OpenFile Paths store store_as_it_is",
     "context.stored_context": "StoredContext",

@@ -146,7 +146,7 @@ class RunLimits(_Bounds):
     """Maximum child runs at one depth of the tree at the same time; further ones wait.
 
     Each depth has places of its own. With a common pool, waiting parents would hold the places that their children
-    need.
+    need. As many children are kept for further tasks at each depth, beside those; a further one is an error.
     """
     max_completion_tokens: PositiveInt | None = None
     """Maximum output tokens of one call, sent with each request; None leaves the number to the provider."""
@@ -273,7 +273,8 @@ class ReplLimits(_Bounds):
     max_queries_in_flight: PositiveInt = 256
     """Maximum open queries of one REPL; at this number the handler reads no further one until one is answered.
 
-    Each open query occupies a thread of model code, so `max_processes` is reached first, unless it was raised.
+    Each open query occupies a thread of model code, so `max_processes` is reached first, unless it was raised. As many
+    children of `rlm_start` may be open beside them; a further one fails with an error.
     """
 
     def repl_bounds(self) -> ReplBounds:

@@ -46,7 +46,7 @@ def run(
 
     Args:
         go_on: Whether it goes on from the last question, and is about the same paths if none are named.
-        options: How text is read, the trace, the recording, the cluster and the settings.
+        options: The trace, the recording and the settings.
 
     Raises:
         ConfigurationError: Two options contradict each other, or a path, a setting or a file cannot be used.
@@ -57,11 +57,10 @@ def run(
     if not before.paths and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PATH...': name files or folders, or pipe a text in.")
     _require_new(out)
-    encoding, is_strict = options.pop("encoding"), options.pop("strict_text")
     try:
         with ExitStack() as stack:
             progress = None if quiet else stack.enter_context(closing(ProgressLine(sys.stderr, is_verbose=verbose)))
-            sources = partial(stored, before.paths, encoding, is_strict=is_strict, names_left_out=verbose)
+            sources = partial(stored, before.paths)
             completion = _completion(before.with_question(question), before.paths, sources, progress, **options)
     except (LimitReached, RunCancelled) as stopped:
         if stopped.partial_answer and not as_json:
@@ -93,7 +92,7 @@ def _fail_without_answer(completion: Completion, *, as_json: bool) -> NoReturn:
 def _completion(
     question: str,
     paths: tuple[str, ...],
-    sources: Callable[[], StoredContext],
+    sources: Callable[[Settings], StoredContext],
     progress: ProgressLine | None,
     *,
     assignments: tuple[str, ...],
@@ -110,10 +109,11 @@ def _completion(
         progress: Follows the run, and is closed when the run has ended. None is `--quiet`.
         flags: Settings.
     """
-    if replay is not None and any(flags.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
+    given = assigned(assignments, **flags)
+    if replay is not None and any(given.get(name) for name in ("model", "sub_model", "base_url", "model_policy")):
         raise ConfigurationError("give either models or a recording to replay: it brings its own models")
     _require_fit(question, paths, {"trace": trace, "record": record, "replay": replay})
-    settings = Settings(assigned(assignments, **flags))
+    settings = Settings(given)
     schema = settings.path("output_type")
     output_type = None if schema is None else schema_of(schema)
     try:
@@ -131,7 +131,7 @@ def _completion(
                 watchers.append(stack.enter_context(closing(progress)))
             typed = progress is not None and STDIN in paths and sys.stdin.isatty()
             with progress.paused() if progress is not None and typed else nullcontext():
-                context = stack.enter_context(sources())
+                context = stack.enter_context(sources(settings))
             if progress is not None and replay is None:
                 with progress.paused():
                     say_stand_in("ask", settings)

@@ -88,8 +88,6 @@ def _answered(
     out: Path,
     *,
     root: str | None,
-    encoding: str | None,
-    strict_text: bool,
     shard: str | None,
     score: str | None,
     system: str | None,
@@ -111,7 +109,7 @@ def _answered(
     schema = settings.path("output_type")
     part = None if shard is None else shard_of(shard)
     out = out if part is None else part.file(out)
-    items = ItemsFile(input, root, encoding, "strict" if strict_text else "replace", part)
+    items = ItemsFile(input, root, settings["encoding"], "strict" if settings["strict_text"] else "replace", part)
     items.check()
     if input == STDIN:
         say_if_typed()

@@ -40,9 +40,7 @@ MOST_EARLIER, MOST_CHARS = 6, 1_500
 """Earlier exchanges that a question brings along, and characters of each text of them."""
 
 
-def run(
-    paths: tuple[str, ...], *, assignments: tuple[str, ...], encoding: str | None, strict_text: bool, **options: Any
-) -> int:
+def run(paths: tuple[str, ...], *, assignments: tuple[str, ...], **options: Any) -> int:
     """Talk until the input ends, and return the exit code.
 
     Raises:
@@ -54,7 +52,7 @@ def run(
     settings = Settings(assigned(assignments, **options))
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # else a question could have lone surrogates, which no model takes
-    with ControlSocket("chat"), stored(paths, encoding, is_strict=strict_text) as context, rlm_of(settings) as rlm:
+    with ControlSocket("chat"), stored(paths, settings) as context, rlm_of(settings) as rlm:
         if not quiet:
             say_stand_in("chat", settings)
             about = shorten(", ".join(paths), MOST_CHARS)
@@ -64,7 +62,7 @@ def run(
             while (line := _line()) is not None:
                 if not talk.take(line):
                     break
-    return 0
+    return int(talk.unanswered > 0 and not sys.stdin.isatty())
 
 
 class Talk:
@@ -75,6 +73,9 @@ class Talk:
         repl: REPL of all questions.
         context: What they are about.
         verbose: Whether turns are shown with their texts; None shows no progress.
+
+    Attributes:
+        unanswered: Number of questions that had no answer.
     """
 
     def __init__(self, rlm: RLM, repl: PersistentRepl, context: StoredContext, verbose: bool | None) -> None:
@@ -84,6 +85,7 @@ class Talk:
         self._verbose = verbose
         self._said: list[tuple[str, str]] = []
         self._used = Usage()
+        self.unanswered = 0
 
     def take(self, line: str) -> bool:
         """Answer a question or a command. Return whether the conversation goes on."""
@@ -119,11 +121,13 @@ class Talk:
                 with signals.calling(asked.stop):
                     completion = asked.result()
             except RunFailed as failed:
+                self.unanswered += 1
                 self._used += failed.usage_summary.total
                 if failed.partial_answer:
                     say(failed.partial_answer)
                 say(f"rlm-broker chat: {failed}", err=True)
                 return
+        self.unanswered += completion.response is None
         self._used += completion.usage_summary.total
         self._said.append((question, _answer(completion)))
         say(self._said[-1][1])

@@ -6,7 +6,6 @@ from rlm_broker.cli.parameters import (
     FILE,
     FOLDER,
     ISOLATION,
-    MORE,
     PATH,
     Flag,
     Group,
@@ -54,31 +53,6 @@ SANDBOX = (LEVEL, PYTHON, PACKAGES, ALLOW_EXEC)
 TOOLS = Option(
     "--tools", "FILE", "Python file whose functions and values code may use. It runs without a sandbox.", type=FILE
 )
-MODEL_POLICY = click.Option(
-    ["--model-policy"],
-    type=click.Choice(("allow", "pinned", "open")),
-    help="Which models code may name (default allow).",
-)
-RUN = (
-    MODEL_POLICY,
-    click.Option(
-        ["--recursion"], type=click.Choice(("always", "auto")), help="Which children get a REPL (default always)."
-    ),
-    click.Option(
-        ["--prompt-profile"],
-        type=click.Choice(("both", "final", "answer", "compact")),
-        help="What the model is told to end with (default both).",
-    ),
-)
-CLUSTER = (
-    Option("--cluster", "ADDRESS", "Have the REPLs on the nodes of this Ray cluster, such as auto."),
-    Option("--max-nodes", "N", "Nodes of the cluster at most (default: all).", type=click.IntRange(1)),
-    Option("--resources", "LIST", "Resources of Ray that each node must have, such as rlm=1."),
-)
-TEXT = (
-    Option("--encoding", "NAME", "Encoding of text without a byte order mark, such as cp1252 (default utf-8)."),
-    Flag("--strict-text", "Refuse text with bytes that cannot be decoded; default: replace them."),
-)
 
 
 def _limit(example: str) -> Option:
@@ -114,9 +88,10 @@ ASK = LazyCommand(
         click.Argument(["paths"], nargs=-1, type=FILE, metavar="[PATH]..."),
         "Often",
         *MODELS,
+        MAX_DEPTH,
         LIMIT,
         Flag("-c --continue go_on", "Go on from the last question at a terminal, about the same paths."),
-        Flag("-v --verbose", "Show each turn's reply, code, output and calls, and left-out files."),
+        Flag("-v --verbose", "Show each turn's reply, code, output and calls."),
         QUIET,
         "Answer",
         Option("-o --out", "FILE", "Write the answer to a file, too.", type=PATH),
@@ -130,11 +105,6 @@ ASK = LazyCommand(
         Option("--replay", "FILE", "Take replies from such a file; no model is called.", type=PATH),
         "Sandbox",
         *SANDBOX,
-        MORE,
-        MAX_DEPTH,
-        *TEXT,
-        *RUN,
-        *CLUSTER,
         DEBUG,
     ),
     checked=require_paths,
@@ -160,22 +130,19 @@ CHAT = LazyCommand(
         click.Argument(["paths"], nargs=-1, type=FILE, metavar="PATH..."),
         "Often",
         *MODELS,
+        MAX_DEPTH,
         LIMIT,
         Flag("-v --verbose", "Show each turn's reply, code, output and calls."),
         QUIET,
         TOOLS,
         "Sandbox",
         *SANDBOX,
-        MORE,
-        MAX_DEPTH,
-        *TEXT,
-        *RUN,
-        *CLUSTER,
         DEBUG,
     ),
     epilog=f"""\b
-exit codes: 0 the input has ended, 2 the command line or configuration is wrong, 4 the isolation cannot be had,
-5 the model provider cannot be reached at the start, {BY_SIGNALS}""",
+exit codes: 0 the input has ended, 1 a question of a pipe or a file had no answer, 2 the command line or
+configuration is wrong, 4 the isolation cannot be had, 5 the model provider cannot be reached at the start,
+{BY_SIGNALS}""",
 )
 
 BATCH = LazyCommand(
@@ -214,6 +181,7 @@ BATCH = LazyCommand(
         Option("--root", "DIR", "Folder of the paths in lines (default: that of INPUT).", type=FOLDER),
         "Runs",
         *MODELS,
+        MAX_DEPTH,
         _limit("max_budget_usd=0.1 of each item"),
         TOOLS,
         _output_type("A JSON Schema of the answers."),
@@ -221,11 +189,6 @@ BATCH = LazyCommand(
         *SANDBOX,
         Flag("--json as_json", "Print one JSON object about the batch at its end."),
         QUIET,
-        MORE,
-        MAX_DEPTH,
-        *TEXT,
-        *RUN,
-        *CLUSTER,
         DEBUG,
     ),
     epilog=f"""\b
@@ -275,8 +238,8 @@ EXEC = LazyCommand(
     "exec",
     """Run a Python FILE in a sandbox of its own, without any model, as `python FILE ARGS...` would.
 
-    All arguments behind FILE are the program's. The program gets the stdin of this command, which is read to its end
-    before the program begins; a terminal is not read. If FILE is -, the program itself is read from stdin.
+    All arguments behind FILE are the program's. It reads the stdin of this command, as it needs it. If FILE is -, the
+    program itself is read from stdin.
 
     \b
     rlm-broker exec script.py --verbose <numbers.txt
@@ -288,7 +251,9 @@ EXEC = LazyCommand(
         click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]..."),
         Option("-c code", "CODE", "Run this code in place of a FILE; what stands behind it are its arguments."),
         Option("--file files", "LOCAL[=NAME]", "A file to put beside the program; repeatable.", multiple=True),
-        Option("-o --out", "FOLDER", "Keep the files that it makes, and the pictures that it shows.", type=PATH),
+        Option(
+            "-o --out", "FOLDER", "A new folder for the files that it makes and the pictures that it shows.", type=PATH
+        ),
         Option("--timeout", "TIME", "Compute time, such as 90s or 1h30m (default 60 s)."),
         *SANDBOX,
         _limit("memory_bytes=64MB"),
@@ -327,8 +292,6 @@ SERVE = LazyCommand(
         Option("--private-key", "FILE", "Private key of the certificate, as PEM.", type=FILE),
         Flag("--behind-proxy", "A proxy in front speaks TLS: listen beyond loopback.", default=None),
         LIMIT,
-        MORE,
-        *CLUSTER,
         DEBUG,
     ),
     epilog="""\b
@@ -348,12 +311,9 @@ MCP = LazyCommand(
         Option("--root", "DIR", "Folder whose files may be asked about.", type=FOLDER, default="."),
         *SANDBOX,
         TOOLS,
+        MAX_DEPTH,
         LIMIT,
         Flag("--config only_config", "Print the JSON that clients want, and exit."),
-        MORE,
-        MAX_DEPTH,
-        *RUN,
-        *CLUSTER,
         DEBUG,
     ),
     epilog=f"""\b
@@ -395,7 +355,7 @@ LIST_MODELS = LazyCommand(
         Option("-s --sub-model", "NAME", AS_ASK),
         BASE_URL,
         API_KEY,
-        MODEL_POLICY,
+        _limit("model_policy=pinned"),
         JSON,
     ),
     epilog="exit codes: 0 shown, 2 a setting is wrong, or code may not ask for that model",

@@ -38,7 +38,7 @@ def sandbox_of(settings: Settings) -> Sandbox | IsolationName:
     packages = settings.packages
     allow_exec, python = settings["allow_exec"], settings["python"]
     if settings["cluster"] is not None:
-        with require_extra("ray", "--cluster"):
+        with require_extra("ray", "the setting cluster"):
             cluster: Any = importlib.import_module("rlm_broker.nodes.ray_cluster").RayCluster
         of_ray = {"resources": settings.resources, "max_nodes": settings.max_nodes}
         kind = {"isolation": level, "allow_exec": allow_exec, "python": python, "packages": packages}
@@ -47,7 +47,7 @@ def sandbox_of(settings: Settings) -> Sandbox | IsolationName:
     for name in ("max_nodes", "resources"):  # a file may have them for the calls that name a cluster
         if given[name].source == FLAGS:
             raise ConfigurationError(
-                f"--{name.replace('_', '-')} has no effect without --cluster: give that, too, or leave it out"
+                f"--set {name} has no effect without a cluster: give --set cluster=auto, too, or leave it out"
             )
     if allow_exec is None and python is None and packages is None:
         return level

@@ -25,6 +25,8 @@ ABOUT = {
     "resources": "Resources of Ray that each node must have, such as rlm=1",
     "tools": "Python file whose functions and values code may use",
     "output_type": "JSON Schema of the answer",
+    "encoding": "Encoding of text without a byte order mark, such as cp1252; none is UTF-8",
+    "strict_text": "Whether bytes that cannot be decoded are refused; else they are replaced",
     "model_policy": "Which models code may name: pinned, allow or open",
     "recursion": "Which children get a REPL: always or auto",
     "prompt_profile": "What the model is told to end with: both, final, answer or compact",

@@ -3,11 +3,11 @@
 A REPL runs blocks, and not programs: `SandboxedRepl.execute_script` makes blocks of it.
 """
 
+import asyncio
 import dataclasses
 import errno
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -19,19 +19,23 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 
 from rlm_broker.cli.settings.settings import Settings, assigned
-from rlm_broker.cli.sources import SILENCE_S, STDIN
+from rlm_broker.cli.sources import STDIN
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.errors import ConfigurationError, FileRefused, RlmBrokerError
+from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.watch.server import ControlSocket
 
 if TYPE_CHECKING:
+    from rlm_broker.broker.transport.session import Stdin
     from rlm_broker.limits import Limits
     from rlm_broker.sandbox.repl import SandboxedRepl
 
 OF_SOURCE = "utf-8-sig"
 """Encoding of a program: UTF-8, with or without the byte order mark that some editors write."""
+READ_BYTES = 1 << 16
+"""Bytes of stdin read at once."""
 OUTPUT_LOST = signal.SIGUSR1
 """Interrupts the main thread when the reader of the output has gone; see `_Echo`."""
 OF_LIMITS = {
@@ -40,6 +44,8 @@ OF_LIMITS = {
     "BlockingIOError: [Errno 11]": "max_processes",
 }
 """Beginning of an error of Python -> the limit that most likely caused it."""
+OF_SANDBOX = ("isolation", "python", "packages", "allow_exec")
+"""Settings of a sandbox. Beside them, `exec` has limits of a REPL alone."""
 PICTURES: Final[Mapping[str, str]] = {"image/png": "png", "image/jpeg": "jpg", "image/svg+xml": "svg"}
 """Form of a picture -> the ending of its file."""
 ITS_BLOCK = "<block 2>"
@@ -54,13 +60,13 @@ class Script:
         code: Its source.
         argv: Its `sys.argv`.
         name: Name of its file in the scratch folder; None if it was read from stdin.
-        stdin: Text it may read; None makes each read an EOFError.
+        stdin: Function that reads more of its stdin; None makes each read an EOFError.
     """
 
     code: str
     argv: Sequence[str]
     name: str | None
-    stdin: str | None
+    stdin: "Stdin | None"
 
 
 def run(file: str | None, arguments: Sequence[str], **options: Any) -> int:
@@ -95,10 +101,10 @@ def execute(
         SandboxFailed, IsolationUnavailable: There is no sandbox.
         OSError: The output cannot be written.
     """
-    settings = Settings(assigned(assignments, block_timeout_s=timeout, **flags))
+    settings = Settings(_of_sandbox(assigned(assignments, block_timeout_s=timeout, **flags)))
     if code is not None:
         given = arguments if file is None else [file, *arguments]
-        program = Script(code, ["-c", *given], None, _stdin(settings.limits.max_frame_bytes))
+        program = Script(code, ["-c", *given], None, more_stdin)
     elif file is None:
         raise click.UsageError("Missing argument 'FILE': name a program, or give one by -c CODE.")
     else:
@@ -135,6 +141,13 @@ def execute(
     return block
 
 
+def _of_sandbox(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the command line. Those of models and runs are refused."""
+    for name in given.keys() - {*ReplLimits.fields, *OF_SANDBOX}:
+        raise ConfigurationError(f"--limit {name} has no effect on exec, which runs a program without any model")
+    return given
+
+
 # -- what goes in ------------------------------------------------------------------------------------------------------
 
 
@@ -142,32 +155,39 @@ def _program(file: str, arguments: Sequence[str], max_bytes: int) -> Script:
     argv = [file, *arguments]
     if file == STDIN:  # the program is read from there, and gets no stdin itself
         say_if_typed()
-        return Script(_text(sys.stdin.buffer, "stdin", max_bytes, OF_SOURCE), argv, None, None)
+        return Script(_source(sys.stdin.buffer, "stdin", max_bytes), argv, None, None)
     try:
         with open(file, "rb") as opened:
-            code = _text(opened, file, max_bytes, OF_SOURCE)
+            code = _source(opened, file, max_bytes)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
-    return Script(code, argv, PurePath(file).name, _stdin(max_bytes))
+    return Script(code, argv, PurePath(file).name, more_stdin)
 
 
-def _stdin(max_bytes: int) -> str | None:
-    """Read stdin to its end, because a REPL needs all of it before its code begins. A terminal is not read."""
-    if sys.stdin.isatty():
-        return None
-    if not select.select([sys.stdin], [], [], SILENCE_S)[0]:
-        say("reading stdin to its end; give the program none by </dev/null", err=True)
-    return _text(sys.stdin.buffer, "stdin", max_bytes)
+async def more_stdin() -> bytes:
+    """Return what stdin has, once there is something; nothing at its end. The loop goes on meanwhile."""
+    loop, fd, readable = asyncio.get_running_loop(), sys.stdin.fileno(), asyncio.Event()
+    while True:
+        try:
+            loop.add_reader(fd, readable.set)
+        except PermissionError:  # a file, which need not be waited for
+            return os.read(fd, READ_BYTES)
+        try:
+            await readable.wait()
+            return os.read(fd, READ_BYTES)
+        except BlockingIOError:  # another reader of the pipe has taken what there was
+            readable.clear()
+        finally:
+            loop.remove_reader(fd)
 
 
-def _text(source: BinaryIO, name: str, max_bytes: int, encoding: str = "utf-8") -> str:
-    """Read text to its end. More than `max_bytes` is refused before it is in memory."""
-    data = source.read(max_bytes + 1)
+def _source(opened: BinaryIO, name: str, max_bytes: int) -> str:
+    """Read a program to its end. More than `max_bytes` is refused before it is in memory."""
+    data = opened.read(max_bytes + 1)
     if len(data) > max_bytes:
-        how = "give data as a file, by --file" if name == "stdin" else "raise it by --limit"
-        raise ConfigurationError(f"{name} has more than max_frame_bytes = {max_bytes:,}: {how}")
+        raise ConfigurationError(f"{name} has more than max_frame_bytes = {max_bytes:,}: raise it by --limit")
     try:
-        return data.decode(encoding)
+        return data.decode(OF_SOURCE)
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{name} is not UTF-8 text: byte at offset {error.start}") from None
 
@@ -200,9 +220,15 @@ def _put(repl: "SandboxedRepl", program: Script, placed: Mapping[str, str]) -> N
 
 
 def _require_writable(out: Path) -> None:
-    """Make the folder of `--out` before the program runs: what it makes could not be kept after it."""
+    """Make the folder of `--out` before the program runs: what it makes could not be kept after it.
+
+    Raises:
+        ConfigurationError: It cannot be written to, or has files: like `ask -o`, the command replaces none.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise ConfigurationError(f"{out} has files already: name a new folder, or an empty one")
         if not os.access(out, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except (OSError, ValueError) as error:
@@ -230,8 +256,6 @@ def _notes(block: Block, limits: "Limits") -> list[str]:
         notes.append(f"{block.status}: {block.error}")
     elif block.limit:
         notes.append(f"it ended at the limit {block.limit} = {getattr(limits, block.limit):,}: {block.error}")
-    elif block.error and block.error.startswith("EOFError") and sys.stdin.isatty():
-        notes.append("a terminal is not read: give what the program reads by a pipe or a file, such as <answers.txt")
     return notes
 
 

@@ -25,14 +25,22 @@ MOST_NAMED = 5
 """Models of a server on this machine that are listed."""
 
 
-def run(*, name: str | None, value: str | None, depth: int, as_json: bool, **flags: Any) -> None:
+def run(
+    *,
+    name: str | None,
+    value: str | None,
+    depth: int,
+    assignments: tuple[str, ...],
+    as_json: bool,
+    **flags: str | None,
+) -> None:
     """Print models, routes, servers and keys; or the model that would serve a call by `name`; or set the default."""
     if value is not None:
         if name != "default":
             raise ConfigurationError(f"give one name, or `models default {value}` to have that model by default")
         _set_default(value)
         return
-    settings = Settings(assigned((), **flags))
+    settings = Settings(assigned(assignments, **flags))
     if name == "default" and name not in settings.models:
         value, source = settings.all()["model"].value, settings.all()["model"].source
         say(json.dumps({"model": value, "source": source}) if as_json else f"{value}  ({source})")

@@ -27,8 +27,6 @@ PATH = click.Path(path_type=Path)
 ISOLATION = click.Choice(("auto", *get_args(LevelName)))
 """Levels, as the setting `isolation` names them. The module of the levels takes longer to import."""
 FROM_ENVIRONMENT = "env:"
-MORE: Final = "More"
-"""Title of a command's options that only `--help-all` shows."""
 MEANT: Final = {
     "timeout": "--limit run_timeout_s=10m",
     "max-time": "--limit run_timeout_s=10m",
@@ -44,6 +42,11 @@ MEANT: Final = {
     "output": "-o",
     "schema": "--output-type",
     "system-prompt": "--system",
+    "format": "--json",
+    "no-sandbox": "--isolation process",
+    "unsafe": "--isolation process",
+    "config": "--set NAME=VALUE",
+    "temperature": "options = {temperature = ...} of a model in rlm-broker.toml",
 }
 """Option that people try first → how it is written here. A name of a limit or a setting is found by itself."""
 WORDS: Final = {
@@ -150,8 +153,7 @@ class LazyCommand(click.Command):
     Args:
         name: Its name.
         help: What it does.
-        parameters: Its arguments and options, in the order of the help. A text begins a section of that title; those
-            below `MORE` are shown by `--help-all` alone.
+        parameters: Its arguments and options, in the order of the help. A text begins a section of that title.
         epilog: What the help ends with.
         work: `MODULE` or `MODULE.FUNCTION` in `rlm_broker.cli`; the function is `run` if none is named.
         extra: Extra of the installation with the packages that the module imports.
@@ -177,8 +179,6 @@ class LazyCommand(click.Command):
                 self._sections.append((each, []))
             else:
                 self._sections[-1][1].append(each)
-        if MORE in (title for title, _ in self._sections):
-            self._sections[-2][1].append(HELP_ALL)
         super().__init__(
             name,
             help=help,
@@ -202,7 +202,8 @@ class LazyCommand(click.Command):
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-")
             meant = MEANT.get(name) or _assignment(name.replace("-", "_"))
-            if meant is None or meant.partition(" ")[0] not in (opt for each in self.params for opt in each.opts):
+            option = "" if meant is None else meant.partition(" ")[0]
+            if meant is None or (option[:1] == "-" and not any(option in each.opts for each in self.params)):
                 raise
             raise click.UsageError(f"No such option '{error.option_name}'; did you mean {meant}?", ctx) from None
         except click.UsageError as error:
@@ -212,17 +213,12 @@ class LazyCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections of options."""
         for title, members in self._sections:
-            if title == MORE and not ctx.meta.get(MORE):
-                continue
-            last = [self.get_help_option(ctx)] if (title, members) == self._sections[-1 - self._has_more()] else []
+            last = [self.get_help_option(ctx)] if members is self._sections[-1][1] else []
             options = [each for each in (*members, *last) if isinstance(each, click.Option)]
             records = [each.get_help_record(ctx) for each in options]
             if any(records):
                 with formatter.section(title):
                     formatter.write_dl([record for record in records if record is not None])
-
-    def _has_more(self) -> bool:
-        return self._sections[-1][0] == MORE
 
     def _call(self, **parameters: Any) -> None:
         module, _, function = self._work.partition(".")
@@ -302,7 +298,9 @@ def completed_models(begin: str) -> list[str]:
 
 def _assignment(name: str) -> str | None:
     """Return how a limit or a setting is given; None for any other name."""
-    return f"--limit {name}=VALUE" if name in _known() else None
+    from rlm_broker.limits import Limits
+
+    return f"--{'limit' if name in Limits.fields else 'set'} {name}=VALUE" if name in _known() else None
 
 
 def _known() -> list[str]:
@@ -310,15 +308,3 @@ def _known() -> list[str]:
     from rlm_broker.limits import Limits
 
     return sorted([*Limits.fields, *DEFAULTS])
-
-
-def _show_all(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
-    if is_wanted and not ctx.resilient_parsing:
-        ctx.meta[MORE] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
-
-
-HELP_ALL = click.Option(
-    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show all options."
-)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from rlm_broker.cli.settings.settings import Settings
 from rlm_broker.cli.terminal import say, say_if_typed
 from rlm_broker.context.store import Encoded, Paths, store
 from rlm_broker.context.stored_context import StoredContext
@@ -61,25 +62,22 @@ class Pipe:
             return piece
 
 
-def stored(
-    paths: Sequence[str], encoding: str | None, *, is_strict: bool = False, names_left_out: bool = False
-) -> StoredContext:
+def stored(paths: Sequence[str], settings: Settings) -> StoredContext:
     """Store what is asked about, and say what of it was left out or replaced.
 
     One path is as `Paths` has it. A pipe is a text; beside other paths it is a part of a dict, under its own path.
 
     Args:
         paths: As the command line has them. None at all, like `-`, is stdin.
-        is_strict: Whether undecodable bytes are refused.
-        names_left_out: Whether names of left-out files are said, beside their number.
+        settings: Those of the encoding are used.
 
     Raises:
         ConfigurationError: A path cannot be read, or is empty.
     """
 
     def encoded(source: object) -> StoredContext:
-        context = store(Encoded(source, encoding, "strict" if is_strict else "replace"))
-        for remark in context.info.remarks(with_names=names_left_out):
+        context = store(Encoded(source, settings["encoding"], "strict" if settings["strict_text"] else "replace"))
+        for remark in context.info.remarks(with_names=True):
             say(f"warning: {remark}", err=True)
         return context
 

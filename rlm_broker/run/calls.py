@@ -18,6 +18,7 @@ import msgspec
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.clients.base import BaseClient, CallId, LMRequest
 from rlm_broker.broker.routing import Routing
+from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.turns import Apart, FairSemaphore, bounded_map
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.events.event import CallEnded, CallRetried, CallStarted, CallText, TreeEvents
@@ -26,11 +27,11 @@ from rlm_broker.run.ledger import NOTHING, Hold, Ledger, smaller
 from rlm_broker.run.tokens import SMALL_CHARS, count_tokens, require_fit
 from rlm_broker.usage import Usage
 from sandbox_worker.wire.errors import MessageInvalid
-from sandbox_worker.wire.messages import Query, Slot
+from sandbox_worker.wire.messages import DONE, Query, Slot
 from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, are_messages
 
 if TYPE_CHECKING:
-    from rlm_broker.broker.clients.recording import Recorder
+    from rlm_broker.broker.clients.recording import Recorder, Recording
 
 WINDOW_TOKENS = 128_000
 """Assumed context window in tokens, if a client does not state its own: most models of 2025 and 2026 have as many or
@@ -109,6 +110,7 @@ class TreeCalls:
     Args:
         handler: Completes the calls: the broker, or a part before it.
         recorder: Writes down each call; None writes none.
+        replay: Recording that is replayed; None for a run with models.
         routing: Picks the client of each call; None takes the routing of the handler.
         tells_text: Whether `CallText` events carry the pieces of a reply as they come.
     """
@@ -120,6 +122,7 @@ class TreeCalls:
         events: TreeEvents,
         recorder: "Recorder | None" = None,
         *,
+        replay: "Recording | None" = None,
         routing: Routing | None = None,
         tells_text: bool = False,
     ) -> None:
@@ -128,6 +131,7 @@ class TreeCalls:
         self._ledger = ledger
         self._events = events
         self._recorder = recorder
+        self._replay = replay
         self._recorded = set[CallId]()
         self._root_task = None if recorder is None else asyncio.current_task()
         self._tells_text = tells_text
@@ -242,6 +246,20 @@ class TreeCalls:
         late = None if query.timeout_s is None else f"not done within timeout_s = {query.timeout_s:g}"
         missing = Slot(error=late or "the client cancelled its own call")
         return [done[place] or missing for place in batch.places]
+
+    async def waited(self, run: str, query: Query, wait: QueryHandler) -> list[Slot]:
+        """Answer a query of the kind "wait" by `wait`. A recording has the outcome, and a replay the same one."""
+        if self._replay is not None and (done := self._replay.next_done(run, query.id)) is not None:
+            await wait(msgspec.structs.replace(query, prompts=done, count=len(done), timeout_s=None))
+            return [Slot(DONE if id in done else "") for id in query.texts]
+        slots = await wait(query)
+        self.record_news(run, query.id, [id for id, slot in zip(query.texts, slots, strict=True) if slot.text])
+        return slots
+
+    def record_news(self, run: str, query: str | None = None, done: Sequence[str] = ()) -> None:
+        """Write down that a child run was cancelled, or which children had answered, if calls are recorded."""
+        if self._recorder is not None:
+            self._recorder.add_news(run, query, done)
 
     async def _place(self, caller: Caller, record_unanswered: Callable[[], None]) -> None:
         """Wait for a place of the tree; call `record_unanswered` if the wait is cancelled."""

@@ -1,7 +1,7 @@
 """Children of a run: `rlm_query` as runs with REPLs of their own, or as plain completions.
 
 Theory of operation. A query of a thousand prompts must not take the memory of a thousand runs. A parent must not wait
-for a child waiting for the parent's place. Five rules follow.
+for a child waiting for the parent's place. Six rules follow.
 
 1. A child run, a plain completion or an error answers each prompt. A completion serves a prompt at the greatest depth,
    with `repl=False`, or with the parent's own task, which divides no work. It also serves a prompt that
@@ -12,6 +12,8 @@ for a child waiting for the parent's place. Five rules follow.
    hold the places that those need: a deadlock.
 5. The context of a child is opened when it has its place, not when the query comes: as many contexts are in memory as
    there are places.
+6. A child in the background is a query like any other here. Its connection cancels it, at the latest when that ends. A
+   kept child is one more such query, which has the REPL until it is cancelled.
 
 A failure of a child, also one in the user's own functions, fills its slot and leaves its siblings alone.
 """
@@ -22,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +37,7 @@ from rlm_broker.errors import LimitReached, RlmBrokerError
 from rlm_broker.events.event import PREVIEW_CHARS, RunStarted
 from rlm_broker.results import ChildTrace
 from rlm_broker.run.calls import Caller, in_words
+from rlm_broker.run.persistent_repl import PersistentRepl
 from rlm_broker.run.runner import Runner
 from rlm_broker.run.tree import Tree
 from rlm_broker.sandbox.blocks.query_contexts import GivenContext, QueryWithContexts
@@ -47,6 +50,8 @@ TOO_MANY_CHILDREN = Slot(error="max_children_total exceeded")
 MAX_PROMPT_BYTES = 4 << 20
 """Maximum bytes of a context read for the prompt of a completion; a larger one is refused, as a query is. 4 MiB
 are about a million tokens."""
+NOT_KEPT = "this child is not kept: it was cancelled, or {} children are kept already (max_concurrent_children)"
+"""Error of a child whose REPL is not kept."""
 OWN_TASK = "rlm_query: this is the task that this run has itself, so a plain completion answered it: divide it"
 """Note beside the answer to a prompt that is its run's own task. The REPL prints it to stderr."""
 
@@ -86,23 +91,65 @@ class _Child(msgspec.Struct, frozen=True):
     is_echo: bool = False
 
 
+class KeptChild(NamedTuple):
+    """A child that stays for further tasks: its REPL, and the turn of its tasks."""
+
+    repl: PersistentRepl
+    turn: asyncio.Lock
+
+
 class Children:
     """The children of one run.
 
     Args:
         caller: The run.
         traces: List for the traces of the children, in the order of their ends.
-        begin: Makes the loop of a child from its caller.
+        begin: Makes the loop of a child from its caller, and from the REPL that is kept for it.
     """
 
-    def __init__(self, tree: Tree, caller: Caller, traces: list[ChildTrace], begin: Callable[[Caller], Runner]) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        caller: Caller,
+        traces: list[ChildTrace],
+        begin: Callable[[Caller, PersistentRepl | None], Runner],
+    ) -> None:
         self._tree = tree
         self._caller = caller
         self._traces = traces
         self._begin = begin
         self._started = 0
+        self._kept: dict[str, KeptChild] = {}
+
+    async def keep(self, id: str, depth: int) -> Slot:
+        """Keep a REPL for queries that name this id, until the caller is cancelled. The first of them opens it."""
+        kept, sandbox = self._tree.child_places(depth).kept, self._tree.sandbox
+        if depth >= self._tree.limits.max_depth:
+            return Slot()
+        if not kept.take():
+            return Slot(error=NOT_KEPT.format(kept.taken))
+        assert sandbox is not None
+        repl = PersistentRepl(sandbox, self._tree.limits)
+        self._kept[id] = KeptChild(repl, asyncio.Lock())  # now: the query behind this one has the child's first task
+        try:
+            async with repl:
+                await asyncio.Event().wait()
+        finally:
+            del self._kept[id]
+            kept.release()
+        return Slot()
 
     async def slots(self, query: Query, below: Caller) -> list[Slot]:
+        """Answer each prompt of a query, as far as the limits allow. A kept child does one task after the other."""
+        if query.child is None or below.depth >= self._tree.limits.max_depth:
+            return await self._slots(query, below, None)
+        kept = self._kept.get(query.child)
+        if kept is None:
+            return [Slot(error=NOT_KEPT.format(self._tree.limits.max_concurrent_children))] * len(query.prompts)
+        async with kept.turn:
+            return await self._slots(query, below, kept.repl)
+
+    async def _slots(self, query: Query, below: Caller, kept: PersistentRepl | None) -> list[Slot]:
         """Answer each prompt of a query, as far as the limits allow.
 
         Equal prompts share one answer, unless the query wants samples. A prompt stays data until there is a place for
@@ -137,7 +184,7 @@ class Children:
             )
             children = await bounded_map(
                 runs[:allowed],
-                lambda child: self._begun(query, child, below, served_by),
+                lambda child: self._begun(query, child, below, served_by, kept),
                 limits.max_concurrent_children,
                 places=room.runs,
                 session=self._caller.run,
@@ -212,7 +259,9 @@ class Children:
 
     # -- runs --------------------------------------------------------------------------------------------------------
 
-    async def _begun(self, query: Query, child: _Child, below: Caller, served_by: str) -> Slot:
+    async def _begun(
+        self, query: Query, child: _Child, below: Caller, served_by: str, kept: PersistentRepl | None
+    ) -> Slot:
         prompt, given = child.prompt, child.given
         try:
             async with AsyncExitStack() as held:
@@ -227,7 +276,7 @@ class Children:
                 shown = beginning_and_end(prompt) if is_long else prompt
                 whole = prompt if is_long and not has_task else None
                 caller = replace(below, question=shown, model=query.model, has_task_as_context=has_task)
-                return await self._run(replace(caller, whole_task=whole), context, served_by)
+                return await self._run(replace(caller, whole_task=whole), context, served_by, kept)
         except RlmBrokerError as problem:  # the context cannot be opened
             return Slot(error=in_words(problem))
 
@@ -241,7 +290,7 @@ class Children:
         task, document = divided(start) if given.is_task else (prompt, start)
         return needs_repl(task, document, info.total_chars, self._window(query, below))
 
-    async def _run(self, caller: Caller, context: StoredContext, served_by: str) -> Slot:
+    async def _run(self, caller: Caller, context: StoredContext, served_by: str, kept: PersistentRepl | None) -> Slot:
         try:
             self._tree.ledger.charge_child()
         except LimitReached:
@@ -251,8 +300,11 @@ class Children:
         started = time.monotonic()
         slot, runner = Slot(error="cancelled"), None
         try:
-            runner = self._begin(caller)
+            runner = self._begin(caller, kept)
             slot = await self._answered(runner, caller, context, served_by)
+        except asyncio.CancelledError:
+            self._tree.calls.record_news(caller.run)
+            raise
         except Exception as error:  # noqa: BLE001 - the user's functions may raise anything: the siblings go on
             slot = Slot(error=f"{type(error).__name__}: {error}")
         finally:

@@ -45,7 +45,7 @@ from rlm_broker.version import __version__
 from rlm_broker.watch.board import BOARD, start_if_wanted
 
 if TYPE_CHECKING:
-    from rlm_broker.broker.clients.recording import RecordedModels, Recorder
+    from rlm_broker.broker.clients.recording import RecordedModels, Recorder, Recording
 
 _log = logging.getLogger("rlm_broker")
 
@@ -56,11 +56,12 @@ ROOT_RUN = "1"
 
 
 class EngineParts(Struct, frozen=True):
-    """The open parts of an engine: a listening handler, a sandbox, a recorder."""
+    """The open parts of an engine: a listening handler, a sandbox, a recorder, and the recording of a replay."""
 
     handler: LMHandler
     sandbox: Sandbox
     recorder: "Recorder | None"
+    replay: "Recording | None"
 
 
 class Engine(AsyncResource):
@@ -259,7 +260,7 @@ class Engine(AsyncResource):
             else:
                 with seeded(sandbox, self._seed):
                     await own.enter_async_context(sandbox.borrowed())
-            yield EngineParts(handler, sandbox, recorder)
+            yield EngineParts(handler, sandbox, recorder, self.registry.replay if self.registry else None)
 
     async def _own_handler(self, own: contextlib.AsyncExitStack, event_loop: EventLoopRef) -> LMHandler:
         assert self.registry is not None
@@ -340,7 +341,15 @@ def root_run(
     events = TreeEvents(job.id, [*request.receivers, *followers, *BOARD.receivers(job.id)])
     completing = parts.handler if request.completing is None else request.completing(parts.handler)
     ledger = Ledger(limits)
-    calls = TreeCalls(completing, ledger, events, parts.recorder, routing=routing, tells_text=request.tells_text)
+    calls = TreeCalls(
+        completing,
+        ledger,
+        events,
+        parts.recorder,
+        replay=parts.replay,
+        routing=routing,
+        tells_text=request.tells_text,
+    )
     tree = Tree(calls, ledger, sandbox, events, request.instructions, request.query_handler, request.is_auto)
     if events.is_wanted:
         metadata = _metadata(routing, sandbox, limits, context)

@@ -13,7 +13,6 @@ from rlm_broker.limits import ReplLimits
 from rlm_broker.results import ChatMessage
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
-from sandbox_worker.wire.messages import Query, Slot
 from sandbox_worker.wire.names import CONTEXT, HISTORY, numbered
 from sandbox_worker.wire.text_json import written_out
 
@@ -90,6 +89,9 @@ class PersistentRepl(AsyncResource):
             yield self._repl
         finally:
             self._is_lent, self._answer = False, refuse
+            if self._repl is not None:
+                self._repl.answer = refuse
+                await self._repl.end_children()
 
     @property
     def sandboxed(self) -> SandboxedRepl | None:
@@ -115,11 +117,12 @@ class PersistentRepl(AsyncResource):
         if self._repl is None:
             # A copy with descriptors of its own: a REPL needs it after a kill, perhaps long after the run.
             kept = self._opened.enter_context(context.another())
-            made = self._sandbox.repl(kept, self._forward, tools=tools, values=values, limits=self._limits)
+            made = self._sandbox.repl(kept, self._answer, tools=tools, values=values, limits=self._limits)
             self._repl = await self._opened.enter_async_context(made)
             self.runs = 1
             return CONTEXT
         self._repl.renew()
+        self._repl.answer = self._answer
         self._repl.set_tools(tools)
         self._repl.provide(values)
         try:
@@ -128,6 +131,3 @@ class PersistentRepl(AsyncResource):
             raise ContextRefused(f"{error}, or open another RLM for it") from None
         self.runs += 1
         return name
-
-    async def _forward(self, query: Query) -> list[Slot]:
-        return await self._answer(query)

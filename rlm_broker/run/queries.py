@@ -24,7 +24,7 @@ FAILED = "Error: "
 FAILURE_CHARS = 200
 """Characters of a failure by which an answer is recognised as one."""
 MOST_FAILURES = 20
-"""Failures of one query that are remembered until the turn ends."""
+"""Failures of one query that are remembered until the turn ends; of children in the background, until the run ends."""
 
 
 class QueryAnswers:
@@ -58,8 +58,10 @@ class QueryAnswers:
         """Caller of the queries of this REPL: one depth below the run, with the present block."""
         return Caller(self._caller.run, self._caller.depth + 1, self._caller.question, block=self._progress.blocks)
 
-    def _begin(self, caller: Caller) -> Runner:
-        return open_run(self._tree, caller, time.monotonic(), self._ends_at, self.tools.for_children)
+    def _begin(self, caller: Caller, kept: PersistentRepl | None) -> Runner:
+        return open_run(
+            self._tree, caller, time.monotonic(), self._ends_at, self.tools.for_children, persistent_repl=kept
+        )
 
     def handler(self) -> QueryHandler:
         """Return the handler of the REPL's queries: this object, or the user's handler in its place."""
@@ -69,31 +71,36 @@ class QueryAnswers:
     async def __call__(self, query: Query) -> list[Slot]:
         """Answer each prompt of a query. Errors are texts in the slots: model code must be able to go on."""
         limits = self._tree.limits
-        if len(query.prompts) > limits.max_batch_prompts:
-            why = f"batch too large: {len(query.prompts)} > {limits.max_batch_prompts}; ask in smaller batches"
-            return [Slot(error=why)] * len(query.prompts)
-        if query.want != "llm" and not query.is_text:
-            return [Slot(error=f"{query.want} takes text, and no content parts")] * len(query.prompts)
+        if len(query.prompts) > limits.max_batch_prompts or (query.want != "llm" and not query.is_text):
+            return _refused(query, limits.max_batch_prompts)
         match query.want:
             case "budget":
                 return [Slot(text=json.dumps(self._left()))] * len(query.prompts)
             case "tool":
                 return [await self._tool(query)] * len(query.prompts)
+            case "keep":
+                return [await self._children.keep(query.id, self._below.depth)] * len(query.prompts)
             case "rlm" if self._below.depth < limits.max_depth or query.contexts:
                 slots = await self._children.slots(query, self._below)
             case _:
                 slots = await self._tree.calls.slots(self._below, query)
-        self._progress.asked[len(slots)] += 1
-        failed = 0
+        progress, failed = self._progress, 0
+        progress.asked[len(slots)] += 1
+        failures = progress.late_failures if query.background else progress.failures
+        most_failures = MOST_FAILURES - len(failures) if query.background else MOST_FAILURES
         for slot in slots:
             if slot.error is not None:
                 failed += 1
-                if failed <= MOST_FAILURES:
-                    self._progress.failures.add(f"{FAILED}{slot.error[:FAILURE_CHARS]}")
-        if failed:
-            self._progress.failed_batch = failed if failed == len(slots) > 1 else 0
+                if failed <= most_failures:
+                    failures.add(f"{FAILED}{slot.error[:FAILURE_CHARS]}")
+        if failed and not query.background:
+            progress.failed_batch = failed if failed == len(slots) > 1 else 0
         most = limits.max_result_chars
         return slots if most is None else [_cut(slot, most) for slot in slots]
+
+    async def waited(self, query: Query, wait: QueryHandler) -> list[Slot]:
+        """Answer a query of the kind "wait" by `wait`, which the connection has."""
+        return await self._tree.calls.waited(self._caller.run, query, wait)
 
     async def _tool(self, query: Query) -> Slot:
         name = query.tool or ""
@@ -144,6 +151,14 @@ def open_run(
     ends_at = smaller(parent_ends_at, None if limit_s is None else began + limit_s)
     answer = QueryAnswers(tree, caller, ends_at, tools, progress).handler()
     return Runner(tree, caller, began, answer, progress, tools, output_type, persistent_repl)
+
+
+def _refused(query: Query, most: int) -> list[Slot]:
+    """Refuse a query with more than `most` prompts, or with prompts of a wrong type."""
+    why = f"{query.want} takes text, and no content parts"
+    if len(query.prompts) > most:
+        why = f"batch too large: {len(query.prompts)} > {most}; ask in smaller batches"
+    return [Slot(error=why)] * len(query.prompts)
 
 
 def _cut(slot: Slot, limit: int) -> Slot:

@@ -36,6 +36,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from rlm_broker.broker.clients.base import BaseClient
 from rlm_broker.broker.transport.connection import QueryHandler
 from rlm_broker.concurrency.deadline import Late, StopRequested, T, within
@@ -72,6 +74,8 @@ from rlm_broker.values.parsing.finals import FinalVar
 from rlm_broker.values.parsing.notes import NotRun
 from sandbox_worker.wire.names import CONTEXT, HISTORY, TASK, numbered
 
+MOST_EMPTY: Final = 3
+"""Turns in a row without a word of the model, after which the run ends."""
 MOST_HINTS: Final = 3
 """Times that a run is told of the same mistake."""
 SCARCE: Final = 0.25
@@ -225,6 +229,8 @@ class Runner:
             name = CONTEXT if persistent is None else persistent.context_name
             self._context_name, self._parts = name, context.info.parts_total
             start = beginning(context, SHOWN_WHOLE_CHARS)
+            if name != CONTEXT:
+                self._says = replace(self._says, context=name)
             opening = self._says.opening(context.info, start, name)
             self._may_answer_unseen = self._caller.has_task_as_context or start.is_whole
             if self._tree.instructions.prologue and not self._caller.depth:
@@ -251,6 +257,7 @@ class Runner:
         for number in range(1, turns + 1):
             self.progress.turns_left = turns - number
             answer, blocks, not_run = await self._in_turn_time(self._turn(repl, number))
+            self._require_words()
             problem = None if answer is None else await self._doubt(answer, blocks, number < turns)
             if answer is not None and problem is None:
                 return answer.text
@@ -372,7 +379,8 @@ class Runner:
                 self._may_answer_unseen = True
                 self.progress.said = self._asked_about = answer.text
                 return self._says.not_looked()
-        is_failure = any(map(answer.text.startswith, self.progress.failures))
+        failures = self.progress.failures | self.progress.late_failures
+        is_failure = any(map(answer.text.startswith, failures))
         if is_failure and can_ask and answer.text != self._asked_about:
             self._asked_about = answer.text
             return self._says.failed(answer.text)
@@ -430,6 +438,13 @@ class Runner:
             return None
         problem, self._parsed = await self._output_type.judged(answer, self._tree.limits.max_output_retries)
         return problem
+
+    def _require_words(self) -> None:
+        """Raise ModelFailed after `MOST_EMPTY` turns in a row without a reply: a further one would be no other."""
+        last = self.progress.trajectory[-MOST_EMPTY:]
+        if len(last) == MOST_EMPTY and not any(turn.reply.strip() for turn in last):
+            name = self._tree.calls.model_name(self._caller.depth, self._caller.model)
+            raise ModelFailed(f"{name} replied with nothing {MOST_EMPTY} times in a row: name another model")
 
     def _count_errors(self, blocks: Sequence[Block]) -> None:
         failed = any(block.status not in ("ok", "exited") for block in blocks)

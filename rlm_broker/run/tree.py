@@ -25,10 +25,12 @@ class ChildPlaces(Struct, frozen=True):
     Attributes:
         runs: One place for each running child.
         completions: One place for each completion in place of a child: its prompt is in memory as long as its call.
+        kept: One place for each REPL that is kept for further tasks of a child, busy or not.
     """
 
     runs: FairSemaphore
     completions: FairSemaphore
+    kept: FairSemaphore
 
 
 class Tree(Struct, frozen=True):
@@ -51,7 +53,9 @@ class Tree(Struct, frozen=True):
         """Return the places of the children at a depth."""
         if depth not in self._child_places:
             runs, completions = self.limits.max_concurrent_children, self.limits.max_concurrent_calls
-            self._child_places[depth] = ChildPlaces(FairSemaphore(runs), FairSemaphore(completions))
+            self._child_places[depth] = ChildPlaces(
+                FairSemaphore(runs), FairSemaphore(completions), FairSemaphore(runs)
+            )
         return self._child_places[depth]
 
     @property
@@ -69,6 +73,7 @@ class Progress(Struct):
         draft: Value of `answer["content"]` at the end of the last block, except a block cut short.
         errors_in_a_row: Turns in a row with a failed block.
         failures: Beginnings of the failures that code was handed since the last turn, as answers of its calls.
+        late_failures: Beginnings of the failures of children in the background, which code may be handed in any turn.
         failed_batch: Size of the last batch since then whose every slot failed; 0 for none.
         asked: Sizes of the batches of prompts since then, and how many had that size; 1 is a single prompt.
     """
@@ -82,6 +87,7 @@ class Progress(Struct):
     turns_left: int | None = None
     errors_in_a_row: int = 0
     failures: set[str] = field(default_factory=set)
+    late_failures: set[str] = field(default_factory=set)
     failed_batch: int = 0
     asked: Counter[int] = field(default_factory=Counter)
 

@@ -41,8 +41,8 @@ def require_block(code: object, stdin: object) -> None:
     """Raise ConfigurationError for code and input other than text."""
     if not isinstance(code, str):
         raise ConfigurationError(f"code must be text, not {type(code).__name__}")
-    if stdin is not None and not isinstance(stdin, str):
-        raise ConfigurationError(f"stdin must be text or None, not {type(stdin).__name__}")
+    if stdin is not None and not isinstance(stdin, str) and not callable(stdin):
+        raise ConfigurationError(f"stdin must be text, an async function or None, not {type(stdin).__name__}")
 
 
 def seconds_or(name: str, given: object, default: float) -> float:

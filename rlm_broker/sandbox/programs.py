@@ -13,6 +13,7 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self
 
+from rlm_broker.broker.transport.session import Stdin
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.forks import left_to_parent
 from rlm_broker.context.memfd import new_memfd
@@ -441,7 +442,7 @@ async def run_script(
     code: str,
     argv: Sequence[str],
     file: str | None,
-    stdin: str | None,
+    stdin: Stdin | None,
     timeout_s: float | None,
 ) -> Block:
     """Run a Python program in three blocks, which do what the interpreter does.

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlm_broker.broker.transport.connection import QueryHandler, refuse
 from rlm_broker.broker.transport.provisions import Provisions
-from rlm_broker.broker.transport.session import NOTHING, Wanted
+from rlm_broker.broker.transport.session import NOTHING, Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
@@ -58,6 +58,7 @@ class SandboxedRepl(AsyncResource):
         kills_when_cancelled: Whether a cancelled caller's block is killed with its REPL, and not interrupted. Set by an
             owner if it closes the REPL then, and need not wait for the block.
         is_listed: Whether `ps` lists the REPL, and `stop` ends it, while it is open.
+        answer: Answers the queries of the next blocks.
         tree: Id of the run tree with the REPL, as in `Run.id`; None for a REPL of its own.
 
     Raises:
@@ -95,7 +96,7 @@ class SandboxedRepl(AsyncResource):
         self._event_loop = event_loop
         self._fork_server = workers.fork_server
         self._worker = ReplWorker(workers, context, self._limits, self._provisions)
-        self._answer = answer
+        self.answer = answer
         # These know the worker and not this object, which has them: without cycles, no REPL waits for the collector.
         worker = self._worker
         self._files = ReplFiles(event_loop, worker.beside_blocks, self._limits.scratch_bytes)
@@ -133,7 +134,7 @@ class SandboxedRepl(AsyncResource):
         *,
         value: bool = False,
         wall_timeout_s: float | None = None,
-        stdin: str | None = None,
+        stdin: Stdin | None = None,
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
         echo: bool = True,
@@ -151,7 +152,8 @@ class SandboxedRepl(AsyncResource):
             on_output: Called with each piece of output as it comes.
             value: Whether `Block.value` has the value of the last statement, if it is an expression.
             wall_timeout_s: Seconds, waiting for replies included; None takes `Limits.block_wall_timeout_s`.
-            stdin: Text for `input()` and `sys.stdin`. With None, or at its end, `input()` raises EOFError.
+            stdin: Text for `input()` and `sys.stdin`; or an async function, called when code needs more, that returns
+                the next text or bytes. With None, or at the end, `input()` raises EOFError.
             submit: True ends the block where it submits, by `SUBMIT`, `FINAL` or `FINAL_VAR`, past any `except
                 Exception`. With a dict from field to type (for pydantic, or a JSON Schema), code submits all these
                 fields by `SUBMIT(field=value)`, or one dict of all of them; other fields or types raise a TypeError
@@ -164,7 +166,7 @@ class SandboxedRepl(AsyncResource):
             The outcome. If a block raises, times out or is killed, its `status` says so; there is no exception.
 
         Raises:
-            ConfigurationError: `code` or `stdin` is not text, a time is not positive, or `submit` cannot be used.
+            ConfigurationError: `code` or `stdin` has another type, a time is not positive, or `submit` cannot be used.
             ReplBusy: The REPL runs another block.
             ReplClosed: The REPL was closed before, or has been restarted too often.
             SandboxFailed: The REPL is not open, or the sandbox itself broke.
@@ -180,7 +182,7 @@ class SandboxedRepl(AsyncResource):
         *,
         value: bool = False,
         wall_timeout_s: float | None = None,
-        stdin: str | None = None,
+        stdin: Stdin | None = None,
         submit: bool | Mapping[str, Any] | None = None,
         variables: bool = False,
         echo: bool = True,
@@ -195,7 +197,7 @@ class SandboxedRepl(AsyncResource):
         argv: Sequence[str] = ("main.py",),
         file: str | None = None,
         *,
-        stdin: str | None = None,
+        stdin: Stdin | None = None,
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> Block:
@@ -228,7 +230,7 @@ class SandboxedRepl(AsyncResource):
         argv: Sequence[str] = ("main.py",),
         file: str | None = None,
         *,
-        stdin: str | None = None,
+        stdin: Stdin | None = None,
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
     ) -> Block:
@@ -460,6 +462,11 @@ class SandboxedRepl(AsyncResource):
         if self._worker.connection is not None:
             self._worker.connection.provide(more)
 
+    async def end_children(self) -> None:
+        """End the children that code has started in the background, and wait until they have ended."""
+        if self._worker.connection is not None:
+            await self._worker.connection.end_background()
+
     def renew(self) -> None:
         """Count restarts from 0 again: the next run of the same REPL may have as many restarts as the first."""
         self._worker.renew()
@@ -500,8 +507,8 @@ class SandboxedRepl(AsyncResource):
     async def _answered(self, callers: contextvars.Context, query: Query) -> list[Slot]:
         """Answer a query: call the function that it wants, with the context variables of the block's caller."""
         tools, name = self._tools, query.tool or ""
-        if query.want != "tool" or tools is None or (name not in tools.functions and self._answer is not refuse):
-            return await self._answer(query)
+        if query.want != "tool" or tools is None or (name not in tools.functions and self.answer is not refuse):
+            return await self.answer(query)
         if len(query.texts) != 1 or len(query.prompts) != 1:
             return [Slot(error="tool takes one prompt, the arguments of one call")] * len(query.prompts)
         return [await tools.call(name, query.texts[0], None, self._limits.max_frame_bytes, callers)]
@@ -537,7 +544,7 @@ class SandboxedRepl(AsyncResource):
                 connection,
                 output,
                 self._limits,
-                self._answer if self._tools is None else partial(self._answered, contextvars.copy_context()),
+                self.answer if self._tools is None else partial(self._answered, contextvars.copy_context()),
                 timeout_s,
                 wall_timeout_s,
                 self._contexts,

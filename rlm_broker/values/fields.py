@@ -151,6 +151,13 @@ class Fields:
             serialization=core_schema.plain_serializer_function_ser_schema(cls.to_dict),
         )
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, source: object, handler: object) -> dict[str, Any]:
+        """Return the schema of such a field. Texts with a unit are accepted beside it."""
+        del source, handler
+        properties = {name: msgspec.json.schema(kind) for name, kind in cls._types.items()}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
 
 def _plain(value: Any) -> Any:
     """Return a number of numpy, or a fraction, as a number of Python: msgspec takes no other."""

@@ -58,6 +58,8 @@ class HandlerStats(Struct, frozen=True):
         print(handler.stats().usage.total_calls)  # 1
         ```
 
+    It is a struct of msgspec and no dataclass: `msgspec.to_builtins(stats)` makes dicts, lists and numbers of it.
+
     Attributes:
         connections: REPLs connected to its port.
         clients: One entry for each client called so far.

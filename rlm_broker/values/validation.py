@@ -1,7 +1,7 @@
 """Sentences on wrong values and unknown names, for models and for users."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlm_broker.values.text import clip
 
@@ -21,9 +21,26 @@ MANY = 1_000
 MOST_PLACE_CHARS = 200
 """Characters of the place of a mistake; a longer place is cut, because a client may have chosen its names."""
 
+MOST_LISTED = 45
+"""Known names that a sentence lists, at most."""
 MOST_NAME_CHARS = 100
 """Characters of an unknown name in a sentence. A longer name is cut, and compared with no other: a client may have sent
 megabytes, which `difflib` compares letter by letter."""
+
+_SAID: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    "string_type": "must be text",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must be of the form {pattern}",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+}
+"""Kind of pydantic's mistake -> what a setting or a field of a request must be. Answers of models get its own words."""
 
 
 class Unfit(ValueError):
@@ -65,7 +82,8 @@ def first_complaint(
     said = _in_words(item["type"], item.get("ctx", {}), place, what)
     if said is None:
         name = shown(place) if place else whole
-        message = item["msg"][:1].lower() + item["msg"][1:MOST_MESSAGE_CHARS]
+        message = _SAID.get(item["type"], "").format_map(item.get("ctx", {})) or item["msg"]
+        message = message[:1].lower() + message[1:MOST_MESSAGE_CHARS]
         said = f"{name} {message}" if message.startswith("must ") else f"{name}: {message}"
     elif item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
         said += did_you_mean(str(item["loc"][0]), known)
@@ -116,8 +134,12 @@ def no_such(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name: the known name most like it, or all known names."""
-    return did_you_mean(name, known := list(known)) or f"; there are: {', '.join(known)}"
+    """Return the end of a sentence about an unknown name: the known name most like it, or all known names.
+
+    More names than `MOST_LISTED` are left out.
+    """
+    close = did_you_mean(name, known := list(known))
+    return close or (f"; there are: {', '.join(known)}" if len(known) <= MOST_LISTED else "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ def spent(usage: Any) -> str:
 def tokens(usage: Any) -> str:
     """Return input and output tokens of a `Usage`; empty if there are none, as of the model offline."""
     both = usage.total_input_tokens + usage.total_output_tokens
-    return f"{usage.total_input_tokens:,}+{usage.total_output_tokens:,} tokens" if both else ""
+    return f"{usage.total_input_tokens:,} tokens in and {usage.total_output_tokens:,} out" if both else ""
 
 
 def dollars(amount: float | None) -> str:

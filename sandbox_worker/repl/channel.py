@@ -154,6 +154,25 @@ class Channel:
             FrameTooLarge: The query is larger than the orchestrator accepts. It was not sent.
             MemoryError: There is not enough memory, for the query or for its reply.
         """
+        with self._interrupts.held():
+            query_id = self.start(query)
+            try:
+                while query_id not in self._replies:
+                    self._wait(lambda: query_id in self._replies or bool(self._reads))
+                    self._answer_read()
+                reply = self._replies[query_id]
+                if not reply.slots:
+                    raise MemoryError
+                return reply
+            finally:
+                self.forget(query_id)
+
+    def start(self, query: Query | Submit) -> str:
+        """Give `query` its id, send it, and return the id. `reply` has the reply once it has come.
+
+        Raises:
+            CannotAsk, FrameTooLarge, MemoryError: As for `ask`.
+        """
         if os.getpid() != self._owner:
             raise CannotAsk(ONLY_HERE)
         with self._interrupts.held():
@@ -167,18 +186,17 @@ class Channel:
                     raise CannotAsk("the block that started this thread has ended: ask while it runs")
                 self._wanted.add(query_id)
                 self._send(frame)
-            try:
-                while query_id not in self._replies:
-                    self._wait(lambda: query_id in self._replies or bool(self._reads))
-                    self._answer_read()
-                reply = self._replies[query_id]
-                if not reply.slots:
-                    raise MemoryError
-                return reply
-            finally:
-                with self._lock:
-                    self._wanted.discard(query_id)
-                    self._replies.pop(query_id, None)
+        return query_id
+
+    def reply(self, query_id: str) -> Reply | None:
+        """Return the reply to a started query; None before it has come. Without memory for it, it has no slots."""
+        return self._replies.get(query_id)
+
+    def forget(self, query_id: str) -> None:
+        """Drop the reply to a started query, also if it has not come yet."""
+        with self._lock:
+            self._wanted.discard(query_id)
+            self._replies.pop(query_id, None)
 
     def next_block(self) -> tuple[Execute, list[Given]]:
         """Wait for the next block, and return it with the messages before it. The reserve is open afterwards."""

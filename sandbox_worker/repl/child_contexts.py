@@ -1,4 +1,4 @@
-"""Contexts of the children of `rlm_query`: in the message, in a file, or by the name of one of the REPL's own.
+"""Contexts of the children of code: in the message, in a file, or by the name of one of the REPL's own.
 
 A small value goes into the message. A larger one is written to the scratch folder, from which the orchestrator stores
 it for the child: a message of 70 MB would keep the orchestrator's event loop from all other REPLs. If the value is a
@@ -70,7 +70,7 @@ class ChildContexts:
             try:
                 found.append(self._handed(part))
             except TypeError as error:
-                which = "context" if name == "rlm_query" else f"contexts[{number}]"
+                which = f"contexts[{number}]" if name == "rlm_query_batched" else "context"
                 raise TypeError(f"{name}() argument {which!r} is neither text nor a plain value: {error}") from None
         return found
 

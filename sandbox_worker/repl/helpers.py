@@ -1,6 +1,6 @@
 """Functions for large texts that model code finds: search, chunks and lines. Only the returned parts are copied.
 
-They are ordinary variables: code may overwrite them for good.
+They are ordinary variables, as `first` is: code may overwrite them for good.
 """
 
 import itertools
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
+from sandbox_worker.repl.handles import first
 from sandbox_worker.repl.objects import class_name, is_a
 from sandbox_worker.wire import names
 
@@ -324,6 +325,6 @@ def _require_number(function: str, argument: str, value: Any, least: int) -> Non
 
 
 HELPERS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
-    {names.SEARCH: search, names.CHUNKS: chunks, names.LINES: lines}
+    {names.SEARCH: search, names.CHUNKS: chunks, names.LINES: lines, names.FIRST: first}
 )
-"""Name → function, for all functions of this module."""
+"""Name → function, for all functions with which a REPL starts."""

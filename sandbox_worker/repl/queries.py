@@ -1,11 +1,12 @@
 """Functions of model code that ask the orchestrator: each call sends a `Query` and waits for its `Reply`."""
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -18,9 +19,11 @@ from sandbox_worker.wire.prompts import ChildContext, MessagePart, Prompt, TextP
 from sandbox_worker.wire.text_json import decodable, unfenced
 from sandbox_worker.wire.values import MAX_DECODED_VALUES, decode, encode
 
+T = TypeVar("T")
 SHORTEST_S = 0.001
 """Minimum of a remaining time limit in seconds, since a query's `timeout_s` must be positive."""
 _KINDS: dict[str, tuple[type, ...]] = {
+    "model": (str,),
     "max_completion_tokens": (int,),
     "system": (str,),
     "max_concurrent": (int,),
@@ -31,6 +34,22 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 class ToolError(RuntimeError):
     """A tool of the orchestrator failed. The text names the tool and the reason."""
+
+
+class ChildrenCall(NamedTuple):
+    """Arguments of a call that asks children, beside their tasks.
+
+    Attributes:
+        name: Name of the function that model code called.
+        contexts: One context for each task, or None.
+    """
+
+    name: str
+    model: str | None
+    contexts: list[Any] | None
+    repl: bool | None
+    output_type: Any
+    samples: bool = False
 
 
 class Queries:
@@ -96,7 +115,7 @@ class Queries:
             "temperature": temperature,
         }
         if output_type is None:
-            return self._ask("llm", "llm_query", [prompt], **asked)[0]
+            return self._ask("llm_query", [prompt], asked)[0]
         return self._ask_typed("llm_query", [prompt], output_type, asked)[0]
 
     def llm_query_batched(
@@ -134,7 +153,7 @@ class Queries:
             "temperature": temperature,
         }
         if output_type is None:
-            return self._ask("llm", "llm_query_batched", prompts, **asked)
+            return self._ask("llm_query_batched", prompts, asked)
         return self._ask_typed("llm_query_batched", prompts, output_type, asked)
 
     def llm_batch(self, prompts: Sequence[str | list[Any]], max_concurrent: int = 10, **options: Any) -> list[Any]:
@@ -211,7 +230,7 @@ class Queries:
             output_type: As in `llm_query`: the value is returned. After a wrong answer one more child is started.
         """
         given = None if context is ... else [context]
-        return self._children_typed("rlm_query", [task], model, given, False, repl, output_type)[0]
+        return self._children([task], ChildrenCall("rlm_query", model, given, repl, output_type))[0]
 
     def rlm_query_batched(
         self,
@@ -234,76 +253,84 @@ class Queries:
         if is_a(contexts, str, bytes, dict) or not isinstance(contexts, Iterable | None):
             raise TypeError(f"{name}() takes a list of contexts, not a {class_name(contexts)}")
         given = None if contexts is None else list(contexts)
-        return self._children_typed(name, tasks, model, given, samples, repl, output_type)
+        return self._children(tasks, ChildrenCall(name, model, given, repl, output_type, bool(samples)))
 
-    def _children_typed(
-        self,
-        name: str,
-        tasks: Sequence[str],
-        model: str | None,
-        contexts: list[Any] | None,
-        samples: bool,
-        repl: bool | None,
-        output_type: Any,
-    ) -> list[Any]:
+    def more_input(self) -> bytes:
+        """Ask for the next bytes of stdin; none at its end. A prompt that was printed before is shown meanwhile.
+
+        Raises:
+            OSError: The orchestrator cannot read them.
+        """
+        self._flush_output()
+        (slot,) = self._channel.ask(Query(id="", want="stdin", prompts=[""])).slots
+        if slot.error is not None:
+            raise OSError(slot.error)
+        return slot.text.encode("latin-1")
+
+    def _children(self, tasks: Sequence[str], call: ChildrenCall) -> list[Any]:
         """Return the answers of children as texts, or as values of a type."""
-        if output_type is None:
-            return self._children(name, tasks, model, contexts, samples, repl)
-        checked = _checked(name, tasks, None, takes_parts=False)
-        _require_pairs(name, checked, contexts)
+        checked = _checked(call.name, tasks, None, takes_parts=False)
+        _require_pairs(call.name, checked, call.contexts)
 
         def ask(again: Mapping[int, Prompt]) -> list[str]:
-            given = None if contexts is None else [contexts[place] for place in again]
-            return self._children(name, cast("list[str]", [*again.values()]), model, given, samples, repl)
+            if len(again) > MAX_PROMPTS:
+                return _too_many(again)
+            given = None if call.contexts is None else [call.contexts[place] for place in again]
+            with contextlib.ExitStack() as held:
+                try:
+                    query = self.children_query([*again.values()], call._replace(contexts=given), held)
+                except ContextNotGiven as problem:
+                    return [f"Error: {problem}"] * len(again)
+                return self._answers(call.name, query)
 
-        return typed_answers(name, checked, output_type, ask, CHILD_ATTEMPTS)
+        if call.output_type is None:
+            return ask(dict(enumerate(checked)))
+        return typed_answers(call.name, checked, call.output_type, ask, CHILD_ATTEMPTS)
 
-    def _children(
-        self,
-        name: str,
-        tasks: Sequence[str],
-        model: str | None,
-        contexts: list[Any] | None,
-        samples: bool,
-        repl: bool | None,
-    ) -> list[str]:
-        _check_type(name, "repl", repl, (bool,))
-        texts = cast("list[str]", _checked(name, tasks, None, takes_parts=False))
-        _require_pairs(name, texts, contexts)
-        if len(texts) > MAX_PROMPTS:
-            return _too_many(texts)
+    def children_query(self, tasks: Sequence[Prompt], call: ChildrenCall, held: contextlib.ExitStack) -> Query:
+        """Return the query for children. `held` has the files of their contexts.
+
+        Raises:
+            ContextNotGiven: A file could not be written.
+        """
+        _check_type(call.name, "repl", call.repl, (bool,))
+        texts = cast("Sequence[str]", tasks)
         if not self._is_tidy:
             self._is_tidy = True
             remove_leftovers(self._folder)
-        with ChildContexts(self._own_contexts, self._folder) as handed:
-            try:
-                if contexts is not None:
-                    given: Sequence[ChildContext | None] = handed.given(name, contexts)
-                else:
-                    texts, given = handed.tasks(texts)
-            except ContextNotGiven as problem:
-                return [f"Error: {problem}"] * len(texts)
-            return self._ask("rlm", name, texts, model, samples=bool(samples), contexts=given, repl=repl)
+        handed = held.enter_context(ChildContexts(self._own_contexts, self._folder))
+        if call.contexts is not None:
+            given: Sequence[ChildContext | None] = handed.given(call.name, call.contexts)
+        else:
+            texts, given = handed.tasks(texts)
+        asked = {"model": call.model, "samples": call.samples, "contexts": given, "repl": call.repl}
+        return self._query("rlm", call.name, texts, asked)
 
-    def _ask(
-        self, want: Want, name: str, prompts: Sequence[str | list[Any]], model: str | None = None, **asked: Any
-    ) -> list[str]:
-        """Send a query for the function `name`, and return the answers. `asked` are further fields of the query."""
+    def _ask(self, name: str, prompts: Sequence[str | list[Any]], asked: dict[str, Any]) -> list[str]:
+        """Ask models for the function `name`, and return the answers. `asked` are further fields of the query."""
+        return self._answers(name, self._query("llm", name, prompts, asked))
+
+    def _query(self, want: Want, name: str, prompts: Sequence[str | list[Any]], asked: dict[str, Any]) -> Query:
         texts = _checked(name, prompts, asked.get("system"), takes_parts=want == "llm")
-        _check_type(name, "model", model, (str,))
         for argument, kinds in _KINDS.items():
             _check_type(name, argument, asked.get(argument), kinds)
         _check_temperature(name, asked.get("temperature"))
-        if not texts:
+        return Query(id="", want=want, prompts=texts, **asked)  # the channel sets the id
+
+    def _answers(self, name: str, query: Query) -> list[str]:
+        if not query.prompts:
             return []
-        if len(texts) > MAX_PROMPTS:
-            return _too_many(texts)
+        if len(query.prompts) > MAX_PROMPTS:
+            return _too_many(query.prompts)
+        return [rendered(slot) for slot in self.sent(name, query, self._slots)]
+
+    def sent(self, name: str, query: Query, send: Callable[[Query], T]) -> T:
+        """Send a query for the function `name`."""
         self._flush_output()  # shows text printed before the query, which may wait for long
-        query = Query(id="", want=want, prompts=texts, model=model, **asked)  # the channel sets the id
         try:
-            return [_rendered(slot) for slot in self._slots(query)]
+            return send(query)
         except UnicodeEncodeError as error:
-            place = next((f"prompts[{n}]: " for n, text in enumerate(texts) if text is error.object), "")
+            place = next((f"prompts[{n}]: " for n, text in enumerate(query.prompts) if text is error.object), "")
             remedy = "text.encode('utf-8', 'replace').decode() has none"
             raise ValueError(f"{name}() needs text without lone surrogates: {place}{error}; {remedy}") from None
 
@@ -317,9 +344,7 @@ class Queries:
 
         def ask(again: Mapping[int, Prompt]) -> list[str]:
             left_s = None if timeout_s is None else max(SHORTEST_S, timeout_s - (time.monotonic() - started))
-            return self._ask(
-                "llm", name, [*again.values()], **(asked if left_s is None else {**asked, "timeout_s": left_s})
-            )
+            return self._ask(name, [*again.values()], asked if left_s is None else {**asked, "timeout_s": left_s})
 
         return typed_answers(name, checked, output_type, ask)
 
@@ -339,16 +364,21 @@ class Queries:
         return [*first, *self._slots(second)]
 
 
+def check_task(name: str, task: Any) -> None:
+    """Raise TypeError, for the function `name` of model code, if a task is not text."""
+    _checked(name, [task], None, takes_parts=False)
+
+
 def _require_pairs(name: str, tasks: Sequence[Any], contexts: Sequence[Any] | None) -> None:
     if contexts is not None and len(contexts) != len(tasks):
         raise ValueError(f"{name}() has {len(tasks):,} tasks and {len(contexts):,} contexts: give one for each")
 
 
-def _too_many(prompts: Sequence[Any]) -> list[str]:
+def _too_many(prompts: Sized) -> list[str]:
     return [f"Error: batch too large: {len(prompts):,} prompts in one call, {MAX_PROMPTS:,} at most"] * len(prompts)
 
 
-def _rendered(slot: Slot) -> str:
+def rendered(slot: Slot) -> str:
     if slot.note is not None:
         print(slot.note, file=sys.stderr)
     if slot.error is None:
@@ -453,27 +483,50 @@ def typed_answers(
         TypeError: `output_type` is neither a dict nor a pydantic model.
         ValueError: `output_type` is a dict that is not a JSON schema.
     """
-    schema, value_of = _schema_of(name, output_type)
-    wanted = f"Answer with a JSON value of this schema, and nothing else: {schema}"
+    wanted = AnswerSchema(name, output_type)
     answers: list[Any] = [None] * len(prompts)
-    asked = {place: _with(prompt, wanted) for place, prompt in enumerate(prompts)}
+    asked = {place: wanted.asked(prompt) for place, prompt in enumerate(prompts)}
     for _ in range(attempts):
         again: dict[int, Prompt] = {}
         for place, text in zip(asked, ask(asked), strict=True):
-            if text.startswith("Error: "):
-                answers[place] = text
-                continue
-            try:
-                answers[place] = value_of(unfenced(text))
-            except Exception as error:  # noqa: BLE001 - a validator of model code may raise any class
-                problem = (str(error) or class_name(error))[:SHOWN_CHARS]
-                answers[place] = f"Error: the answer is not of the output_type: {problem}"
-                told = f"{wanted}\n\nYou answered: {text[:SHOWN_CHARS]}\nThat is wrong: {problem}"
-                again[place] = _with(prompts[place], told)
+            answers[place], corrected = wanted.judged(prompts[place], text)
+            if corrected is not None:
+                again[place] = corrected
         asked = again
         if not asked:
             break
     return answers
+
+
+class AnswerSchema:
+    """Type of the answers that model code wants. It makes prompts, and judges answers.
+
+    Args:
+        name: Name of the function that model code called.
+        output_type: JSON schema (a dict), or pydantic model.
+
+    Raises:
+        TypeError, ValueError: As for `typed_answers`.
+    """
+
+    def __init__(self, name: str, output_type: Any) -> None:
+        schema, self._value_of = _schema_of(name, output_type)
+        self._words = f"Answer with a JSON value of this schema, and nothing else: {schema}"
+
+    def asked(self, prompt: Prompt) -> Prompt:
+        """Return the prompt with the type."""
+        return _with(prompt, self._words)
+
+    def judged(self, prompt: Prompt, text: str) -> tuple[Any, Prompt | None]:
+        """Return the value of an answer and None; or, if it is wrong, an error text and the prompt to ask again."""
+        if text.startswith("Error: "):
+            return text, None
+        try:
+            return self._value_of(unfenced(text)), None
+        except Exception as error:  # noqa: BLE001 - a validator of model code may raise any class
+            problem = (str(error) or class_name(error))[:SHOWN_CHARS]
+            told = f"{self._words}\n\nYou answered: {text[:SHOWN_CHARS]}\nThat is wrong: {problem}"
+            return f"Error: the answer is not of the output_type: {problem}", _with(prompt, told)
 
 
 def _with(prompt: Prompt, text: str) -> Prompt:

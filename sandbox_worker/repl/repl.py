@@ -24,6 +24,7 @@ from sandbox_worker.repl.changes import Changes
 from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
 from sandbox_worker.repl.displays import Displays, at_end, display
 from sandbox_worker.repl.execution import BlockOutcome, Executor, Raised
+from sandbox_worker.repl.handles import Handles
 from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
@@ -92,6 +93,27 @@ class HandedContexts:
         return fds[0]
 
 
+class AskedInput(io.RawIOBase):
+    """Bytes of `sys.stdin`, each piece asked for when code reads it.
+
+    Args:
+        more: Function that returns the next piece; an empty one at the end.
+    """
+
+    def __init__(self, more: Callable[[], bytes]) -> None:
+        self._more = more
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or self._more()
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
 AROUND_VALUES = 1 << 10
 """Bytes of a message beside the values in it."""
 SHORT = OutputBounds(max_output_bytes=1 << 16)
@@ -133,8 +155,7 @@ class Repl:
         self._channel = channel
         channel.read_variables = self._read
         self._interrupts = interrupts
-        self._reserve = reserve
-        self._handed = handed
+        self._reserve, self._handed = reserve, handed
         self._contexts = contexts
         self._undecoded = [*undecoded]
         self._pid = os.getpid()
@@ -167,6 +188,7 @@ class Repl:
             names.LLM_BATCH: queries.llm_batch,
             names.RLM_QUERY: queries.rlm_query,
             names.RLM_QUERY_BATCHED: queries.rlm_query_batched,
+            names.RLM_START: Handles(channel, queries).rlm_start,
             names.BUDGET: queries.budget,
             names.FINAL: submission.final,
             names.FINAL_VAR: submission.final_var,
@@ -203,7 +225,7 @@ class Repl:
         self._block = execute.block
         value = Crossing()
         self._interrupts.install()
-        self._restore_streams(execute.stdin)
+        self._restore_streams(execute)
         for printer in self._printers:
             printer.begin_block()
         self._displays.begin_block(execute.block)
@@ -366,10 +388,15 @@ class Repl:
                 with contextlib.suppress(Exception):  # the object may be of any class, also without a `flush`
                     stream.flush()
 
-    def _restore_streams(self, stdin: str | None) -> None:
+    def _restore_streams(self, execute: Execute) -> None:
         if self._stdin.closed:
             self._stdin = open(os.devnull)  # noqa: SIM115 - stays open as long as the process lives
-        sys.stdin = self._stdin if stdin is None else io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")
+        if execute.asks_stdin:
+            sys.stdin = io.TextIOWrapper(io.BufferedReader(AskedInput(self._queries.more_input)), "utf-8")
+        elif execute.stdin is not None:
+            sys.stdin = io.TextIOWrapper(io.BytesIO(execute.stdin.encode()), "utf-8")
+        else:
+            sys.stdin = self._stdin
         sys.stdout, sys.stderr = self._printers
         # Model code that has redirected stdout often restores it with `sys.stdout = sys.__stdout__`.
         sys.__stdout__, sys.__stderr__ = self._printers  # type: ignore[misc, assignment]

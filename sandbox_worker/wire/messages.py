@@ -25,8 +25,11 @@ Status = Literal["ok", "error", "exited", "interrupted"]
 
 Stream = Literal["stdout", "stderr"]
 """Stream to which a piece of output was printed."""
-Want = Literal["llm", "rlm", "budget", "tool"]
-"""Kind of a query: a completion, a child run, the remaining means, or a call of a tool."""
+Want = Literal["llm", "rlm", "budget", "tool", "stdin", "keep", "wait", "cancel"]
+"""Kind of a query: a completion, a child run, the remaining means, a call of a tool, more of stdin, a REPL
+for several tasks of one child; or a wait for children that run in the background, or their end."""
+DONE = "done"
+"""Text of a slot of "wait" whose query was answered."""
 MAX_PROMPTS = 1 << 16
 """Maximum prompts of one query; a query with more is invalid. Without this bound, a slot for each of the 20 million
 empty prompts that fit into a frame would take gigabytes. `max_batch_prompts`, far lower by default, answers with an
@@ -105,7 +108,8 @@ class Ready(Message, frozen=True):
 
 
 class Query(Message, frozen=True, omit_defaults=True):
-    """Request of model code to the orchestrator. One thread of the REPL waits for the `Reply` with the same id.
+    """Request of model code to the orchestrator. The `Reply` has the same id. One thread of the REPL waits for it,
+    unless the query is in the background.
 
     Example:
         ```python
@@ -125,6 +129,10 @@ class Query(Message, frozen=True, omit_defaults=True):
             - "rlm": texts, the tasks of child runs.
             - "budget": one empty text. The slot's text is a JSON object.
             - "tool": one JSON object of `args` and `kwargs`. The slot's text is the result. `values` encodes both.
+            - "stdin": one empty text. The slot's text has one character for each byte; none at the end.
+            - "keep": one empty text, in the background. The REPL lives as long as the query is open.
+            - "wait": ids of background queries. A slot's text is "done" if that query was answered.
+            - "cancel": ids of background queries. The reply comes when they have ended.
         model: Name of the model that code wishes; the session's policy decides. None leaves the choice to the policy.
         system: System prompt of the calls, or None.
         max_completion_tokens: Maximum output tokens of each call; None leaves it to the orchestrator.
@@ -136,6 +144,10 @@ class Query(Message, frozen=True, omit_defaults=True):
             if no child has a context of its own.
         repl: Whether children get a REPL. None leaves it to the orchestrator. Below `max_depth` no child gets one.
         temperature: Sampling temperature; None leaves it to the client.
+        background: Whether no thread waits for the reply, and the query may outlive its block. It ends with its
+            connection at the latest.
+        child: For "rlm", the id of the open "keep" query whose REPL the child uses; None for a REPL of its own.
+        count: For "wait", the number of answered queries to wait for; 0 only looks.
     """
 
     id: str
@@ -151,6 +163,9 @@ class Query(Message, frozen=True, omit_defaults=True):
     contexts: Annotated[Sequence[ChildContext | None], msgspec.Meta(max_length=MAX_PROMPTS)] = ()
     repl: bool | None = None
     temperature: Temperature | None = None
+    background: bool = False
+    child: str | None = None
+    count: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def texts(self) -> list[str]:
@@ -174,6 +189,7 @@ class Submit(Message, frozen=True):
     want: ClassVar = "submit"
     prompts: ClassVar = ("",)
     contexts: ClassVar = ()
+    background: ClassVar = False
 
     id: str
     fields: msgspec.Raw
@@ -272,6 +288,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
         names: Variables whose values the result shall have; none stands for all public ones. Then there is no code.
             None asks for no variables.
         stdin: Text that code reads from `sys.stdin`; None is an empty one.
+        asks_stdin: Whether code gets more of `sys.stdin` by a query each time that it needs it.
         submit: Names of the fields that the block must submit; the block ends where it submits. An empty list permits
             any value. With None the block continues after it has submitted any value.
         tells_variables: Whether the result shall list the variables that the block made or changed.
@@ -287,6 +304,7 @@ class Execute(Message, frozen=True, omit_defaults=True):
     submit: list[str] | None = None
     tells_variables: bool = False
     echo: bool = True
+    asks_stdin: bool = False
 
 
 class Environment(Message, frozen=True, omit_defaults=True):

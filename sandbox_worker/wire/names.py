@@ -5,13 +5,14 @@ LLM_QUERY_BATCHED = "llm_query_batched"
 LLM_BATCH = "llm_batch"
 RLM_QUERY = "rlm_query"
 RLM_QUERY_BATCHED = "rlm_query_batched"
+RLM_START = "rlm_start"
 BUDGET = "budget"
 FINAL = "FINAL"
 FINAL_VAR = "FINAL_VAR"
 SUBMIT = "SUBMIT"
 SHOW_VARS = "SHOW_VARS"
 FUNCTIONS = frozenset(
-    {LLM_QUERY, LLM_QUERY_BATCHED, LLM_BATCH, RLM_QUERY, RLM_QUERY_BATCHED, BUDGET}
+    {LLM_QUERY, LLM_QUERY_BATCHED, LLM_BATCH, RLM_QUERY, RLM_QUERY_BATCHED, RLM_START, BUDGET}
     | {FINAL, FINAL_VAR, SUBMIT, SHOW_VARS}
 )
 """Names of the functions of every REPL. The REPL restores them before each block."""
@@ -19,8 +20,9 @@ FUNCTIONS = frozenset(
 SEARCH = "search"
 CHUNKS = "chunks"
 LINES = "lines"
-"""Names of the functions for large texts. Every REPL starts with them as ordinary variables: code may reassign them,
-and a tool may have such a name."""
+FIRST = "first"
+"""Names of the functions for large texts, and for waiting. Every REPL starts with them as ordinary variables: code may
+reassign them, and a tool may have such a name."""
 
 CONTEXT = "context"
 """Name of the context. The context of run number n in one REPL is also `context_n`, from `context_0`."""

@@ -112,7 +112,7 @@ def beginning_and_end(text: str) -> str:
     left_out = len(text) - 2 * SHOWN_CHARS
     if left_out <= 0:
         return text
-    whole = f"{text[:SHOWN_CHARS]}\n... [{left_out:,} characters, see `context`] ...\n{text[-SHOWN_CHARS:]}"
+    whole = f"{text[:SHOWN_CHARS]}\n... [{left_out:,} characters left out here] ...\n{text[-SHOWN_CHARS:]}"
     return whole.encode("utf-8", "replace").decode()  # a lone surrogate cannot be sent
 
 

@@ -4,7 +4,7 @@
     python -m scripts.cluster "node killed" "link cut"     # those whose names contain one of these
     python -m scripts.cluster --quick                      # two nodes, few items, no bounds of time
 
-Each play is one command, `rlm-broker batch --cluster`. After the fault it is given again, if it has ended, until all
+Each play is one command, `rlm-broker batch` on a cluster. After the fault it is given again, if it has ended, until all
 items are answered. The nodes are network namespaces, which live in namespaces of the script's own, so that whatever
 ends the script removes them with all processes. That needs root, or user namespaces. The exit code is 1 if an item was
 lost, an answered call was paid again, a loss was noticed too late, or a process was left; 2 if no nodes can be made.
@@ -98,7 +98,7 @@ class Play:
             "8",
             "--quiet",
         ]
-        words += ["--cluster", f"{HEAD_ADDRESS}:{PORT}", "--model", "counted"]
+        words += ["--set", f"cluster={HEAD_ADDRESS}:{PORT}", "--model", "counted"]
         words += ["--base-url", f"http://127.0.0.1:{self._port}/v1"]
         self._batch = subprocess.Popen(
             [sys.executable, "-m", "rlm_broker", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -71,6 +71,8 @@ VIOLATIONS = {
     "submits_for_another_block": "say(type='submit', id=f'{N+1}:1', fields={'n': 1})",
     "submits_nothing": "say(type='submit', id='N:1')",
     "answers_a_read_of_its_own": "say(type='read', block=N, number=1, names=['forged'])",
+    "starts_a_child_in_another_block": "say(type='query', id=f'{N+1}:1', want='rlm', prompts=['forged'], background=True)",
+    "waits_for_fewer_than_none": "say(type='query', id='N:1', want='wait', prompts=['forged'], count=-1)",
     "asks_without_text": "say(type='query', id='N:1', want='llm', prompts=[7])",
 }
 
@@ -83,7 +85,7 @@ class Answers:
 
     async def __call__(self, query: Query, /) -> list[Slot]:
         self.asked += query.texts
-        if "slow" in query.prompts:
+        if "slow" in query.prompts or query.want == "keep":
             await asyncio.Event().wait()
         return [Slot(text=prompt.upper()) for prompt in query.texts]
 
@@ -160,6 +162,60 @@ def test_unread_replies_hold_back_queries(sandbox: Sandbox) -> None:
     block, answers = run_beside_a_sibling(sandbox, code, timeout_s=2)
     assert block.status in ("killed", "interrupted")
     assert sum(map(len, answers.asked)) < 100 << 20
+
+
+# -- children in the background --------------------------------------------------------------------------------------
+
+EVERY_ID = "[f'{block}:{n}' for block in range(1, 9) for n in range(99)]"
+
+
+@table(
+    "code, said",
+    [
+        (f"say(type='query', id='N:1', want='cancel', prompts={EVERY_ID})\nreplies(1)", "ok"),
+        (f"say(type='query', id='N:1', want='wait', prompts={EVERY_ID}, count=9)\nreplies(1)", "ok"),
+        ("say(type='query', id='N:1', want='rlm', prompts=['x'], background=True, child='2:1')\nreplies(1)", "ok"),
+        (
+            f"rlm_start('slow')\nsay(type='query', id='N:9', want='wait', prompts={EVERY_ID}, count=10**9)\nreplies(2)",
+            "interrupted",
+        ),
+        (
+            "for n in range(9): say(type='query', id=f'N:{n}', want='tool', prompts=['slow'], background=True)\nreplies(9)",
+            "ok",
+        ),
+    ],
+)
+def test_forged_id_reaches_no_child_of_another_repl(sandbox: Sandbox, code: str, said: str) -> None:
+    mine, others = Answers(), Answers()
+    with sandbox.repl("mine", mine) as attacker, sandbox.repl("other", others) as sibling:
+        sibling.execute("child, kept = rlm_start('slow'), rlm_start('hello', keep=True)")
+        attacker.execute("1")
+        block = attacker.execute(
+            RAW + code.replace("N", "2"),
+            timeout_s=WAIT_S if said == "ok" else 0.3,
+            wall_timeout_s=WAIT_S if said == "ok" else 1,
+        )
+        assert block.status == said
+        assert attacker.execute("print(context)").stdout == "mine\n"
+        assert (
+            sibling.execute("print(child.done, kept.result(), kept.ask('more').result())").stdout
+            == "False HELLO MORE\n"
+        )
+
+
+def test_flood_of_children_is_bounded_and_ends_with_its_repl(sandbox: Sandbox) -> None:
+    code = (
+        "import threading\n"
+        "def read():\n"
+        "    while True: os.read(4, 1 << 20)\n"
+        "threading.Thread(target=read, daemon=True).start()\n"
+        "wants = ('rlm', 'keep')\n"
+        "for i in range(5_000): say(type='query', id=f'N:{i}', want=wants[i % 2], prompts=['slow'], background=True)\n"
+        "os._exit(0)"
+    )
+    block, answers = run_beside_a_sibling(sandbox, code)
+    assert block.status in ("ok", "killed", "interrupted")
+    assert len(answers.asked) <= LIMITS.max_queries_in_flight + 1
 
 
 # -- budgets ---------------------------------------------------------------------------------------------------------

@@ -58,6 +58,12 @@ def test_failed_run_carries_its_conversation_turns_and_usage(
     assert error.execution_time > 0
 
 
+def test_model_that_says_nothing_is_not_asked_until_all_turns_are_gone(open_sandbox: Sandbox) -> None:
+    error = failed(open_sandbox, ModelFailed, [LOOKS, "", " ", LOOKS, "", "\n", ""])  # two in a row may come to itself
+    assert str(error).endswith(" replied with nothing 3 times in a row: name another model")
+    assert (len(error.trajectory), error.partial_answer) == (7, "an idea")
+
+
 def test_cut_turn_keeps_its_ended_blocks(open_sandbox: Sandbox) -> None:
     error = failed(open_sandbox, LimitReached, [LOOKS, HANGS], Limits(run_timeout_s=1.5))
     assert error.partial_answer == "more to come"

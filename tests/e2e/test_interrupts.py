@@ -219,9 +219,58 @@ async def test_stdin_of_a_block_is_read_to_its_end(loop_sandbox: Sandbox) -> Non
         assert (await repl.aexecute("input()", stdin="")).error == "EOFError: EOF when reading a line"
 
 
+async def test_stdin_may_be_a_function_that_is_called_when_code_reads(loop_sandbox: Sandbox) -> None:
+    shown: list[str] = []
+    pieces: list[str | bytes] = ["one\n", b"tw", b"o\xff\x00", "x" * (1 << 17), ""]
+
+    async def more() -> str | bytes:
+        shown.append("asked")
+        return pieces.pop(0)
+
+    async with loop_sandbox.repl() as repl:
+        assert (await repl.aexecute("1", stdin=more)).stdout == "1\n"
+        assert not shown  # code that reads nothing takes nothing
+        code = "first = input('? ')\nimport sys\nrest = sys.stdin.buffer.read()\n[first, rest[:5], len(rest), sys.stdin.read()]"
+        block = await repl.aexecute(code, stdin=more, on_output=lambda _, text: shown.append(text))
+        assert block.stdout == f"? ['one', b'two\\xff\\x00', {5 + (1 << 17)}, '']\n"
+        assert shown[:2] == ["? ", "asked"]  # a prompt is shown before the caller is asked
+        assert shown.count("asked") == 5  # nothing ends it, and then it is not called again
+
+
+async def test_stdin_of_a_function_that_fails_is_an_error_of_the_code(loop_sandbox: Sandbox) -> None:
+    async def of_another_type() -> str:
+        return 7  # type: ignore[return-value]
+
+    unasked = "llm_query.__self__.more_input()"
+    twice = "llm_query.__self__._ask('stdin', 'input', ['', ''])[1]"
+    async with loop_sandbox.repl(limits=ReplLimits(max_frame_bytes=1 << 12)) as repl:
+        assert (
+            await repl.aexecute("input()", stdin=of_another_type)
+        ).error == "OSError: stdin must return text or bytes, not int"
+        assert (await repl.aexecute(unasked)).error == "OSError: this block has no stdin to ask for"
+        assert "no stdin to ask for" in (await repl.aexecute(twice, stdin=of_another_type)).stdout
+
+        async def controls() -> str:
+            return "\0" * 5_000  # six bytes each in a message, of which none may have more than 4,096
+
+        assert (await repl.aexecute("len(sys.stdin.read(5_000))", stdin=controls)).error is not None
+        assert (await repl.aexecute("import sys\nlen(sys.stdin.read(5_000))", stdin=controls)).stdout == "5000\n"
+
+
+async def test_code_that_waits_for_stdin_is_off_the_clock_and_can_be_interrupted(loop_sandbox: Sandbox) -> None:
+    async def silent() -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async with loop_sandbox.repl() as repl:
+        block = await repl.aexecute("x = 1\ninput()", timeout_s=0.1, wall_timeout_s=0.4, stdin=silent)
+        assert (block.status, block.limit) == ("interrupted", "block_wall_timeout_s")
+        assert (await repl.aexecute("x")).stdout == "1\n"
+
+
 async def test_stdin_that_cannot_be_given_is_refused(loop_sandbox: Sandbox) -> None:
     async with loop_sandbox.repl(limits=ReplLimits(max_frame_bytes=1 << 12)) as repl:
-        with pytest.raises(ConfigurationError, match="stdin must be text or None, not bytes"):
+        with pytest.raises(ConfigurationError, match="stdin must be text, an async function or None, not bytes"):
             await repl.aexecute("1", stdin=b"x")  # type: ignore[arg-type]
         assert "too long" in ((await repl.aexecute("1", stdin="x" * (1 << 13))).error or "")
         assert "UnicodeEncodeError" in ((await repl.aexecute("1", stdin="\ud800")).error or "")

@@ -141,12 +141,24 @@ def test_arguments_of_a_page_for_other_systems_are_answered(page: str, section: 
             RLM("offline", **{name: 3})  # type: ignore[arg-type]
 
 
+def _of(module: str) -> Any:
+    """Return a class of models as another library has it: it can be called, but not as a client."""
+
+    def call(_self: object, prompt: object = None, *, messages: object = None) -> list[object]:
+        return [prompt, messages]
+
+    return type("LM", (), {"__module__": module, "__init__": lambda *_: None, "__call__": call, "completion": call})
+
+
 def test_first_guesses_of_other_calls_are_answered() -> None:
     guesses: dict[str, Callable[[], object]] = {
         "write limits=Limits(max_depth=...)": lambda: RLM("offline", limits={"max_depth": 2}),  # type: ignore[arg-type]
         "limits=Limits(max_tokens=...)": lambda: RLM("offline").completion("a", "?", limits={"max_tokens": 2}),  # type: ignore[call-overload]
         "Model takes its fields by name: write Model(name='qwen3')": lambda: Model("qwen3"),  # type: ignore[call-arg]
         'write Model(name="gpt-5-mini"': lambda: RLM(type("OpenAI", (), {"__module__": "openai"})()),
+        "lambda messages: lm(messages=messages)[0]": lambda: RLM(_of("dspy.clients.lm")("openai/x")),
+        "model.invoke(messages).content": lambda: RLM("offline", type("Mine", (_of("langchain_core.models"),), {})()),
+        'LM: write "openai/gpt-5-mini", or Model(name=': lambda: RLM(_of("litellm.router")()),
         "write `with Sandbox() as sandbox:`": Sandbox.create,
         "Sandbox takes no image: write": lambda: Sandbox(image="python:3.12"),  # type: ignore[arg-type]
         "Sandbox takes no memory: write": lambda: Sandbox(memory=512),  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 import pickle
 from typing import Any
 
+import jsonschema
 import numpy
 import pydantic
 import pytest
@@ -223,5 +224,9 @@ def test_a_pydantic_model_may_have_limits() -> None:
     made = Settings.model_validate({"limits": {"run_timeout_s": "1m"}})
     assert made.limits == RunLimits(run_timeout_s=60)
     assert made.model_dump()["limits"]["run_timeout_s"] == 60
+    schema = Settings.model_json_schema()
+    jsonschema.validate({"limits": {"max_iterations": [20, 5]}}, schema)
+    with pytest.raises(jsonschema.ValidationError, match="less than the minimum"):
+        jsonschema.validate({"limits": {"max_iterations": 0}}, schema)
     with pytest.raises(ConfigurationError, match="there is no limit 'run_timeout'; did you mean run_timeout_s"):
         Settings.model_validate({"limits": {"run_timeout": 1}})

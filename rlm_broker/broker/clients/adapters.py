@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import weakref
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 from rlm_broker.broker.clients.base import BaseClient, Client, LMReply, LMRequest, with_text
@@ -17,6 +18,19 @@ from rlm_broker.events.redaction import in_words
 from rlm_broker.usage import Usage
 
 _EXAMPLES = "'offline' (no key, no network), 'openai/gpt-5-mini' or 'anthropic/claude-sonnet-4-5'"
+
+_BY_NAME = '"openai/gpt-5-mini", or Model(name=..., base_url=...)'
+_INSTEAD = {
+    "openai": 'Model(name="gpt-5-mini", base_url=..., api_key="env:OPENAI_API_KEY")',
+    "anthropic": '"anthropic/claude-sonnet-4-5"',
+    "ollama": '"ollama/NAME"',
+    "litellm": _BY_NAME,
+    "dspy": f"{_BY_NAME}, or a function: lambda messages: lm(messages=messages)[0]",
+    "langchain_core": f"{_BY_NAME}, or a function: lambda messages: model.invoke(messages).content",
+    "smolagents": f"{_BY_NAME}, or a function: lambda messages: model(messages).content",
+    "transformers": 'a function: lambda messages: pipe(messages)[0]["generated_text"][-1]["content"]',
+}
+"""Package of a model object that cannot be called as a client is → what to give in its place."""
 
 
 class SyncFieldLike(Protocol):
@@ -233,14 +247,20 @@ def client_of(given: Client | FieldLike | Callable[..., Any]) -> BaseClient:
     """
     if isinstance(given, type):
         raise ConfigurationError(f"a model must be an object, not the class {given.__name__}: give an instance of it")
-    if (hasattr(given, "complete") and hasattr(given, "model_name")) or is_field_client(given):
+    is_client = hasattr(given, "complete") and hasattr(given, "model_name")
+    instead = None if is_client else _instead_of(given)
+    if instead is None and (is_client or is_field_client(given)):
         return adapted(cast("Client | FieldLike", given))
-    if callable(given):
+    if instead is None and callable(given):
         return FunctionClient(given)
-    is_openai = type(given).__module__.partition(".")[0] == "openai"
-    instead = ': write Model(name="gpt-5-mini", base_url=..., api_key="env:OPENAI_API_KEY")' if is_openai else ""
-    kind = type(given).__name__
-    raise ConfigurationError(f"a model must be a name, a Model, a client or a function, not {kind}{instead}")
+    kind = f"{type(given).__name__}{'' if instead is None else f': write {instead}'}"
+    raise ConfigurationError(f"a model must be a name, a Model, a client or a function, not {kind}")
+
+
+def _instead_of(given: object) -> str | None:
+    """Return what to write in place of a model object of another library; None for any other object."""
+    modules = [given.__name__] if isinstance(given, ModuleType) else [each.__module__ for each in type(given).__mro__]
+    return next((written for each in modules if (written := _INSTEAD.get(each.partition(".")[0]))), None)
 
 
 def client_for(name: str, **options: Any) -> BaseClient:

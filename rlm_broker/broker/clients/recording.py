@@ -1,7 +1,8 @@
 """Files with a run's model calls: written during the run, and read to replay it.
 
-The first line is `RecordedModels`, and each further line is one `Recorded` call, as JSON. A reply is found by its
-request, not by its time, because calls of a batch end in any order.
+The first line is `RecordedModels`, and each further line is one `Recorded` call or one `RecordedNews`, as JSON. A reply
+is found by its request, not by its time, because calls of a batch end in any order. Code that waits for children in the
+background sees the same of them as done, and what such a child did no more when it was cancelled, it does not do.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ DIFFERENCE_LINES = 24
 """Maximum lines of a difference in an error; further lines are counted."""
 OWN_PROMPT = "(the system prompt of rlm-broker)"
 """Text in place of the built-in system prompt in a recording."""
+_NEWS = b'{"run":'
+"""Beginning of a line with a `RecordedNews`."""
 LINE_CHARS = 160
 """Maximum characters of a line in a difference; longer lines are cut."""
 
@@ -76,6 +79,20 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
     used: Counted = Counted()
     cancelled: bool = False
     run_stopped: bool = False
+
+
+class RecordedNews(msgspec.Struct, frozen=True):
+    """News of children in the background: those that had answered when code waited; or a run that was cancelled.
+
+    Attributes:
+        run: Run of the code; or the cancelled run.
+        query: Id of the query that waited; or None for a cancelled run.
+        done: Ids of the queries that were answered by then.
+    """
+
+    run: str
+    query: str | None = None
+    done: list[str] = []
 
 
 class RecordedModels(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -128,6 +145,10 @@ class Recorder:
             )
         )
 
+    def add_news(self, run: str, query: str | None, done: Sequence[str]) -> None:
+        """Write news of children, see `RecordedNews`."""
+        self._write(RecordedNews(run, query, [*done]))
+
     def close(self) -> None:
         """Close the file, and warn if lines are missing. Later calls are not recorded. Call it once."""
         os.close(self._descriptor)
@@ -164,7 +185,8 @@ class Recording:
             if lines and not lines[-1].endswith(b"\n"):
                 lines.pop()  # the process was killed while it wrote this line
             self.models = msgspec.json.decode(first, type=RecordedModels)
-            self._calls = [decode_escaped(line, Recorded) for line in lines]
+            all_news = [decode_escaped(line, RecordedNews) for line in lines if line.startswith(_NEWS)]
+            self._calls = [decode_escaped(line, Recorded) for line in lines if not line.startswith(_NEWS)]
         except OSError as error:
             raise ConfigurationError(f"cannot read the recording {self.path}: {error.strerror}") from None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -172,6 +194,11 @@ class Recording:
         if self.models.rlm_broker_recording != FORMAT:
             raise ConfigurationError(f"{self.path} has another version of the format: record the run again")
         self._by_request: dict[bytes, deque[Recorded]] = defaultdict(deque)
+        self._waits: dict[tuple[str, str], deque[list[str]]] = defaultdict(deque)
+        self._cancelled = {news.run for news in all_news if news.query is None}
+        for news in all_news:
+            if news.query is not None:
+                self._waits[news.run, news.query].append(news.done)
         for call in self._calls:
             self._by_request[encode_escaped(without_secrets(call.request))].append(call)
 
@@ -181,6 +208,14 @@ class Recording:
         if not calls:
             return None
         return calls.popleft() if len(calls) > 1 else calls[0]
+
+    def next_done(self, run: str, query: str) -> list[str] | None:
+        """Return the ids that were answered when this query had waited, once; None if it was not recorded."""
+        return waits.popleft() if (waits := self._waits.get((run, query))) else None
+
+    def was_cancelled(self, run: str) -> bool:
+        """Whether a child run, or one above it, was cancelled when it was recorded."""
+        return any(run == each or run.startswith(f"{each}.") for each in self._cancelled)
 
     def difference(self, request: Request, id: CallId) -> str:
         """Return a message with the differences of an unrecorded request from the nearest recorded one.
@@ -248,6 +283,8 @@ class RecordedClient(BaseClient):
             raise ReplayDiverged(self._recording.diverged)
         asked = recorded_request(request)
         call = self._recording.find(asked)
+        if call is None and request.id is not None and self._recording.was_cancelled(request.id.run):
+            await asyncio.Event().wait()  # its run will be cancelled as it was before this call
         if call is None:
             self._recording.diverged = self._recording.difference(asked, request.id or CallId("?", 0, 0))
             raise ReplayDiverged(self._recording.diverged)

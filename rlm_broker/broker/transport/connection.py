@@ -8,9 +8,10 @@ the kernel's buffers, and then the REPL's own, limited memory.
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, cast
 
 from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
@@ -18,6 +19,7 @@ from rlm_broker.concurrency.deadline import begun_task
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, ValueUnavailable, WorkerDied
 from sandbox_worker.wire.errors import FrameTooLarge
 from sandbox_worker.wire.messages import (
+    DONE,
     DisplayMessage,
     FromWorker,
     Output,
@@ -46,8 +48,13 @@ UNREAD_BYTES = 8 << 20
 its own socket, and not this process."""
 MOST_UNREAD_BYTES = 32 << 20
 """Bytes of unread replies beyond which a further reply is replaced by an error."""
+MOST_BACKGROUND_WEIGHT = 32 << 20
+"""Maximum bytes of memory for the open background queries of one connection, beside `MOST_OPEN_WEIGHT`. Beyond it, a
+further one is refused. A single one may take more."""
 
 CANCELLED = "cancelled, the block that asked has ended"
+ENDED = "cancelled"
+"""Error of a child in the background that was ended."""
 
 
 class _ReadBuffer(threading.local):
@@ -79,7 +86,7 @@ class QueryHandler(Protocol):
         """Answer one query.
 
         Cancelled when the block ends or is interrupted, or when the connection is lost. It must then end all its work
-        for the query.
+        for the query. One with `background` goes on when its block has ended.
 
         Args:
             query: Query of model code, with its prompts. Its content is untrusted.
@@ -97,7 +104,7 @@ OnSubmit = Callable[[Submit], Awaitable[list[Slot]]]
 """Checks the fields that a block submits, and returns one slot, with an error unless all are right."""
 OnShown = Callable[[Output | DisplayMessage], None]
 """Called with each piece of output and each display of a block, as it comes."""
-_CALLED = {"llm": "llm_query", "rlm": "rlm_query", "budget": "budget()"}
+_CALLED = {"llm": "llm_query", "rlm": "rlm_query", "keep": "rlm_start", "budget": "budget()"}
 """Kind of query → name of its function in model code."""
 
 
@@ -113,6 +120,13 @@ async def refuse(query: Query) -> list[Slot]:
 async def refuse_fields(_submitted: Submit) -> list[Slot]:
     """Refuse fields: the answer to a block that was not asked for any."""
     return [Slot(error="this block has no fields to submit")]
+
+
+class _Background(NamedTuple):
+    """An open background query: the task that answers it, and its weight in bytes."""
+
+    task: asyncio.Task[None]
+    weight: int
 
 
 class QueryLoad:
@@ -176,6 +190,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[asyncio.Task[None]] = set()
+        self._background: dict[str, _Background] = {}
+        self._background_weight = 0
         self._answer: QueryHandler = refuse
         self._on_submit: OnSubmit = refuse_fields
         self._on_shown: OnShown = _ignore
@@ -298,16 +314,34 @@ class Connection(asyncio.BufferedProtocol):
         self._go_on()
 
     async def settle(self) -> None:
-        """Cancel all answering, and wait for its end: a model call or a whole child run may be below."""
+        """Cancel all answering of the block, and wait for its end: a model call or a child run may be below."""
         self._end_reads()
         while self._answering or self._cancelled:
             self._cancel_answers()
             await asyncio.wait(self._cancelled)
             self._cancelled = {task for task in self._cancelled if not task.done()}
 
+    async def answered(self, query: Query) -> list[Slot]:
+        """Wait for background queries as a query of the kind "wait" wants it, and say which were answered."""
+        ids = query.texts
+        ends_at = None if query.timeout_s is None else time.monotonic() + query.timeout_s
+        pending = {self._background[id].task for id in ids if id in self._background}
+        while len(pending) > max(0, len(ids) - query.count):
+            left_s = None if ends_at is None else ends_at - time.monotonic()
+            done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+        return [Slot("" if id in self._background else DONE) for id in ids]
+
+    async def end_background(self, ids: Iterable[str] | None = None) -> None:
+        """Cancel background queries, all if no ids are given, and wait until they have ended."""
+        if ending := self._cancel_background(self._background if ids is None else ids):
+            await asyncio.wait(ending)
+
     async def close(self) -> None:
         """Close the socket, and wait until all answering for the REPL has ended. Has no effect when repeated."""
         self._lose(WorkerDied("the connection was closed"))
+        await self.end_background()
         await self.settle()
 
     # -- called by asyncio -------------------------------------------------------------------------------------------
@@ -400,22 +434,43 @@ class Connection(asyncio.BufferedProtocol):
         weight = self._session.open_queries[query.id]
         self._load_share += weight
         self._load.weight += weight
+        if query.background and refusal is None:
+            refusal = self._refusal(query, weight)
         if refusal is not None or self._lets_go:
             self._send(query, [Slot(error=refusal or CANCELLED)] * len(query.prompts))
             return
         task = begun_task(self._reply(query), query.id)
-        if not task.done():
+        if task.done():
+            return
+        if query.background:
+            self._background[query.id] = _Background(task, weight)
+            self._background_weight += weight
+        else:
             self._answering[query.id] = task
+
+    def _refusal(self, query: Query | Submit, weight: int) -> str | None:
+        """Return why a background query is refused; None if it is not."""
+        if query.want not in ("rlm", "keep"):
+            return f"{query.want} cannot run in the background"
+        if len(self._background) >= self._max_queries_in_flight:
+            return (
+                f"{len(self._background):,} children of this code are open already (max_queries_in_flight): wait for "
+                "one, or cancel one"
+            )
+        if self._background and self._background_weight + weight > MOST_BACKGROUND_WEIGHT:
+            return "the tasks of children that are open take too much memory: hand long texts over as contexts"
+        return None
 
     @property
     def _has_room(self) -> bool:
         """Whether the last query may be answered now, beside the others."""
         session = self._session
-        if self._lets_go or len(session.open_queries) <= 1:
+        waiting = len(session.open_queries) - len(self._background)
+        if self._lets_go or waiting <= 1:
             return True
         return (
-            len(session.open_queries) <= self._max_queries_in_flight
-            and session.open_weight <= MOST_OPEN_WEIGHT
+            waiting <= self._max_queries_in_flight
+            and session.open_weight - self._background_weight <= MOST_OPEN_WEIGHT
             and not self._load.is_high
         )
 
@@ -437,8 +492,15 @@ class Connection(asyncio.BufferedProtocol):
         self._cancelled.update(self._answering.values())
         self._answering.clear()
 
+    def _cancel_background(self, ids: Iterable[str]) -> set[asyncio.Task[None]]:
+        tasks = {self._background[id].task for id in ids if id in self._background}
+        for task in tasks:
+            if not task.cancelling():  # as in `_cancel_answers`: each task once
+                task.cancel()
+        return tasks
+
     async def _reply(self, query: Query | Submit) -> None:
-        failed = CANCELLED
+        failed = ENDED if query.background else CANCELLED
         try:
             slots = await (self._answer(query) if isinstance(query, Query) else self._on_submit(query))
             if not isinstance(slots, list) or not {*map(type, slots)} <= {Slot}:
@@ -455,6 +517,8 @@ class Connection(asyncio.BufferedProtocol):
             if query.id in self._session.open_queries:
                 self._send(query, [Slot(error=failed)] * len(query.prompts))
             self._answering.pop(query.id, None)  # before the REPL can use the id again
+            if query.background and (ended := self._background.pop(query.id, None)) is not None:
+                self._background_weight -= ended.weight
 
     def _send(self, query: Query | Submit, slots: list[Slot]) -> None:
         weight = self._session.open_queries.get(query.id)
@@ -509,6 +573,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_end()
         self._end_reads()
         self._cancel_answers()
+        self._cancel_background(self._background)
         # Those of the last block have this connection.
         self._answer, self._on_shown, self._on_submit = refuse, _ignore, refuse_fields
         if self._transport is not None:

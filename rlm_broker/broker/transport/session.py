@@ -1,7 +1,7 @@
 """The protocol of one REPL's connection, without I/O: bytes in, messages out, and the order of messages."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum, auto
 from typing import Final, NamedTuple, NoReturn
 
@@ -41,6 +41,9 @@ PROMPT_WEIGHT = 1024
 """Bytes of memory for each prompt of an open query, beside its text: its place, its id, its reply."""
 ARGUMENT_WEIGHT = 512
 """Bytes of memory for each value among the arguments of a tool: pydantic makes an object or an error of it."""
+Stdin = str | Callable[[], Awaitable[str | bytes]]
+"""Text for `sys.stdin` of a block; or an async function called each time that code needs more of it, which returns the
+next text or bytes, and nothing at the end."""
 
 
 class Wanted(NamedTuple):
@@ -49,7 +52,7 @@ class Wanted(NamedTuple):
     Attributes:
         value: Whether the result has the value of the last statement, if that is an expression.
         names: Variables to read, or an empty tuple for all public ones. The block then has no code. None reads none.
-        stdin: Text for descriptor 0; None gives it no text.
+        stdin: Text for `sys.stdin`, or a function whose pieces the block asks for; None gives it no text.
         submit: Names of the fields of a submission, as the end of the block. An empty tuple takes any value; with None,
             the block does not end at a submission.
         variables: Whether the result names the new and the changed variables.
@@ -58,7 +61,7 @@ class Wanted(NamedTuple):
 
     value: bool = False
     names: tuple[str, ...] | None = None
-    stdin: str | None = None
+    stdin: Stdin | None = None
     submit: tuple[str, ...] | None = None
     variables: bool = False
     echo: bool = True
@@ -202,10 +205,11 @@ class Session:
             unsent.tools(),
             wanted.value,
             None if wanted.names is None else [*wanted.names],
-            wanted.stdin,
+            wanted.stdin if isinstance(wanted.stdin, str) else None,
             submit,
             wanted.variables,
             wanted.echo,
+            callable(wanted.stdin),
         )
         frame = framed(message, self.max_frame_bytes)
         self._step(message)

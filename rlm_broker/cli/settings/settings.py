@@ -45,6 +45,8 @@ DEFAULTS: dict[str, Any] = {
     "resources": None,
     "tools": None,
     "output_type": None,
+    "encoding": None,
+    "strict_text": False,
     "model_policy": "allow",
     "recursion": "always",
     "prompt_profile": "both",
@@ -56,6 +58,8 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "prompt_profile": get_args(Profile),
 }
 """Maps a setting with few allowed values to these values."""
+YES_OR_NO = ("allow_exec", "strict_text")
+"""Settings that are true or false."""
 ROUTE_FIELDS = ("to", "match", "depths")
 BUILT_IN = "default"
 FLAGS = "command line"
@@ -112,7 +116,7 @@ class Settings:
                 _require_value(name, value, "" if source == FLAGS else f"{where}: ")
                 if name == "tools" and source not in (FLAGS, own):
                     _require_own_place(value, where)
-                self._found[name] = Setting(_is_true(value) if name == "allow_exec" else value, where)
+                self._found[name] = Setting(_is_true(value) if name in YES_OR_NO else value, where)
         self.limits = self._limits()
         if file is None and self.project is not None and (tools := projects.get("tools")):
             self.project = trust.with_tools(self.project, user_files.content(_path(tools), f"{PROJECT_FILE}: tools"))
@@ -227,9 +231,10 @@ def set_default_model(name: str) -> Path:
         raise ConfigurationError(f"{path} cannot be changed safely: write {line} into it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
+        place = path.resolve()  # a link stays: settings are often kept in another folder
+        fresh = place.with_suffix(".new")
         fresh.write_text(written)
-        fresh.replace(path)
+        fresh.replace(place)
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from None
     return path
@@ -251,8 +256,8 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
         if not separator or not name:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
         if name not in (*DEFAULTS, *Limits.fields):
-            known = suggestion(name, [*Limits.fields, *DEFAULTS])
-            raise ConfigurationError(f"--limit {name}: there is no such limit or setting{known}")
+            close = suggestion(name, [*Limits.fields, *DEFAULTS]) or "; `rlm-broker config show` lists all"
+            raise ConfigurationError(f"--limit {name}: there is no such limit or setting{close}")
         if name in values:
             raise ConfigurationError(f"--limit {name} is given twice: give it once")
         values[name] = value
@@ -383,7 +388,7 @@ def _require_known(name: str, source: str) -> None:
 
 def _require_value(name: str, value: Any, where: str) -> None:
     """Refuse the value of a setting other than a limit, if it is not text or not an allowed value."""
-    if name == "allow_exec":
+    if name in YES_OR_NO:
         if str(value).lower() not in ("true", "false"):
             raise ConfigurationError(f"{where}{name} = {value!r}: give true or false")
     elif name == "max_nodes":

@@ -56,12 +56,14 @@ class Messages(Struct, frozen=True):
         profile: Variant of the system prompt, with its way to end.
         is_context: Whether the context is the task. Of a long task, the question is then the beginning and the end.
         whole_in: Variable with the whole question, if `question` has only its beginning and its end.
+        context: Variable with the context.
     """
 
     question: str | None
     profile: Profile = "both"
     is_context: bool = False
     whole_in: str = ""
+    context: str = CONTEXT
 
     def opening(self, info: ContextInfo, beginning: ContextBeginning, name: str = CONTEXT) -> str:
         """Return the first user message: the question, and the facts of the context in the variable `name`."""
@@ -131,7 +133,9 @@ class Messages(Struct, frozen=True):
             return "The task is in the context itself."
         if most_chars is None or len(self.question) <= most_chars:
             return f"Question: {self.question}"
-        where = "`context`" if self.is_context else f"`{self.whole_in}`" if self.whole_in else "the first message"
+        where = (
+            f"`{self.context}`" if self.is_context else f"`{self.whole_in}`" if self.whole_in else "the first message"
+        )
         return f"Question: {self.question[:most_chars]}... (all of it is in {where})"
 
     def _go_on(self) -> str:

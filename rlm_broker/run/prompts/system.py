@@ -174,6 +174,10 @@ def _child_lines(facts: Facts) -> list[str]:
         "`part` (a text of any length, a list or a dict). It returns the child's answer as text.",
         f"- `rlm_query_batched(tasks, contexts=parts)`: one child for each, {limits.max_concurrent_children} at a time"
         f"{most}. For parts that need several steps; a child costs as much as many calls of `llm_query`.",
+        "- `child = rlm_start(task, context=part)`: the same, while your code goes on, also in later blocks. "
+        "`child.result(timeout_s=None)` waits for the answer, `child.done` says whether it is there, `child.cancel()` "
+        "ends the child, and `first(k, children)` waits for k of them. With `keep=True` the child's REPL stays: "
+        "`child.ask(task)` gives it one more task, with its variables, and returns a child.",
     ]
 
 

@@ -7,14 +7,14 @@ used CPU time, an answered query, a wish to interrupt, or the time of the clock'
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from rlm_broker.broker.transport.connection import Connection, QueryHandler, refuse_fields
 from rlm_broker.broker.transport.session import NOTHING, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
-from rlm_broker.errors import ContextRefused, ProtocolViolation, SandboxFailed
+from rlm_broker.errors import ConfigurationError, ContextRefused, ProtocolViolation, SandboxFailed
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.blocks import block_result
 from rlm_broker.sandbox.blocks.block_clock import BlockClock
@@ -33,6 +33,42 @@ closed the connection itself."""
 SHORT_S = 0.005
 """Seconds of a block, below which init need not hear of it if it has just heard of another one. A message to init wakes
 it, on a CPU that the REPL could have."""
+PIECE_BYTES = 1 << 16
+"""Bytes of stdin in one reply, at most; see `BlockInput`."""
+BYTE_CHARS = 8
+"""Characters of a reply for each byte of stdin, with a margin: JSON writes a control character as six."""
+
+
+class BlockInput:
+    """Bytes for `sys.stdin` that come from a function of the caller's, when code asks for them.
+
+    Args:
+        read: Returns the next text or bytes, and nothing at the end. It is not called again after that.
+        max_frame_bytes: Maximum bytes of a reply. Longer pieces of the caller's are cut.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[str | bytes]], max_frame_bytes: int) -> None:
+        self._read = read
+        self._most_bytes = min(PIECE_BYTES, max_frame_bytes // BYTE_CHARS)
+        self._rest = b""
+        self._is_over = False
+        self._turn = asyncio.Lock()
+
+    async def piece(self) -> bytes:
+        """Return the next bytes.
+
+        Raises:
+            ConfigurationError: The function returned neither text nor bytes.
+        """
+        async with self._turn:  # threads of a block may ask at the same time
+            if not self._rest and not self._is_over:
+                given = await self._read()
+                if not isinstance(given, str | bytes):
+                    raise ConfigurationError(f"stdin must return text or bytes, not {type(given).__name__}")
+                self._rest = given.encode() if isinstance(given, str) else given
+                self._is_over = not given
+            piece, self._rest = self._rest[: self._most_bytes], self._rest[self._most_bytes :]
+            return piece
 
 
 class BlockRun:
@@ -67,6 +103,8 @@ class BlockRun:
         self._answer = answer
         self._contexts = contexts
         self._fields = fields
+        self._input: BlockInput | None = None
+        self._max_frame_bytes = limits.max_frame_bytes
         cpus = min(worker.cpus, limits.max_processes)
         self._may_begin_late = limits.cpu_s is None  # else init would count CPU time of earlier blocks against it
         self._cpu_s = (timeout_s + limits.interrupt_grace_s) * cpus + LEFT_RUNNING_S
@@ -94,6 +132,8 @@ class BlockRun:
         """
         self._worker.on_written, self._worker.on_change = self._output.written, self._wake.set
         self._worker.on_burned = _ignore
+        if wanted.stdin is not None and not isinstance(wanted.stdin, str):
+            self._input = BlockInput(wanted.stdin, self._max_frame_bytes)
         return await self._rest(lambda: self._begun(code, wanted))
 
     async def end(self, over: str) -> bool:
@@ -177,9 +217,15 @@ class BlockRun:
         self._connection.let_go()
 
     async def _off_the_clock(self, query: Query | Submit) -> list[Slot]:
+        if isinstance(query, Query) and query.background:  # the block goes on meanwhile
+            return await self._answered(query)
         self._clock.query_opened(time.monotonic())
         try:
-            return await (self._checked(query) if isinstance(query, Submit) else self._answered(query))
+            if isinstance(query, Submit):
+                return await self._checked(query)
+            if query.want == "stdin":
+                return [await self._more_input(query)] * len(query.prompts)
+            return await self._answered(query)
         finally:
             now = time.monotonic()
             self._clock.query_closed(now)
@@ -187,6 +233,12 @@ class BlockRun:
                 self._wake.set()
 
     async def _answered(self, query: Query) -> list[Slot]:
+        if query.want == "wait":
+            recorded, wait = getattr(self._answer, "waited", None), self._connection.answered
+            return await (wait(query) if recorded is None else recorded(query, wait))
+        if query.want == "cancel":
+            await self._connection.end_background(query.texts)
+            return [Slot()] * len(query.prompts)
         if not query.contexts:
             return await self._answer(query)
         try:
@@ -199,6 +251,11 @@ class BlockRun:
         if self._fields is None:
             return await refuse_fields(submitted)
         return [Slot(error=await self._fields.check(submitted))]
+
+    async def _more_input(self, query: Query) -> Slot:
+        if self._input is None or len(query.prompts) > 1:
+            return Slot(error="this block has no stdin to ask for")
+        return Slot((await self._input.piece()).decode("latin-1"))
 
     def _burned(self, cpu_s: float) -> None:
         self._clock.burned(cpu_s)

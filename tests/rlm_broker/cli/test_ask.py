@@ -93,11 +93,11 @@ def test_encoding_is_named_and_what_is_replaced_or_left_out_is_said(log: Path) -
     (log.parent / ".env").write_text("KEY=1")
     done = run("ask", QUESTION, log.parent, "-q")
     assert "Ada Quill" in done.stdout
-    assert "warning: left out: 1 (likely a secret: name the file itself to include it)" in done.stderr
+    assert "warning: left out: 1 (likely a secret: name the file itself to include it): .env" in done.stderr
     assert "warning: replaced by U+FFFD: 1 (bytes that cannot be decoded)" in done.stderr
     for stdin, path in ((b"", log), (log.read_bytes(), "-")):
-        assert run("ask", QUESTION, path, "-q", "--encoding", "latin-1", stdin=stdin).stderr == ""
-        done = run("ask", QUESTION, path, "-q", "--strict-text", stdin=stdin)
+        assert run("ask", QUESTION, path, "-q", "--set", "encoding=latin-1", stdin=stdin).stderr == ""
+        done = run("ask", QUESTION, path, "-q", "--set", "strict_text=true", stdin=stdin)
         assert (done.returncode, done.stdout) == (2, "")
         assert "is not UTF-8 text: byte 0xef at offset 2" in sentence(done)
 
@@ -123,7 +123,7 @@ def test_what_a_failed_run_used_is_said_and_in_its_json(log: Path) -> None:
             run("ask", QUESTION, log, "--model", "m", "--base-url", server.base_url, *more) for more in ([], ["--json"])
         )
     assert (said.returncode, said.stdout) == (5, "an idea\n")
-    assert " s, 1 turn, 1 call, 40+2 tokens, cost unknown\n" in said.stderr
+    assert " s, 1 turn, 1 call, 40 tokens in and 2 out, cost unknown\n" in said.stderr
     error = json.loads(shown.stdout)["error"]
     assert (error["kind"], error["partial_answer"], error["iterations"]) == ("provider", "an idea", 1)
     assert error["usage_summary"]["model_usage_summaries"]["m"]["total_input_tokens"] == 40
@@ -167,8 +167,8 @@ def test_how_models_are_told_and_asked_can_be_said(log: Path) -> None:
         asked += ["--base-url", server.base_url, "--max-depth", "2"]
         assert run(*asked).returncode == 0
         plain = list(server.requests)
-        said = ["--prompt-profile", "final", "--recursion", "auto", "--model-policy", "open", "--no-allow-exec"]
-        assert run(*asked, *said).stdout == "no programs\n"
+        said = ("prompt_profile=final", "recursion=auto", "model_policy=open", "allow_exec=false")
+        assert run(*asked, *(word for each in said for word in ("--set", each))).stdout == "no programs\n"
     other = server.requests[len(plain) :]
     assert "answer['ready']" in plain[0]["messages"][0]["content"]
     assert "answer['ready']" not in other[0]["messages"][0]["content"]

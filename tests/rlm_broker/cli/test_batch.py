@@ -144,7 +144,7 @@ def test_each_item_gets_one_whole_line(server: FakeOpenAI, items: Path, tmp_path
     assert "messages" not in line
     last = done.stderr.splitlines()[-1]
     assert last.startswith("4 items: 4 answered; ")
-    assert last.endswith(", 8 calls, 480+48 tokens, cost unknown")
+    assert last.endswith(", 8 calls, 480 tokens in and 48 out, cost unknown")
 
 
 def test_failure_is_a_result_until_it_is_retried(

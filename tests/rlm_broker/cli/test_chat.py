@@ -48,6 +48,17 @@ def test_questions_go_on_from_each_other_and_commands_are_answered(log: Path) ->
     assert sentence(run("chat", "-q")).endswith("name the files or folders to talk about: stdin has the questions")
 
 
+def test_exit_code_says_that_a_question_of_a_pipe_had_no_answer(log: Path) -> None:
+    replies = iter([Answer(status=400), completion("```repl\nlen(context)\nFINAL('yes')\n```"), Answer(status=400)])
+    with FakeOpenAI(lambda _: next(replies), models=["m"]) as server:
+        model = "-m", "m", "--base-url", server.base_url
+        done = run("chat", log, "-q", *model, stdin=b"first\nsecond\n")
+        typed = on_a_terminal("chat", str(log), "-q", *model, keys=b"third\n\x04", after=b"> ")
+    assert (done.returncode, done.stdout) == (1, "yes\n")
+    assert "rlm-broker chat: " in sentence(done)
+    assert b"rlm-broker chat: " in typed
+
+
 def test_chat_says_what_it_is_about_and_that_a_stand_in_answers(log: Path) -> None:
     done = run("chat", log, stdin=b"")
     stand_in, about = done.stderr.splitlines()

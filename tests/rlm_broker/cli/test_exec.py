@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.support.command import WAIT_S, run, sentence, started
 from tests.support.skips import NEEDS_ORDINARY_USER
 from tests.support.tables import table
+from tests.support.terminals import lines_shown, on_a_terminal
 from tests.support.venvs import a_venv
 
 
@@ -134,25 +136,52 @@ def test_its_stdin_is_that_of_the_command(script: Path) -> None:
 
 def test_stdin_that_cannot_be_given_is_one_sentence(script: Path) -> None:
     script.write_text("print('never')")
-    too_long = "rlm-broker exec: stdin has more than max_frame_bytes = 4,096: give data as a file, by --file"
-    for file, stdin, said in (
-        ("-", b"print(1)\xff", "rlm-broker exec: stdin is not UTF-8 text: byte at offset 8"),
-        (script, b"\xff", "rlm-broker exec: stdin is not UTF-8 text: byte at offset 0"),
-        (script, b"x" * 5_000, too_long),
+    for code, said in (
+        (b"print(1)\xff", "rlm-broker exec: stdin is not UTF-8 text: byte at offset 8"),
+        (b"#" * 5_000, "rlm-broker exec: stdin has more than max_frame_bytes = 4,096: raise it by --limit"),
     ):
-        done = run("exec", "--limit", "max_frame_bytes=4k", file, stdin=stdin)
+        done = run("exec", "--limit", "max_frame_bytes=4k", "-", stdin=code)
         assert (done.returncode, done.stdout, sentence(done)) == (2, "", said)
-    done = run("exec", "--limit", "max_frame_bytes=4k", script, stdin=b'"' * 4_000)  # each is two bytes of a message
+    done = run("exec", "--limit", "max_frame_bytes=4k", "-", stdin=b'"' * 4_000)  # each is two bytes of a message
     assert done.returncode == 1
     assert "error: code and stdin are too long for a message" in sentence(done)
 
 
-def test_a_pipe_that_says_nothing_is_waited_for_and_that_is_said(script: Path) -> None:
-    script.write_text("print(input())")
-    with started("exec", script, stdin=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline() == "reading stdin to its end; give the program none by </dev/null\n"
-        assert process.communicate("late", timeout=WAIT_S) == ("late\n", "")
+def test_a_pipe_without_an_end_is_read_as_the_program_asks(script: Path) -> None:
+    script.write_text("print('began', flush=True)\nprint(input())\nprint(input())")
+    with started("exec", script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in ("began", "one", "two"):
+            assert process.stdout.readline() == f"{line}\n"
+            if line != "two":
+                process.stdin.write("one\n" if line == "began" else "two\n")
+                process.stdin.flush()
+        assert process.wait(WAIT_S) == 0  # while the pipe is still open
+    with started("exec", "-c", "print('reads nothing')", stdin=subprocess.PIPE) as process:
+        assert process.wait(WAIT_S) == 0
+
+
+def test_lines_are_typed_at_a_terminal() -> None:
+    code = "print('hello', input('Your name? '))\nimport sys\nprint(sys.stdin.read() == '')"
+    command = "exec", "-c", code
+    seen = on_a_terminal(*command, keys=b"Ada\n\x04", after=b"Your name? ")
+    assert lines_shown(seen) == ["Your name? Ada", "hello Ada", "True"]
+
+
+def test_stdin_is_bytes_to_a_program_that_wants_them() -> None:
+    reads = "import sys; print(sys.stdin.buffer.read())"
+    assert run("exec", "-c", reads, stdin=b"\xff\0\r\n").stdout == "b'\\xff\\x00\\r\\n'\n"
+    with open("/bin/sh", "rb") as file:  # of which epoll has no news
+        done = subprocess.run(
+            [sys.executable, "-m", "rlm_broker", "exec", "-c", "import sys; print(len(sys.stdin.buffer.read()))"],
+            stdin=file,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=WAIT_S,
+        )
+    assert int(done.stdout) == Path("/bin/sh").stat().st_size
 
 
 def test_a_program_is_run_to_its_end_like_by_python(script: Path) -> None:
@@ -193,17 +222,15 @@ def test_files_that_it_makes_and_pictures_that_it_shows_are_kept(script: Path, t
     assert done.returncode == 0, done.stderr
     assert {each.name: each.read_text() for each in out.iterdir()} == {"made.csv": "a,b", "picture-1.svg": "<svg/>"}
     assert f"rlm-broker exec: kept {out / 'made.csv'}" in done.stderr
-    (out / "made.csv").unlink()
-    (out / "made.csv").mkdir()
-    (out / "picture-1.svg").unlink()
-    script.write_text("open('made.csv', 'w'); open('z.csv', 'w').write('z')")
-    partly = run("exec", "--out", out, script)
+    script.write_text("import os\nopen('made.csv', 'w')\nos.chmod('made.csv', 0)\nopen('z.csv', 'w').write('z')")
+    partly = run("exec", "--out", tmp_path / "part", script)
     assert partly.stderr.splitlines() == [
-        f"rlm-broker exec: kept {out / 'z.csv'}",
-        f"rlm-broker exec: not kept: {out / 'made.csv'} is a folder: name the file",
+        f"rlm-broker exec: kept {tmp_path / 'part' / 'z.csv'}",
+        "rlm-broker exec: not kept: 'made.csv' cannot be opened: Permission denied",
     ]
     assert partly.returncode == 2
     script.write_text("print('began')")
-    refused = run("exec", "--out", script, script)
-    assert "cannot write into" in sentence(refused)
-    assert refused.stdout == ""  # it is refused before the program runs, whose files could not be kept
+    for folder, why in ((script, "cannot write into"), (out, f"{out} has files already: name a new folder, or an")):
+        refused = run("exec", "--out", folder, script)
+        assert why in sentence(refused)
+        assert refused.stdout == ""  # it is refused before the program runs, whose files could not be kept

@@ -46,10 +46,10 @@ def test_a_server_is_asked_by_its_address_and_what_was_spent_is_shown(text: Path
     assert (done.returncode, done.stdout) == (0, "it says: some text\n")
     assert [request["model"] for request in server.requests] == ["m", "small", "m"]
     shown = [" ".join(line.split()) for line in done.stderr.splitlines()]
-    assert "m 2 calls, 150+25 tokens, cost unknown" in shown
-    assert "small 1 call, 10+2 tokens, cost unknown" in shown
-    assert "depth 0 2 calls, 150+25 tokens, cost unknown" in shown
-    assert any(line.endswith(" s, 2 turns, 3 calls, 160+27 tokens, cost unknown") for line in shown)
+    assert "m 2 calls, 150 tokens in and 25 out, cost unknown" in shown
+    assert "small 1 call, 10 tokens in and 2 out, cost unknown" in shown
+    assert "depth 0 2 calls, 150 tokens in and 25 out, cost unknown" in shown
+    assert any(line.endswith(" s, 2 turns, 3 calls, 160 tokens in and 27 out, cost unknown") for line in shown)
 
 
 def test_what_was_recorded_is_replayed_without_a_server(text: Path, tmp_path: Path) -> None:
@@ -195,11 +195,13 @@ def test_what_a_server_has_and_what_names_lack_are_told(monkeypatch: pytest.Monk
 def test_default_model_is_written_into_the_users_file_and_taken_by_ask(config: Path, text: Path) -> None:
     rest = "cache = 'replies' # kept\n\n[models.big]\nname = 'm'\nbase_url = '{}'\n"
     with FakeOpenAI(answer) as server:
-        config.write_text(rest.format(server.base_url))
+        (elsewhere := config.with_name("dotfiles.toml")).write_text(rest.format(server.base_url))
+        config.symlink_to(elsewhere)
         for name in ("xai/grok-4", "big"):  # the second replaces the first
             done = run("models", "default", name)
             assert (done.returncode, done.stdout) == (0, f"{config}: model = {name}\n")
-        assert config.read_text() == 'model = "big"\n' + rest.format(server.base_url)
+        assert config.is_symlink()
+        assert elsewhere.read_text() == 'model = "big"\n' + rest.format(server.base_url)
         assert run("models", "default").stdout == f"big  ({config})\n"
         asked = run("ask", "What?", text)
     assert asked.stdout == "it says: some text\n"

@@ -22,7 +22,7 @@ def test_of_a_long_batch_a_few_calls_all_failures_and_each_tenth_are_told() -> N
     assert [call for call, passage in told.items() if passage] == [1, 2, 3, 4, *range(10, 101, 10)]
     texts = (("label", "asked"), ("text", "prompt 4"), ("label", "replied"), ("text", "reply"))
     pieces = tuple(PassageText(kind, text) for kind, text in texts)  # type: ignore[arg-type]
-    assert told[4] == Passage("call", "1", 1, "call 4: m, 0.10 s, 3+5 tokens", pieces)
+    assert told[4] == Passage("call", "1", 1, "call 4: m, 0.10 s, 3 tokens in and 5 out", pieces)
     assert told[50] is not None
     assert (told[50].title, told[50].is_trouble) == ("call 50 failed: no", True)
     whole = Story("all")
@@ -35,7 +35,7 @@ def test_a_turn_is_told_with_its_call_and_without_the_code_that_is_run() -> None
     assert story.passage(CallEnded("1", 0, 1, "m", Usage(1, 3, 5), 2.0, "...")) is None
     passage = story.passage(Replied("1", 0, 1, "First.\n```repl\nprint(1)\n```\nThen.", ("tool call: no",)))
     pieces = (PassageText("text", "First.\n\nThen."), PassageText("error", "not run: tool call: no"))
-    assert passage == Passage("reply", "1", 0, "turn 1: reply of m, 2.00 s, 3+5 tokens", pieces)
+    assert passage == Passage("reply", "1", 0, "turn 1: reply of m, 2.00 s, 3 tokens in and 5 out", pieces)
 
 
 def test_of_a_reply_that_is_too_long_to_parse_its_beginning_is_shown() -> None:

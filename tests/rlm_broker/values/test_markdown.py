@@ -17,7 +17,7 @@ def run(response: str | None, model: str = "m") -> Completion:
 
 
 def test_run_is_its_answer_and_its_facts() -> None:
-    facts = r"m, 2 turns, 1.5 s, 2 calls, 3,000\+4 tokens, \$0.2500"
+    facts = r"m, 2 turns, 1.5 s, 2 calls, 3,000 tokens in and 4 out, \$0.2500"
     assert of(run("yes"))["text/markdown"] == f"```text\nyes\n```\n\n{facts}"
     assert of(run(None))["text/markdown"] == f"```text\nno answer\n```\n\n{facts}"
 

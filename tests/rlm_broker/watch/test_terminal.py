@@ -57,7 +57,9 @@ def model(request: LMRequest) -> str:
 
 def numberless(printed: str) -> str:
     return re.sub(
-        r"(\d+ layers|\d+ ms|\d+\.\d\d s|[\d,]+\+\d+ tokens)", lambda found: f"N {found[0].split()[1]}", printed
+        r"(\d+ layers|\d+ ms|\d+\.\d\d s|[\d,]+ tokens in and \d+ out)",
+        lambda found: f"N {found[0].split()[1]}",
+        printed,
     )
 
 

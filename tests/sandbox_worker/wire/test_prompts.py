@@ -69,7 +69,7 @@ def test_temperature_out_of_its_range_is_refused(temperature: bytes) -> None:
 def test_long_task_shows_its_ends(between: int, told: str) -> None:
     """A long task is told by its ends and by the amount between them."""
     begin, end = "a" * SHOWN_CHARS, "c" * SHOWN_CHARS
-    shown = f"{begin}\n... [{told} characters, see `context`] ...\n{end}" if between else begin + end
+    shown = f"{begin}\n... [{told} characters left out here] ...\n{end}" if between else begin + end
     assert beginning_and_end(begin + "b" * between + end) == shown
 
 

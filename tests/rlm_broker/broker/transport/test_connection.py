@@ -5,13 +5,18 @@ import gc
 import itertools
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from rlm_broker.broker.transport.connection import (
+    ENDED,
     MESSAGES_IN_A_ROW,
+    MOST_BACKGROUND_WEIGHT,
     MOST_OPEN_WEIGHT,
     MOST_UNREAD_BYTES,
     Connection,
@@ -33,6 +38,7 @@ from sandbox_worker.wire.messages import (
     Reply,
     Result,
     Slot,
+    Want,
     decode_from_orchestrator,
     encode,
 )
@@ -465,3 +471,106 @@ async def test_cleanup_after_a_lost_worker_completes(pair: tuple[Connection, Wor
     answer.may_end.set()
     await asyncio.wait_for(settled, WAIT_S)
     assert answer.ended.is_set()
+
+
+# -- queries in the background ---------------------------------------------------------------------------------------
+
+
+def background(number: int, want: Want = "rlm", prompt: str = "p") -> Query:
+    return Query(id=f"1:{number}", want=want, prompts=[prompt], background=True)
+
+
+class Children:
+    """Answers background queries when it is told to, and queries of other kinds at once."""
+
+    def __init__(self) -> None:
+        self.may_answer: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.ended: list[str] = []
+
+    async def __call__(self, query: Query) -> list[Slot]:
+        try:
+            if query.background:
+                await self.may_answer[query.id].wait()
+            return [Slot(query.id)]
+        finally:
+            await turns()
+            self.ended.append(query.id)
+
+
+async def started(pair: tuple[Connection, Worker], *numbers: int) -> Children:
+    connection, worker = pair
+    children = Children()
+    worker.say(Ready(RELEASE))
+    await connection.ready()
+    connection.execute("code", children, lambda _: None)
+    assert isinstance(await worker.hear(), Execute)
+    for number in numbers:
+        worker.say(background(number))
+    return children
+
+
+async def test_background_query_outlives_its_block_and_is_waited_for(pair: tuple[Connection, Worker]) -> None:
+    connection, worker = pair
+    children = await started(pair, 1, 2, 3)
+    worker.say(query(4))
+    assert await worker.hear() == Reply("1:4", [Slot("1:4")])  # three are open, and the others have their room
+    worker.say(Result(block=1, status="ok"))
+    await until(lambda: connection._result is not None and connection._result.done())
+    await connection.settle()
+    children.may_answer["1:2"].set()
+    assert await worker.hear() == Reply("1:2", [Slot("1:2")])
+    connection.execute("code", children, lambda _: None)
+    assert isinstance(await worker.hear(), Execute)
+    ids = ["1:1", "1:2", "1:3", "1:99"]
+    looked = Query(id="2:1", want="wait", prompts=ids)
+    assert await connection.answered(looked) == [Slot(), Slot("done"), Slot(), Slot("done")]
+    waits = asyncio.create_task(connection.answered(replace(looked, count=3)))
+    late = replace(looked, count=4, timeout_s=0.001)
+    assert [slot.text for slot in await connection.answered(late)] == ["", "done", "", "done"]
+    children.may_answer["1:1"].set()
+    assert await worker.hear() == Reply("1:1", [Slot("1:1")])
+    assert [slot.text for slot in await waits] == ["done", "done", "", "done"]
+    await asyncio.gather(connection.end_background(["1:3", "1:99"]), connection.end_background(["1:3"]))
+    assert await worker.hear() == Reply("1:3", [Slot(error=ENDED)])
+    assert children.ended == ["1:4", "1:2", "1:1", "1:3"]
+
+
+async def test_lost_connection_ends_background_queries(pair: tuple[Connection, Worker]) -> None:
+    connection, worker = pair
+    children = await started(pair, 1, 2)
+    await until(lambda: len(children.may_answer) == 2)
+    worker.say(Ready(RELEASE))  # breaks the protocol
+    await connection.close()
+    assert sorted(children.ended) == ["1:1", "1:2"]
+
+
+async def test_surplus_background_query_is_refused_in_words(pair: tuple[Connection, Worker]) -> None:
+    connection, worker = pair
+    children = await started(pair, *range(IN_FLIGHT))
+    for number, want, said in [
+        (10, "rlm", "4 children of this code are open already"),
+        (11, "llm", "llm cannot run in the background"),
+        (12, "tool", "tool cannot run in the background"),
+    ]:
+        worker.say(background(number, cast("Want", want)))
+        reply = await worker.hear()
+        assert isinstance(reply, Reply)
+        assert said in (reply.slots[0].error or "")
+    for number in range(IN_FLIGHT):
+        children.may_answer[f"1:{number}"].set()
+        await worker.hear()
+    assert connection._background_weight == 0
+
+
+async def test_long_tasks_in_the_background_are_bounded_together() -> None:
+    async with connected(MAX_FRAME_BYTES) as both:
+        _, worker = both
+        await started(both)
+        for number in range(3):
+            worker.say(background(number, prompt="x" * (MOST_BACKGROUND_WEIGHT // BYTE_WEIGHT // 2)))
+        reply = await worker.hear()
+        assert isinstance(reply, Reply)
+        assert (reply.id, reply.slots[0].error) == (
+            "1:1",
+            "the tasks of children that are open take too much memory: hand long texts over as contexts",
+        )

@@ -55,6 +55,7 @@ def test_task_in_the_context_is_mentioned() -> None:
     told = Messages("Begin ... end", is_context=True).opening(TEXT, START)
     assert "Your task stands in `context`." in told
     assert "Question: Begin ... end" in told
+    assert "all of it is in `context_1`" in Messages("why? " * 1_000, is_context=True, context="context_1").reminder()
 
 
 @pytest.mark.parametrize(("is_context", "where"), [(False, "the first message"), (True, "`context`")])

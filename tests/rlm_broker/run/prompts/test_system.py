@@ -48,9 +48,10 @@ NO_NAMES = {
     *("repl", "Error", "await"),
     *("part", "parts", "pattern", "text", "size", "overlap", "first", "last", "value", "the", "report"),
     *("line", "start", "end", "around"),
+    *("child", "children", "k", "keep", "done", "result", "timeout_s", "cancel", "ask"),
 }
 """Words in backticks that are not names in the REPL: a fence's tag, how an error begins, a keyword of Python; and
-arguments, and what code has made itself."""
+arguments, attributes, and what code has made itself."""
 
 
 def test_prompts_match_their_snapshots() -> None:

@@ -217,7 +217,7 @@ def test_wrong_settings_are_a_sentence() -> None:
 
 def test_missing_extra_is_a_sentence(tmp_path: Path) -> None:
     """Without the SDK, or without Ray for a cluster, the command says what to install."""
-    for package, options in {"mcp": [], "ray": ["--cluster", "auto"]}.items():
+    for package, options in {"mcp": [], "ray": ["--set", "cluster=auto"]}.items():
         blocked = (
             f"import sys; sys.argv = ['rlm-broker', 'mcp', *{options}]\n"
             "for name in [name for name in sys.modules if name.startswith(('mcp', 'rlm_broker.serve.mcp'))]: "
