@@ -40,7 +40,15 @@ EXPECTED = {
 """Example -> what it prints first, without a key."""
 OTHERS = {"rl_rollouts.py", "service.py", "where_is_it_done.py"}
 """Examples that have a test of their own."""
-OF_PEERS = {"deep_agent.py", "dspy_rlm.py", "inspect_sandbox.py", "rlms_depth_two.py", "sandbox_agent.py"}
+OF_PEERS = {
+    "deep_agent.py",
+    "dspy_rlm.py",
+    "inspect_sandbox.py",
+    "openenv_server.py",
+    "rlms_depth_two.py",
+    "sandbox_agent.py",
+    "smolagents_agent.py",
+}
 """Examples of adapters, which `scripts/test-integrations` runs beside the packages that they are for."""
 NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rlm_broker.integrations import peers
-from rlm_broker.integrations.repl_base import LARGE_VALUES, PeerRepl, awaited
+from rlm_broker.integrations.repl_base import PeerRepl, awaited
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -72,8 +72,9 @@ class Interpreter:
         self.execution_timeout = execution_timeout
         self.callbacks = list(callbacks or [])
         self._require_names()
-        own = limits or (None if sandbox else LARGE_VALUES)
-        self._repl = PeerRepl("the interpreter", CodeInterpreterError, sandbox=sandbox, limits=own, convert=_variable)
+        self._repl = PeerRepl(
+            "the interpreter", CodeInterpreterError, sandbox=sandbox, limits=limits, convert=_variable
+        )
 
     @with_callbacks  # type: ignore[untyped-decorator]
     def start(self) -> None:

@@ -54,7 +54,7 @@ class PeerRepl:
         name: The words for the object in sentences, for example "this interpreter".
         error: The peer's exception for what is refused. It is made of one sentence.
         sandbox: An open sandbox of the caller's; None shares one of the process.
-        limits: Limits of the REPL; None takes the sandbox's.
+        limits: Limits of the REPL; None takes those of the caller's sandbox, or `LARGE_VALUES`.
         waits: Whether a thread waits while code runs for another one. If not, it is refused.
         survives: Whether the next execution finds a fresh REPL when one has died. If not, the object is closed then.
         convert: Makes of a value that does not cross one that does, for example of a model its fields, or raises the
@@ -81,7 +81,7 @@ class PeerRepl:
         self._name = name
         self._error = error
         self._sandbox = sandbox
-        self._limits = limits
+        self._limits = limits or (None if sandbox else LARGE_VALUES)
         self._waits = waits
         self._survives = survives
         self._convert = convert
@@ -97,6 +97,11 @@ class PeerRepl:
     def repl(self) -> SandboxedRepl | None:
         """The REPL, for what this class does not offer; None while it is not open."""
         return self._repl
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The sandbox of the REPL, opened if it is the shared one."""
+        return self._sandbox or Sandbox.shared(self._limits)
 
     def open(self) -> None:
         """Open the REPL, unless it is open. Raise the peer's error if it was closed, or cannot be opened."""
@@ -191,8 +196,7 @@ class PeerRepl:
             raise self._error(f"{self._name} was shut down and its session has ended ({self.why_closed}): make another")
         if self._repl is None:
             with self._refusals():
-                sandbox = self._sandbox or Sandbox.shared(self._limits)
-                repl = sandbox.repl(limits=self._limits, scaffold=False, **self._options)
+                repl = self.sandbox.repl(limits=self._limits, scaffold=False, **self._options)
                 self._pid = os.getpid()
                 repl.__enter__()
                 self._repl, self._tool_names = repl, frozenset()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlm_broker.integrations import peers
-from rlm_broker.integrations.repl_base import LARGE_VALUES, PeerRepl
+from rlm_broker.integrations.repl_base import PeerRepl
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -102,7 +102,6 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
         sandbox: Sandbox | None = None,
         limits: ReplLimits | None = None,
     ) -> None:
-        limits = limits or (None if sandbox else LARGE_VALUES)
         first = {} if context_payload is None else {"context": context_payload}
         kind: dict[str, Any] = {"sandbox": sandbox, "limits": limits, "waits": True, "survives": True}
         self._repl = PeerRepl("the environment", RuntimeError, **kind, options=first)

@@ -155,6 +155,7 @@ _DECODE: Final[dict[str, Callable[[Decoding, Any, int], Any]]] = {
     "$purepath": lambda decoding, content, depth: decoding._path(PurePosixPath, content, depth),
     "$array": lambda _, content, __: tables.array(content, _bytes),
     "$scalar": lambda _, content, __: tables.scalar(content, _bytes),
+    "$image": lambda _, content, __: tables.image(_bytes(content)),
     "$series": lambda decoding, content, depth: tables.decoded_table("$series", content, decoding, depth),
     "$frame": lambda decoding, content, depth: tables.decoded_table("$frame", content, decoding, depth),
     "$polars": lambda decoding, content, depth: tables.decoded_table("$polars", content, decoding, depth),

@@ -4,7 +4,7 @@
 - `$array`, `$scalar`: the dtype, the shape and the bytes.
 - `$series`: a column, an index and a name. `$frame`: the columns, the axis of their names, and an index.
 - `$polars`, `$arrow`: the names and the columns.
-- An image of PIL is the bytes of a PNG picture, and arrives as such.
+- `$image`: an image of PIL, as the bytes of a PNG picture. Its receiver decodes the picture when it is first looked at.
 
 A column is a list of a kind and its content: an array for numbers, a list for all other types. The receiver imports the
 package when a table arrives. Only cells and names cross; other data of a table, for example `attrs`, is left out.
@@ -192,6 +192,8 @@ def _elements(numpy: Any, dtype: Any, data: bytes) -> Any:
     return elements
 
 
+MAX_PIXELS: Final = 1 << 26
+"""Maximum pixels of an image; larger ones are refused. A few kilobytes can hold a picture of gigabytes."""
 DRAWN_MODES: Final = ("1", "L", "LA", "I;16", "P", "RGB", "RGBA")
 """Modes of PIL images that PNG can store. Images of other modes are converted."""
 
@@ -203,7 +205,24 @@ def encoded_image(value: Any, encoding: Encoder) -> dict[str, Any] | None:
         return None
     file = io.BytesIO()
     drawable(value).save(file, "PNG")
-    return {"$bytes": encoding.base64(file.getvalue())}
+    return {"$image": encoding.base64(file.getvalue())}
+
+
+def image(data: bytes) -> Any:
+    """Return the image of PIL for a tag's content. No pixel is decoded here, since the picture may be a worker's.
+
+    Raises:
+        ValueProblem: The bytes are no PNG picture, it has too many pixels, or the package is not installed here.
+    """
+    width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])  # the first chunk of a PNG has them
+    if width * height > MAX_PIXELS:
+        raise ValueProblem(f"a picture of {width:,} x {height:,} pixels has more than {MAX_PIXELS:,}")
+    try:
+        return module("PIL.Image").open(io.BytesIO(data), formats=("PNG",))
+    except ValueProblem:
+        raise
+    except Exception as error:  # noqa: BLE001 - PIL raises a dozen classes for broken pictures
+        raise ValueProblem(f"it has an invalid picture: {type(error).__name__}: {error!s:.200}") from None
 
 
 def drawable(image: Any) -> Any:

@@ -9,12 +9,12 @@ A value of JSON stands for itself. Any other value is an object with one key, a 
 | `$float` | `nan`, `inf` or `-inf` |
 | `$int` | hexadecimal digits of an integer too long for JSON |
 | `$str` | text with lone surrogates: its UTF-8 with `surrogatepass`, as base64 |
-| `$bytes`, `$bytearray` | base64; `$bytes` for an image of PIL, too: a PNG picture |
+| `$bytes`, `$bytearray` | base64 |
 | `$complex` | list of two floats |
 | `$date`, `$timedelta` | ISO text; days, seconds, microseconds |
 | `$datetime`, `$time` | ISO text without a zone, fold, and the zone: null, microseconds from UTC, or a name |
 | `$decimal`, `$path`, `$purepath` | text |
-| `$array`, `$scalar` | array or scalar of numpy, see `tables` |
+| `$array`, `$scalar`, `$image` | array or scalar of numpy, image of PIL, see `tables` |
 | `$series`, `$frame`, `$polars`, `$arrow` | tables, see `tables` |
 
 An object of a subclass, for example a Counter, arrives as an equal object of the built-in class. Pickle is not used: it

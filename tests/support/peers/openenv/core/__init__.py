@@ -1,0 +1,1 @@
+"""The parts that environments are made of."""
