@@ -395,14 +395,16 @@ def _checked(
         raise TypeError(f"{name}() takes a list of prompts, not a {class_name(prompts)}")
     checked: list[Prompt] = []
     given = list(prompts)
+    what = "prompt" if takes_parts else "task"
     for position, prompt in enumerate(given):
-        which = "prompt" if len(given) == 1 else f"prompts[{position}]"
+        which = what if len(given) == 1 else f"{what}s[{position}]"
         if is_a(prompt, str):
             checked.append(prompt)
         elif takes_parts and is_a(prompt, list):
             checked.append(_checked_parts(name, which, prompt, system))
         else:
-            raise TypeError(f"{name}() needs text: {which} is a {class_name(prompt)}; use str() or an f-string")
+            written = "its result()" if class_name(prompt) == "Child" else "str() or an f-string"
+            raise TypeError(f"{name}() needs text: {which} is a {class_name(prompt)}; use {written}")
     return checked
 
 
