@@ -32,6 +32,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
 """Argument → the types it may have, beside None."""
 
 
+MODEL_CHARS = 500
+"""Characters of the longest name of a model. A longer text is a context by position, as other functions have it."""
+
+
 class ToolError(RuntimeError):
     """A tool of the orchestrator failed. The text names the tool and the reason."""
 
@@ -315,6 +319,8 @@ class Queries:
         for argument, kinds in _KINDS.items():
             _check_type(name, argument, asked.get(argument), kinds)
         _check_temperature(name, asked.get("temperature"))
+        if len(model := asked.get("model") or "") > MODEL_CHARS or "\n" in model:
+            raise TypeError(f"{name}() argument 'model' is no name: put data into the prompt, or give it as context=")
         return Query(id="", want=want, prompts=texts, **asked)  # the channel sets the id
 
     def _answers(self, name: str, query: Query) -> list[str]:
