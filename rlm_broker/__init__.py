@@ -286,7 +286,7 @@ _EXTRAS = {
 }
 """Maps a public name that needs further packages to the extra that has them."""
 
-__all__ = sorted(_PUBLIC)
+__all__ = sorted(_PUBLIC.keys() - _EXTRAS.keys())  # an import of `*` needs no further packages
 
 if TYPE_CHECKING:
     import typing
@@ -306,4 +306,4 @@ def __getattr__(name: str) -> "typing.Any":
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_PUBLIC, "__version__"]

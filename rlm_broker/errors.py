@@ -411,12 +411,12 @@ SHORT_OF: Mapping[int, str] = MappingProxyType(
 """Error number of the kernel for a shortage of the process or the machine → its remedy."""
 
 
-def plainly(failed: RunFailed) -> RunFailed:
-    """Return the error of a run without the frames of this package, for raising it at the public door.
+def plainly(error: RlmBrokerError) -> RlmBrokerError:
+    """Return an error without the frames of this package, for raising it at the public door.
 
     They say nothing to a caller, and fill a page in a notebook. The cause stays: it may be in code of the user's.
     """
-    return failed.with_traceback(None)
+    return error.with_traceback(None)
 
 
 def refused_by_machine(what: str, error: OSError) -> SandboxFailed:

@@ -4,7 +4,8 @@ These are values only. `run/ledger.py` counts what a tree has spent.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Never, Self
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Never, Self
 
 from msgspec import Meta
 
@@ -12,7 +13,7 @@ from rlm_broker.errors import ConfigurationError
 from rlm_broker.values.fields import FINITE, Fields, NonNegativeInt, PositiveFloat, PositiveInt, whole
 from rlm_broker.values.text import clip
 from rlm_broker.values.units import amount
-from rlm_broker.values.validation import no_such
+from rlm_broker.values.validation import quoted, suggestion
 from sandbox_worker.wire.bounds import ReplBounds
 from sandbox_worker.wire.messages import MAX_PROMPTS
 
@@ -36,6 +37,25 @@ def size(least: int, most: int = MOST) -> Meta:
 SECONDS = "a finite number of seconds above 0, or a time such as 90s, 1h30m or 250ms"
 Seconds = Annotated[float, Meta(gt=0, le=FINITE, description=SECONDS)]
 TurnsByDepth = Annotated[tuple[PositiveInt, ...], Meta(min_length=1, description="one for each depth")]
+
+_ELSEWHERE = {
+    "max_budget_usd": "max_budget max_cost budget",
+    "run_timeout_s": "max_timeout timeout timeout_s timeout_seconds",
+    "iteration_timeout_s": "iteration_timeout_seconds",
+    "child_timeout_s": "per_child_timeout_s",
+    "max_consecutive_errors": "max_errors",
+    "max_iterations": "max_iters max_steps max_turns",
+    "max_depth": "depth",
+    "max_observation_chars": "max_output_chars",
+    "max_result_chars": "result_truncation_limit",
+    "max_concurrent_children": "max_concurrent_subcalls",
+    "max_concurrent_calls": "concurrency max_workers max_batch_workers",
+    "max_blocks": "env_max_iterations_multiplier",
+    "memory_bytes": "memory",
+    "compaction_threshold": "compaction compaction_threshold_pct history_processor",
+}
+MEANT: Final = MappingProxyType({name: limit for limit, names in _ELSEWHERE.items() for name in names.split()})
+"""Name of a limit in other systems → its name here."""
 
 
 class _Bounds(Fields):
@@ -61,7 +81,9 @@ class _Bounds(Fields):
             raise ConfigurationError(f"limits = {_short(given)}: give values by the names of limits")
         for name in given:
             if name not in self.fields:
-                raise ConfigurationError(no_such("limit", str(name), self.fields))
+                meant = MEANT.get(str(name))
+                why = f"; did you mean {meant}?" if meant in self.fields else suggestion(str(name), self.fields)
+                raise ConfigurationError(f"there is no limit {quoted(str(name))}{why}")
         read = {name: amount(name, _trimmed(value)) for name, value in given.items()}
         super()._fill(read, (given, source or {}))
 

@@ -12,7 +12,7 @@ from rlm_broker.broker.models.models import FilePath, Models, models_of
 from rlm_broker.broker.models.registry import Registry
 from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.concurrency.resource import AsyncResource
-from rlm_broker.errors import ConfigurationError, RunFailed, plainly, require_kind
+from rlm_broker.errors import ConfigurationError, RlmBrokerError, plainly, require_kind
 from rlm_broker.events.callback import Callback
 from rlm_broker.events.event import Emit, Event
 from rlm_broker.limits import BatchLimits, Limits, ReplLimits, RunLimits
@@ -207,12 +207,12 @@ class RLM(AsyncResource):
             ModelFailed, SandboxFailed: The model or the sandbox failed. These five are `RunFailed`.
             ContextRefused, IsolationUnavailable: The run did not begin.
         """
-        given = given_once(prompt, root_prompt, context, question)
-        request = self._asked(*given, output_type, model, limits, timeout_s)
         try:
+            given = given_once(prompt, root_prompt, context, question)
+            request = self._asked(*given, output_type, model, limits, timeout_s)
             return self._engine.begin(request, self._engine.run_loop or EventLoopRef.background()).run()
-        except RunFailed as failed:
-            raise plainly(failed) from failed.__cause__
+        except RlmBrokerError as error:
+            raise plainly(error) from error.__cause__
 
     @overload
     async def acompletion(

@@ -310,7 +310,7 @@ def _store_file(file: FoundFile, reading: "Reading") -> StoredContext:
                 return _store_text(content, file)
             return _store_texts(reading.texts_in(content, file.given), reading, [file.given])
     except FileUnfit as error:
-        raise ContextRefused(str(error)) from error
+        raise ContextRefused(str(error)) from None
 
 
 def _store_texts(texts: Iterable[tuple[str, DecodedText]], reading: "Reading", sources: Iterable[str]) -> StoredContext:

@@ -331,7 +331,10 @@ class Children:
             is_late = isinstance(error, LimitReached) and error.limit == "child_timeout_s"
             why = f"child timeout after {time.monotonic() - started:.3f}s" if is_late else in_words(error)
             return Slot(text=runner.progress.partial_answer or "", error=why)
-        return Slot(text=completion.response or "")
+        if completion.response is None:
+            at = f" at the limit {completion.limit}" if completion.limit else ""
+            return Slot(error=f"the child ended{at} without an answer")
+        return Slot(text=completion.response)
 
 
 def _one_text(prompt: str, context: StoredContext, is_task: bool) -> str:

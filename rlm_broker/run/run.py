@@ -9,7 +9,7 @@ from typing import Any, Generic, Self
 
 from rlm_broker.concurrency.deadline import to_its_end, within
 from rlm_broker.concurrency.event_loop import EventLoopRef, Job
-from rlm_broker.errors import ConfigurationError, RunCancelled, RunFailed, plainly, require_kind
+from rlm_broker.errors import ConfigurationError, RlmBrokerError, RunCancelled, RunFailed, plainly, require_kind
 from rlm_broker.events.event import Event
 from rlm_broker.events.log import EventLog
 from rlm_broker.results import Completion, T
@@ -217,8 +217,8 @@ class Run(Generic[T]):
             return self._job.result(timeout_s)
         except concurrent.futures.CancelledError:
             raise self._job.cancelled() from None
-        except RunFailed as failed:
-            raise plainly(failed) from failed.__cause__
+        except RlmBrokerError as error:
+            raise plainly(error) from error.__cause__
 
     async def ended(self) -> None:
         """Wait for the end of the run, also if it is a failure or a cancellation. Cancelling the wait ends no run.
@@ -252,5 +252,5 @@ class Run(Generic[T]):
             if task is not None and task.cancelling():
                 raise ended.with_traceback(None) from cancelled
             raise cancelled from None
-        except RunFailed as failed:
-            raise plainly(failed) from failed.__cause__
+        except RlmBrokerError as error:
+            raise plainly(error) from error.__cause__

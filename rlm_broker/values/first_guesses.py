@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final, Never
 
 from rlm_broker.errors import ConfigurationError
-from rlm_broker.limits import Limits, ReplLimits
+from rlm_broker.limits import MEANT, Limits, ReplLimits
 from rlm_broker.values.validation import suggestion
 
 _LIMIT = "RLM(model, limits=Limits({}=...))"
@@ -37,6 +37,8 @@ RLM_ARGUMENTS: Final = MappingProxyType(
         "pip_packages": _PACKAGES,
         "cluster": "RLM(model, sandbox=RayCluster())",
         "query_handler": "RLM(model, recursion=function)",
+        "setup_code": "sandbox.template(setup=...)",
+        "tool_code": "sandbox.template(setup=...)",
         # models
         "backend": 'RLM("openai/gpt-5-mini")',
         "backend_kwargs": 'RLM(Model(name="openai/gpt-5-mini", options={...}))',
@@ -54,36 +56,19 @@ RLM_ARGUMENTS: Final = MappingProxyType(
         "sub_lm": _SUB_MODEL,
         "sub_llm": _SUB_MODEL,
         "recursive_model": _SUB_MODEL,
+        "child_model": _SUB_MODEL,
         "base_url": _MODEL.format('base_url="http://..."'),
         "api_base": _MODEL.format('base_url="http://..."'),
         "api_key": _MODEL.format('api_key="env:OPENAI_API_KEY"'),
         "temperature": _MODEL.format('options={"temperature": ...}'),
+        "retries": _MODEL.format("max_retries=..."),
+        "max_retries": _MODEL.format("max_retries=..."),
+        "num_retries": _MODEL.format("max_retries=..."),
+        "fallbacks": _MODEL.format('fallbacks=["..."]'),
         "sampling_args": _MODEL.format("options={...}"),
         "sampling_params": _MODEL.format("options={...}"),
         # limits
-        "max_budget": _LIMIT.format("max_budget_usd"),
-        "max_cost": _LIMIT.format("max_budget_usd"),
-        "budget": _LIMIT.format("max_budget_usd"),
-        "max_timeout": _LIMIT.format("run_timeout_s"),
-        "timeout": _LIMIT.format("run_timeout_s"),
-        "timeout_s": _LIMIT.format("run_timeout_s"),
-        "timeout_seconds": _LIMIT.format("run_timeout_s"),
-        "iteration_timeout_seconds": _LIMIT.format("iteration_timeout_s"),
-        "per_child_timeout_s": _LIMIT.format("child_timeout_s"),
-        "max_errors": _LIMIT.format("max_consecutive_errors"),
-        "max_iters": _LIMIT.format("max_iterations"),
-        "max_steps": _LIMIT.format("max_iterations"),
-        "max_turns": _LIMIT.format("max_iterations"),
-        "depth": _LIMIT.format("max_depth"),
-        "max_output_chars": _LIMIT.format("max_observation_chars"),
-        "result_truncation_limit": _LIMIT.format("max_result_chars"),
-        "max_concurrent_subcalls": _LIMIT.format("max_concurrent_children"),
-        "max_batch_workers": _LIMIT.format("max_concurrent_calls"),
-        "env_max_iterations_multiplier": _LIMIT.format("max_blocks"),
-        "memory": _LIMIT.format("memory_bytes"),
-        "compaction": _LIMIT.format("compaction_threshold"),
-        "compaction_threshold_pct": _LIMIT.format("compaction_threshold"),
-        "history_processor": _LIMIT.format("compaction_threshold"),
+        **{name: _LIMIT.format(limit) for name, limit in MEANT.items()},
         # the sandbox
         "isolation": _SANDBOX,
         "environment": _SANDBOX,
@@ -106,6 +91,7 @@ RLM_ARGUMENTS: Final = MappingProxyType(
         "question": _QUESTION,
         # what is seen of a run
         "logger": _TRACE,
+        "trace": _TRACE,
         "enable_logging": _TRACE,
         "log_dir": _TRACE,
         "callbacks": "RLM(model, on_event=Callbacks(...))",
@@ -122,6 +108,9 @@ NOT_OFFERED: Final = MappingProxyType(
         "orchestrator": "there is one loop; for a loop of your own see LMHandler.answers",
         "compactor": "a conversation is kept within its window by Limits(compaction_threshold=...)",
         "docker_image": "a sandbox is no container; it needs no image",
+        "docker": "a sandbox is no container; it needs no image",
+        "image": "a sandbox is no container; it needs no image",
+        "network": 'code has no network; what it may reach is a function of yours, tools={"name": function}',
     }
 )
 """Name of an argument elsewhere → why nothing takes its place."""

@@ -78,7 +78,8 @@ def summary_fields(run: Any) -> dict[str, Any]:
     """Return what the `repr` of a run's outcome has beside its answer: turns, cost and level."""
     cost = run.usage_summary.total.total_cost
     level = None if run.isolation is None else run.isolation.level
-    return {"iterations": len(run.trajectory), "cost_usd": None if cost is None else round(cost, 6), "level": level}
+    cost = None if cost is None else round(cost, 6)
+    return {"iterations": len(run.trajectory), "usage_summary.total_cost": cost, "isolation.level": level}
 
 
 def described(**fields: Any) -> str:

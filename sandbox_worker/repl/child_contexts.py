@@ -184,7 +184,7 @@ def _require_plain(value: Any, depth: int = 0) -> None:
     elif value is None or is_a(value, str, int):
         return
     else:
-        raise TypeError(f"it has a value of class {class_name(value)}; use str() or a dict of its fields")
+        raise TypeError(f"it has a value of class {class_name(value)}; give text, or a list or dict of what it has")
     if depth >= MAX_NESTING:
         raise TypeError(f"it is nested deeper than {MAX_NESTING} levels, or contains itself")
     for each in inside:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 OWN_FOLDER = str(Path(__file__).parent)
 ERROR_CHARS = 1000
 """Maximum characters of the line with a block's error; the rest is cut. The block's output has the whole traceback."""
+SHELL = ("!", "%", "pip install")
+"""Beginnings of a line that is a command of IPython or of a shell, and not Python."""
+NO_SHELL = "this is plain Python, without commands of IPython or a shell; `import` finds what is installed"
 VALUE = "<value>"
 """Name of the last expression's value in the namespace, until it is shown. No name in a source is like this."""
 EXIT_CODES = (1 << 31) - 1
@@ -140,6 +143,8 @@ class Executor:
         except SyntaxError as error:
             if error.text is None and error.lineno:  # the compiler reads the line from a file, which does not exist
                 error.text = linecache.getline(file, error.lineno)
+            if (error.text or "").lstrip().startswith(SHELL):
+                error.add_note(NO_SHELL)
             raise
 
     def _evaluate(self, code: CodeType) -> Any:

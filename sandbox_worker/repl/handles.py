@@ -21,6 +21,9 @@ from sandbox_worker.wire import names
 from sandbox_worker.wire.errors import FrameTooLarge, QueryTooLarge
 from sandbox_worker.wire.messages import Query
 
+SHOWN = "<child of rlm_start, "
+"""Beginning of the text of a child."""
+
 
 class Handles:
     """The function `rlm_start` of one REPL, and the background queries of its children.
@@ -156,7 +159,8 @@ class Child:
         self._start(task if self._wanted is None else cast("str", self._wanted.asked(task)))
 
     def __repr__(self) -> str:
-        return f"<child of rlm_start, {'done' if self._has_ended else 'not known to be done'}>"
+        state = "done; result() has" if self._has_ended else "not known to be done; result() waits for"
+        return f"{SHOWN}{state} its answer>"
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: another process has no connection to the orchestrator."""

@@ -32,6 +32,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
 """Argument → the types it may have, beside None."""
 
 
+MODEL_CHARS = 500
+"""Characters of the longest name of a model. A longer text is a context by position, as other functions have it."""
+
+
 class ToolError(RuntimeError):
     """A tool of the orchestrator failed. The text names the tool and the reason."""
 
@@ -315,6 +319,8 @@ class Queries:
         for argument, kinds in _KINDS.items():
             _check_type(name, argument, asked.get(argument), kinds)
         _check_temperature(name, asked.get("temperature"))
+        if len(model := asked.get("model") or "") > MODEL_CHARS or "\n" in model:
+            raise TypeError(f"{name}() argument 'model' is no name: put data into the prompt, or give it as context=")
         return Query(id="", want=want, prompts=texts, **asked)  # the channel sets the id
 
     def _answers(self, name: str, query: Query) -> list[str]:
@@ -395,14 +401,16 @@ def _checked(
         raise TypeError(f"{name}() takes a list of prompts, not a {class_name(prompts)}")
     checked: list[Prompt] = []
     given = list(prompts)
+    what = "prompt" if takes_parts else "task"
     for position, prompt in enumerate(given):
-        which = "prompt" if len(given) == 1 else f"prompts[{position}]"
+        which = what if len(given) == 1 else f"{what}s[{position}]"
         if is_a(prompt, str):
             checked.append(prompt)
         elif takes_parts and is_a(prompt, list):
             checked.append(_checked_parts(name, which, prompt, system))
         else:
-            raise TypeError(f"{name}() needs text: {which} is a {class_name(prompt)}; use str() or an f-string")
+            written = "its result()" if class_name(prompt) == "Child" else "str() or an f-string"
+            raise TypeError(f"{name}() needs text: {which} is a {class_name(prompt)}; use {written}")
     return checked
 
 

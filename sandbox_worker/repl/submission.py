@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Final
 
+from sandbox_worker.repl.handles import SHOWN
 from sandbox_worker.repl.helpers import HELPERS
 from sandbox_worker.repl.objects import Crossing, class_name, crossing, is_a
 from sandbox_worker.wire.messages import MAX_DRAFT_CHARS
@@ -191,6 +192,8 @@ class Submission:
 
     def _note(self, value: Any) -> None:
         text = value if is_a(value, str) else _text(value)
+        if text is not value and SHOWN in text:
+            raise TypeError("the answer has a child in place of what it found: submit child.result()")
         str.encode(text)  # raise UnicodeEncodeError for lone surrogates here, at the line that submits
         self.value = Crossing() if text is value or self._fields else crossing(value, "the final answer")
         self.text = "" if self._fields else text

@@ -242,11 +242,15 @@ async def test_stdin_of_a_function_that_fails_is_an_error_of_the_code(loop_sandb
         return 7  # type: ignore[return-value]
 
     unasked = "llm_query.__self__.more_input()"
-    twice = "llm_query.__self__._ask('stdin', 'input', ['', ''])[1]"
+    twice = "llm_query.__self__._answers('input', Query(id='', want='stdin', prompts=['', '']))[1]"
+    twice = f"from sandbox_worker.wire.messages import Query\n{twice}"
     async with loop_sandbox.repl(limits=ReplLimits(max_frame_bytes=1 << 12)) as repl:
         assert (
             await repl.aexecute("input()", stdin=of_another_type)
         ).error == "OSError: stdin must return text or bytes, not int"
+        assert (await repl.aexecute("input()", stdin=lambda: "7")).error == (  # type: ignore[arg-type]
+            "OSError: stdin must be an async function, and this one is none"
+        )
         assert (await repl.aexecute(unasked)).error == "OSError: this block has no stdin to ask for"
         assert "no stdin to ask for" in (await repl.aexecute(twice, stdin=of_another_type)).stdout
 

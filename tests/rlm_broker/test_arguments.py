@@ -170,6 +170,14 @@ def test_first_guesses_of_other_calls_are_answered() -> None:
         assert sentence in str(why.value)
 
 
+def test_limits_of_other_systems_are_answered() -> None:
+    ours = {"max_errors": "max_consecutive_errors", "max_cost": "max_budget_usd", "max_timeout": "run_timeout_s"}
+    ours |= {"max_output_chars": "max_observation_chars", "max_concurrent_subcalls": "max_concurrent_children"}
+    for theirs, name in {**ours, "memory_mb": "memory_bytes"}.items():
+        with pytest.raises(ConfigurationError, match=rf"^there is no limit '{theirs}'; did you mean {name}\?$"):
+            Limits(**{theirs: 3})
+
+
 def test_run_model_beside_a_replay_is_refused(folder: Path) -> None:
     each: list[dict[str, Any]] = [{"model": "offline"}, {"sub_model": "offline"}]
     for given in each:

@@ -170,7 +170,7 @@ def test_rlm_on_an_ended_loop_can_be_closed() -> None:
 
 def test_repl_and_sandbox_refuse_unusable_arguments(open_sandbox: Sandbox) -> None:
     of_repl: list[tuple[dict[str, Any], str]] = [
-        ({"tools": {"f": print}}, "tools must be a list of names of functions"),
+        ({"tools": {"f": print}}, "tool 'f': its arguments cannot be validated"),
         ({"tools": ["f", "f"]}, "tools has a name twice"),
         ({"tools": ["f"], "values": {"f": 1}}, "f: a name is that of a tool or of a value, not of both"),
         ({"answer": 3}, "answer must be an async function of one query"),

@@ -134,7 +134,7 @@ def _fault(example: Example, shared: Shared) -> str | None:
         return None
     own_names = vars(importlib.import_module(path.replace("/", "."))).items()
     names = {name: each for name, each in own_names if getattr(each, "__module__", None) == path.replace("/", ".")}
-    names |= LIBRARY | {name: getattr(rlm_broker, name) for name in rlm_broker.__all__}
+    names |= LIBRARY | {name: getattr(rlm_broker, name) for name in dir(rlm_broker) if name != "__version__"}
     names["RLM"] = functools.partial(rlm_broker.RLM, sandbox=shared.sandbox)
     if ">>> " in example.text:
         return _doctest(example, names)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from rlm_broker.broker.models.model import Model
 from rlm_broker.broker.routing import ModelPolicy, Route
-from rlm_broker.cli.parameters import FROM_ENVIRONMENT
+from rlm_broker.cli.parameters import FROM_ENVIRONMENT, MEANT
 from rlm_broker.cli.settings import trust, user_files
 from rlm_broker.errors import ConfigurationError
 from rlm_broker.limits import Limits
@@ -257,6 +257,8 @@ def assigned(assignments: Iterable[str], **options: Any) -> dict[str, Any]:
             raise ConfigurationError(f"--limit {assignment}: give NAME=VALUE, for example block_timeout_s=30")
         if name not in (*DEFAULTS, *Limits.fields):
             close = suggestion(name, [*Limits.fields, *DEFAULTS]) or "; `rlm-broker config show` lists all"
+            if (meant := MEANT.get(name.replace("_", "-"))) is not None:
+                close = f"; did you mean {meant}?"
             raise ConfigurationError(f"--limit {name}: there is no such limit or setting{close}")
         if name in values:
             raise ConfigurationError(f"--limit {name} is given twice: give it once")

@@ -5,6 +5,7 @@ used CPU time, an answered query, a wish to interrupt, or the time of the clock'
 """
 
 import asyncio
+import inspect
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -62,7 +63,10 @@ class BlockInput:
         """
         async with self._turn:  # threads of a block may ask at the same time
             if not self._rest and not self._is_over:
-                given = await self._read()
+                asked = self._read()
+                if not inspect.isawaitable(asked):
+                    raise ConfigurationError("stdin must be an async function, and this one is none")
+                given = await asked
                 if not isinstance(given, str | bytes):
                     raise ConfigurationError(f"stdin must return text or bytes, not {type(given).__name__}")
                 self._rest = given.encode() if isinstance(given, str) else given

@@ -42,6 +42,7 @@ ASK = [  # arguments of ask; exit code; part of the sentence
     ("q text.txt --file x", 2, "No such option '--file'; did you mean a path behind the question?"),
     ("q text.txt --format json", 2, "No such option '--format'; did you mean --json?"),
     ("q text.txt --set foo=1", 2, "there is no such limit or setting; `rlm-broker config show` lists all"),
+    ("q text.txt --limit max_cost=1", 2, "there is no such limit or setting; did you mean --limit max_budget_usd=1?"),
     ("q text.txt --max-iterations 3", 2, "did you mean --limit max_iterations=VALUE?"),
     ("q text.txt --set modle=x", 2, "--limit modle: there is no such limit or setting; did you mean model?"),
     ("q text.txt -o below/in.txt", 2, "below/in.txt exists: remove it, or name another file; --output-type names a"),

@@ -306,7 +306,7 @@ def test_model_is_told_of_a_childs_invalid_context(sandbox: Sandbox, code: str) 
     client = ScriptedClient([fenced(code), "FINAL(done)"])
     assert ran(sandbox, client).response == "done"
     told = str(client.requests[1].messages[-1].content)
-    assert "it has a value of class set; use str()" in told or "1 tasks and 2 contexts: give one for each" in told
+    assert "it has a value of class set; give text" in told or "1 tasks and 2 contexts: give one for each" in told
 
 
 # -- equal ones, and echoes ------------------------------------------------------------------------------------------
@@ -448,6 +448,13 @@ def test_failed_childs_partial_answer_comes_with_its_error(sandbox: Sandbox) -> 
     assert done.response == "Error: scripted: 500: down\nan idea"
     trace, _ = done.child_traces  # the root was asked about it, and gave it again
     assert (trace.result_preview, trace.error) == ("an idea", "scripted: 500: down")
+
+
+def test_child_whose_turns_are_used_up_is_an_error(sandbox: Sandbox) -> None:
+    code = "print(rlm_query('Add up.'), rlm_start('Count.').result(), sep='; ')"
+    completion = ran(sandbox, Tree(code, lambda _: fenced("pass")), limits=TWO.replace(max_iterations=2))
+    shown = completion.trajectory[0].blocks[0].stdout
+    assert shown.count("Error: the child ended at the limit max_iterations without an answer") == 2
 
 
 def test_without_a_time_limit_a_child_has_none(sandbox: Sandbox) -> None:

@@ -61,10 +61,18 @@ def test_run_of_one_cell_is_waited_for_in_the_next(kernel: Kernel) -> None:
 
 @pytest.mark.notebook
 def test_failed_run_shows_the_users_line_and_one_sentence(kernel: Kernel) -> None:
-    told = kernel.run("RLM(ScriptedClient(['x']), limits=Limits(max_llm_calls=1)).completion('text', 'What?')")
-    assert told.error is not None
-    assert told.error.startswith("LimitReached: the limit max_llm_calls")
-    assert len(told.traceback) < 30
+    limited = "RLM(ScriptedClient(['x']), limits=Limits(max_llm_calls=1))"
+    for code, error in (
+        (f"{limited}.completion('text', 'What?')", "LimitReached: the limit max_llm_calls"),
+        ("RLM('offline').completion(Path('missing'), 'What?')", "ContextRefused: missing does not exist"),
+        ("RLM('offline').completion(Path('/bin/true'), 'What?')", "ContextRefused: /bin/true is binary"),
+        ("RLM('offline').completion('What?', Path('missing'))", "ConfigurationError: the question must be text"),
+        ("RLM('offline').start('text', output_type=int).result()", "ConfigurationError: the model offline answers in"),
+    ):
+        told = kernel.run(f"from pathlib import Path\n{code}")
+        assert told.error is not None
+        assert told.error.startswith(error)
+        assert len(told.traceback) < 30
 
 
 @pytest.mark.notebook

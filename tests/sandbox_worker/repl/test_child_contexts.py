@@ -169,7 +169,7 @@ for _ in range(MAX_NESTING + 1):
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        ({1, 2}, "it has a value of class set; use str() or a dict of its fields"),
+        ({1, 2}, "it has a value of class set; give text, or a list or dict of what it has"),
         (object(), "it has a value of class object"),
         (b"bytes", "it has a value of class bytes"),
         ([{"a": object}], "it has a value of class type"),

@@ -222,6 +222,12 @@ def test_raised_object_is_an_outcome_of_one_line(prompt: Prompt, code: str, erro
     assert error[:980] in "".join(prompt.complaints)
 
 
+@table("code", ["!ls", "x = 1\n%matplotlib inline", "pip install six"])
+def test_command_of_a_shell_is_an_error_with_advice(prompt: Prompt, code: str) -> None:
+    assert prompt.run(code).status == "error"
+    assert "SyntaxError: invalid syntax\nthis is plain Python" in "".join(prompt.complaints)
+
+
 @table("method", ["__str__", "__repr__"])
 def test_exception_that_cannot_be_shown_is_an_outcome(prompt: Prompt, method: str) -> None:
     code = f"class Bites(Exception):\n    def {method}(self): raise self\nBites.__str__ = Bites.{method}\nraise Bites"

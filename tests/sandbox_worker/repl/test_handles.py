@@ -62,6 +62,7 @@ def test_child_is_started_without_a_wait_and_answers_once() -> None:
     assert (query.want, query.background, query.prompts, query.model) == ("rlm", True, ["count"], "fast")
     assert (query.contexts[0] and query.contexts[0].value, query.child, query.repl) == ("[1,2]", None, None)
     assert not child.done
+    assert repr(child) == "<child of rlm_start, not known to be done; result() waits for its answer>"
     assert child.result() == child.result() == "7"
     assert child.done
     assert [(each.want, each.count) for each in channel.asked] == [("wait", 0), ("wait", 1)]
@@ -159,7 +160,12 @@ def test_answer_without_memory_for_it_is_an_error() -> None:
 @table(
     "call, error, said",
     [
-        (lambda starting, _: starting.rlm_start(5), TypeError, r"rlm_start\(\) needs text: prompt is a int"),
+        (lambda starting, _: starting.rlm_start(5), TypeError, r"rlm_start\(\) needs text: task is a int"),
+        (
+            lambda starting, child: starting.rlm_start(cast("Any", child)),
+            TypeError,
+            "task is a Child; use its result()",
+        ),
         (lambda starting, _: starting.rlm_start("x", model=5), TypeError, "argument 'model' must be str"),
         (lambda starting, _: starting.rlm_start("x", keep=1), TypeError, "'keep' must be True or False"),
         (lambda starting, _: starting.rlm_start("x", keep=True, repl=False), TypeError, "True needs a REPL"),

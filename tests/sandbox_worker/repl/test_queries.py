@@ -88,6 +88,11 @@ def test_large_batch_is_asked_in_parts() -> None:
         (lambda asking: asking.llm_query_batched("abc"), "takes a list of prompts, not one string"),
         (lambda asking: asking.llm_query_batched(["a", None]), r"prompts\[1\] is a NoneType"),
         (lambda asking: asking.llm_query("a", model=7), "argument 'model' must be str, not int"),
+        (
+            lambda asking: asking.rlm_query("a", "a part\nof the context"),
+            "put data into the prompt, or give it as conte",
+        ),
+        (lambda asking: asking.llm_query("a", "a long part" * 100), "put data into the prompt, or give it as context="),
         (lambda asking: asking.llm_query("a", max_completion_tokens=True), "must be int, not bool"),
     ],
 )

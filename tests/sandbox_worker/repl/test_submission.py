@@ -149,6 +149,15 @@ def test_value_is_given_once_or_restored(repl: BareRepl) -> None:
     assert repl.run("print(always)").stdout == "6\n"
 
 
+@table("code", ["FINAL(child)", "FINAL_VAR('child')", "FINAL([child])", "FINAL({'a': child})", "SUBMIT(child)"])
+def test_child_is_no_answer(repl: BareRepl, code: str) -> None:
+    ran = repl.run(f"child = rlm_start('count')\n{code}")
+    assert (ran.result.error, ran.result.final_answer) == (
+        "TypeError: the answer has a child in place of what it found: submit child.result()",
+        None,
+    )
+
+
 @table("code", ["def answer(): pass", "answer = open", "import json as answer", "class answer: pass"])
 def test_definition_named_answer_is_not_an_answer(repl: BareRepl, code: str) -> None:
     ran = repl.run(code)
