@@ -84,6 +84,15 @@ def test_functions_are_called_with_the_callers_context(open_sandbox: Sandbox) ->
         assert who.get() == "Bob"
 
 
+def test_tools_change_with_the_next_block(repl: SandboxedRepl) -> None:
+    def changes() -> None:
+        repl.set_tools({"other": lambda: 2})
+
+    repl.set_tools({"changes": changes, "other": lambda: 1})
+    assert repl.execute("changes()\nprint(other())\nchanges()").stdout == "1\n"
+    assert repl.execute("print(other(), 'changes' in globals())").stdout == "2 False\n"
+
+
 def raises() -> None:
     raise LookupError("no such part")
 
@@ -201,7 +210,7 @@ def test_reading_ends_with_the_wait(repl: SandboxedRepl) -> None:
     deaf = (
         "import threading, time, gc\n"
         "channel = next(each for each in gc.get_objects() if type(each).__name__ == 'Channel')\n"
-        "channel._answer_read = lambda: channel._reads.clear()\n"
+        "channel._answer_reads = lambda: channel._reads.clear()\n"
         "threading.Thread(target=reads, daemon=True).start()\ntime.sleep(0.2)\ngo_on()"
     )
     assert repl.execute(deaf).status == "ok"
