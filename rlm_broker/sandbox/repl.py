@@ -490,6 +490,8 @@ class SandboxedRepl(AsyncResource):
         try:
             await self._worker.close()
         finally:
+            if self._worker.is_closed:
+                self._tools = None  # so that their threads end now: a function that reads variables knows this REPL
             for observer in OBSERVERS:
                 observer.repl_closed(self)
 
