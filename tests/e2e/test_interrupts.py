@@ -254,7 +254,6 @@ async def test_stdin_of_a_function_that_fails_is_an_error_of_the_code(loop_sandb
             return "\0" * 5_000  # six bytes each in a message, of which none may have more than 4,096
 
         assert (await repl.aexecute("import sys\nlen(sys.stdin.read(5_000))", stdin=controls)).stdout == "5000\n"
-        assert (await repl.aexecute("import sys\nlen(sys.stdin.read(5_000))", stdin=controls)).stdout == "5000\n"
 
 
 async def test_code_that_waits_for_stdin_is_off_the_clock_and_can_be_interrupted(loop_sandbox: Sandbox) -> None:
