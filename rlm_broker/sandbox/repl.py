@@ -490,6 +490,8 @@ class SandboxedRepl(AsyncResource):
         try:
             await self._worker.close()
         finally:
+            if self._worker.is_closed:
+                self._tools = None  # so that their threads end now: a function that reads variables knows this REPL
             for observer in OBSERVERS:
                 observer.repl_closed(self)
 
@@ -510,10 +512,10 @@ class SandboxedRepl(AsyncResource):
         except FrameTooLarge as error:
             raise ConfigurationError(f"the names are too long for a message: {error}") from None
 
-    async def _answered(self, callers: contextvars.Context, query: Query) -> list[Slot]:
+    async def _answered(self, tools: Tools, callers: contextvars.Context, query: Query) -> list[Slot]:
         """Answer a query: call the function that it wants, with the context variables of the block's caller."""
-        tools, name = self._tools, query.tool or ""
-        if query.want != "tool" or tools is None or (name not in tools.functions and self.answer is not refuse):
+        name = query.tool or ""
+        if query.want != "tool" or (name not in tools.functions and self.answer is not refuse):
             return await self.answer(query)
         if len(query.texts) != 1 or len(query.prompts) != 1:
             return [Slot(error="tool takes one prompt, the arguments of one call")] * len(query.prompts)
@@ -544,13 +546,13 @@ class SandboxedRepl(AsyncResource):
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
             self._became("busy")
             started = time.monotonic()
-            output = BlockOutput(self._bounds, *hear)
+            output, tools = BlockOutput(self._bounds, *hear), self._tools
             run = self._run = BlockRun(
                 self._worker.worker,
                 connection,
                 output,
                 self._limits,
-                self.answer if self._tools is None else partial(self._answered, contextvars.copy_context()),
+                self.answer if tools is None else partial(self._answered, tools, contextvars.copy_context()),
                 timeout_s,
                 wall_timeout_s,
                 self._contexts,

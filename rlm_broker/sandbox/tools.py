@@ -81,7 +81,6 @@ class Tools:
         functions: Name of a callable → its signature, its description and its seconds.
         values: Name → value.
         notes: Name of a value → its description.
-        for_children: Tools of child runs.
 
     Raises:
         ConfigurationError: A name cannot be used, a callable's arguments cannot be validated, or a value does not
@@ -99,7 +98,7 @@ class Tools:
             _require_mapping(tools)
         for name, what in (given or {}).items():
             self._add(name, what)
-        self.for_children: Tools = self if for_children is None else Tools(for_children)
+        self._for_children = None if for_children is None else Tools(for_children)
 
     @staticmethod
     def from_mcp(servers: Any, given: Mapping[str, Any] | None = None, *, timeout_s: float = 30) -> "McpTools":
@@ -150,8 +149,13 @@ class Tools:
         made.values = {**self.values, **made.values}
         made.functions = {**self.functions, **made.functions}
         made.notes = {**self.notes, **made.notes}
-        made.for_children = made if self.for_children is self else self.for_children.extended(given)
+        made._for_children = None if self._for_children is None else self._for_children.extended(given)
         return made
+
+    @property
+    def for_children(self) -> "Tools":
+        """Tools of child runs."""
+        return self._for_children or self  # never a cycle: the threads end when the last reference goes
 
     @property
     def names(self) -> list[str]:

@@ -4,6 +4,7 @@ There is no reader thread. One of the waiting threads reads for all of them. Whe
 thread takes over. So the usual case, a single thread, needs no switch between threads.
 """
 
+import contextlib
 import itertools
 import os
 import re
@@ -45,6 +46,10 @@ YOUNG_S = 0.001
 """Seconds from a block's start, within which its output waits in the kernel for the next frame (MSG_MORE in send(2)):
 that of a short block arrives with its result. The kernel sends it after 0.2 s at the latest, also if the REPL is killed
 or stuck in C code."""
+AT_ONCE, WITH_NEXT = int(socket.MSG_DONTWAIT), int(socket.MSG_DONTWAIT | socket.MSG_MORE)
+"""Flags of a frame. Both let `_send` read while the socket is full."""
+OTHER_READS_MS = 20
+"""Milliseconds until a thread that waits to send looks whether the thread that read meanwhile still does."""
 Given = Environment | Provide | Attach
 """Messages that the orchestrator sends before the `Execute` of a block."""
 _REPLY = re.compile(rb'\{"type":"reply","id":"([^"\\]++)"')
@@ -124,7 +129,7 @@ class Channel:
         """Send a frame that may wait for the next one while the block is young."""
         with self._interrupts.held(), self._sending:
             self._holds_back = time.monotonic() - self._began_at < YOUNG_S
-            self._send(frame, socket.MSG_MORE if self._holds_back else 0)
+            self._send(frame, WITH_NEXT if self._holds_back else AT_ONCE)
 
     def push(self, empty: Output) -> None:
         """Have the kernel send output that waits for the next frame, by such a frame."""
@@ -159,7 +164,7 @@ class Channel:
             try:
                 while query_id not in self._replies:
                     self._wait(lambda: query_id in self._replies or bool(self._reads))
-                    self._answer_read()
+                    self._answer_reads()
                 reply = self._replies[query_id]
                 if not reply.slots:
                     raise MemoryError
@@ -214,18 +219,19 @@ class Channel:
             self._holds_back = False
         return block, provided
 
-    def _answer_read(self) -> None:
-        """Answer the oldest `Read`, unless another thread has. An interrupt leaves it without an answer."""
-        try:
-            read = self._reads.pop(0)
-        except IndexError:
-            return
-        assert self.read_variables is not None
-        with self._interrupts.let_through():
-            frame = self.read_variables(read)
-        self.send_in(read.block, frame)
+    def _answer_reads(self) -> None:
+        """Answer each `Read`, unless another thread has. An interrupt leaves one without an answer."""
+        while True:
+            try:
+                read = self._reads.pop(0)
+            except IndexError:
+                return
+            assert self.read_variables is not None
+            with self._interrupts.let_through():
+                frame = self.read_variables(read)
+            self.send_in(read.block, frame)
 
-    def _send(self, frame: bytes, flags: int = 0) -> None:
+    def _send(self, frame: bytes, flags: int = AT_ONCE) -> None:
         """Send a frame. The caller holds `_sending`, an RLock.
 
         A finalizer or signal handler of model code may run in the middle of `sendall`, in this thread, and print. Its
@@ -236,12 +242,47 @@ class Channel:
             return
         try:
             while self._outbox:
-                self._socket.sendall(*self._outbox[0])
+                frame, flags = self._outbox[0]
+                try:
+                    sent = self._socket.send(frame, flags)
+                except BlockingIOError:
+                    sent = 0
+                if sent < len(frame):
+                    self._send_rest(memoryview(frame)[sent:], flags)
                 del self._outbox[0]
         except OSError as error:
             raise ConnectionClosed from error
         finally:
             self._outbox.clear()
+
+    def _send_rest(self, rest: memoryview, flags: int) -> None:
+        """Send the rest of a frame as the kernel takes it."""
+        with self._reserve:  # without memory it would stay half a frame
+            while rest:
+                self._wait_for_room()
+                with contextlib.suppress(BlockingIOError):
+                    rest = rest[self._socket.send(rest, flags) :]
+
+    def _wait_for_room(self) -> None:
+        """Wait until the kernel takes more bytes. Read meanwhile, unless another thread does.
+
+        The orchestrator takes no message while many of its bytes are unread: the answers of children in the background,
+        for which no thread waits.
+        """
+        with self._lock:
+            reads = not self._someone_reads
+            self._someone_reads = True
+        try:
+            poll = select.poll()
+            poll.register(self._socket.fileno(), select.POLLOUT | (select.POLLIN if reads else 0))
+            events = poll.poll(None if reads else OTHER_READS_MS)
+            if reads and events and events[0][1] & ~select.POLLOUT:
+                self._read()
+        finally:
+            if reads:
+                with self._lock:
+                    self._someone_reads = False
+                    self._changed.notify_all()
 
     def _wait(self, is_there: Callable[[], bool]) -> None:
         while True:

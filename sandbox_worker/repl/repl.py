@@ -455,9 +455,11 @@ class Repl:
     def _provided_value(self, provide: Provide) -> Any:
         """Return a value from the orchestrator. A long text is kept: it may be given again without its content."""
         if isinstance(provide.value, msgspec.UnsetType):
-            return self._given[provide.name]
+            if (kept := self._given.get(provide.name)) is None:
+                raise ContextBroken("it could not be loaded when it was given first")
+            return kept
+        self._given.pop(provide.name, None)  # also if this one cannot be loaded
         value = decode_context(bytes(provide.value))
-        self._given.pop(provide.name, None)
         if type(value) in (str, bytes) and len(value) > MAX_AGAIN_BYTES:
             self._given[provide.name] = value
         return value

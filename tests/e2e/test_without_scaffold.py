@@ -13,6 +13,7 @@ from rlm_broker import ConfigurationError, Limits, Sandbox, ValueUnavailable
 from rlm_broker.errors import ReplBusy
 from rlm_broker.sandbox.repl import SandboxedRepl
 from tests.support.tables import table
+from tests.support.waiting import WAIT_S
 
 NAMES = "print(*sorted(name for name in globals() if not name.startswith('__')))"
 EXIT = "import os; os._exit(1)"
@@ -84,6 +85,15 @@ def test_functions_are_called_with_the_callers_context(open_sandbox: Sandbox) ->
         assert who.get() == "Bob"
 
 
+def test_tools_change_with_the_next_block(repl: SandboxedRepl) -> None:
+    def changes() -> None:
+        repl.set_tools({"other": lambda: 2})
+
+    repl.set_tools({"changes": changes, "other": lambda: 1})
+    assert repl.execute("changes()\nprint(other())\nchanges()").stdout == "1\n"
+    assert repl.execute("print(other(), 'changes' in globals())").stdout == "2 False\n"
+
+
 def raises() -> None:
     raise LookupError("no such part")
 
@@ -118,6 +128,20 @@ def test_function_that_hangs_is_left_alone(repl: SandboxedRepl) -> None:
         assert repl.execute("print(x, name())").stdout == "1 next\n"
     finally:
         stop.set()
+
+
+def test_closed_repl_leaves_no_thread_of_its_functions(open_sandbox: Sandbox) -> None:
+    threads: list[threading.Thread] = []
+    with open_sandbox.repl() as repl:
+
+        def reads() -> Any:
+            threads.append(threading.current_thread())
+            return repl.get("n")
+
+        repl.set_tools({"reads": reads})
+        assert repl.execute("n = 1\nprint(reads())").stdout == "1\n"
+    threads[0].join(WAIT_S)
+    assert not threads[0].is_alive()
 
 
 def test_function_may_not_use_its_own_repl_for_a_block(repl: SandboxedRepl) -> None:
@@ -201,7 +225,7 @@ def test_reading_ends_with_the_wait(repl: SandboxedRepl) -> None:
     deaf = (
         "import threading, time, gc\n"
         "channel = next(each for each in gc.get_objects() if type(each).__name__ == 'Channel')\n"
-        "channel._answer_read = lambda: channel._reads.clear()\n"
+        "channel._answer_reads = lambda: channel._reads.clear()\n"
         "threading.Thread(target=reads, daemon=True).start()\ntime.sleep(0.2)\ngo_on()"
     )
     assert repl.execute(deaf).status == "ok"

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from rlm_broker.broker.transport.provisions import Provisions
-from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, Wanted
+from rlm_broker.broker.transport.session import NOTHING, RefusedQuery, Session, State, Wanted
 from rlm_broker.concurrency.deadline import begun_task
 from rlm_broker.errors import ProtocolViolation, RlmBrokerError, ValueUnavailable, WorkerDied
 from sandbox_worker.wire.errors import FrameTooLarge
@@ -274,8 +274,13 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def waits(self) -> bool:
-        """Whether the block waits for a reply, so that its variables can be read."""
-        return self._session.waits and not self._lets_go
+        """Whether a thread of the block waits for a reply, so that its variables can be read."""
+        return self._session.state is State.RUNNING and self._waiting > 0 and not self._lets_go
+
+    @property
+    def _waiting(self) -> int:
+        """Number of open queries for whose replies threads wait: all but those in the background."""
+        return len(self._session.open_queries) - len(self._background)
 
     async def read(self, names: Sequence[str]) -> Values:
         """Return variables of the block that `waits`. See `Wanted.names`.
@@ -464,13 +469,11 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _has_room(self) -> bool:
         """Whether the last query may be answered now, beside the others."""
-        session = self._session
-        waiting = len(session.open_queries) - len(self._background)
-        if self._lets_go or waiting <= 1:
+        if self._lets_go or self._waiting <= 1:
             return True
         return (
-            waiting <= self._max_queries_in_flight
-            and session.open_weight - self._background_weight <= MOST_OPEN_WEIGHT
+            self._waiting <= self._max_queries_in_flight
+            and self._session.open_weight - self._background_weight <= MOST_OPEN_WEIGHT
             and not self._load.is_high
         )
 

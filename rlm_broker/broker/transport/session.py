@@ -238,13 +238,8 @@ class Session:
         self.open_weight -= self.open_queries.pop(reply.id)
         return frame
 
-    @property
-    def waits(self) -> bool:
-        """Whether the block waits for a reply, so that its variables can be read."""
-        return self.state is State.RUNNING and bool(self.open_queries)
-
     def read(self, names: Sequence[str]) -> tuple[int, bytes | bytearray]:
-        """Return the number and the frame of a request for variables of a block that `waits`. See `Wanted.names`.
+        """Return the number and the frame of a request for variables of a block that waits. See `Wanted.names`.
 
         Raises:
             ProtocolViolation: No block runs.

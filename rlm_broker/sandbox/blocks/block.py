@@ -51,7 +51,7 @@ class BlockInput:
     def __init__(self, read: Callable[[], Awaitable[str | bytes]], max_frame_bytes: int) -> None:
         self._read = read
         self._most_bytes = min(PIECE_BYTES, max_frame_bytes // BYTE_CHARS)
-        self._rest = b""
+        self._rest = memoryview(b"")  # a slice of it is no copy
         self._is_over = False
         self._turn = asyncio.Lock()
 
@@ -69,10 +69,10 @@ class BlockInput:
                 given = await asked
                 if not isinstance(given, str | bytes):
                     raise ConfigurationError(f"stdin must return text or bytes, not {type(given).__name__}")
-                self._rest = given.encode() if isinstance(given, str) else given
+                self._rest = memoryview(given.encode() if isinstance(given, str) else given)
                 self._is_over = not given
             piece, self._rest = self._rest[: self._most_bytes], self._rest[self._most_bytes :]
-            return piece
+            return bytes(piece)
 
 
 class BlockRun:

@@ -19,9 +19,11 @@ from sandbox_worker.wire.messages import (
     FromWorker,
     Output,
     Query,
+    Read,
     Reply,
     Result,
     Slot,
+    Values,
     decode_from_worker,
     encode,
 )
@@ -92,6 +94,34 @@ def test_threads_get_their_own_replies(peer: Peer) -> None:
             assert isinstance(query, Query)
             peer.say(Reply(id=query.id, slots=[Slot(text=query.texts[0].upper())]))
         assert list(got) == [prompt.upper() for prompt in prompts]
+
+
+def test_full_socket_is_read_while_a_frame_waits_for_room(peer: Peer) -> None:
+    """The orchestrator sends answers of children, and takes no message while these are unread."""
+    text, count = "x" * 60_000, 40
+    id = peer.channel.start(Query(id="", want="rlm", prompts=["p"], background=True))
+    assert isinstance(peer.hear(), Query)
+    with ThreadPoolExecutor(1) as threads:
+        frame = peer.channel.encode(Output(block=1, stream="stdout", text=text))
+        sent = [threads.submit(peer.channel.send, frame) for _ in range(count)]
+        try:
+            for _ in range(count):
+                peer.say(Reply(id=id, slots=[Slot(text=text)]))
+            assert [peer.hear() for _ in range(count)] == [Output(block=1, stream="stdout", text=text)] * count
+            assert [each.result(WAIT_S) for each in sent] == [None] * count
+        finally:
+            peer.end.shutdown(socket.SHUT_RDWR)
+    assert peer.channel.reply(id) == Reply(id=id, slots=[Slot(text=text)])
+
+
+def test_each_request_for_variables_is_answered_before_the_wait_ends(peer: Peer) -> None:
+    peer.channel.read_variables = lambda read: peer.channel.encode(Values(read.block, read.number, value_problem="x"))
+    for number in (1, 2):
+        peer.say(Read(block=1, number=number, names=[]))
+    peer.say(Reply(id="1:1", slots=[Slot(text="late")]))
+    assert peer.ask() == "late"
+    assert isinstance(peer.hear(), Query)
+    assert [peer.hear() for _ in range(2)] == [Values(block=1, number=n, value_problem="x") for n in (1, 2)]
 
 
 def test_thread_of_ended_block_cannot_ask(peer: Peer) -> None:

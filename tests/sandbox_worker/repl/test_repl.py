@@ -4,9 +4,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from msgspec import Raw
 
 from sandbox_worker.repl.helpers import HELPERS
+from sandbox_worker.wire.messages import MAX_AGAIN_BYTES, Provide
 from sandbox_worker.wire.names import ANSWER, CONTEXT, FUNCTIONS, HISTORY, RESERVED, numbered
+from sandbox_worker.wire.values import encode
 from tests.support.bare_repl import BareRepl, bare_repl
 from tests.support.tables import table
 
@@ -196,6 +199,16 @@ def test_answer_not_showable_fails_only_its_block(repl: BareRepl) -> None:
     assert repl.run(bites).result.error == "the answer cannot be read: SystemExit"
     assert repl.run("print(1)").result.status == "ok"
     assert repl.run("answer.update(content='x', ready=True)").result.final_answer == "x"
+
+
+def test_value_that_could_not_be_loaded_is_no_earlier_one(repl: BareRepl) -> None:
+    """A value named again without its content is the one that was given last, or none."""
+    long = "x" * (MAX_AGAIN_BYTES + 1)
+    repl.say(Provide("text", Raw(encode(long, "it"))))
+    assert repl.run("print(len(text))").stdout == f"{len(long)}\n"
+    for again in (Provide("text", Raw(b'{"$unknown":1}')), Provide("text")):
+        repl.say(again)
+        assert (repl.run("print(len(text))").result.error or "").startswith("the value text cannot be loaded: ")
 
 
 def test_show_vars_names_the_models_variables(repl: BareRepl) -> None:

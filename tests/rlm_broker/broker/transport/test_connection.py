@@ -535,6 +535,19 @@ async def test_background_query_outlives_its_block_and_is_waited_for(pair: tuple
     assert children.ended == ["1:4", "1:2", "1:1", "1:3"]
 
 
+async def test_block_that_computes_beside_its_children_does_not_wait(pair: tuple[Connection, Worker]) -> None:
+    """Such a block would answer a request for its variables when it waits next, perhaps at its end."""
+    connection, worker = pair
+    children = await started(pair, 1)
+    await until(lambda: len(children.may_answer) == 1)
+    assert not connection.waits
+    waiting = Waiting()
+    connection._answer = waiting
+    worker.say(query(2))
+    await waiting.asked.wait()
+    assert connection.waits
+
+
 async def test_lost_connection_ends_background_queries(pair: tuple[Connection, Worker]) -> None:
     connection, worker = pair
     children = await started(pair, 1, 2)
