@@ -1,6 +1,6 @@
 """A `SandboxAgent` of the OpenAI Agents SDK whose workspace is in a sandbox: it runs a command over a file of yours.
 
-Needs `pip install 'rlm-broker[openai_agents]'`. Without an argument a scripted model answers; else give a model's name,
+Needs `pip install 'rlm-broker[openai-agents]'`. Without an argument a scripted model answers; else give a model's name,
 such as gpt-5-mini, with OPENAI_API_KEY in the environment.
 """
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rlm_broker.integrations import peers
-from rlm_broker.integrations.repl_base import PeerRepl, awaited
+from rlm_broker.integrations.repl_base import PeerRepl, awaited, error_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -68,7 +68,9 @@ class Interpreter:
         if execution_timeout is not None and execution_timeout <= 0:
             raise ValueError("execution_timeout must be positive or None")
         self.tools = dict(tools or {})
-        self.output_fields = None if output_fields is None else [dict(field) for field in output_fields]
+        self.output_fields = output_fields and [
+            dict(field) if isinstance(field, dict) else field for field in output_fields
+        ]
         self.execution_timeout = execution_timeout
         self.callbacks = list(callbacks or [])
         self._require_names()
@@ -184,7 +186,7 @@ class Interpreter:
             raise CodeInterpreterError(f"the code exceeded execution timeout of {self.execution_timeout:g} seconds")
         if block.error_type in SYNTAX_ERRORS:
             raise SyntaxError(f"Invalid Python syntax. {block.error_text}")
-        raise CodeExecutionError(block.error if block.error_type is None else f"{block.error_type}: {block.error_text}")
+        raise CodeExecutionError(error_of(block))
 
 
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

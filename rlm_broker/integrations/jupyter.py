@@ -10,11 +10,14 @@ pass as they are, and HTML and SVG go where they can run nothing (`shown_forms`)
 import asyncio
 import base64
 import codeop
+import contextlib
 import fnmatch
 import html
+import io
 import re
 import signal
 import sys
+import tokenize
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
@@ -78,6 +81,18 @@ def _framed(page: str) -> str:
     head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{STYLE}</style>'
     box = f"width:100%;height:{min(lines, LONGEST_EM)}em;border:0;resize:vertical"
     return f'<iframe sandbox srcdoc="{html.escape(head + page)}" style="{box}"></iframe>'
+
+
+def _ends_in_semicolon(code: str) -> bool:
+    """Return whether a cell hides its value, by a semicolon after which there is a comment at most."""
+    if ";" not in code:
+        return False
+    last = ""
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if token.type != tokenize.COMMENT and token.string.strip():
+                last = token.string
+    return last == ";"
 
 
 class _Cell:
@@ -146,7 +161,7 @@ class _Cell:
         if block.displays_omitted:
             self.printed("stderr", f"{block.displays_omitted} further pictures or tables were dropped: too many\n")
         if block.status == "ok":
-            if block.result is not None and not self._silent:
+            if block.result is not None and not self._silent and not _ends_in_semicolon(block.code):
                 forms = shown_forms(block.result.to_dict())
                 self.send("execute_result", data=forms, metadata={}, execution_count=number)
             return {"status": "ok", "execution_count": number, "payload": [], "user_expressions": {}}

@@ -10,7 +10,7 @@ from rlm_broker.errors import ConfigurationError, IsolationUnavailable, RlmBroke
 from rlm_broker.integrations.peers import require
 from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of
 
-require("nemo-gym", "nemo_gym", tested=("0.4", "0.8"))
+require("nemo-gym", "nemo-gym", tested=("0.4", "0.8"))
 
 from nemo_gym.sandbox.providers.base import (  # noqa: E402
     SandboxCreateError,

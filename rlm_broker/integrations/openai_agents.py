@@ -17,7 +17,7 @@ from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 
-require("openai-agents", "openai_agents", tested=("0.24", "0.25"))
+require("openai-agents", "openai-agents", tested=("0.24", "0.25"))
 
 from agents.sandbox import Manifest  # noqa: E402
 from agents.sandbox.entries import GitRepo  # noqa: E402
@@ -78,7 +78,7 @@ class AgentSession(BaseSandboxSession):  # type: ignore[misc]
         try:
             made = await self.shell.arun(["mkdir", "-p", "--", str(root)])
         except RlmBrokerError as error:
-            raise WorkspaceStartError(path=root, cause=error) from error
+            raise WorkspaceStartError(path=root, cause=error, message=str(error)) from error
         if made.exit_code:
             raise WorkspaceStartError(path=root, context={"reason": made.stderr.strip()})
         self._is_up = True
@@ -143,7 +143,7 @@ class AgentSession(BaseSandboxSession):  # type: ignore[misc]
         try:
             await self.shell.awrite(str(allowed), content)
         except FileRefused as refused:
-            raise WorkspaceArchiveWriteError(path=path, context={"reason": str(refused)}, cause=refused) from refused
+            raise WorkspaceArchiveWriteError(path=path, cause=refused, message=str(refused)) from refused
 
     async def persist_workspace(self) -> io.IOBase:
         """Return the workspace as a tar archive, without what is not to be kept."""

@@ -17,7 +17,7 @@ def require(package: str, extra: str, tested: tuple[str, str]) -> None:
 
     Args:
         package: Name of its distribution.
-        extra: The extra of rlm-broker that brings it.
+        extra: The extra of rlm-broker that brings it, with dashes: pip before 23.3 finds no other form in a wheel.
         tested: First version that was tested, and the first one beyond: "3.3" and "3.5" are 3.3.x and 3.4.x. A later
             one is used with a warning, since most of them change nothing here.
 
@@ -29,7 +29,7 @@ def require(package: str, extra: str, tested: tuple[str, str]) -> None:
     try:
         installed = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        raise ExtraMissing(f"rlm_broker.integrations.{extra} needs {package}: {install}") from None
+        raise ExtraMissing(f"rlm_broker.integrations.{extra.replace('-', '_')} needs {package}: {install}") from None
     range_ = f"{package} >={first},<{beyond}"
     if _release(installed) < _release(first):
         raise ExtraMissing(f"{package} {installed} is too old: tested with {range_}; {install}")

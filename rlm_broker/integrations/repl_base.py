@@ -283,6 +283,13 @@ class _HostTools:
             raise
 
 
+def error_of(block: Block) -> str | None:
+    """Return why a block failed: class and text of what code raised, or the sentence of a limit that ended it."""
+    if block.error_type is None or (block.status == "interrupted" and block.limit is not None):
+        return block.error
+    return f"{block.error_type}: {block.error_text}"
+
+
 def awaited(answer: Any) -> Any:
     """Return a tool's answer. That of an async tool is awaited on a loop of this thread's own."""
     return asyncio.run(_of(answer)) if inspect.isawaitable(answer) else answer

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rlm_broker.integrations import peers
-from rlm_broker.integrations.repl_base import PeerRepl
+from rlm_broker.integrations.repl_base import PeerRepl, error_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -142,10 +142,12 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
             self._pending_llm_calls = []
             self._set_up()
             block = self._run(code)
-            answer = self._asked("take") if self._is_set_up else None
+            taken = self._run("_rlm.take()") if self._is_set_up else None
+            answer = taken.value if taken and taken.status == "ok" else None
+            lost = f"\nanswer: {taken.value_problem}" if taken and taken.value_problem else ""
             made = self._pending_llm_calls
         seconds = time.perf_counter() - started
-        return LazyResult(block.stdout, _stderr(block), self._read, seconds, [*made], answer)
+        return LazyResult(block.stdout, _stderr(block) + lost, self._read, seconds, [*made], answer)
 
     def add_context(self, context_payload: Any, context_index: int | None = None) -> int:
         """Give code a further context as `context_N`. Return its N."""
@@ -287,5 +289,4 @@ def _stderr(block: Block) -> str:
     """Return the errors that code has printed, and in the reference's form what it raised or was ended by."""
     if block.status == "ok":
         return block.stderr
-    raised = block.error if block.error_type is None else f"{block.error_type}: {block.error_text}"
-    return f"{block.stderr}\n{raised}"
+    return f"{block.stderr}\n{error_of(block)}"

@@ -199,7 +199,8 @@ class Executor(PythonExecutor):
                     told = f"Code execution failed in {_FINAL_ANSWER}() due to: {type(error).__name__}: {error}"
                     raise StepFailed(told, self._logs) from error
             case found:
-                raise StepFailed(f"Code execution failed: {_FINAL_ANSWER}() has no answer: {found}", self._logs)
+                told = str(found).replace(_GIVEN, "the answer")
+                raise StepFailed(f"Code execution failed: {_FINAL_ANSWER}() has no answer: {told}", self._logs)
 
 
 def _raw(value: Any) -> Any:

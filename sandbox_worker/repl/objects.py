@@ -76,6 +76,7 @@ def crossing_of(names: Sequence[str], namespace: Mapping[str, Any], room_bytes: 
     values: list[bytes] = []
     problems: dict[str, str] = {}
     room = MAX_DECODED_VALUES - 3
+    most_bytes = room_bytes
     try:
         for name in dict.fromkeys(names):
             one = (
@@ -87,6 +88,8 @@ def crossing_of(names: Sequence[str], namespace: Mapping[str, Any], room_bytes: 
             count = 1 if encoded.startswith(b'"') else number_of_values(encoded)
             if problem is None and (len(name) + len(encoded) + 4 > room_bytes or count > room):
                 problem = f"{name} has no room in a message beside the others: read it alone"
+                if len(name) + len(encoded) + 4 > most_bytes:
+                    problem = f"{name} has {len(encoded):,} bytes, more than a message: {most_bytes:,}"
             if problem is None:
                 values.append(b"%s:%s" % (msgspec.json.encode(name), encoded))
                 room_bytes, room = room_bytes - len(values[-1]) - 1, room - count

@@ -257,7 +257,6 @@ async def test_stdin_of_a_function_that_fails_is_an_error_of_the_code(loop_sandb
         async def controls() -> str:
             return "\0" * 5_000  # six bytes each in a message, of which none may have more than 4,096
 
-        assert (await repl.aexecute("len(sys.stdin.read(5_000))", stdin=controls)).error is not None
         assert (await repl.aexecute("import sys\nlen(sys.stdin.read(5_000))", stdin=controls)).stdout == "5000\n"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -190,6 +191,8 @@ def test_variables_share_a_message(repl: SandboxedRepl) -> None:
     assert {name for name, value in found.items() if isinstance(value, ValueUnavailable)} == {"b", "d"}
     assert str(found["b"]) == "b has no room in a message beside the others: read it alone"
     assert [len(value) for value in repl.variables("b", "d").values()] == [9 << 20, 900_000]
+    repl.execute("b = 'b' * (16 << 20)")
+    assert re.fullmatch(r"b has [\d,]+ bytes, more than a message: [\d,]+", str(repl.variables("b")["b"]))
 
 
 async def test_function_reads_variables_of_its_block() -> None:

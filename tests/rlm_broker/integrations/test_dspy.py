@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
 
-from rlm_broker import Sandbox
+from rlm_broker import ReplLimits, Sandbox
 from rlm_broker.integrations.dspy import Interpreter
 from rlm_broker.integrations.repl_base import LARGE_VALUES
 from tests.support.tables import table
@@ -175,6 +175,8 @@ def test_arguments_that_cannot_be_used(
         ({"tools": {"SUBMIT": print}}, "invalid names: ['SUBMIT']"),
         ({"output_fields": [{"name": "no name"}]}, "invalid names: ['no name']"),
         ({"output_fields": [{"name": "a"}, {"name": "a"}]}, "each name once"),
+        ({"output_fields": ["a"]}, "output fields need names"),
+        ({"output_fields": "ab"}, "output fields need names"),
         ({"output_fields": [{"name": "a", "default": print}]}, "as JSON has them"),
         ({"execution_timeout": 0}, "execution_timeout must be positive"),
     ],
@@ -194,6 +196,13 @@ def test_time_of_an_execution_is_over_with_its_tools(open_sandbox: Sandbox) -> N
     for use in (interpreter.start, lambda: interpreter.execute("1")):
         with pytest.raises(CodeInterpreterError, match="its session has ended"):
             use()
+
+
+def test_limit_of_computing_is_said_and_leaves_the_session(open_sandbox: Sandbox) -> None:
+    with Interpreter(limits=ReplLimits(block_timeout_s=0.2), sandbox=open_sandbox) as interpreter:
+        with pytest.raises(CodeExecutionError, match=r"longer than block_timeout_s = 0\.2 s"):
+            interpreter.execute("kept = 5\nwhile True: pass")
+        assert interpreter.execute("kept") == 5
 
 
 def test_shutdown_is_final(open_sandbox: Sandbox) -> None:

@@ -107,6 +107,8 @@ def test_cell_has_its_streams_and_its_result(front_end: FrontEnd) -> None:
         reply["execution_count"],
     )
     assert front_end.run("%matplotlib inline\n_ + n")[1][0][1]["data"] == {"text/plain": "48"}
+    assert [front_end.run(code)[1] for code in ("n;", "n\nif n:\n    n;  # hidden\n")] == [[], []]
+    assert len(front_end.run("n  # shown;")[1]) == 1
     reply, sent = front_end.run("n", silent=True, user_expressions={"twice": "n * 2", "bad": "none"})
     assert sent == []
     assert reply["user_expressions"]["twice"]["data"] == {"text/plain": "12"}

@@ -55,7 +55,7 @@ async def test_files_are_those_of_the_workspace(sdk: Any) -> None:
             with pytest.raises(error) as refused:
                 await session.read(Path(path))
             assert type(refused.value).__module__ == "agents.sandbox.errors", path
-        with pytest.raises(sdk.WorkspaceArchiveWriteError):
+        with pytest.raises(sdk.WorkspaceArchiveWriteError, match="deep' is a folder"):
             await session.write(Path("deep"), io.BytesIO(b""))
     await client.delete(session)
 

@@ -1,5 +1,7 @@
 """Installed versions of peers, as files beside a package say them."""
 
+import re
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 
 from rlm_broker.integrations import peers
 from rlm_broker.values.extras import ExtraMissing
+from tests.support.places import PROJECT
 from tests.support.tables import table
 
 
@@ -41,3 +44,14 @@ def test_version_out_of_range_is_said(tmp_path: Path, version: str | None, said:
         except ExtraMissing as error:
             sentence = str(error)
     assert sentence == said
+
+
+def test_extras_have_the_form_that_any_pip_finds_in_a_wheel() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    extras = {*project["optional-dependencies"]}
+    assert {name for name in extras if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)} == set()
+    for path in [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "rlm_broker").rglob("*.py")]:
+        named = re.findall(r"rlm-broker\[([^]{}]+)\]", path.read_text())
+        assert {extra for each in named for extra in each.split(",")} <= extras, path
+    required = [path.read_text() for path in (PROJECT / "rlm_broker/integrations").glob("*.py")]
+    assert {extra for text in required for extra in re.findall(r'require\("[^"]+", "([^"]+)"', text)} <= extras

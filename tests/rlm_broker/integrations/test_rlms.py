@@ -10,7 +10,7 @@ import rlm.core.rlm
 import rlm.environments
 from rlm.core.types import RLMChatCompletion
 
-from rlm_broker import Sandbox
+from rlm_broker import ReplLimits, Sandbox
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.integrations import rlms
 from rlm_broker.integrations.rlms import SandboxREPL
@@ -56,6 +56,8 @@ def test_answer_is_taken_once(environment: Callable[..., SandboxREPL]) -> None:
     assert made.execute_code("answer['content'] = 5; answer['ready'] = True").final_answer == "5"
     assert made.execute_code("1").final_answer is None
     assert made.execute_code("answer = {'content': 'new', 'ready': True}\n1 / 0").final_answer == "new"
+    lost = made.execute_code("answer = {'content': 'x' * (17 << 20), 'ready': True}")
+    assert (lost.final_answer, lost.stderr.startswith("\nanswer: the value is too")) == (None, True)
     assert made.execute_code("answer = 'no dict'").final_answer is None
     assert made.locals["answer"] == {"content": "", "ready": False}
 
@@ -114,6 +116,12 @@ def test_queries_are_the_references_own(environment: Callable[..., SandboxREPL])
         "with futures.ThreadPoolExecutor() as threads: print(sorted(threads.map(lambda _: meet(), range(2))))"
     )
     assert both.execute_code(two).stdout == "[0, 1]\n"
+
+
+def test_limit_of_computing_is_said_and_leaves_variables(environment: Callable[..., SandboxREPL]) -> None:
+    made = environment(limits=ReplLimits(block_timeout_s=0.2))
+    assert "longer than block_timeout_s = 0.2 s" in made.execute_code("kept = 5\nwhile True: pass").stderr
+    assert made.execute_code("print(kept)").stdout == "5\n"
 
 
 def test_environment_ends_with_cleanup(environment: Callable[..., SandboxREPL]) -> None:

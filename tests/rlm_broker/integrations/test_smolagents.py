@@ -61,6 +61,8 @@ def test_final_answer_is_the_agents_own_and_ends_the_step(executor: Executor) ->
     ) as failed:
         executor("print('so far')\nfinal_answer(print)")
     assert failed.value.logs == "so far\n"
+    with pytest.raises(StepFailed, match=r"has no answer: the answer has [\d,]+ bytes, more than a message"):
+        executor("final_answer('a' * (17 << 20))")
     executor.send_tools({})
     with pytest.raises(StepFailed, match="'final_answer' is not defined"):
         executor("final_answer(1)")
