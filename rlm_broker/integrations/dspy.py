@@ -11,16 +11,16 @@ from typing import Any, Final, NoReturn, Self
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from rlm_broker.integrations import peers
+from rlm_broker.integrations.peers import require
 from rlm_broker.integrations.repl_base import PeerRepl, awaited
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 
-peers.require("dspy", "dspy", tested=("3.3", "3.5"))
+require("dspy", "dspy", tested=("3.3", "3.5"))
 
-from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput  # noqa: E402
-from dspy.utils.callback import with_callbacks  # noqa: E402
+from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
+from dspy.utils.callback import with_callbacks
 
 OWN_NAMES: Final = ("SUBMIT", "__builtins__")
 """Names that neither a tool nor a variable may have."""

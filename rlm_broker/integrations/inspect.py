@@ -16,14 +16,14 @@ from typing import Any, Final, Literal, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlm_broker.errors import ConfigurationError, FileRefused, ProgramNotStarted, RlmBrokerError
-from rlm_broker.integrations import peers
+from rlm_broker.integrations.peers import ONE_USER, refusal, require
 from rlm_broker.integrations.shell_base import HOME, LEVEL, LIMITS, Shell, exit_code_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 
-peers.require("inspect_ai", "inspect", tested=("0.3.285", "0.4"))
+require("inspect_ai", "inspect", tested=("0.3.285", "0.4"))
 
-from inspect_ai.util import (  # noqa: E402
+from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
     SandboxEnvironment,
@@ -82,12 +82,11 @@ class SampleSettings(BaseModel):
             return given or cls()
         if isinstance(given, BaseModel):
             named = ", ".join(sorted(given.model_dump(exclude_none=True, exclude_defaults=True)))
-            raise ConfigurationError(f"the sandbox {NAME} has no {named or type(given).__name__}: give {FORMS}")
+            raise ConfigurationError(refusal(named or type(given).__name__, f"give {FORMS}"))
         path = Path(given)
         if path.suffix != ".toml":
-            raise ConfigurationError(
-                f"the sandbox {NAME} takes no {path.name}: it has no images, users, networks and mounts; give {FORMS}"
-            )
+            why = "a sandbox has no images, users, networks and mounts"
+            raise ConfigurationError(refusal(path.name, f"{why}; give {FORMS}"))
         try:
             return cls(**tomllib.loads(path.read_text()))
         except ValidationError as error:
@@ -100,10 +99,7 @@ class SampleSettings(BaseModel):
     @property
     def all_limits(self) -> ReplLimits:
         """The limits, with those of a shell where none are given."""
-        given = ReplLimits.from_dict(self.limits)
-        return ReplLimits(
-            **{name: getattr(given if name in given.given else LIMITS, name) for name in given.given | LIMITS.given}
-        )
+        return LIMITS.replace(**self.limits)
 
     async def sandbox(self) -> Sandbox:
         """Return the open sandbox of all samples with these settings."""
@@ -189,7 +185,7 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
             ValueError: An argument cannot be used.
         """
         if user is not None:
-            raise SandboxUserUnsupportedError(f"user={user!r}: the sandbox {NAME} has one user, who is not root")
+            raise SandboxUserUnsupportedError(refusal(f"user = {user!r}", ONE_USER))
         most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
             async with self._places:

@@ -19,17 +19,17 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.integrations import peers
 from rlm_broker.integrations.jupyter_repl import KernelRepl
+from rlm_broker.integrations.peers import require
 from rlm_broker.results import Block
 from rlm_broker.values.display import Display
 from rlm_broker.version import __version__
 
-peers.require("ipykernel", "jupyter", tested=("6.29", "8"))
+require("ipykernel", "jupyter", tested=("6.29", "8"))
 
-from ipykernel import kernel_protocol_version  # noqa: E402
-from ipykernel.kernelapp import IPKernelApp  # noqa: E402
-from ipykernel.kernelbase import Kernel  # noqa: E402
+from ipykernel import kernel_protocol_version
+from ipykernel.kernelapp import IPKernelApp
+from ipykernel.kernelbase import Kernel
 
 MOST_SHOWN_CHARS: Final = 64 << 20
 """Characters that one cell may show by `display`, all forms together. Beyond them `display` raises."""

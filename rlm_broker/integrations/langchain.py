@@ -20,8 +20,8 @@ from sandbox_worker.wire.errors import FileKind
 
 require("deepagents", "langchain", tested=("0.7", "0.8"))
 
-from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse  # noqa: E402
-from deepagents.backends.sandbox import BaseSandbox  # noqa: E402
+from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
+from deepagents.backends.sandbox import BaseSandbox
 
 _CODES: Final[Mapping[FileKind, str]] = {
     "missing": "file_not_found",

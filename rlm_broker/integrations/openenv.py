@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rlm_broker.errors import ConfigurationError, ValueUnavailable
-from rlm_broker.integrations import peers
 from rlm_broker.integrations.last_value import with_last_value
+from rlm_broker.integrations.peers import require
 from rlm_broker.integrations.repl_base import PeerRepl
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
@@ -30,10 +30,10 @@ from rlm_broker.values.extras import ExtraMissing
 from rlm_broker.values.names import require_names
 
 try:
-    peers.require("openenv", "openenv", tested=("0.10", "0.11"))
+    require("openenv", "openenv", tested=("0.10", "0.11"))
 except ExtraMissing as missing:
     try:  # an earlier name of the package, which many environments ask for
-        peers.require("openenv-core", "openenv", tested=("0.3", "0.4"))
+        require("openenv-core", "openenv", tested=("0.3", "0.4"))
     except ExtraMissing:
         raise missing from None
 

@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlm_broker.integrations import peers
+from rlm_broker.integrations.peers import require
 from rlm_broker.integrations.repl_base import PeerRepl
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 
-peers.require("rlms", "rlms", tested=("0.1.3", "0.2"))
+require("rlms", "rlms", tested=("0.1.3", "0.2"))
 
-import rlm.core.rlm  # noqa: E402
-import rlm.environments  # noqa: E402
-from rlm.core.types import REPLResult, RLMChatCompletion  # noqa: E402
-from rlm.environments import extract_tool_value  # noqa: E402
-from rlm.environments.local_repl import LocalREPL  # noqa: E402
+import rlm.core.rlm
+import rlm.environments
+from rlm.core.types import REPLResult, RLMChatCompletion
+from rlm.environments import extract_tool_value
+from rlm.environments.local_repl import LocalREPL
 
 SCAFFOLD: Final = """
 def _rlm_scaffold(tools):
@@ -143,6 +143,7 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
             self._set_up()
             block = self._run(code)
             answer = self._asked("take") if self._is_set_up else None
+            answer = answer if isinstance(answer, str) else None
             made = self._pending_llm_calls
         seconds = time.perf_counter() - started
         return LazyResult(block.stdout, _stderr(block), self._read, seconds, [*made], answer)
@@ -228,8 +229,9 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
         if self._seen is None:
             with self._repl.turn():
                 self._set_up()
-                names = self._asked("made")
-                found = self._repl.variables(*names) if names else {}
+                names = self._asked("made")  # code can have it say anything
+                names = [name for name in names if type(name) is str] if type(names) is list else []
+                found = self._repl.variables(*filter(str.isidentifier, names)) if names else {}
                 given = {**self._values, **self._context, **self._kept}
                 if "context" in given:
                     given["context_0"] = given["context"]

@@ -10,9 +10,9 @@ from rlm_broker.integrations.shell_base import LIMITS, Shell, exit_code_of
 
 require("verifiers", "verifiers", tested=("0.4", "0.5"))
 
-from pydantic_config import BaseConfig  # noqa: E402
-from verifiers.v1.errors import SandboxError  # noqa: E402
-from verifiers.v1.runtimes.base import BaseRuntimeInfo, ProgramResult, Runtime, register  # noqa: E402
+from pydantic_config import BaseConfig
+from verifiers.v1.errors import SandboxError
+from verifiers.v1.runtimes.base import BaseRuntimeInfo, ProgramResult, Runtime, register
 
 
 class SandboxRuntimeConfig(BaseConfig):  # type: ignore[misc]

@@ -88,6 +88,19 @@ def test_files_outlive_a_command_past_a_limit(sandbox: Sandbox) -> None:
         assert shell.read("kept") == b"kept"
 
 
+async def test_folder_that_cannot_be_packed_whole_is_refused(sandbox: Sandbox) -> None:
+    async with Shell(sandbox, limits=LIMITS.replace(scratch_bytes="1MB")) as shell:
+        await shell.aunpack(await shell.apack("/w"), "made/by it")
+        await shell.arun("for n in 1 2 3 4 5 6; do truncate --size=1M made/$n; done")
+        for work, why in (
+            (shell.apack("made"), "made cannot be packed: it is too large"),
+            (shell.apack("none"), "'/w/none'"),
+            (shell.aunpack(b"no archive", "x"), "x cannot be written: tar: "),
+        ):
+            with pytest.raises(FileRefused, match=why):
+                await work
+
+
 def test_dropped_shell_ends_its_commands(sandbox: Sandbox) -> None:
     shell = Shell(sandbox)
     repl = shell.open()
