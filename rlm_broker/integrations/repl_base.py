@@ -93,11 +93,6 @@ class PeerRepl:
         self._tool_names: frozenset[str] = frozenset()
 
     @property
-    def repl(self) -> SandboxedRepl | None:
-        """The REPL, for what this class does not offer; None while it is not open."""
-        return self._repl
-
-    @property
     def sandbox(self) -> Sandbox:
         """The sandbox of the REPL, opened if it is the shared one."""
         return self._sandbox or Sandbox.shared(self._limits)
