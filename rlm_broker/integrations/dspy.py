@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rlm_broker.integrations.peers import require
-from rlm_broker.integrations.repl_base import PeerRepl, awaited
+from rlm_broker.integrations.repl_base import PeerRepl, awaited, text_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -112,8 +112,7 @@ class Interpreter:
         if block.final_value is not None:
             return FinalOutput({name: _jsonable(value) for name, value in block.final_value.items()})
         if block.result is not None:
-            text = block.result.data.get("text/plain", "")
-            return text if block.value is None else _jsonable(block.value, lambda _: text)
+            return text_of(block) if block.value is None else _jsonable(block.value, lambda _: text_of(block))
         return block.stdout + block.stderr or None
 
     @with_callbacks  # type: ignore[untyped-decorator]
@@ -169,7 +168,9 @@ class Interpreter:
 
     def _answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a tool for code. DSPy's tools take keywords, so arguments by position get the names of its signature."""
-        signature = _signature_of(self.tools[name]) if args else None
+        signature = None
+        with contextlib.suppress(TypeError, ValueError):  # some functions in C have none
+            signature = inspect.signature(self.tools[name]) if args else None
         if signature and all(each.kind in _BY_NAME for each in signature.parameters.values()):
             args, kwargs = (), signature.bind(*args, **kwargs).arguments
         answer = self.invoke_tool(name, list(args), kwargs)
@@ -188,13 +189,6 @@ class Interpreter:
 
 
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # some functions in C have none
-        return None
 
 
 def _is_identifier(name: object) -> bool:

@@ -138,9 +138,8 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
     ) -> dict[str, SandboxEnvironment]:
         """Return the machine of a sample."""
         settings = SampleSettings.of(config)
-        limits = settings.all_limits
-        shell = Shell(await settings.sandbox(), limits=limits, env=settings.env)
-        return {"default": cls(shell, limits.max_programs)}
+        shell = Shell(sandbox=await settings.sandbox(), limits=settings.all_limits, env=settings.env)
+        return {"default": cls(shell, shell.limits.max_programs)}
 
     @classmethod
     async def sample_cleanup(

@@ -51,12 +51,12 @@ class Backend(BaseSandbox):  # type: ignore[misc]
 
     def __init__(
         self,
-        sandbox: Sandbox | None = None,
         *,
+        sandbox: Sandbox | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self._shell = Shell(sandbox, limits=limits, env=env)
+        self._shell = Shell(sandbox=sandbox, limits=limits, env=env)
         self._id = f"rlm-broker-{secrets.token_hex(4)}"
 
     def __enter__(self) -> "Backend":

@@ -181,8 +181,8 @@ class Client(BaseSandboxClient):  # type: ignore[misc]
 
     def __init__(
         self,
-        sandbox: Sandbox | None = None,
         *,
+        sandbox: Sandbox | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
         instrumentation: Instrumentation | None = None,
@@ -237,7 +237,7 @@ class Client(BaseSandboxClient):  # type: ignore[misc]
     def _session(self, state: SessionState) -> SandboxSession:
         shell = self._shells.get(state.session_id)
         if shell is None or shell.is_closed:
-            shell = Shell(self._sandbox, limits=self._limits.replace(**(state.limits or {})), env=self._env)
+            shell = Shell(sandbox=self._sandbox, limits=self._limits.replace(**(state.limits or {})), env=self._env)
             self._shells[state.session_id] = shell
         return self._wrap_session(AgentSession(state, shell), instrumentation=self._instrumentation)
 

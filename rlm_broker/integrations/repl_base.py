@@ -274,6 +274,11 @@ class _HostTools:
             raise
 
 
+def text_of(block: Block) -> str:
+    """Return the text of a block's last expression; "" if it has none."""
+    return "" if block.result is None else str(block.result.data.get("text/plain", ""))
+
+
 def awaited(answer: Any) -> Any:
     """Return a tool's answer. That of an async tool is awaited on a loop of this thread's own."""
     return asyncio.run(_of(answer)) if inspect.isawaitable(answer) else answer

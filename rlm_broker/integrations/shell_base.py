@@ -90,8 +90,8 @@ class Shell:
 
     def __init__(
         self,
-        sandbox: Sandbox | None = None,
         *,
+        sandbox: Sandbox | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from rlm_broker.errors import ValueUnavailable
 from rlm_broker.integrations.last_value import with_last_value
 from rlm_broker.integrations.peers import NO_IMAGE, NO_NETWORK, refusal, require
-from rlm_broker.integrations.repl_base import PeerRepl
+from rlm_broker.integrations.repl_base import PeerRepl, text_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -171,7 +171,7 @@ class Executor(PythonExecutor):
             if block.error_type == _ANSWERED and self._final_answer is not None:
                 return CodeOutput(self._answer(self._final_answer), self._logs, True)
         if block.status == "ok":
-            return CodeOutput(_value_of(block), self._logs, False)
+            return CodeOutput(block.value if block.value_problem is None else text_of(block), self._logs, False)
         problem = _problem_of(block, code_action)
         if block.limit in ("block_timeout_s", "block_wall_timeout_s"):
             limit = "" if self._timeout_s is None else f" of {self._timeout_s:g} seconds"
@@ -226,13 +226,6 @@ class _State(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len([*self])
-
-
-def _value_of(block: Block) -> Any:
-    """Return the value of a step; its text, if it does not cross."""
-    if block.value_problem is None or block.result is None:
-        return block.value
-    return block.result.data.get("text/plain")
 
 
 def _problem_of(block: Block, code: str) -> str:

@@ -20,7 +20,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def shell(sandbox: Sandbox) -> Iterator[Shell]:
-    with Shell(sandbox, env={"NAME": "lens"}) as opened:
+    with Shell(sandbox=sandbox, env={"NAME": "lens"}) as opened:
         yield opened
 
 
@@ -64,7 +64,7 @@ def test_paths_are_absolute_or_from_the_home(shell: Shell) -> None:
 
 
 async def test_commands_run_at_the_same_time_and_end_with_their_caller(sandbox: Sandbox) -> None:
-    async with Shell(sandbox) as shell:
+    async with Shell(sandbox=sandbox) as shell:
         meets = "echo > {}; while [ ! -e {} ]; do sleep 0.01; done"
         both = await asyncio.gather(shell.arun(meets.format("a", "b")), shell.arun(meets.format("b", "a")))
         assert [result.exit_code for result in both] == [0, 0]
@@ -81,7 +81,7 @@ async def test_commands_run_at_the_same_time_and_end_with_their_caller(sandbox: 
 
 
 def test_files_outlive_a_command_past_a_limit(sandbox: Sandbox) -> None:
-    with Shell(sandbox, limits=ReplLimits(memory_bytes=64 << 20)) as shell:
+    with Shell(sandbox=sandbox, limits=ReplLimits(memory_bytes=64 << 20)) as shell:
         shell.write("kept", b"kept")
         result = shell.run(["python3", "-c", "x = [bytearray(1 << 20) for _ in range(1000)]"])
         assert exit_code_of(result) in (1, 137)
@@ -89,7 +89,7 @@ def test_files_outlive_a_command_past_a_limit(sandbox: Sandbox) -> None:
 
 
 async def test_folder_that_cannot_be_packed_whole_is_refused(sandbox: Sandbox) -> None:
-    async with Shell(sandbox, limits=LIMITS.replace(scratch_bytes="1MB")) as shell:
+    async with Shell(sandbox=sandbox, limits=LIMITS.replace(scratch_bytes="1MB")) as shell:
         await shell.aunpack(await shell.apack("/w"), "made/by it")
         await shell.arun("for n in 1 2 3 4 5 6; do truncate --size=1M made/$n; done")
         for work, why in (
@@ -102,7 +102,7 @@ async def test_folder_that_cannot_be_packed_whole_is_refused(sandbox: Sandbox) -
 
 
 def test_dropped_shell_ends_its_commands(sandbox: Sandbox) -> None:
-    shell = Shell(sandbox)
+    shell = Shell(sandbox=sandbox)
     repl = shell.open()
     del shell
     gc.collect()
@@ -111,7 +111,7 @@ def test_dropped_shell_ends_its_commands(sandbox: Sandbox) -> None:
 
 def test_sandbox_that_runs_no_programs_is_refused() -> None:
     with Sandbox(isolation="standard", warm=0) as sandbox, pytest.raises(ConfigurationError, match="'strict'"):
-        Shell(sandbox).run("true")
+        Shell(sandbox=sandbox).run("true")
 
 
 def test_forked_process_cannot_use_a_shell(shell: Shell) -> None:
