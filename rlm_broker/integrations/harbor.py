@@ -16,7 +16,7 @@ from typing import Final
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.integrations.peers import NO_IMAGE, NO_NETWORK, ONE_USER, OWN_USERS, refusal, require
-from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of
+from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of, stderr_of
 
 require("harbor", "harbor", tested=("0.25", "0.27"))
 
@@ -111,7 +111,7 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
             result = await run
         if result.status == "timeout":
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
-        return ExecResult(stdout=result.stdout, stderr=result.stderr, return_code=exit_code_of(result))
+        return ExecResult(stdout=result.stdout, stderr=stderr_of(result), return_code=exit_code_of(result))
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Copy a file of the host into the sandbox, with its mode."""

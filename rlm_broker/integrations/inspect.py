@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlm_broker.errors import ConfigurationError, FileRefused, ProgramNotStarted, RlmBrokerError
 from rlm_broker.integrations.peers import ONE_USER, refusal, require
-from rlm_broker.integrations.shell_base import HOME, LEVEL, LIMITS, Shell, exit_code_of
+from rlm_broker.integrations.shell_base import HOME, LEVEL, LIMITS, Shell, exit_code_of, stderr_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 
@@ -200,9 +200,8 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
             raise TimeoutError(result.error)
         if result.is_cut:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, result.stdout)
-        why = f"{result.error}\n" if result.error else ""
         code = exit_code_of(result)
-        return ExecResult(code == 0, code, result.stdout, result.stderr + why)
+        return ExecResult(code == 0, code, result.stdout, stderr_of(result))
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file, with its folders, below `/w` or `/tmp`.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from rlm_broker.errors import ConfigurationError, RlmBrokerError
 from rlm_broker.integrations.peers import NO_IMAGE, ONE_USER, OWN_USERS, refusal, require
-from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of, problem_of
+from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of, problem_of, stderr_of
 
 require("nemo-gym", "nemo_gym", tested=("0.4", "0.8"))
 
@@ -97,8 +97,8 @@ class GymProvider:
         except RlmBrokerError as error:
             return SandboxExecResult(None, str(error), _NOT_RUN, "sandbox")
         if result.status == "timeout":
-            return SandboxExecResult(result.stdout, f"{result.stderr}{result.error}", _NOT_RUN, "timeout")
-        return SandboxExecResult(result.stdout, result.stderr, exit_code_of(result))
+            return SandboxExecResult(result.stdout, stderr_of(result), _NOT_RUN, "timeout")
+        return SandboxExecResult(result.stdout, stderr_of(result), exit_code_of(result))
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         """Copy a file of the host into a sandbox."""

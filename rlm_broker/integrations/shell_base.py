@@ -261,6 +261,11 @@ def exit_code_of(result: ProgramResult) -> int:
     return 128 + (result.signal or signal.SIGKILL)
 
 
+def stderr_of(result: ProgramResult) -> str:
+    """Return what a command has written to stderr, and in a further line why it was ended."""
+    return f"{result.stderr}\n{result.error}\n" if result.error else result.stderr
+
+
 def problem_of(result: ProgramResult) -> str | None:
     """Return why a command of an adapter's own has failed, in a few words; None if it has not."""
     if exit_code_of(result) == 0 and not result.is_cut:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlm_broker import ConfigurationError, FileRefused, ReplClosed, ReplLimits, Sandbox
-from rlm_broker.integrations.shell_base import LIMITS, Shell, absolute, exit_code_of
+from rlm_broker.integrations.shell_base import LIMITS, Shell, absolute, exit_code_of, stderr_of
 from tests.support.waiting import WAIT_S, until_now
 
 
@@ -43,6 +43,8 @@ def test_line_longer_than_an_argument_runs_as_it_is(shell: Shell) -> None:
 def test_end_is_one_number(shell: Shell) -> None:
     codes = [exit_code_of(shell.run(line, timeout_s=1)) for line in ("exit 3", "kill -9 $$", "sleep 1000", "none")]
     assert codes == [3, 137, 124, 127]
+    said = stderr_of(shell.run("echo mine >&2; sleep 1000", timeout_s=0.1))
+    assert said.startswith("mine\n\nit ran longer than timeout_s")
 
 
 def test_paths_are_absolute_or_from_the_home(shell: Shell) -> None:
