@@ -71,7 +71,7 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
         if mode != NetworkMode.NO_NETWORK:
             raise ValueError(refusal(f"network_mode = {mode.value!r}", NO_NETWORK))
 
-    async def start(self, force_build: bool) -> None:  # noqa: ARG002 - of the base
+    async def start(self, force_build: bool) -> None:
         """Open the sandbox, with Harbor's folders and the files of the task's environment."""
         memory_mb, storage_mb = self._effective_memory_mb, self._effective_storage_mb
         sizes = {"memory_bytes": memory_mb, "scratch_bytes": storage_mb}
@@ -80,7 +80,7 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
         if self.environment_dir.is_dir():
             await self.upload_dir(self.environment_dir, self._workdir)
 
-    async def stop(self, delete: bool) -> None:  # noqa: ARG002 - of the base
+    async def stop(self, delete: bool) -> None:
         """End the sandbox. Its files are gone then, whatever `delete` says."""
         await self._shell.aclose()
 

@@ -121,20 +121,13 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
         self._places = asyncio.Semaphore(max_programs)
 
     @classmethod
-    async def task_init(
-        cls,
-        task_name: str,  # noqa: ARG003 - the parameters of each method are inspect's
-        config: SandboxEnvironmentConfigType | None,
-    ) -> None:
+    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
         """Open the sandbox: if this machine has none, then no sample begins."""
         await SampleSettings.of(config).sandbox()
 
     @classmethod
     async def sample_init(
-        cls,
-        task_name: str,  # noqa: ARG003
-        config: SandboxEnvironmentConfigType | None,
-        metadata: dict[str, str],  # noqa: ARG003
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
         """Return the machine of a sample."""
         settings = SampleSettings.of(config)
@@ -144,10 +137,10 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
     @classmethod
     async def sample_cleanup(
         cls,
-        task_name: str,  # noqa: ARG003
-        config: SandboxEnvironmentConfigType | None,  # noqa: ARG003
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
         environments: dict[str, SandboxEnvironment],
-        interrupted: bool,  # noqa: ARG003
+        interrupted: bool,
     ) -> None:
         """End all commands of a sample, and remove its files."""
         for each in environments.values():
@@ -170,8 +163,8 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
         env: dict[str, str] | None = None,
         user: str | None = None,
         timeout: int | None = None,
-        timeout_retry: bool = True,  # noqa: ARG002
-        concurrency: bool = True,  # noqa: ARG002
+        timeout_retry: bool = True,
+        concurrency: bool = True,
     ) -> ExecResult[str]:
         """Run a command. It has the limits of the sample; processes that it leaves end with it.
 
