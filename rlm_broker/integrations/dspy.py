@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import json
-import keyword
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, NoReturn, Self
@@ -16,6 +15,7 @@ from rlm_broker.integrations.repl_base import PeerRepl, awaited, text_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.names import is_identifier
 
 require("dspy", "dspy", tested=("3.3", "3.5"))
 
@@ -145,7 +145,7 @@ class Interpreter:
         if self.output_fields is None:
             return ["output"]
         names = [field.get("name") if isinstance(field, dict) else None for field in self.output_fields]
-        if wrong := [name for name in names if not _is_identifier(name)]:
+        if wrong := [name for name in names if not is_identifier(name)]:
             raise ValueError(f"output fields need names that are Python identifiers; invalid names: {wrong!r}")
         if len(set(names)) < len(names) or not names:
             raise ValueError("output_fields must be a list of fields, each name once, or None")
@@ -191,12 +191,8 @@ class Interpreter:
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _is_identifier(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
-
-
 def _unusable(names: Iterable[object]) -> list[object]:
-    return [name for name in names if not _is_identifier(name) or name in OWN_NAMES]
+    return [name for name in names if not is_identifier(name) or name in OWN_NAMES]
 
 
 def _text(answer: Any) -> str:

@@ -23,7 +23,6 @@ from rlm_broker.integrations.jupyter_repl import KernelRepl
 from rlm_broker.integrations.peers import require
 from rlm_broker.integrations.repl_base import text_of
 from rlm_broker.results import Block
-from rlm_broker.values.display import Display
 from rlm_broker.version import __version__
 
 require("ipykernel", "jupyter", tested=("6.29", "8"))
@@ -106,10 +105,6 @@ class _Cell:
         transient = {"display_id": display_id} if isinstance(display_id, str) else {}
         kind = "update_display_data" if replaces and transient else "display_data"
         self.send(kind, data=shown_forms(forms), metadata={}, transient=transient)
-
-    def shown(self, display: Display) -> None:
-        """Send an object that code has shown without the kernel's function: a figure that it left open, say."""
-        self.show(display.to_dict())
 
     async def answer(self, what: object, *given: Any) -> Any:
         """Answer a call of the kernel's function. Code may call it with anything."""
@@ -229,7 +224,10 @@ class SandboxKernel(Kernel):  # type: ignore[misc] # ipykernel may be absent
         result = None
         try:
             block = await self.repl.execute(
-                _BACKEND.sub("", code), number, on_output=cell.printed, on_display=cell.shown
+                _BACKEND.sub("", code),
+                number,
+                on_output=cell.printed,
+                on_display=lambda each: cell.show(each.to_dict()),
             )
             result = text_of(block) or None
             reply = cell.end(block, number)

@@ -14,6 +14,7 @@ from rlm_broker.integrations.repl_base import PeerRepl
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.names import is_identifier
 
 require("rlms", "rlms", tested=("0.1.3", "0.2"))
 
@@ -229,9 +230,9 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
         if self._seen is None:
             with self._repl.turn():
                 self._set_up()
-                names = self._asked("made")  # code can have it say anything
-                names = [name for name in names if type(name) is str] if type(names) is list else []
-                found = self._repl.variables(*filter(str.isidentifier, names)) if names else {}
+                made = self._asked("made")  # code can have it say anything
+                names = [name for name in made if is_identifier(name)] if type(made) is list else []
+                found = self._repl.variables(*names) if names else {}
                 given = {**self._values, **self._context, **self._kept}
                 if "context" in given:
                     given["context_0"] = given["context"]

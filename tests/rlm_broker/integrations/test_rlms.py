@@ -97,7 +97,7 @@ def test_given_values_are_not_read_back(environment: Callable[..., SandboxREPL])
 
 def test_scaffold_that_code_has_replaced_lies_of_its_own_blocks_alone(environment: Callable[..., SandboxREPL]) -> None:
     made = environment(context_payload="text")
-    lies = ("lambda: 5", "lambda: ['n', 'no name', 7, {}]", "lambda: {'content': 1}", "print", "1 / 0")
+    lies = ("lambda: 5", "lambda: ['n', 'no name', 'class', 7, {}]", "lambda: {'content': 1}", "print", "1 / 0")
     for lie in lies:
         made.execute_code(f"import builtins\nn = 1\nfor name in ('made', 'take'): setattr(builtins._rlm, name, {lie})")
         result = made.execute_code("1")
