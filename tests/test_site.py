@@ -114,7 +114,7 @@ def test_manual_page_has_each_command_and_option() -> None:
     lines = man.page().splitlines()
     for words in ("ask", "chat", "runs stop", "config trust"):
         assert any(line.startswith(f".SS rlm\\-broker {words} ") for line in lines)
-    assert ".B \\-\\-cluster ADDRESS" in lines
+    assert ".B \\-\\-base\\-url URL" in lines
     assert any("rlm\\-broker chat logs/" in line for line in lines)
     assert {line.split()[0] for line in lines if line.startswith(".")} <= {
         *(".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".nf", ".fi")

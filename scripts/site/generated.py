@@ -17,6 +17,14 @@ ORCHESTRATOR, REPL = "orchestrator", "REPL"
 NO_FLAG = {
     "api_key": "Key of the models at `base_url`, best as `env:NAME`: then the key is read from that variable.",
     "cache": "File of replies that are used again. Prompts are kept as hashes, replies as they are.",
+    "cluster": "Address of the Ray cluster on whose nodes the REPLs are, such as `auto`.",
+    "encoding": "Encoding of text without a byte order mark, such as `cp1252`. None is UTF-8.",
+    "max_nodes": "Nodes of the cluster at most. None is all.",
+    "model_policy": "Which models code may name.",
+    "prompt_profile": "What the model is told to end with.",
+    "recursion": "Which children get a REPL.",
+    "resources": "Resources of Ray that each node must have, such as `rlm=1`.",
+    "strict_text": "Whether text with bytes that cannot be decoded is refused. If not, they are replaced.",
 }
 """Setting that `ask` has no option for: its meaning."""
 MEANINGS = {
@@ -37,7 +45,7 @@ MEANINGS = {
     "text": "Text as it is.",
     "token": "One-time token of the session.",
     "type": "Name of its type.",
-    "want": "`llm`, `rlm`, `tool`, `budget` or `submit`; see below.",
+    "want": "Kind of the query; see below.",
 }
 """Field of a message: its meaning where the docstring of the message leaves it to the name."""
 

@@ -27,7 +27,7 @@ def test_line_begins_with_what_changes_most() -> None:
     """Items of earlier processes are done, too. What is zero or unknown is left out."""
     assert in_words(PROGRESS) == (
         "1,040 of 2,000 done, 4 min left, 16 running, 4 runs/s, 2 failed, 1 at a limit, "
-        "1,234 calls, 120,000+3,000 tokens, $1.2500, 7 calls replayed"
+        "1,234 calls, 120,000 tokens in and 3,000 out, $1.2500, 7 calls replayed"
     )
     assert in_words(BatchProgress(done=1, running=1, rate=0.25)) == "1 done, 1 running, 0.25 runs/s, 0 calls"
 

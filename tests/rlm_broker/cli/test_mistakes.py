@@ -96,7 +96,7 @@ EXEC = [
     ("--file below hello.py", 2, "is not a regular file"),
     ("--file hello.py hello.py", 2, "there is a file hello.py already: give it a name by LOCAL=NAME"),
     ("--file data=a --file hello.py=./a loop.py", 2, "there is a file a already"),
-    ("--file data=../a hello.py", 2, "the path '../a' must be relative to the REPL's scratch folder"),
+    ("--file data=../a hello.py", 2, "the path '../a' must be without '..': absolute, or from the REPL's scratch folder"),
     ("--file data= hello.py", 2, "give LOCAL or LOCAL=NAME, for example /srv/table.csv=data.csv"),
     ("--limit scratch_bytes=64k --file data hello.py", 2, "'data' needs 70,000 bytes, and scratch_bytes leaves room"),
     ("--limit max_frame_bytes=4k /dev/zero", 2, "/dev/zero has more than max_frame_bytes = 4,096: raise it by --limit"),

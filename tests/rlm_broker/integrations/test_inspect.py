@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlm_broker import ConfigurationError
+from tests.support.scratch import TEMPORARY
 from tests.support.tables import table
 
 
@@ -75,7 +76,7 @@ async def test_arguments_beyond_the_walls_are_refused_by_name(machine: Any) -> N
 
 
 async def test_files_fail_as_those_of_python_do(machine: Any) -> None:
-    await machine.write_file("/tmp/a/b", "é\r\n")
+    await machine.write_file(f"{TEMPORARY}/a/b", "é\r\n")
     assert await machine.read_file("a/b") == "é\r\n"
     await machine.write_file("b", b"\xff")
     assert await machine.read_file("/w/b", text=False) == b"\xff"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlm_broker import ConfigurationError, ReplClosed, ReplLimits
+from tests.support.scratch import TEMPORARY
 from tests.support.tables import table
 
 
@@ -43,7 +44,7 @@ def test_command_has_its_errors_in_its_output(backend: Any) -> None:
 
 
 def test_files_fail_one_by_one_with_codes(backend: Any) -> None:
-    up = backend.upload_files([("/tmp/a/b", b"\xff"), ("b", b""), ("/usr/b", b""), ("/w/a", b"")])
+    up = backend.upload_files([(f"{TEMPORARY}/a/b", b"\xff"), ("b", b""), ("/usr/b", b""), ("/w/a", b"")])
     assert [each.error for each in up] == [None, "invalid_path", "permission_denied", "is_directory"]
     down = backend.download_files(["/w/a/b", "/w/none", "/w/a", "a/b", "/w/a\0"])
     assert [each.content for each in down] == [b"\xff", None, None, None, None]

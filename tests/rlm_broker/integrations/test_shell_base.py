@@ -9,6 +9,7 @@ import pytest
 
 from rlm_broker import ConfigurationError, FileRefused, ReplClosed, ReplLimits, Sandbox
 from rlm_broker.integrations.shell_base import LIMITS, Shell, absolute, exit_code_of, stderr_of
+from tests.support.scratch import TEMPORARY
 from tests.support.waiting import WAIT_S, until_now
 
 
@@ -25,7 +26,9 @@ def shell(sandbox: Sandbox) -> Iterator[Shell]:
 
 
 def test_line_runs_as_in_a_shell(shell: Shell) -> None:
-    result = shell.run("pwd; echo $NAME $MORE; cat; echo err >&2; exit 3", input="in\n", env={"MORE": "x"}, cwd="/tmp")
+    result = shell.run(
+        "pwd; echo $NAME $MORE; cat; echo err >&2; exit 3", input="in\n", env={"MORE": "x"}, cwd=TEMPORARY
+    )
     assert (result.stdout, result.stderr, result.exit_code) == ("/w\nlens x\nin\n", "err\n", 3)
     mixed = shell.run("echo 1; echo 2 >&2; echo 3\nif", is_mixed=True)
     assert mixed.stdout.startswith("1\n2\n3\n")
@@ -49,7 +52,7 @@ def test_end_is_one_number(shell: Shell) -> None:
 
 def test_paths_are_absolute_or_from_the_home(shell: Shell) -> None:
     shell.write("a/b.txt", b"b")
-    for path in ("/w/a/b.txt", "/tmp/a/b.txt", "a/../a/./b.txt", "/w/x/../a/b.txt"):
+    for path in ("/w/a/b.txt", f"{TEMPORARY}/a/b.txt", "a/../a/./b.txt", "/w/x/../a/b.txt"):
         assert shell.read(path) == b"b", path
     assert absolute("../etc") == "/etc"
     for call, kind in (

@@ -16,6 +16,7 @@ from rlm_broker.concurrency.event_loop import EventLoopRef
 from rlm_broker.sandbox import files
 from rlm_broker.sandbox.files import ReplFiles
 from sandbox_worker.wire.control import Listed, ListedEntry
+from tests.support.scratch import TEMPORARY
 from tests.support.tables import table
 from tests.support.waiting import WAIT_S
 
@@ -77,7 +78,7 @@ def test_absolute_path_is_that_of_the_code(sandbox: Sandbox, tmp_path: Path) -> 
     """Code and host name the same file by the same path. Elsewhere the host reads what code may read."""
     with sandbox.repl() as repl:
         folders = repl.execute("import os; [os.getcwd(), os.environ['TMPDIR']]", value=True).value
-        for folder in {*folders, *(["/tmp"] if sandbox.level == "strict" else [])}:
+        for folder in {*folders, *([TEMPORARY] if sandbox.level == "strict" else [])}:
             repl.files.write(f"{folder}/sub/a.txt", b"a")
             assert repl.execute(f"open('{folder}/sub/a.txt').read()", value=True).value == "a"
             assert repl.files.list(f"{folder}/sub") == repl.files.list("sub") == [FileEntry("a.txt", "file", 1)]

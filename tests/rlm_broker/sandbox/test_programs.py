@@ -34,6 +34,7 @@ from tests.support.forked_python import python
 from tests.support.launcher import needs_strict
 from tests.support.places import PROJECT
 from tests.support.processes import living_below
+from tests.support.scratch import TEMPORARY
 from tests.support.skips import NEEDS_ROOT
 from tests.support.tables import table
 from tests.support.waiting import WAIT_S, until
@@ -171,7 +172,12 @@ def test_program_cwd_is_in_the_scratch_folder(repl: SandboxedRepl) -> None:
     for path in ("..", "sub/../..", "/usr/.."):
         with pytest.raises(FileRefused, match=r"must be without '\.\.'"):
             repl.run(["ls"], cwd=path)
-    for path, shown in {"/w/sub/er": "/w/sub/er", "/tmp/sub": "/w/sub", "/tmp": "/w", "/usr/lib": "/usr/lib"}.items():
+    for path, shown in {
+        "/w/sub/er": "/w/sub/er",
+        f"{TEMPORARY}/sub": "/w/sub",
+        TEMPORARY: "/w",
+        "/usr/lib": "/usr/lib",
+    }.items():
         assert repl.run(["/bin/sh", "-c", "pwd -P"], cwd=path).stdout == f"{shown}\n"
     for path in ("/none", "/w/none"):
         with pytest.raises(FileRefused, match=f"cwd = '{path}' cannot be opened: No such file") as refused:
@@ -238,7 +244,7 @@ def test_run_refuses_unusable_arguments_in_words(repl: SandboxedRepl, given: dic
         (5, {}, "code must be text, not int"),
         ("1", {"argv": "main.py"}, r"argv must be a list of texts, such as \['main.py', 'a'\], not str"),
         ("1", {"argv": ["main.py", 5]}, r"argv\[1\] must be text, not int"),
-        ("1", {"stdin": b"x"}, "stdin must be text or None, not bytes"),
+        ("1", {"stdin": b"x"}, "stdin must be text, an async function or None, not bytes"),
     ],
 )
 def test_script_refuses_unusable_arguments_in_words(
