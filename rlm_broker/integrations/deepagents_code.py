@@ -11,7 +11,7 @@ from rlm_broker.integrations.shell_base import HOME, LIMITS
 
 require("deepagents-code", "langchain", tested=("0.1.88", "0.3"))
 
-from deepagents_code.integrations.sandbox_provider import (  # noqa: E402
+from deepagents_code.integrations.sandbox_provider import (
     SandboxNotFoundError,
     SandboxProvider,
     SandboxProviderMetadata,

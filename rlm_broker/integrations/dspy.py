@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import json
-import keyword
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, NoReturn, Self
@@ -11,16 +10,17 @@ from typing import Any, Final, NoReturn, Self
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from rlm_broker.integrations import peers
-from rlm_broker.integrations.repl_base import PeerRepl, awaited, error_of
+from rlm_broker.integrations.peers import require
+from rlm_broker.integrations.repl_base import PeerRepl, awaited, error_of, text_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.names import is_identifier
 
-peers.require("dspy", "dspy", tested=("3.3", "3.5"))
+require("dspy", "dspy", tested=("3.3", "3.5"))
 
-from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput  # noqa: E402
-from dspy.utils.callback import with_callbacks  # noqa: E402
+from dspy.primitives.code_interpreter import CodeExecutionError, CodeInterpreterError, FinalOutput
+from dspy.utils.callback import with_callbacks
 
 OWN_NAMES: Final = ("SUBMIT", "__builtins__")
 """Names that neither a tool nor a variable may have."""
@@ -114,8 +114,7 @@ class Interpreter:
         if block.final_value is not None:
             return FinalOutput({name: _jsonable(value) for name, value in block.final_value.items()})
         if block.result is not None:
-            text = block.result.data.get("text/plain", "")
-            return text if block.value is None else _jsonable(block.value, lambda _: text)
+            return text_of(block) if block.value is None else _jsonable(block.value, lambda _: text_of(block))
         return block.stdout + block.stderr or None
 
     @with_callbacks  # type: ignore[untyped-decorator]
@@ -148,7 +147,7 @@ class Interpreter:
         if self.output_fields is None:
             return ["output"]
         names = [field.get("name") if isinstance(field, dict) else None for field in self.output_fields]
-        if wrong := [name for name in names if not _is_identifier(name)]:
+        if wrong := [name for name in names if not is_identifier(name)]:
             raise ValueError(f"output fields need names that are Python identifiers; invalid names: {wrong!r}")
         if len(set(names)) < len(names) or not names:
             raise ValueError("output_fields must be a list of fields, each name once, or None")
@@ -171,7 +170,9 @@ class Interpreter:
 
     def _answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a tool for code. DSPy's tools take keywords, so arguments by position get the names of its signature."""
-        signature = _signature_of(self.tools[name]) if args else None
+        signature = None
+        with contextlib.suppress(TypeError, ValueError):  # some functions in C have none
+            signature = inspect.signature(self.tools[name]) if args else None
         if signature and all(each.kind in _BY_NAME for each in signature.parameters.values()):
             args, kwargs = (), signature.bind(*args, **kwargs).arguments
         answer = self.invoke_tool(name, list(args), kwargs)
@@ -192,19 +193,8 @@ class Interpreter:
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):  # some functions in C have none
-        return None
-
-
-def _is_identifier(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
-
-
 def _unusable(names: Iterable[object]) -> list[object]:
-    return [name for name in names if not _is_identifier(name) or name in OWN_NAMES]
+    return [name for name in names if not is_identifier(name) or name in OWN_NAMES]
 
 
 def _text(answer: Any) -> str:

@@ -6,30 +6,30 @@ write `$HARBOR_ROOT/logs`.
 """
 
 import asyncio
+import contextlib
 import io
 import re
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.integrations.peers import require
-from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of
+from rlm_broker.integrations.peers import NO_IMAGE, NO_NETWORK, ONE_USER, OWN_USERS, refusal, require
+from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of, stderr_of
 
 require("harbor", "harbor", tested=("0.25", "0.27"))
 
-from harbor.environments.base import BaseEnvironment, ExecResult, transfer_tar_filter  # noqa: E402
-from harbor.environments.capabilities import (  # noqa: E402
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.capabilities import (
     EnvironmentCapabilities,
     EnvironmentResourceCapabilities,
 )
-from harbor.models.task.config import NetworkMode, NetworkPolicy  # noqa: E402
+from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 _FOLDERS: Final = re.compile(r"(?<![\w./$}-])(?=/(?:logs|tests|solution|runtime)(?![\w.-]))")
 """The place before a folder of Harbor's, in a command or as a path."""
 _IMAGES: Final = ("Dockerfile", "docker-compose.yaml")
-_OWN_USERS: Final = (None, "root", 0)
-"""Users as which Harbor prepares its folders. Any other one is a task's, and refused."""
 
 
 class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
@@ -63,17 +63,15 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
         found = [name for name in _IMAGES if (self.environment_dir / name).exists()]
         if self.task_env_config.docker_image or found:
             asked = "docker_image" if self.task_env_config.docker_image else f"environment/{found[0]}"
-            raise ValueError(
-                f"{asked} is refused by rlm-broker: a sandbox has no image, but the programs of this machine"
-            )
+            raise ValueError(refusal(asked, NO_IMAGE))
 
     def validate_network_policy_support(self, network_policy: NetworkPolicy | None = None) -> None:
         """Raise ValueError for a task that wants a network."""
         mode = (network_policy or self.network_policy).network_mode
         if mode != NetworkMode.NO_NETWORK:
-            raise ValueError(f"network_mode = {mode.value!r} is refused by rlm-broker: a sandbox has no network")
+            raise ValueError(refusal(f"network_mode = {mode.value!r}", NO_NETWORK))
 
-    async def start(self, force_build: bool) -> None:  # noqa: ARG002 - of the base
+    async def start(self, force_build: bool) -> None:
         """Open the sandbox, with Harbor's folders and the files of the task's environment."""
         memory_mb, storage_mb = self._effective_memory_mb, self._effective_storage_mb
         sizes = {"memory_bytes": memory_mb, "scratch_bytes": storage_mb}
@@ -82,7 +80,7 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
         if self.environment_dir.is_dir():
             await self.upload_dir(self.environment_dir, self._workdir)
 
-    async def stop(self, delete: bool) -> None:  # noqa: ARG002 - of the base
+    async def stop(self, delete: bool) -> None:
         """End the sandbox. Its files are gone then, whatever `delete` says."""
         await self._shell.aclose()
 
@@ -104,18 +102,16 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
             RuntimeError: It took longer than `timeout_sec`, or cannot be run.
             ValueError: It is to run as another user than the sandbox's.
         """
-        if self._resolve_user(user) not in _OWN_USERS:
-            raise ValueError(f"user = {self._resolve_user(user)!r} is refused by rlm-broker: a sandbox has one user")
+        if (wanted := self._resolve_user(user)) not in OWN_USERS:
+            raise ValueError(refusal(f"user = {wanted!r}", ONE_USER))
         variables = {"HARBOR_ROOT": HOME, **(self._merge_env(env) or {})}
         argv = ["bash", "-c", _inside(command)]
-        try:
+        with _errors():
             run = self._shell.arun(argv, cwd=_inside(cwd or self._workdir), env=variables, timeout_s=timeout_sec)
             result = await run
-        except RlmBrokerError as error:
-            raise RuntimeError(str(error)) from error
         if result.status == "timeout":
             raise RuntimeError(f"Command timed out after {timeout_sec} seconds")
-        return ExecResult(stdout=result.stdout, stderr=result.stderr, return_code=exit_code_of(result))
+        return ExecResult(stdout=result.stdout, stderr=stderr_of(result), return_code=exit_code_of(result))
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Copy a file of the host into the sandbox, with its mode."""
@@ -126,23 +122,18 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy a folder of the host into one of the sandbox."""
         packed = await asyncio.to_thread(_packed, Path(source_dir))
-        made = await self._shell.arun(["mkdir", "-p", "--", _inside(target_dir)])
-        argv = ["tar", "--extract", "--no-same-owner", f"--directory={_inside(target_dir)}", "--file=-"]
-        unpacked = await self._shell.arun(argv, input=packed)
-        if made.exit_code or unpacked.exit_code:
-            raise RuntimeError(f"{target_dir} cannot be written: {made.stderr}{unpacked.stderr}")
+        with _errors():
+            await self._shell.aunpack(packed, _inside(target_dir))
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copy a file of the sandbox to the host."""
         await self._shell.asave(_inside(source_path), Path(target_path))
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy a folder of the sandbox into one of the host. Links that lead out of it, and devices, stay behind."""
-        argv = ["tar", "--create", f"--directory={_inside(source_dir)}", "--file=-", "."]
-        packed = await self._shell.arun(argv, max_output_bytes=4 * self._shell.limits.scratch_bytes)
-        if packed.exit_code:
-            raise RuntimeError(f"{source_dir} cannot be read: {packed.stderr}")
-        await asyncio.to_thread(_unpack, packed.stdout_bytes, Path(target_dir))
+        """Copy a folder of the sandbox into one of the host. Links and devices stay behind."""
+        with _errors():
+            packed = await self._shell.apack(_inside(source_dir))
+            await asyncio.to_thread(_unpack, packed, Path(target_dir))
 
 
 def _inside(text: str) -> str:
@@ -159,13 +150,19 @@ def _packed(folder: Path) -> bytes:
 
 def _unpack(archive: bytes, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
         tar.extractall(folder, filter=_harmless)
 
 
 def _harmless(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Leave all links out: the filter of `tarfile` itself is misled by long chains of them before Python 3.11.13."""
+    return tarfile.data_filter(member, folder) if member.isfile() or member.isdir() else None
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Raise an error of rlm-broker or of an archive as Harbor expects it."""
     try:
-        kept: tarfile.TarInfo | None = transfer_tar_filter(member, folder)
-    except tarfile.FilterError:  # it leads out of the folder
-        return None
-    return kept
+        yield
+    except (RlmBrokerError, tarfile.TarError, OSError) as error:
+        raise RuntimeError(str(error)) from error

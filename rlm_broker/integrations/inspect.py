@@ -16,14 +16,14 @@ from typing import Any, Final, Literal, overload
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlm_broker.errors import ConfigurationError, FileRefused, ProgramNotStarted, RlmBrokerError
-from rlm_broker.integrations import peers
-from rlm_broker.integrations.shell_base import HOME, LEVEL, LIMITS, Shell, exit_code_of
+from rlm_broker.integrations.peers import ONE_USER, refusal, require
+from rlm_broker.integrations.shell_base import HOME, LEVEL, LIMITS, Shell, exit_code_of, stderr_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 
-peers.require("inspect_ai", "inspect", tested=("0.3.285", "0.4"))
+require("inspect_ai", "inspect", tested=("0.3.285", "0.4"))
 
-from inspect_ai.util import (  # noqa: E402
+from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
     SandboxEnvironment,
@@ -82,12 +82,11 @@ class SampleSettings(BaseModel):
             return given or cls()
         if isinstance(given, BaseModel):
             named = ", ".join(sorted(given.model_dump(exclude_none=True, exclude_defaults=True)))
-            raise ConfigurationError(f"the sandbox {NAME} has no {named or type(given).__name__}: give {FORMS}")
+            raise ConfigurationError(refusal(named or type(given).__name__, f"give {FORMS}"))
         path = Path(given)
         if path.suffix != ".toml":
-            raise ConfigurationError(
-                f"the sandbox {NAME} takes no {path.name}: it has no images, users, networks and mounts; give {FORMS}"
-            )
+            why = "a sandbox has no images, users, networks and mounts"
+            raise ConfigurationError(refusal(path.name, f"{why}; give {FORMS}"))
         try:
             return cls(**tomllib.loads(path.read_text()))
         except ValidationError as error:
@@ -100,10 +99,7 @@ class SampleSettings(BaseModel):
     @property
     def all_limits(self) -> ReplLimits:
         """The limits, with those of a shell where none are given."""
-        given = ReplLimits.from_dict(self.limits)
-        return ReplLimits(
-            **{name: getattr(given if name in given.given else LIMITS, name) for name in given.given | LIMITS.given}
-        )
+        return LIMITS.replace(**self.limits)
 
     async def sandbox(self) -> Sandbox:
         """Return the open sandbox of all samples with these settings."""
@@ -125,34 +121,26 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
         self._places = asyncio.Semaphore(max_programs)
 
     @classmethod
-    async def task_init(
-        cls,
-        task_name: str,  # noqa: ARG003 - the parameters of each method are inspect's
-        config: SandboxEnvironmentConfigType | None,
-    ) -> None:
+    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
         """Open the sandbox: if this machine has none, then no sample begins."""
         await SampleSettings.of(config).sandbox()
 
     @classmethod
     async def sample_init(
-        cls,
-        task_name: str,  # noqa: ARG003
-        config: SandboxEnvironmentConfigType | None,
-        metadata: dict[str, str],  # noqa: ARG003
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
         """Return the machine of a sample."""
         settings = SampleSettings.of(config)
-        limits = settings.all_limits
-        shell = Shell(await settings.sandbox(), limits=limits, env=settings.env)
-        return {"default": cls(shell, limits.max_programs)}
+        shell = Shell(sandbox=await settings.sandbox(), limits=settings.all_limits, env=settings.env)
+        return {"default": cls(shell, shell.limits.max_programs)}
 
     @classmethod
     async def sample_cleanup(
         cls,
-        task_name: str,  # noqa: ARG003
-        config: SandboxEnvironmentConfigType | None,  # noqa: ARG003
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
         environments: dict[str, SandboxEnvironment],
-        interrupted: bool,  # noqa: ARG003
+        interrupted: bool,
     ) -> None:
         """End all commands of a sample, and remove its files."""
         for each in environments.values():
@@ -175,8 +163,8 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
         env: dict[str, str] | None = None,
         user: str | None = None,
         timeout: int | None = None,
-        timeout_retry: bool = True,  # noqa: ARG002
-        concurrency: bool = True,  # noqa: ARG002
+        timeout_retry: bool = True,
+        concurrency: bool = True,
     ) -> ExecResult[str]:
         """Run a command. It has the limits of the sample; processes that it leaves end with it.
 
@@ -189,7 +177,7 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
             ValueError: An argument cannot be used.
         """
         if user is not None:
-            raise SandboxUserUnsupportedError(f"user={user!r}: the sandbox {NAME} has one user, who is not root")
+            raise SandboxUserUnsupportedError(refusal(f"user = {user!r}", ONE_USER))
         most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
             async with self._places:
@@ -205,9 +193,8 @@ class SampleSandbox(SandboxEnvironment):  # type: ignore[misc] # inspect_ai may 
             raise TimeoutError(result.error)
         if result.is_cut:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, result.stdout)
-        why = f"{result.error}\n" if result.error else ""
         code = exit_code_of(result)
-        return ExecResult(code == 0, code, result.stdout, result.stderr + why)
+        return ExecResult(code == 0, code, result.stdout, stderr_of(result))
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file, with its folders, below `/w` or `/tmp`.

@@ -22,17 +22,17 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from rlm_broker.errors import RlmBrokerError
-from rlm_broker.integrations import peers
 from rlm_broker.integrations.jupyter_repl import KernelRepl
+from rlm_broker.integrations.peers import require
+from rlm_broker.integrations.repl_base import text_of
 from rlm_broker.results import Block
-from rlm_broker.values.display import Display
 from rlm_broker.version import __version__
 
-peers.require("ipykernel", "jupyter", tested=("6.29", "8"))
+require("ipykernel", "jupyter", tested=("6.29", "8"))
 
-from ipykernel import kernel_protocol_version  # noqa: E402
-from ipykernel.kernelapp import IPKernelApp  # noqa: E402
-from ipykernel.kernelbase import Kernel  # noqa: E402
+from ipykernel import kernel_protocol_version
+from ipykernel.kernelapp import IPKernelApp
+from ipykernel.kernelbase import Kernel
 
 MOST_SHOWN_CHARS: Final = 64 << 20
 """Characters that one cell may show by `display`, all forms together. Beyond them `display` raises."""
@@ -48,7 +48,7 @@ STYLE: Final = (
 )
 LONGEST_EM: Final = 30
 """Height of a frame at most; it scrolls, and a person can draw it larger."""
-_LATEX_THAT_ACTS: Final = re.compile(r"<|\\(href|url|require|class|cssId|style|data|\w*tip)\b")
+_ACTING_LATEX: Final = re.compile(r"<|\\(href|url|require|class|cssId|style|data|html\w*|include\w*|csname|\w*tip)\b")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/=\n]*")
 _BACKEND: Final = re.compile(r"^%matplotlib\b.*$", re.MULTILINE)
 _HELP: Final = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\?\??\s*")
@@ -65,7 +65,7 @@ def shown_forms(forms: Mapping[str, str]) -> dict[str, str]:
     """
     shown = {kind: forms[kind] for kind in PASSED if kind in forms and (kind == TEXT or _BASE64.fullmatch(forms[kind]))}
     if latex := forms.get("text/latex"):
-        shown[TEXT if _LATEX_THAT_ACTS.search(latex) else "text/latex"] = latex
+        shown[TEXT if _ACTING_LATEX.search(latex) else "text/latex"] = latex
     if markdown := forms.get("text/markdown"):
         shown[TEXT] = markdown
     if svg := forms.get("image/svg+xml"):
@@ -120,10 +120,6 @@ class _Cell:
         transient = {"display_id": display_id} if isinstance(display_id, str) else {}
         kind = "update_display_data" if replaces and transient else "display_data"
         self.send(kind, data=shown_forms(forms), metadata={}, transient=transient)
-
-    def shown(self, display: Display) -> None:
-        """Send an object that code has shown without the kernel's function: a figure that it left open, say."""
-        self.show(display.to_dict())
 
     async def answer(self, what: object, *given: Any) -> Any:
         """Answer a call of the kernel's function. Code may call it with anything."""
@@ -243,9 +239,12 @@ class SandboxKernel(Kernel):  # type: ignore[misc] # ipykernel may be absent
         result = None
         try:
             block = await self.repl.execute(
-                _BACKEND.sub("", code), number, on_output=cell.printed, on_display=cell.shown
+                _BACKEND.sub("", code),
+                number,
+                on_output=cell.printed,
+                on_display=lambda each: cell.show(each.to_dict()),
             )
-            result = None if block.result is None else str(block.result.data.get(TEXT))
+            result = text_of(block) or None
             reply = cell.end(block, number)
             if block.status == "ok":
                 reply["user_expressions"] = {
@@ -315,32 +314,19 @@ class SandboxKernel(Kernel):  # type: ignore[misc] # ipykernel may be absent
         indent = last[: len(last) - len(last.lstrip())] + " " * 4 * last.rstrip().endswith(":")
         return {"status": "incomplete", "indent": indent}
 
-    async def do_history(
-        self,
-        hist_access_type: str,
-        output: bool,
-        *,
-        start: int | None = None,
-        stop: int | None = None,
-        n: int | None = None,
-        pattern: str | None = None,
-        unique: bool = False,
-        **_: Any,
-    ) -> dict[str, Any]:
+    async def do_history(self, hist_access_type: str, output: bool, **asked: Any) -> dict[str, Any]:
         """Return cells of this kernel. It keeps none of earlier ones."""
         found = self._history
         if hist_access_type == "range":
-            found = [each for each in found if (start or 0) <= each[0] < (stop or sys.maxsize)]
+            start, stop = asked.get("start") or 0, asked.get("stop") or sys.maxsize
+            found = [each for each in found if start <= each[0] < stop]
         else:
-            if hist_access_type == "search":
-                found = [each for each in found if fnmatch.fnmatchcase(each[1], pattern or "*")]
-            if unique:
+            found = [each for each in found if fnmatch.fnmatchcase(each[1], asked.get("pattern") or "*")]
+            if asked.get("unique"):
                 found = [each for place, each in enumerate(found) if each[1] not in [m[1] for m in found[place + 1 :]]]
-            found = found[-n:] if n else found
-        return {
-            "status": "ok",
-            "history": [(1, number, (code, result) if output else code) for number, code, result in found],
-        }
+            found = found[-(asked.get("n") or 0) :]
+        history = [(1, number, (code, result) if output else code) for number, code, result in found]
+        return {"status": "ok", "history": history}
 
     async def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """End the REPL and the sandbox, with all their processes."""

@@ -20,8 +20,8 @@ from sandbox_worker.wire.errors import FileKind
 
 require("deepagents", "langchain", tested=("0.7", "0.8"))
 
-from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse  # noqa: E402
-from deepagents.backends.sandbox import BaseSandbox  # noqa: E402
+from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
+from deepagents.backends.sandbox import BaseSandbox
 
 _CODES: Final[Mapping[FileKind, str]] = {
     "missing": "file_not_found",
@@ -51,12 +51,12 @@ class Backend(BaseSandbox):  # type: ignore[misc]
 
     def __init__(
         self,
-        sandbox: Sandbox | None = None,
         *,
+        sandbox: Sandbox | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self._shell = Shell(sandbox, limits=limits, env=env)
+        self._shell = Shell(sandbox=sandbox, limits=limits, env=env)
         self._id = f"rlm-broker-{secrets.token_hex(4)}"
 
     def __enter__(self) -> "Backend":

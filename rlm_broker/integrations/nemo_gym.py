@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rlm_broker.errors import ConfigurationError, IsolationUnavailable, RlmBrokerError
-from rlm_broker.integrations.peers import require
-from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of
+from rlm_broker.errors import ConfigurationError, RlmBrokerError
+from rlm_broker.integrations.peers import NO_IMAGE, ONE_USER, OWN_USERS, refusal, require
+from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of, problem_of, stderr_of
 
 require("nemo-gym", "nemo-gym", tested=("0.4", "0.8"))
 
-from nemo_gym.sandbox.providers.base import (  # noqa: E402
+from nemo_gym.sandbox.providers.base import (
     SandboxCreateError,
     SandboxExecResult,
     SandboxHandle,
@@ -22,7 +22,12 @@ from nemo_gym.sandbox.providers.base import (  # noqa: E402
 
 _NOT_RUN: Final = 125
 """Exit code of a command without one of its own, as NeMo Gym's providers have it."""
-_OWN_USERS: Final = (None, "root", 0)
+_WHY: Final = {
+    "image": NO_IMAGE,
+    "entrypoint": "a sandbox runs the commands that it is given, and nothing else",
+    "ttl_s": "a sandbox ends when it is closed; give each command a timeout_s",
+    "gpu": "a sandbox has no devices",
+}
 
 
 class GymProvider:
@@ -58,15 +63,19 @@ class GymProvider:
         for option, wanted in {**asked, **spec.provider_options}.items():
             if wanted:
                 why = _WHY.get(option, "it has no option of that name")
-                raise SandboxCreateError(f"{option} = {wanted!r} is refused by rlm-broker: {why}")
+                raise SandboxCreateError(refusal(f"{option} = {wanted!r}", why))
         sizes = {"memory_bytes": (spec.resources.memory_mib, 20), "scratch_bytes": (spec.resources.disk_gib, 30)}
         limits = self._limits.replace(**{name: size << bits for name, (size, bits) in sizes.items() if size})
-        shell = Shell(limits=limits, env={**spec.env, "NEMO_GYM_WORKDIR": spec.workdir or HOME})
+        folder = spec.workdir or HOME
+        shell = Shell(limits=limits, env={**spec.env, "NEMO_GYM_WORKDIR": folder})
         try:
-            await shell.arun(["mkdir", "-p", "--", spec.workdir or HOME])
-        except (IsolationUnavailable, RlmBrokerError) as error:
+            made = await shell.arun(["mkdir", "-p", "--", folder])
+        except RlmBrokerError as error:
             raise SandboxCreateError(str(error)) from error
-        handle = SandboxHandle(f"rlm-broker-{uuid.uuid4().hex[:12]}", self.name, spec.workdir or HOME)
+        if problem := problem_of(made):
+            await shell.aclose()
+            raise SandboxCreateError(refusal(f"workdir = {folder!r}", problem))
+        handle = SandboxHandle(f"rlm-broker-{uuid.uuid4().hex[:12]}", self.name, folder)
         self._shells[handle.sandbox_id] = shell
         return handle
 
@@ -81,15 +90,15 @@ class GymProvider:
         user: str | int | None = None,
     ) -> SandboxExecResult:
         """Run a command line. `error_type` is "timeout" or "sandbox" if it has no exit code of its own."""
-        if user not in _OWN_USERS:
-            return SandboxExecResult(None, f"user = {user!r} is refused by rlm-broker", _NOT_RUN, "sandbox")
+        if user not in OWN_USERS:
+            return SandboxExecResult(None, refusal(f"user = {user!r}", ONE_USER), _NOT_RUN, "sandbox")
         try:
             result = await self._shell(handle).arun(command, cwd=cwd or handle.raw, env=env, timeout_s=timeout_s)
         except RlmBrokerError as error:
             return SandboxExecResult(None, str(error), _NOT_RUN, "sandbox")
         if result.status == "timeout":
-            return SandboxExecResult(result.stdout, f"{result.stderr}{result.error}", _NOT_RUN, "timeout")
-        return SandboxExecResult(result.stdout, result.stderr, exit_code_of(result))
+            return SandboxExecResult(result.stdout, stderr_of(result), _NOT_RUN, "timeout")
+        return SandboxExecResult(result.stdout, stderr_of(result), exit_code_of(result))
 
     async def upload_file(self, handle: SandboxHandle, source_path: Path, target_path: str) -> None:
         """Copy a file of the host into a sandbox."""
@@ -118,11 +127,3 @@ class GymProvider:
         if (shell := self._shells.get(handle.sandbox_id)) is None:
             raise RuntimeError(f"there is no sandbox {handle.sandbox_id!r}: it was closed")
         return shell
-
-
-_WHY: Final = {
-    "image": "a sandbox has no image, but the programs of this machine",
-    "entrypoint": "a sandbox runs the commands that it is given, and nothing else",
-    "ttl_s": "a sandbox ends when it is closed; give each command a timeout_s",
-    "gpu": "a sandbox has no devices",
-}

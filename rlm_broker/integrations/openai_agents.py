@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Final, Literal, NoReturn
 
 from rlm_broker.errors import FileRefused, RlmBrokerError
-from rlm_broker.integrations.peers import require
-from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of
+from rlm_broker.integrations.peers import NO_NETWORK, ONE_USER, refusal, require
+from rlm_broker.integrations.shell_base import HOME, LIMITS, Shell, exit_code_of, problem_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.sandbox import Sandbox
 
 require("openai-agents", "openai-agents", tested=("0.24", "0.25"))
 
-from agents.sandbox import Manifest  # noqa: E402
-from agents.sandbox.entries import GitRepo  # noqa: E402
-from agents.sandbox.errors import (  # noqa: E402
+from agents.sandbox import Manifest
+from agents.sandbox.entries import GitRepo
+from agents.sandbox.errors import (
     ConfigurationError,
     ErrorCode,
     ExecTimeoutError,
@@ -31,13 +31,13 @@ from agents.sandbox.errors import (  # noqa: E402
     WorkspaceReadNotFoundError,
     WorkspaceStartError,
 )
-from agents.sandbox.session import SandboxSession, SandboxSessionState  # noqa: E402
-from agents.sandbox.session.base_sandbox_session import BaseSandboxSession  # noqa: E402
-from agents.sandbox.session.manager import Instrumentation  # noqa: E402
-from agents.sandbox.session.sandbox_client import BaseSandboxClient, BaseSandboxClientOptions  # noqa: E402
-from agents.sandbox.session.workspace_payloads import coerce_write_payload  # noqa: E402
-from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot  # noqa: E402
-from agents.sandbox.types import ExecResult, User  # noqa: E402
+from agents.sandbox.session import SandboxSession, SandboxSessionState
+from agents.sandbox.session.base_sandbox_session import BaseSandboxSession
+from agents.sandbox.session.manager import Instrumentation
+from agents.sandbox.session.sandbox_client import BaseSandboxClient, BaseSandboxClientOptions
+from agents.sandbox.session.workspace_payloads import coerce_write_payload
+from agents.sandbox.snapshot import SnapshotBase, SnapshotSpec, resolve_snapshot
+from agents.sandbox.types import ExecResult, User
 
 BACKEND: Final = "rlm_broker"
 WORKSPACE: Final = f"{HOME}/workspace"
@@ -79,8 +79,8 @@ class AgentSession(BaseSandboxSession):  # type: ignore[misc]
             made = await self.shell.arun(["mkdir", "-p", "--", str(root)])
         except RlmBrokerError as error:
             raise WorkspaceStartError(path=root, cause=error, message=str(error)) from error
-        if made.exit_code:
-            raise WorkspaceStartError(path=root, context={"reason": made.stderr.strip()})
+        if problem := problem_of(made):
+            raise WorkspaceStartError(path=root, context={"reason": problem})
         self._is_up = True
 
     async def _after_shutdown(self) -> None:
@@ -98,16 +98,10 @@ class AgentSession(BaseSandboxSession):  # type: ignore[misc]
         return prepared
 
     async def _exec_internal(self, *command: str | Path, timeout: float | None = None) -> ExecResult:
-        return await self._run([str(part) for part in command], timeout)
-
-    async def _run(
-        self, argv: list[str], timeout: float | None = None, given: bytes = b"", most_bytes: int | None = None
-    ) -> ExecResult:
+        argv = [str(part) for part in command]
         env, root = await self.state.manifest.environment.resolve(), self.state.manifest.root
         try:
-            result = await self.shell.arun(
-                argv, input=given, cwd=root, env=env, timeout_s=timeout, max_output_bytes=most_bytes
-            )
+            result = await self.shell.arun(argv, cwd=root, env=env, timeout_s=timeout)
         except RlmBrokerError as error:
             raise ExecTransportError(command=argv, cause=error, message=str(error)) from error
         if result.status == "timeout":
@@ -126,7 +120,8 @@ class AgentSession(BaseSandboxSession):  # type: ignore[misc]
         except FileRefused as refused:
             if refused.kind != "permission":
                 _raise_unread(path, refused)
-        target = (await self._run(["readlink", "-f", "--", str(allowed)])).stdout.decode("utf-8", "surrogateescape")
+        found = await self._exec_internal("readlink", "-f", "--", allowed)
+        target = found.stdout.decode("utf-8", "surrogateescape")
         try:
             return io.BytesIO(await self._read(str(await self._validate_path_access(target.rstrip("\n")))))
         except FileRefused as refused:
@@ -147,23 +142,19 @@ class AgentSession(BaseSandboxSession):  # type: ignore[misc]
 
     async def persist_workspace(self) -> io.IOBase:
         """Return the workspace as a tar archive, without what is not to be kept."""
-        left_out = [f"--exclude=./{path.as_posix()}" for path in sorted(self._persist_workspace_skip_relpaths())]
-        tar = ["tar", "--create", "--anchored", "--no-wildcards", *left_out, "--file=-", "."]
-        most_bytes = (
-            4 * self.shell.limits.scratch_bytes
-        )  # a tar archive is no twice as large, and half is kept of a tail
-        packed = await self._run(tar, most_bytes=most_bytes)
-        if packed.exit_code:
-            raise WorkspaceArchiveReadError(path=Path(self.state.manifest.root), context=_words(packed))
-        return io.BytesIO(packed.stdout)
+        root = Path(self.state.manifest.root)
+        try:
+            return io.BytesIO(await self.shell.apack(root, self._persist_workspace_skip_relpaths()))
+        except RlmBrokerError as error:
+            raise WorkspaceArchiveReadError(path=root, context={"reason": str(error)}, cause=error) from error
 
     async def hydrate_workspace(self, data: io.IOBase) -> None:
         """Unpack a tar archive into the workspace. What it may do there a command may do, too."""
         root = Path(self.state.manifest.root)
-        archive = coerce_write_payload(path=root, data=data).stream.read()
-        unpacked = await self._run(["tar", "--extract", "--no-same-owner", "--file=-"], given=archive)
-        if unpacked.exit_code:
-            raise WorkspaceArchiveWriteError(path=root, context=_words(unpacked))
+        try:
+            await self.shell.aunpack(coerce_write_payload(path=root, data=data).stream.read(), root)
+        except RlmBrokerError as error:
+            raise WorkspaceArchiveWriteError(path=root, context={"reason": str(error)}, cause=error) from error
 
 
 class Client(BaseSandboxClient):  # type: ignore[misc]
@@ -190,8 +181,8 @@ class Client(BaseSandboxClient):  # type: ignore[misc]
 
     def __init__(
         self,
-        sandbox: Sandbox | None = None,
         *,
+        sandbox: Sandbox | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
         instrumentation: Instrumentation | None = None,
@@ -246,7 +237,7 @@ class Client(BaseSandboxClient):  # type: ignore[misc]
     def _session(self, state: SessionState) -> SandboxSession:
         shell = self._shells.get(state.session_id)
         if shell is None or shell.is_closed:
-            shell = Shell(self._sandbox, limits=self._limits.replace(**(state.limits or {})), env=self._env)
+            shell = Shell(sandbox=self._sandbox, limits=self._limits.replace(**(state.limits or {})), env=self._env)
             self._shells[state.session_id] = shell
         return self._wrap_session(AgentSession(state, shell), instrumentation=self._instrumentation)
 
@@ -256,22 +247,22 @@ def _require_possible(manifest: Manifest) -> None:
     if not any(manifest.root == root or manifest.root.startswith(f"{root}/") for root in _ROOTS):
         _refuse("manifest.root", f"{manifest.root!r} is outside of {HOME}, the folder that commands can write to")
     if manifest.users or manifest.groups:
-        _refuse("manifest.users", "all commands run as the one user of the sandbox")
+        _refuse("manifest.users", ONE_USER)
     if any(grant.host_path is not None for grant in manifest.extra_path_grants):
         _refuse("extra_path_grants", "no folder of the host is shown in the sandbox")
     if manifest.mount_targets():
-        _refuse("mounts", "nothing can be mounted, and there is no network")
+        _refuse("mounts", NO_NETWORK)
     if any(isinstance(entry, GitRepo) for _, entry in manifest.iter_entries()):
-        _refuse("GitRepo", "there is no network: clone it on the host, and give it as a LocalDir")
+        _refuse("GitRepo", f"{NO_NETWORK}: clone it on the host, and give it as a LocalDir")
 
 
 def _require_no_user(user: str | User | None) -> None:
     if user is not None:
-        _refuse("user", "all commands run as the one user of the sandbox")
+        _refuse("user", ONE_USER)
 
 
 def _refuse(option: str, why: str) -> NoReturn:
-    code, message = ErrorCode.SANDBOX_CONFIG_INVALID, f"{option} is refused by rlm-broker: {why}"
+    code, message = ErrorCode.SANDBOX_CONFIG_INVALID, refusal(option, why)
     raise ConfigurationError(message=message, error_code=code, op="start", context={"option": option})
 
 
@@ -279,7 +270,3 @@ def _raise_unread(path: Path, refused: FileRefused) -> NoReturn:
     if refused.kind == "missing":
         raise WorkspaceReadNotFoundError(path=path, cause=refused) from refused
     raise WorkspaceArchiveReadError(path=path, context={"reason": str(refused)}, cause=refused) from refused
-
-
-def _words(result: ExecResult) -> dict[str, object]:
-    return {"reason": result.stderr.decode("utf-8", "replace").strip(), "exit_code": result.exit_code}

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rlm_broker.errors import ConfigurationError, ValueUnavailable
-from rlm_broker.integrations import peers
 from rlm_broker.integrations.last_value import with_last_value
-from rlm_broker.integrations.repl_base import PeerRepl
+from rlm_broker.integrations.peers import require
+from rlm_broker.integrations.repl_base import PeerRepl, text_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
@@ -30,10 +30,10 @@ from rlm_broker.values.extras import ExtraMissing
 from rlm_broker.values.names import require_names
 
 try:
-    peers.require("openenv", "openenv", tested=("0.10", "0.11"))
+    require("openenv", "openenv", tested=("0.10", "0.11"))
 except ExtraMissing as missing:
     try:  # an earlier name of the package, which many environments ask for
-        peers.require("openenv-core", "openenv", tested=("0.3", "0.4"))
+        require("openenv-core", "openenv", tested=("0.3", "0.4"))
     except ExtraMissing:
         raise missing from None
 
@@ -248,7 +248,7 @@ def _outcome(episode: _Episode, code: str) -> tuple[str, str, str | None]:
 def _shown(block: Block) -> str:
     """Return the text of the value of a block, as JSON where it can be."""
     if block.value_problem is not None:
-        return "" if block.result is None else str(block.result.data.get("text/plain", ""))
+        return text_of(block)
     if block.value is None:
         return ""
     try:

@@ -1,9 +1,28 @@
-"""The packages that adapters are for: whether one is installed, and in a version that was tested."""
+"""Sentences of all adapters: a package is missing or was not tested, an option is refused."""
 
 import importlib.metadata
+import re
 import warnings
+from typing import Final
 
 from rlm_broker.values.extras import ExtraMissing
+
+NO_IMAGE: Final = "a sandbox has no image, but the programs of this machine"
+NO_NETWORK: Final = "a sandbox has no network"
+ONE_USER: Final = "a sandbox has one user, who is not root"
+OWN_USERS: Final = (None, "root", 0)
+"""Users as which trainers prepare their folders. Any other one is a task's."""
+
+
+def refusal(option: str, why: str) -> str:
+    """Return the sentence on an option of a peer's that asks for more than a sandbox gives.
+
+    Example:
+        ```python
+        raise ValueError(refusal("docker_image", NO_IMAGE))
+        ```
+    """
+    return f"{option} is refused by rlm-broker: {why}"
 
 
 def require(package: str, extra: str, tested: tuple[str, str]) -> None:
@@ -38,15 +57,6 @@ def require(package: str, extra: str, tested: tuple[str, str]) -> None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version: (3, 4, 1) for "3.4.1rc2". Trailing zeros do not count."""
-    numbers: list[int] = []
-    for part in version.partition("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        numbers.append(int(digits))
-        if digits != part:
-            break
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers)
+    """Return the numbers of a version: (3, 4, 1) for "3.4.1rc2"."""
+    numbers = re.match(r"[0-9.]*", version)
+    return tuple(int(number) for number in numbers[0].split(".") if number) if numbers else ()

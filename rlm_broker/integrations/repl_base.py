@@ -91,12 +91,6 @@ class PeerRepl:
         self._repl: SandboxedRepl | None = None
         self._pid = 0
         self._tool_names: frozenset[str] = frozenset()
-        self._finalizer: weakref.finalize[Any, Any] | None = None
-
-    @property
-    def repl(self) -> SandboxedRepl | None:
-        """The REPL, for what this class does not offer; None while it is not open."""
-        return self._repl
 
     @property
     def sandbox(self) -> Sandbox:
@@ -171,8 +165,6 @@ class PeerRepl:
         self.why_closed = self.why_closed or why
         repl, self._repl = self._repl, None
         if repl is not None and self._pid == os.getpid():
-            if self._finalizer is not None:
-                self._finalizer.detach()
             repl.close()
 
     # -- what holds for each use -------------------------------------------------------------------------------------
@@ -200,8 +192,7 @@ class PeerRepl:
                 self._pid = os.getpid()
                 repl.__enter__()
                 self._repl, self._tool_names = repl, frozenset()
-                self._finalizer = weakref.finalize(self, _drop, repl, self._pid)
-                self._finalizer.atexit = False  # the sandbox closes its REPLs at exit
+                ends_with(self, repl)
         assert self._repl is not None
         return self._repl
 
@@ -290,6 +281,11 @@ def error_of(block: Block) -> str | None:
     return f"{block.error_type}: {block.error_text}"
 
 
+def text_of(block: Block) -> str:
+    """Return the text of a block's last expression; "" if it has none."""
+    return "" if block.result is None else str(block.result.data.get("text/plain", ""))
+
+
 def awaited(answer: Any) -> Any:
     """Return a tool's answer. That of an async tool is awaited on a loop of this thread's own."""
     return asyncio.run(_of(answer)) if inspect.isawaitable(answer) else answer
@@ -299,8 +295,13 @@ async def _of(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
+def ends_with(owner: object, repl: SandboxedRepl) -> None:
+    """Close a REPL when the object that has it is dropped. At exit its sandbox closes it."""
+    weakref.finalize(owner, _drop, repl, os.getpid()).atexit = False
+
+
 def _drop(repl: SandboxedRepl, pid: int) -> None:
-    """Close the REPL of an object that was dropped. Waits for nothing, since any thread may collect garbage."""
-    if pid == os.getpid() and repl.event_loop is not None:
+    """Close a REPL, and wait for nothing, since any thread may collect garbage."""
+    if pid == os.getpid() and repl.event_loop is not None and not repl.is_closed:
         with contextlib.suppress(ConfigurationError):  # the loop has ended, and the REPL with it
             repl.event_loop.job(repl.aclose()).start()

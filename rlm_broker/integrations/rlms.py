@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlm_broker.integrations import peers
+from rlm_broker.integrations.peers import require
 from rlm_broker.integrations.repl_base import PeerRepl, error_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
+from rlm_broker.values.names import is_identifier
 
-peers.require("rlms", "rlms", tested=("0.1.3", "0.2"))
+require("rlms", "rlms", tested=("0.1.3", "0.2"))
 
-import rlm.core.rlm  # noqa: E402
-import rlm.environments  # noqa: E402
-from rlm.core.types import REPLResult, RLMChatCompletion  # noqa: E402
-from rlm.environments import extract_tool_value  # noqa: E402
-from rlm.environments.local_repl import LocalREPL  # noqa: E402
+import rlm.core.rlm
+import rlm.environments
+from rlm.core.types import REPLResult, RLMChatCompletion
+from rlm.environments import extract_tool_value
+from rlm.environments.local_repl import LocalREPL
 
 SCAFFOLD: Final = """
 def _rlm_scaffold(tools):
@@ -143,8 +144,9 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
             self._set_up()
             block = self._run(code)
             taken = self._run("_rlm.take()") if self._is_set_up else None
-            answer = taken.value if taken and taken.status == "ok" else None
-            lost = f"\nanswer: {taken.value_problem}" if taken and taken.value_problem else ""
+            answer = taken.value if taken is not None and taken.status == "ok" else None
+            answer = answer if isinstance(answer, str) else None  # code can have the scaffold say anything
+            lost = f"\nanswer: {taken.value_problem}" if taken is not None and taken.value_problem else ""
             made = self._pending_llm_calls
         seconds = time.perf_counter() - started
         return LazyResult(block.stdout, _stderr(block) + lost, self._read, seconds, [*made], answer)
@@ -219,18 +221,15 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
                 self._run(_noted({**values, **(kept or {})}), values, kept)
             self._set_up()
 
-    def _asked(self, question: str) -> Any:
-        """Return what the scaffold says; None if code has broken it."""
-        block = self._run(f"_rlm.{question}()")
-        return block.value if block.status == "ok" else None
-
     def _read(self) -> dict[str, Any]:
         if self._repl.why_closed is not None:
             return {}
         if self._seen is None:
             with self._repl.turn():
                 self._set_up()
-                names = self._asked("made")
+                block = self._run("_rlm.made()")
+                made = block.value if block.status == "ok" else None  # code can have it say anything
+                names = [name for name in made if is_identifier(name)] if type(made) is list else []
                 found = self._repl.variables(*names) if names else {}
                 given = {**self._values, **self._context, **self._kept}
                 if "context" in given:

@@ -14,18 +14,16 @@ REPL. So commands have the isolation and the limits of code, may run at the same
 - A dropped object closes its REPL. A forked process cannot use it.
 """
 
-import contextlib
-import os
 import posixpath
 import signal
 import threading
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as HostPath
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
-from rlm_broker.errors import ConfigurationError
+from rlm_broker.errors import FileRefused
+from rlm_broker.integrations.repl_base import ends_with
 from rlm_broker.limits import ReplLimits
 from rlm_broker.sandbox.files import MAX_READ_BYTES
 from rlm_broker.sandbox.programs import ProgramResult
@@ -50,6 +48,26 @@ Command = str | Sequence[str]
 Path = str | PurePath
 
 
+class CommandOptions(TypedDict, total=False):
+    """Options of one command.
+
+    Attributes:
+        input: What it reads from descriptor 0.
+        cwd: Its current folder, absolute or relative to `HOME`, which is the default.
+        env: More variables.
+        timeout_s: Seconds; None takes `block_timeout_s` of the limits.
+        max_output_bytes: Bytes kept of each stream; None takes `max_output_bytes` of the limits.
+        is_mixed: Whether a line writes its errors to stdout, in the order in which both came.
+    """
+
+    input: bytes | str | None
+    cwd: Path
+    env: Mapping[str, str] | None
+    timeout_s: float | None
+    max_output_bytes: int | None
+    is_mixed: bool
+
+
 class Shell:
     """A machine with a shell and a folder, opened at its first use.
 
@@ -72,8 +90,8 @@ class Shell:
 
     def __init__(
         self,
-        sandbox: Sandbox | None = None,
         *,
+        sandbox: Sandbox | None = None,
         limits: ReplLimits | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
@@ -139,27 +157,12 @@ class Shell:
         """Whether it was opened and closed."""
         return self._repl is not None and self._repl.is_closed
 
-    def run(
-        self,
-        command: Command,
-        *,
-        input: bytes | str | None = None,
-        cwd: Path = HOME,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int | None = None,
-        is_mixed: bool = False,
-    ) -> ProgramResult:
+    def run(self, command: Command, **options: Unpack[CommandOptions]) -> ProgramResult:
         """Run a command to its end.
 
         Args:
             command: A line for `/bin/sh`, up to 2 MiB; or a program's arguments.
-            input: What it reads from descriptor 0.
-            cwd: Its current folder, absolute or relative to `HOME`.
-            env: More variables.
-            timeout_s: Seconds; None takes `block_timeout_s` of the limits.
-            max_output_bytes: Bytes kept of each stream; None takes `max_output_bytes` of the limits.
-            is_mixed: Whether a line writes its errors to stdout, in the order in which both came.
+            options: See `CommandOptions`.
 
         Returns:
             Its outcome. `exit_code_of` makes one number of it.
@@ -171,35 +174,13 @@ class Shell:
             ReplBusy: As many commands run as `max_programs` allows.
             ReplClosed, SandboxFailed: As for `SandboxedRepl.run`.
         """
-        argv = _argv(command, is_mixed)
-        more: dict[str, Any] = {
-            "cwd": absolute(cwd),
-            "env": env,
-            "timeout_s": timeout_s,
-            "max_output_bytes": max_output_bytes,
-        }
-        return self.open().run(argv, input=input, **more)
+        argv, given = _arguments(command, options)
+        return self.open().run(argv, **given)
 
-    async def arun(
-        self,
-        command: Command,
-        *,
-        input: bytes | str | None = None,
-        cwd: Path = HOME,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        max_output_bytes: int | None = None,
-        is_mixed: bool = False,
-    ) -> ProgramResult:
+    async def arun(self, command: Command, **options: Unpack[CommandOptions]) -> ProgramResult:
         """Run a command as `run` does, awaited. If the caller is cancelled, the command is killed."""
-        argv = _argv(command, is_mixed)
-        more: dict[str, Any] = {
-            "cwd": absolute(cwd),
-            "env": env,
-            "timeout_s": timeout_s,
-            "max_output_bytes": max_output_bytes,
-        }
-        return await (await self.aopen()).arun(argv, input=input, **more)
+        argv, given = _arguments(command, options)
+        return await (await self.aopen()).arun(argv, **given)
 
     def read(self, path: Path, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the bytes of a file, absolute or relative to `HOME`.
@@ -233,12 +214,41 @@ class Shell:
         """Write a file as `write` does, awaited."""
         await (await self.aopen()).files.awrite(absolute(path), data)
 
+    async def apack(self, folder: Path, left_out: Iterable[PurePath] = ()) -> bytes:
+        """Return a folder as a tar archive. The sandbox makes it, so its members are what the sandbox wants them to be.
+
+        Args:
+            folder: Its path there.
+            left_out: Paths in it that are not packed.
+
+        Raises:
+            FileRefused: It cannot be read, or the archive is larger than what a folder within the limits needs.
+        """
+        without = [f"--exclude=./{path.as_posix()}" for path in sorted(left_out)]
+        tar = ["tar", "--create", "--hard-dereference", "--anchored", "--no-wildcards", *without, "--file=-", "."]
+        most_bytes = 4 * self.limits.scratch_bytes  # an archive is no twice as large, and half is kept of a tail
+        packed = await self.arun(tar, cwd=folder, max_output_bytes=most_bytes)
+        if problem := problem_of(packed):
+            raise FileRefused(f"{folder} cannot be packed: {problem}")
+        return packed.stdout_bytes
+
+    async def aunpack(self, archive: bytes, folder: Path) -> None:
+        """Unpack a tar archive into a folder, and make that. What a member may do there a command may do, too.
+
+        Raises:
+            FileRefused: It is no archive, or the folder cannot be written.
+        """
+        line = 'mkdir -p -- "$1" && exec tar --extract --no-same-owner --directory="$1" --file=-'
+        unpacked = await self.arun(["/bin/sh", "-c", line, "sh", absolute(folder)], input=archive)
+        if problem := problem_of(unpacked):
+            raise FileRefused(f"{folder} cannot be written: {problem}")
+
     def _made(self, sandbox: Sandbox) -> SandboxedRepl:
         """Return the one REPL of this object. Entering it twice opens it once."""
         with self._making:
             if self._repl is None:
                 self._repl = sandbox.repl(limits=self.limits, env=self._env)
-                weakref.finalize(self, _drop, self._repl, os.getpid()).atexit = False  # the sandbox closes it at exit
+                ends_with(self, self._repl)
             return self._repl
 
 
@@ -251,27 +261,35 @@ def exit_code_of(result: ProgramResult) -> int:
     return 128 + (result.signal or signal.SIGKILL)
 
 
+def stderr_of(result: ProgramResult) -> str:
+    """Return what a command has written to stderr, and in a further line why it was ended."""
+    return f"{result.stderr}\n{result.error}\n" if result.error else result.stderr
+
+
+def problem_of(result: ProgramResult) -> str | None:
+    """Return why a command of an adapter's own has failed, in a few words; None if it has not."""
+    if exit_code_of(result) == 0 and not result.is_cut:
+        return None
+    return result.stderr.strip() or result.error or "it is too large"
+
+
 def absolute(path: Path, folder: str = HOME) -> str:
     """Return a path without "." and "..", from `folder` if it is relative. It names the same file if no folder on the
     way is a link, and links are not followed anyway."""
     return posixpath.normpath(posixpath.join(folder, str(path)))
 
 
-def _argv(command: Command, is_mixed: bool) -> Sequence[str]:
-    """Return the arguments of a command. A long line becomes several, since one may have 128 KiB."""
-    if not isinstance(command, str):
-        return command
-    line = f"exec 2>&1\n{command}" if is_mixed else command
+def _arguments(command: Command, options: CommandOptions) -> tuple[Sequence[str], dict[str, Any]]:
+    """Return the arguments of a command, and those of `SandboxedRepl.run`."""
+    given: dict[str, Any] = {**options, "cwd": absolute(options.get("cwd", HOME))}
+    is_mixed = given.pop("is_mixed", False)
+    return (_argv(f"exec 2>&1\n{command}" if is_mixed else command) if isinstance(command, str) else command), given
+
+
+def _argv(line: str) -> Sequence[str]:
+    """Return the arguments of a shell for a line. A long one becomes several, since one may have 128 KiB."""
     if len(line) <= _PART_CHARS:
         return ["/bin/sh", "-c", line]
     parts = [line[start : start + _PART_CHARS] for start in range(0, len(line), _PART_CHARS)]
     joined = "".join(f"${{{number}}}" for number in range(1, len(parts) + 1))
     return ["/bin/sh", "-c", f'eval "set --\n{joined}"', "sh", *parts]
-
-
-def _drop(repl: SandboxedRepl, pid: int) -> None:
-    """Close the REPL of an object that was dropped. Waits for nothing, since any thread may collect garbage."""
-    loop: Any = repl.event_loop
-    if pid == os.getpid() and loop is not None:
-        with contextlib.suppress(ConfigurationError):  # the loop has ended, and the REPL with it
-            loop.job(repl.aclose()).start()

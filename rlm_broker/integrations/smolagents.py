@@ -18,31 +18,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlm_broker.errors import ValueUnavailable
-from rlm_broker.integrations import peers
 from rlm_broker.integrations.last_value import with_last_value
-from rlm_broker.integrations.repl_base import PeerRepl
+from rlm_broker.integrations.peers import NO_IMAGE, NO_NETWORK, refusal, require
+from rlm_broker.integrations.repl_base import PeerRepl, text_of
 from rlm_broker.limits import ReplLimits
 from rlm_broker.results import Block
 from rlm_broker.sandbox.sandbox import Sandbox
 
-peers.require("smolagents", "smolagents", tested=("1.26", "1.27"))
+require("smolagents", "smolagents", tested=("1.26", "1.27"))
 
-from smolagents import PythonExecutor  # noqa: E402
-from smolagents.local_python_executor import (  # noqa: E402
+from smolagents import PythonExecutor
+from smolagents.local_python_executor import (
     DEFAULT_MAX_LEN_OUTPUT,
     CodeOutput,
     ExecutionTimeoutError,
     InterpreterError,
 )
-from smolagents.utils import AgentExecutionError, truncate_content  # noqa: E402
+from smolagents.utils import AgentExecutionError, truncate_content
 
 _BEYOND: Final = {
     "additional_imports": "nothing is installed while an agent runs: give Sandbox(packages=[...]) as sandbox",
     "allow_pickle": "the host unpickles nothing that comes from a sandbox",
-    **dict.fromkeys(("host", "port"), "a sandbox has no network"),
-    **dict.fromkeys(
-        ("image_name", "build_new_image", "container_run_kwargs", "dockerfile_content"), "there is no container"
-    ),
+    **dict.fromkeys(("host", "port"), NO_NETWORK),
+    **dict.fromkeys(("image_name", "build_new_image", "container_run_kwargs", "dockerfile_content"), NO_IMAGE),
 }
 """Options of the remote executors of smolagents → why there is no such thing here."""
 _FINAL_ANSWER: Final = "final_answer"
@@ -57,7 +55,7 @@ def {_FINAL_ANSWER}(*args, **kwargs):
     raise {_ANSWERED}
 """
 _NO_ANSWER: Final = f"globals().pop({_FINAL_ANSWER!r}, None)"
-_LINE: Final = re.compile(r'^  File "<block \d+>", line (\d+)', re.MULTILINE | re.ASCII)
+_LINE: Final = re.compile(r'^  File "<block \d+>", line (\d{1,9})\b', re.MULTILINE | re.ASCII)
 """The first one in a traceback is in the step itself, and not in a function of an earlier one."""
 
 
@@ -112,7 +110,7 @@ class Executor(PythonExecutor):
         for name in beyond:
             if name not in _BEYOND:
                 raise TypeError(f"Executor() got an unexpected keyword argument {name!r}")
-            raise StepFailed(f"{name} cannot be used: {_BEYOND[name]}")
+            raise StepFailed(refusal(name, _BEYOND[name]))
         self._repl = PeerRepl("this executor", StepFailed, sandbox=sandbox, limits=limits, survives=True)
         self._logs_length = max_print_outputs_length or DEFAULT_MAX_LEN_OUTPUT
         self._functions = dict(additional_functions or {})
@@ -173,7 +171,7 @@ class Executor(PythonExecutor):
             if block.error_type == _ANSWERED and self._final_answer is not None:
                 return CodeOutput(self._answer(self._final_answer), self._logs, True)
         if block.status == "ok":
-            return CodeOutput(_value_of(block), self._logs, False)
+            return CodeOutput(block.value if block.value_problem is None else text_of(block), self._logs, False)
         problem = _problem_of(block, code_action)
         if block.limit in ("block_timeout_s", "block_wall_timeout_s"):
             limit = "" if self._timeout_s is None else f" of {self._timeout_s:g} seconds"
@@ -229,13 +227,6 @@ class _State(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len([*self])
-
-
-def _value_of(block: Block) -> Any:
-    """Return the value of a step; its text, if it does not cross."""
-    if block.value_problem is None or block.result is None:
-        return block.value
-    return block.result.data.get("text/plain")
 
 
 def _problem_of(block: Block, code: str) -> str:

@@ -6,13 +6,13 @@ from typing import Literal
 
 from rlm_broker.errors import RlmBrokerError
 from rlm_broker.integrations.peers import require
-from rlm_broker.integrations.shell_base import LIMITS, Shell, exit_code_of
+from rlm_broker.integrations.shell_base import LIMITS, Shell, exit_code_of, stderr_of
 
 require("verifiers", "verifiers", tested=("0.4", "0.5"))
 
-from pydantic_config import BaseConfig  # noqa: E402
-from verifiers.v1.errors import SandboxError  # noqa: E402
-from verifiers.v1.runtimes.base import BaseRuntimeInfo, ProgramResult, Runtime, register  # noqa: E402
+from pydantic_config import BaseConfig
+from verifiers.v1.errors import SandboxError
+from verifiers.v1.runtimes.base import BaseRuntimeInfo, ProgramResult, Runtime, register
 
 
 class SandboxRuntimeConfig(BaseConfig):  # type: ignore[misc]
@@ -61,7 +61,7 @@ class SandboxRuntime(Runtime):  # type: ignore[misc]
         """Run a program, without a shell."""
         with _errors():
             result = await self._shell.arun(argv, env=self.process_env(env))
-        return ProgramResult(exit_code_of(result), result.stdout, result.stderr + (result.error or ""))
+        return ProgramResult(exit_code_of(result), result.stdout, stderr_of(result))
 
     async def _read(self, path: str, max_bytes: int | None = None) -> bytes:
         with _errors():

@@ -4,7 +4,7 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeGuard
 
 from rlm_broker.errors import ConfigurationError
 from sandbox_worker.wire.names import CONTEXT, HISTORY, RESERVED
@@ -28,6 +28,17 @@ def require_apart(tools: Iterable[object], values: Iterable[object]) -> None:
     """Raise ConfigurationError for a name that is both a tool's and a value's."""
     if both := sorted(map(str, set(tools) & set(values))):
         raise ConfigurationError(f"{', '.join(both)}: a name is that of a tool or of a value, not of both")
+
+
+def is_identifier(name: object) -> TypeGuard[str]:
+    """Return whether code can have a variable of this name.
+
+    Example:
+        ```python
+        is_identifier("class")  # False
+        ```
+    """
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def require_names(tools: Iterable[object], scaffold: bool = True) -> None:
@@ -68,5 +79,5 @@ def require_field_names(names: Iterable[object]) -> None:
 
 def _require_identifiers(names: Iterable[object], who_can: str) -> None:
     for name in names:
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        if not is_identifier(name):
             raise ConfigurationError(f"{who_can} be called {name!r:.60}: that is not a Python identifier")

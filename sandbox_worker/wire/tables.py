@@ -214,15 +214,19 @@ def image(data: bytes) -> Any:
     Raises:
         ValueProblem: The bytes are no PNG picture, it has too many pixels, or the package is not installed here.
     """
-    width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])  # the first chunk of a PNG has them
-    if width * height > MAX_PIXELS:
-        raise ValueProblem(f"a picture of {width:,} x {height:,} pixels has more than {MAX_PIXELS:,}")
+    _require_few_pixels(int.from_bytes(data[16:20]), int.from_bytes(data[20:24]))  # the first chunk of a PNG has them
+    pil = module("PIL.Image")
     try:
-        return module("PIL.Image").open(io.BytesIO(data), formats=("PNG",))
-    except ValueProblem:
-        raise
+        opened = pil.open(io.BytesIO(data), formats=("PNG",))
     except Exception as error:  # noqa: BLE001 - PIL raises a dozen classes for broken pictures
         raise ValueProblem(f"it has an invalid picture: {type(error).__name__}: {error!s:.200}") from None
+    _require_few_pixels(*opened.size)  # of a later chunk that a worker has put there
+    return opened
+
+
+def _require_few_pixels(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ValueProblem(f"a picture of {width:,} x {height:,} pixels has more than {MAX_PIXELS:,}")
 
 
 def drawable(image: Any) -> Any:

@@ -17,6 +17,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,9 +75,11 @@ class Trial:
             except NotHere as why:
                 self.report.left_out.append(f"{suite.name}: {why}")
         for program in self._peer.programs:
-            self._run_program(program)
+            self._note(program.rpartition(":")[2], self._call(program))
+        if self._peer.example is not None:
+            self._run_example(*self._peer.example)
         if self._peer.opened is not None:
-            self._run_crowd(self._peer.opened)
+            self._note("200 on 64 threads", self._python_run("-m", CROWD, self._peer.opened))
             self._kill(self._peer.opened)
         for figure in self._peer.figures if with_figures else ():
             done = self._call(figure)
@@ -104,17 +107,15 @@ class Trial:
         row = f"{counts['passed']} of {counts['passed'] + counts['failed']}{skipped}"
         self.report.rows.append((suite.name, row))
 
-    def _run_program(self, program: str) -> None:
-        done = self._call(program)
-        self.report.rows.append((program.rpartition(":")[2], "FAILED" if done.returncode else "ok"))
-        if done.returncode:
-            self.report.faults.append(f"{program}: {_tail(done)}")
+    def _run_example(self, name: str, printed: str) -> None:
+        done = self._python_run("-P", str(PROJECT / "examples" / name))
+        self._note("example", done, is_right=re.search(printed, done.stdout) is not None)
 
-    def _run_crowd(self, opened: str) -> None:
-        done = self._python_run("-m", CROWD, opened)
-        self.report.rows.append(("200 on 64 threads", "FAILED" if done.returncode else "ok"))
-        if done.returncode:
-            self.report.faults.append(f"200 on 64 threads: {_tail(done)}")
+    def _note(self, what: str, done: "subprocess.CompletedProcess[str]", is_right: bool = True) -> None:
+        is_ok = is_right and not done.returncode
+        self.report.rows.append((what, "ok" if is_ok else "FAILED"))
+        if not is_ok:
+            self.report.faults.append(f"{what}: {_tail(done)}")
 
     def _kill(self, opened: str) -> None:
         """Kill a process that has adapters open, and look for what is left of those below it."""

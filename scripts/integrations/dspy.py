@@ -30,7 +30,8 @@ PEER = Peer(
             packages=("dspy==3.3.1", *PYTESTS),
         ),
     ),
-    programs=tuple(f"{INSIDE}.dspy_programs:{name}" for name in ("rlm", "flex", "example")),
+    programs=tuple(f"{INSIDE}.dspy_programs:{name}" for name in ("rlm", "flex")),
+    example=("dspy_rlm.py", r"\A\[Error\] FileNotFoundError: .* '/etc/passwd'\n"),
     opened=f"{INSIDE}.dspy_programs:opened",
     figures=(f"{INSIDE}.dspy_figures:interpreters",),
 )

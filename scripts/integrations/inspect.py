@@ -14,7 +14,8 @@ PEER = Peer(
             ("-m", "pytest", "-p", RECORDER, "-o", "asyncio_mode=auto", "--pyargs", SELF_CHECK),
         ),
     ),
-    programs=tuple(f"{PROGRAMS}:{name}" for name in ("ten_samples", "refusals", "example")),
+    programs=tuple(f"{PROGRAMS}:{name}" for name in ("ten_samples", "refusals")),
+    example=("inspect_sandbox.py", r"\AThe sum is 6\. C\nThe sum is 30\. C\n\Z"),
     opened=f"{PROGRAMS}:opened",
     figures=(f"{PROGRAMS}:figures",),
 )

@@ -13,6 +13,7 @@ PEER = Peer(
             ("-m", f"{INSIDE}.langchain_suite"),
         ),
     ),
-    programs=tuple(f"{INSIDE}.langchain_programs:{name}" for name in ("deep_agent", "example")),
+    programs=(f"{INSIDE}.langchain_programs:deep_agent",),
+    example=("deep_agent.py", r"cat: /etc/passwd: No such file(?s:.*)The sum is 30\.\n\Z"),
     opened=f"{INSIDE}.langchain_programs:opened",
 )

@@ -13,6 +13,6 @@ PEER = Peer(
             ("-m", f"{INSIDE}.openai_agents_suite"),
         ),
     ),
-    programs=(f"{INSIDE}.openai_agents_programs:example",),
+    example=("sandbox_agent.py", r"\AIt is 30\.\n\Z"),
     opened=f"{INSIDE}.openai_agents_programs:opened",
 )

@@ -23,6 +23,7 @@ PEER = Peer(
             REPOSITORY,
         ),
     ),
-    programs=(f"{PROGRAMS}:coding", f"{PROGRAMS}:recursive", f"{PROGRAMS}:example"),
+    programs=(f"{PROGRAMS}:coding", f"{PROGRAMS}:recursive"),
+    example=("openenv_server.py", r"1\.0 True 42\n\Z"),
     opened=f"{PROGRAMS}:opened",
 )

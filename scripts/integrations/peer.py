@@ -56,6 +56,7 @@ class Peer:
         suites: The peer's own tests.
         programs: Functions "module:name" without parameters. Each runs in a process of its own, is a whole program of
             the peer's on a scripted model, and raises if its result is wrong.
+        example: A program in `examples`, and a regular expression that is found in what it prints.
         opened: A function "module:name" that returns a context manager, entered once an adapter of its own has had its
             first result. 200 of them are entered on 64 threads, and some in a process that is killed. None leaves that
             out.
@@ -68,6 +69,7 @@ class Peer:
     python: str | None = None
     suites: tuple[Suite, ...] = ()
     programs: tuple[str, ...] = ()
+    example: tuple[str, str] | None = None
     opened: str | None = None
     figures: tuple[str, ...] = ()
 

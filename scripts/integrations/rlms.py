@@ -18,6 +18,7 @@ PEER = Peer(
         Suite("its tests", (*PYTEST, "tests"), "sdist rlms==0.1.3"),
         Suite("its further tests", (*PYTEST, *MORE_TESTS), "checkout https://github.com/alexzhang13/rlm v0.1.3"),
     ),
-    programs=tuple(f"{PROGRAMS}:{name}" for name in ("depth_two", "persistent", "example")),
+    programs=tuple(f"{PROGRAMS}:{name}" for name in ("depth_two", "persistent")),
+    example=("rlms_depth_two.py", r"\A4 of 6\n"),
     opened=f"{PROGRAMS}:opened",
 )

@@ -36,6 +36,7 @@ PEER = Peer(
             "sdist smolagents==1.26.0",
         ),
     ),
-    programs=(f"{PROGRAMS}:managed_agent_and_pictures", f"{PROGRAMS}:own_answer", f"{PROGRAMS}:example"),
+    programs=(f"{PROGRAMS}:managed_agent_and_pictures", f"{PROGRAMS}:own_answer"),
+    example=("smolagents_agent.py", r"\A145\.0\n(?s:.*)No such file or directory: '/etc/passwd'"),
     opened=f"{PROGRAMS}:opened",
 )

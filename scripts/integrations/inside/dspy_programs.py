@@ -1,10 +1,7 @@
 """Whole programs of DSPy's on scripted models, with our interpreter."""
 
 import contextlib
-import io
-import runpy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import dspy
@@ -69,15 +66,6 @@ def flex() -> None:
     program._bind_code(FLEX.strip())
     with dspy.context(lm=DummyLM([{"result": "21"}])):
         assert program(value=20).result == 42
-
-
-def example() -> None:
-    """The example prints what it says."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(Path(__file__).resolve().parents[3] / "examples" / "dspy_rlm.py"), run_name="__main__")
-    assert printed.getvalue().startswith(
-        "[Error] FileNotFoundError: [Errno 2] No such file or directory: '/etc/passwd'\n"
-    ), printed.getvalue()
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ class StandIn(Interpreter):
 
     @property
     def _process(self) -> Process | None:
-        return STARTED if self._repl.repl else None
+        return STARTED if self._repl._repl else None
 
     deno_process = _process
 

@@ -2,14 +2,11 @@
 
 import asyncio
 import contextlib
-import io
-import runpy
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from inspect_ai import Task, eval
@@ -55,15 +52,6 @@ def ten_samples() -> None:
         found, folder, uid = each.output.completion.split()[:3]
         assert (found, folder) == ("0", "/w"), each.output.completion
         assert uid != "0"
-
-
-def example() -> None:
-    """The example prints what it says."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(
-            str(Path(__file__).resolve().parents[3] / "examples" / "inspect_sandbox.py"), run_name="__main__"
-        )
-    assert printed.getvalue() == "The sum is 6. C\nThe sum is 30. C\n", printed.getvalue()
 
 
 def refusals() -> None:

@@ -1,10 +1,7 @@
 """Whole programs of Deep Agents on scripted models, with our backend."""
 
 import contextlib
-import io
-import runpy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from deepagents import create_deep_agent
@@ -45,14 +42,6 @@ def deep_agent() -> None:
     assert "done" in said[1], said
     assert "thirty" in said[3], said
     assert "out.txt" in said[4], said
-
-
-def example() -> None:
-    """The example prints what its commands and its model say."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(Path(__file__).resolve().parents[3] / "examples" / "deep_agent.py"), run_name="__main__")
-    assert "cat: /etc/passwd: No such file" in printed.getvalue(), printed.getvalue()
-    assert printed.getvalue().endswith("The sum is 30.\n"), printed.getvalue()
 
 
 @contextlib.contextmanager

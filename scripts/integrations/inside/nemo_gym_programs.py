@@ -25,12 +25,9 @@ def task() -> None:
 @contextlib.contextmanager
 def opened() -> Iterator[None]:
     """A sandbox that has run a command."""
-    loop = asyncio.new_event_loop()
-    try:
+    with asyncio.Runner() as runner:
         sandbox = AsyncSandbox({"rlm_broker": {}})
-        loop.run_until_complete(sandbox.start(SandboxSpec()))
-        assert loop.run_until_complete(sandbox.exec("echo 1")).stdout == "1\n"
+        runner.run(sandbox.start(SandboxSpec()))
+        assert runner.run(sandbox.exec("echo 1")).stdout == "1\n"
         yield
-        loop.run_until_complete(sandbox.stop())
-    finally:
-        loop.close()
+        runner.run(sandbox.stop())

@@ -1,8 +1,6 @@
 """A server of OpenEnv's with our executors, and its client, for an episode of each."""
 
 import contextlib
-import io
-import runpy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +11,6 @@ from openenv.core.env_server import Action, Environment, Observation, State, cre
 from pydantic import Field
 
 from rlm_broker.integrations.openenv import PyExecutor, PythonExecutor
-from scripts.integrations.peer import HERE
 
 
 class Code(Action):
@@ -129,13 +126,6 @@ def recursive() -> None:
         result = env.step({"code": "print(FINAL_VAR('found'))"})
         assert result.done, result
         assert "FINAL(['42'])" in result.observation["stdout"], result
-
-
-def example() -> None:
-    """The example reaches the end of its episode."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(HERE.resolve().parents[1] / "examples" / "openenv_server.py"))
-    assert printed.getvalue().endswith("1.0 True 42\n"), printed.getvalue()
 
 
 @contextlib.contextmanager

@@ -1,11 +1,8 @@
 """Whole programs of the reference RLM on scripted models, with our environment."""
 
 import contextlib
-import io
-import runpy
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import rlm.core.rlm
@@ -99,13 +96,6 @@ def persistent() -> None:
         assert model.completion("one", root_prompt="FIRST").response == "ONE"
         again = model.completion("two", root_prompt="SECOND").response
     assert again.startswith("ONE two "), again
-
-
-def example() -> None:
-    """The example prints what it says."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(Path(__file__).resolve().parents[3] / "examples" / "rlms_depth_two.py"), run_name="__main__")
-    assert printed.getvalue().startswith("4 of 6\n"), printed.getvalue()
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """Whole programs of smolagents with our executor, on scripted models."""
 
 import contextlib
-import io
-import runpy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +8,6 @@ import PIL.Image
 from smolagents import ChatMessage, CodeAgent, FinalAnswerTool, Model, Tool, tool
 
 from rlm_broker.integrations.smolagents import Executor
-from scripts.integrations.peer import HERE
 
 
 class Script(Model):
@@ -82,14 +79,6 @@ def own_answer() -> None:
     with CodeAgent(tools, model, executor=Executor(), final_answer_checks=checks, verbosity_level=0) as agent:
         assert agent.run("Go.") == [5, 5]
         assert agent.run("Go on.", reset=False) == [6, 6]
-
-
-def example() -> None:
-    """The example prints what its page says."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(str(HERE.resolve().parents[1] / "examples" / "smolagents_agent.py"))
-    assert printed.getvalue().startswith("145.0\n"), printed.getvalue()
-    assert "No such file or directory: '/etc/passwd'" in printed.getvalue(), printed.getvalue()
 
 
 @contextlib.contextmanager

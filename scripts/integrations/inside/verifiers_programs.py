@@ -36,12 +36,9 @@ def task() -> None:
 @contextlib.contextmanager
 def opened() -> Iterator[None]:
     """A runtime that has run a program."""
-    loop = asyncio.new_event_loop()
-    try:
+    with asyncio.Runner() as runner:
         runtime = SandboxRuntime(SandboxRuntimeConfig())
-        loop.run_until_complete(runtime.start())
-        assert loop.run_until_complete(runtime.run(["echo", "1"], {})).stdout == "1\n"
+        runner.run(runtime.start())
+        assert runner.run(runtime.run(["echo", "1"], {})).stdout == "1\n"
         yield
-        loop.run_until_complete(runtime.stop())
-    finally:
-        loop.close()
+        runner.run(runtime.stop())

@@ -315,6 +315,10 @@ def test_kernel_is_not_installed_with_options_that_cannot_be_used(options: list[
         ({"text/plain": "<M>", "text/markdown": "<script>"}, {"text/plain": "<script>"}),
         ({"text/plain": "x", "text/latex": "$x$"}, {"text/plain": "x", "text/latex": "$x$"}),
         ({"text/latex": r"\href{javascript:1}{x}"}, {"text/plain": r"\href{javascript:1}{x}"}),
+        (
+            {"text/latex": r"\csname href\endcsname{javascript:1}{x}"},
+            {"text/plain": r"\csname href\endcsname{javascript:1}{x}"},
+        ),
         ({"image/svg+xml": "<svg/>"}, {"text/html": '<img src="data:image/svg+xml;base64,PHN2Zy8+">'}),
         ({"text/latex": "</script>"}, {"text/plain": "</script>"}),
         ({"image/png": 'aa" onerror="1', "application/javascript": "1"}, {}),

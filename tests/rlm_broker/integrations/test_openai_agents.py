@@ -30,7 +30,7 @@ async def test_commands_have_outcomes_and_errors_of_the_sdk(sdk: Any) -> None:
             await session.exec("sleep 1000", timeout=0.1)
         with pytest.raises(sdk.ExecTransportError, match="the program 'none' cannot be started"):
             await session.exec("none", shell=False)
-        with pytest.raises(sdk.ConfigurationError, match="user is refused by rlm-broker: all commands run as the one"):
+        with pytest.raises(sdk.ConfigurationError, match="user is refused by rlm-broker: a sandbox has one user"):
             await session.exec("true", user="root")
     assert not await session.running()
     await client.delete(session)

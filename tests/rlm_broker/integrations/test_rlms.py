@@ -97,6 +97,16 @@ def test_given_values_are_not_read_back(environment: Callable[..., SandboxREPL])
     assert isinstance(made.locals["alias"], ValueUnavailable)
 
 
+def test_scaffold_that_code_has_replaced_lies_of_its_own_blocks_alone(environment: Callable[..., SandboxREPL]) -> None:
+    made = environment(context_payload="text")
+    lies = ("lambda: 5", "lambda: ['n', 'no name', 'class', 7, {}]", "lambda: {'content': 1}", "print", "1 / 0")
+    for lie in lies:
+        made.execute_code(f"import builtins\nn = 1\nfor name in ('made', 'take'): setattr(builtins._rlm, name, {lie})")
+        result = made.execute_code("1")
+        assert result.final_answer is None, lie
+        assert {**{"n": 1}, **result.locals} == {"n": 1, "context": "text", "context_0": "text"}, lie
+
+
 def test_queries_are_the_references_own(environment: Callable[..., SandboxREPL]) -> None:
     barrier = threading.Barrier(2)
 

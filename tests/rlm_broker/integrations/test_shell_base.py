@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlm_broker import ConfigurationError, FileRefused, ReplClosed, ReplLimits, Sandbox
-from rlm_broker.integrations.shell_base import LIMITS, Shell, absolute, exit_code_of
+from rlm_broker.integrations.shell_base import LIMITS, Shell, absolute, exit_code_of, stderr_of
 from tests.support.scratch import TEMPORARY
 from tests.support.waiting import WAIT_S, until_now
 
@@ -21,7 +21,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def shell(sandbox: Sandbox) -> Iterator[Shell]:
-    with Shell(sandbox, env={"NAME": "lens"}) as opened:
+    with Shell(sandbox=sandbox, env={"NAME": "lens"}) as opened:
         yield opened
 
 
@@ -46,6 +46,8 @@ def test_line_longer_than_an_argument_runs_as_it_is(shell: Shell) -> None:
 def test_end_is_one_number(shell: Shell) -> None:
     codes = [exit_code_of(shell.run(line, timeout_s=1)) for line in ("exit 3", "kill -9 $$", "sleep 1000", "none")]
     assert codes == [3, 137, 124, 127]
+    said = stderr_of(shell.run("echo mine >&2; sleep 1000", timeout_s=0.1))
+    assert said.startswith("mine\n\nit ran longer than timeout_s")
 
 
 def test_paths_are_absolute_or_from_the_home(shell: Shell) -> None:
@@ -67,7 +69,7 @@ def test_paths_are_absolute_or_from_the_home(shell: Shell) -> None:
 
 
 async def test_commands_run_at_the_same_time_and_end_with_their_caller(sandbox: Sandbox) -> None:
-    async with Shell(sandbox) as shell:
+    async with Shell(sandbox=sandbox) as shell:
         meets = "echo > {}; while [ ! -e {} ]; do sleep 0.01; done"
         both = await asyncio.gather(shell.arun(meets.format("a", "b")), shell.arun(meets.format("b", "a")))
         assert [result.exit_code for result in both] == [0, 0]
@@ -84,15 +86,28 @@ async def test_commands_run_at_the_same_time_and_end_with_their_caller(sandbox: 
 
 
 def test_files_outlive_a_command_past_a_limit(sandbox: Sandbox) -> None:
-    with Shell(sandbox, limits=ReplLimits(memory_bytes=64 << 20)) as shell:
+    with Shell(sandbox=sandbox, limits=ReplLimits(memory_bytes=64 << 20)) as shell:
         shell.write("kept", b"kept")
         result = shell.run(["python3", "-c", "x = [bytearray(1 << 20) for _ in range(1000)]"])
         assert exit_code_of(result) in (1, 137)
         assert shell.read("kept") == b"kept"
 
 
+async def test_folder_that_cannot_be_packed_whole_is_refused(sandbox: Sandbox) -> None:
+    async with Shell(sandbox=sandbox, limits=LIMITS.replace(scratch_bytes="1MB")) as shell:
+        await shell.aunpack(await shell.apack("/w"), "made/by it")
+        await shell.arun("for n in 1 2 3 4 5 6; do truncate --size=1M made/$n; done")
+        for work, why in (
+            (shell.apack("made"), "made cannot be packed: it is too large"),
+            (shell.apack("none"), "'/w/none'"),
+            (shell.aunpack(b"no archive", "x"), "x cannot be written: tar: "),
+        ):
+            with pytest.raises(FileRefused, match=why):
+                await work
+
+
 def test_dropped_shell_ends_its_commands(sandbox: Sandbox) -> None:
-    shell = Shell(sandbox)
+    shell = Shell(sandbox=sandbox)
     repl = shell.open()
     del shell
     gc.collect()
@@ -101,7 +116,7 @@ def test_dropped_shell_ends_its_commands(sandbox: Sandbox) -> None:
 
 def test_sandbox_that_runs_no_programs_is_refused() -> None:
     with Sandbox(isolation="standard", warm=0) as sandbox, pytest.raises(ConfigurationError, match="'strict'"):
-        Shell(sandbox).run("true")
+        Shell(sandbox=sandbox).run("true")
 
 
 def test_forked_process_cannot_use_a_shell(shell: Shell) -> None:

@@ -89,6 +89,12 @@ def test_failed_step_has_its_line_and_its_logs(executor: Executor) -> None:
     assert exited.value.logs == "so far\n"
 
 
+def test_number_of_a_line_that_code_has_forged_is_not_believed(executor: Executor) -> None:
+    forged = """raise TypeError from ValueError('\\n  File "<block 1>", line ' + '9' * 5_000)"""
+    with pytest.raises(StepFailed, match="due to: TypeError"):
+        executor(forged)
+
+
 def test_killed_step_loses_variables_but_those_that_were_sent(executor: Executor) -> None:
     executor.send_variables({"rows": [1, 2]})
     executor.send_tools({"final_answer": lambda answer: answer})
@@ -160,9 +166,12 @@ WRONG: dict[str, tuple[Callable[[Executor], Any], str]] = {
     "variable's name": (lambda executor: executor.send_variables({"class": 1}), "'class'"),
     "variable": (lambda executor: executor.send_variables({"it": Opaque()}), "it is an Opaque, which does not cross"),
     "code": (lambda executor: executor(5), "code must be text"),  # type: ignore[arg-type]
-    "pip": (lambda _: Executor(additional_imports=["numpy"]), r"additional_imports cannot be used: .*packages="),
-    "image": (lambda _: Executor(image_name="mine"), "image_name cannot be used: there is no container"),
-    "pickle": (lambda _: Executor(allow_pickle=True), "allow_pickle cannot be used"),
+    "pip": (
+        lambda _: Executor(additional_imports=["numpy"]),
+        r"additional_imports is refused by rlm-broker: .*packages=",
+    ),
+    "image": (lambda _: Executor(image_name="mine"), "image_name is refused by rlm-broker: a sandbox has no image"),
+    "pickle": (lambda _: Executor(allow_pickle=True), "allow_pickle is refused"),
     "module": (
         lambda _: Executor(["sys", "nowhere.at_all", "*"]),
         r"authorized modules: nowhere \(additional_authorized_imports",

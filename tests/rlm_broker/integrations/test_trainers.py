@@ -1,6 +1,5 @@
 """Sandboxes for trainers: a trial of Harbor, a provider of NeMo Gym, a runtime of verifiers."""
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,7 @@ def task(tmp_path: Path) -> Path:
     for name, text in {
         "environment/numbers.txt": "3\n1\n2\n",
         "solution/solve.sh": "sort -n numbers.txt > sorted.txt",
-        "tests/test.sh": "head -1 sorted.txt > $HARBOR_ROOT/logs/verifier/reward.txt; ln -s /etc/fonts $HARBOR_ROOT/logs/verifier/out",
+        "tests/test.sh": "head -1 sorted.txt > $HARBOR_ROOT/logs/verifier/reward.txt; cd $HARBOR_ROOT/logs/verifier; ln -s /etc/fonts out; ln -s reward.txt in; ln reward.txt same",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n" if name.endswith(".sh") else text)
@@ -44,7 +43,8 @@ async def test_trial_of_harbor_has_its_folders(task: Path, tmp_path: Path) -> No
     assert (await trial.exec("/tests/test.sh")).return_code == 0
     await trial.download_dir("/logs", tmp_path / "logs")
     assert (tmp_path / "logs" / "verifier" / "reward.txt").read_text() == "1\n"
-    assert os.listdir(tmp_path / "logs" / "verifier") == ["reward.txt"]  # noqa: PTH208 - names
+    files = sorted((tmp_path / "logs" / "verifier").iterdir())
+    assert [(path.name, path.is_symlink()) for path in files] == [("reward.txt", False), ("same", False)]
     await trial.download_file("/w/sorted.txt", tmp_path / "sorted.txt")
     assert (tmp_path / "sorted.txt").read_text() == "1\n2\n3\n"
     with pytest.raises(RuntimeError, match="Command timed out after 1 seconds"):
@@ -74,7 +74,7 @@ def test_task_beyond_the_walls_is_refused_when_it_is_set_up(
 
 
 async def test_provider_of_nemo_gym_makes_and_ends_sandboxes(tmp_path: Path) -> None:
-    from nemo_gym.sandbox.providers.base import SandboxSpec, wanted
+    from nemo_gym.sandbox.providers.base import SandboxCreateError, SandboxSpec, wanted
 
     from rlm_broker.integrations.nemo_gym import GymProvider
 
@@ -89,6 +89,8 @@ async def test_provider_of_nemo_gym_makes_and_ends_sandboxes(tmp_path: Path) -> 
     await provider.upload_file(handle, tmp_path / "up", "/w/work/file")
     await provider.download_file(handle, "/w/work/file", tmp_path / "down")
     assert (tmp_path / "down").read_bytes() == b"\xff"
+    with pytest.raises(SandboxCreateError, match="workdir = '/usr/x' is refused by rlm-broker: mkdir: "):
+        await provider.create(SandboxSpec(workdir="/usr/x"))
     for refused in (await provider.exec(handle, "true", user="x"), await provider.exec(handle, "true", cwd="/none")):
         assert (refused.return_code, refused.error_type) == (125, "sandbox")
     assert await provider.status(handle) == "running"

@@ -299,6 +299,10 @@ def tag(name: str, *content: Any) -> bytes:
     return json.dumps({name: content[0] if len(content) == 1 else content}, separators=(",", ":")).encode()
 
 
+TWO_SIZES = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAADUlIRFIAACMoAAAjKAgAAAAASL4tZgAAAABJREFUNa8GHg=="
+"""A PNG picture of one pixel that says later that it has 9,000 by 9,000."""
+
+
 @table(
     "data, why",
     [
@@ -346,6 +350,7 @@ def tag(name: str, *content: Any) -> bytes:
         (tag("$scalar", ["<f8", ""]), "a scalar has 0 elements, expected 1"),
         (tag("$image", "AAAA"), "it has an invalid picture: UnidentifiedImageError"),
         (tag("$image", "iVBORw0KGgoAAAANSUhEUgAAJxAAACcQ"), "a picture of 10,000 x 10,000 pixels has more than"),
+        (tag("$image", TWO_SIZES), "a picture of 9,000 x 9,000 pixels has more than"),
         (tag("$image", 1), "a tag with content of type int, expected str"),
         (b'{"$tuple":' * 300 + b"[]" + b"}" * 300, "it "),
         (b'{"$tuple":[' * 300 + b"]}" * 300, "it is nested deeper than 200 levels"),
