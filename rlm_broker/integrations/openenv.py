@@ -126,8 +126,10 @@ class PythonExecutor:
         try:
             with self._episode.repl.turn():
                 self._runs = True
-                stdout, stderr, exception = _outcome(self._episode, code)
-                self._runs = False
+                try:
+                    stdout, stderr, exception = _outcome(self._episode, code)
+                finally:
+                    self._runs = False
                 new = self._new_variables()
         except RuntimeError as refused:
             stdout, stderr, exception, new = "", str(refused), str(refused), {}

@@ -46,6 +46,13 @@ def test_functions_read_variables_of_the_block_that_waits_for_them(executor: Pyt
     assert {"own", "mine", "FINAL_VAR"} <= {*executor.execute("mine = 1\nprint(*SHOW_VARS())")["stdout"].split()}
 
 
+def test_names_can_be_listed_after_a_block_that_was_refused(executor: PythonExecutor) -> None:
+    executor.set_variable("n", 1)
+    executor.close()
+    assert not executor.execute("n")["success"]
+    assert "n" in executor.list_variables()
+
+
 def test_failed_block_keeps_its_output_and_the_variable_of_the_environment(executor: PythonExecutor) -> None:
     executor.set_variable("answer", {"content": "", "ready": False})
     failed = executor.execute("answer['content'] = 'so far'\nprint('before')\n1 / 0")
