@@ -81,7 +81,7 @@ class HarborEnvironment(BaseEnvironment):  # type: ignore[misc]
             await self.upload_dir(self.environment_dir, self._workdir)
 
     async def stop(self, delete: bool) -> None:
-        """End the sandbox. Its files are gone then, whatever `delete` says."""
+        """End the sandbox. Its files are gone then, also without `delete`."""
         await self._shell.aclose()
 
     @property

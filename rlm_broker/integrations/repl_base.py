@@ -111,7 +111,7 @@ class PeerRepl:
         tools: Mapping[str, HostFunction] | None = None,
         **wanted: Any,
     ) -> Block:
-        """Run code, and return its block, whatever its `status`: see also `value`, `result`, `error_type` and `limit`.
+        """Run code, and return its block with any `status`: see also `value`, `result`, `error_type` and `limit`.
 
         Args:
             code: Python source.

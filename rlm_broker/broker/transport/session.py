@@ -182,8 +182,10 @@ class Session:
             self._require_own(message.release)
         elif message.block != self.block:
             self._violated(f"{type(message).__name__} of block {message.block} while block {self.block} runs")
-        elif isinstance(message, DisplayMessage | Values):
-            self._count(message, len(payload))
+        elif isinstance(message, DisplayMessage):
+            self._count(len(payload))
+        elif isinstance(message, Values):
+            self._end_read(message.number)
         return message
 
     def execute(self, code: str, wanted: Wanted = NOTHING) -> bytes:
@@ -272,12 +274,12 @@ class Session:
         self.open_queries[id] = weight
         self.open_weight += weight
 
-    def _count(self, message: DisplayMessage | Values, display_bytes: int) -> None:
-        if isinstance(message, Values):
-            if message.number not in self.open_reads:
-                self._violated(f"variables that answer no request, number {message.number}")
-            self.open_reads.remove(message.number)
-            return
+    def _end_read(self, number: int) -> None:
+        if number not in self.open_reads:
+            self._violated(f"variables that answer no request, number {number}")
+        self.open_reads.remove(number)
+
+    def _count(self, display_bytes: int) -> None:
         self._displays += 1
         self._display_bytes += display_bytes
         if self._displays > MAX_DISPLAYS or self._display_bytes > MAX_DISPLAYS_BYTES:
