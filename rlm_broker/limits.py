@@ -5,7 +5,7 @@ These are values only. `run/ledger.py` counts what a tree has spent.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Never, Self
+from typing import Annotated, Any, Final, Literal, Never, Self
 
 from msgspec import Meta
 
@@ -263,7 +263,18 @@ class ReplLimits(_Bounds):
     given none.
     """
     max_repl_restarts: NonNegativeInt = 5
-    """Maximum fresh REPLs after kills in one run; at the next block the run ends with `LimitReached`."""
+    """Maximum fresh REPLs after kills in one run; at the next block the run ends with `LimitReached`.
+
+    A REPL that goes on from a checkpoint does not count.
+    """
+
+    checkpoint: Annotated[Literal["auto", "each", "never"], Meta(description="auto, each or never")] = "never"
+    """When a `strict` REPL keeps a frozen copy of its variables, from which it goes on after a kill.
+
+    With "never" it keeps none. With "auto" it makes one before a block if a kill would lose twenty times the seconds
+    that the copy costs; with "each" before every block. The copy's private memory counts towards `memory_bytes`. None
+    is made of variables that take more than half of it, nor while threads of an earlier block run.
+    """
 
     # -- time
     block_timeout_s: Seconds = 60.0

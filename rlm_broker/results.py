@@ -174,7 +174,7 @@ class Block(_WithValues):
     Attributes:
         code: Source text of the block.
         status: `ok`, `error` (it raised), `exited` (`sys.exit`), `interrupted` (SIGINT; its variables still exist), or
-            `killed` (its processes and variables are gone).
+            `killed` (its processes are gone; see `blocks_undone` for its variables).
         stdout, stderr: Printed text, each at most `Limits.max_output_bytes`: head, a note on what was cut, tail.
         error: One line with the reason, unless `ok`.
         exit_code: For `exited`, the argument of `sys.exit` as a process's exit status.
@@ -188,6 +188,8 @@ class Block(_WithValues):
         displays_omitted: Number of further displays, which were dropped.
         variables: If asked for, the first 40 by name of the variables that it created, rebound or changed in length.
             Empty for a killed block.
+        blocks_undone: For a killed block whose REPL goes on from a checkpoint, the number of blocks whose variables are
+            lost, this one included: with 1, all variables are as before it. None if all are lost.
     """
 
     code: str
@@ -204,6 +206,7 @@ class Block(_WithValues):
     displays: tuple[Display, ...] = ()
     displays_omitted: int = 0
     variables: tuple[Variable, ...] = ()
+    blocks_undone: int | None = None
 
     def __post_init__(self) -> None:
         with_values(self, None, None)

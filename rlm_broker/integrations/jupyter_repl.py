@@ -43,6 +43,7 @@ class KernelRepl:
         self._sandbox = sandbox
         self._repl: SandboxedRepl | None = None
         self._cells: list[int | None] = []
+        self._has_begun = True
         self._thread = ThreadPoolExecutor(1)
         self._opening = self._thread.submit(self._open)
 
@@ -84,7 +85,8 @@ class KernelRepl:
         """
         repl = await asyncio.wrap_future(self._opening)
         repl.renew()  # a person decides how often
-        if not self._cells:
+        if not self._has_begun:
+            self._has_begun = True
             self._cells.append(None)
             await repl.aexecute(f"{GUEST}.begin({FUNCTION})", echo=False)
         self._cells.append(cell)
@@ -92,7 +94,10 @@ class KernelRepl:
             code, timeout_s, on_output, on_display=on_display, wall_timeout_s=timeout_s, echo=False
         )
         if block.status == "killed":
-            self._cells.clear()
+            undone = block.blocks_undone
+            if undone is None:  # a fresh REPL counts from the start
+                self._cells.clear()
+            self._has_begun = undone is not None and undone < len(self._cells)
         return block
 
     async def look_up(self, call: str) -> None:

@@ -300,7 +300,7 @@ class Relay:
                 case control.Load() | control.Hand() if said.data:
                     fds = [self._memfd(said.data, theirs)]
                     fcntl(fds[0], F_ADD_SEALS, SEALS)
-                case control.Start():
+                case control.Start() | control.Resume():
                     own, other = socket.socketpair()
                     theirs.callback(other.close)
                     fds = [other.fileno()]

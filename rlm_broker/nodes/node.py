@@ -288,7 +288,7 @@ class NodeInit:
                 data = os.pread(fds[0], INLINE_BYTES, 0)
             case control.Load() | control.Hand() if fds:
                 key = key_of(fds[0])
-            case control.Start():
+            case control.Start() | control.Resume():
                 streams = (self._stream(fds[0]),)
             case control.RunProgram():
                 data = os.pread(fds[0], os.fstat(fds[0]).st_size, 0)
@@ -366,7 +366,7 @@ class NodeInit:
         except MessageInvalid:
             message = control.Failed(step="speak", reason="its init sent an invalid message")
         match message:
-            case control.Written() | control.Burned() | control.Died() | control.Exceeded():
+            case control.Written() | control.Burned() | control.Checkpointed() | control.Died() | control.Exceeded():
                 pass
             case control.ProgramEnded():
                 program = self._programs.get(message.number)

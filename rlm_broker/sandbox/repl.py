@@ -464,9 +464,7 @@ class SandboxedRepl(AsyncResource):
     def _provide(self, more: Provisions) -> None:
         if self._worker.is_closed:
             raise ReplClosed("this REPL was closed")
-        self._provisions.add(more)
-        if self._worker.connection is not None:
-            self._worker.connection.provide(more)
+        self._worker.provide(more)
 
     async def end_children(self) -> None:
         """End the children that code has started in the background, and wait until they have ended."""
@@ -542,6 +540,7 @@ class SandboxedRepl(AsyncResource):
         async with self._worker.busy:
             self._is_interrupted = False
             connection = await self._worker.require_repl()
+            wanted = await self._worker.with_checkpoint(wanted)
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
             self._became("busy")
@@ -575,12 +574,19 @@ class SandboxedRepl(AsyncResource):
             finally:
                 self._run = None
                 self._became("idle")
+                self._worker.checkpoints.block_ended(wanted, time.monotonic() - started)
             if result is None:
-                limit = run.limit  # read before `end_repl`, after which the worker may be gone
-                seen = block_result.located(await to_its_end(partial(self._worker.end_repl, True)), connection.block)
-                why = run.killed_because or "its processes are gone"
-                return block_result.killed_block(code, output, why, seen, limit, time.monotonic() - started)
+                return await self._killed(code, run, output, connection.block, started)
             return block_result.ended_block(code, output, result, run.limit, wanted, fields, time.monotonic() - started)
+
+    async def _killed(self, code: str, run: BlockRun, output: BlockOutput, number: int, started: float) -> Block:
+        """Kill a block, and have the REPL go on from its checkpoint, if there is one."""
+        limit = run.limit  # read before `end_repl`, after which the worker may be gone
+        seen = block_result.located(await to_its_end(partial(self._worker.end_repl, True)), number)
+        problem = self._worker.checkpoints.problem
+        undone = await to_its_end(self._worker.roll_back)
+        why = run.killed_because or "its processes are gone"
+        return block_result.killed_block(code, output, why, seen, limit, time.monotonic() - started, undone, problem)
 
     def _interrupt(self) -> None:
         self._is_interrupted = True

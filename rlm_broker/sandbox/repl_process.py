@@ -6,17 +6,20 @@ contexts are stored once, and kept as long as the REPL.
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from rlm_broker.broker.transport.connection import Connection
 from rlm_broker.broker.transport.provisions import Provisions
+from rlm_broker.broker.transport.session import Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.context.store import refuse_a_name, store, store_as_it_is
 from rlm_broker.context.stored_context import StoredContext
 from rlm_broker.errors import ConfigurationError, ReplClosed, SandboxFailed, WorkerDied
 from rlm_broker.limits import ReplLimits
+from rlm_broker.sandbox.blocks.checkpoints import Checkpoints
 from rlm_broker.sandbox.workers.source import StartedWorker, Workers
 from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.wire.bounds import SCRATCH_LIMITS
@@ -37,6 +40,7 @@ class ReplWorker:
         is_open: Whether the REPL was opened. It stays so when it is closed.
         is_closed: Whether the REPL was closed, for good.
         busy: Held while a block runs.
+        checkpoints: Account of the checkpoints of the REPL process.
     """
 
     def __init__(self, workers: Workers, context: object, limits: ReplLimits, provisions: Provisions) -> None:
@@ -45,11 +49,13 @@ class ReplWorker:
         self.is_open = False
         self.is_closed = False
         self.busy = asyncio.Lock()
+        self.checkpoints = Checkpoints(limits.checkpoint)
         self._workers = workers
         self._context = ReplContext(context, limits.later_context_bytes)
         self._limits = limits
         self._provisions = provisions
         self._restarts = 0
+        self._last_block = 0
         self._adding = asyncio.Lock()
 
     @property
@@ -96,19 +102,57 @@ class ReplWorker:
         if self._is_lost_unused():
             await self.end_repl()
             await self._end()  # also if init lives, and only its REPL died
-        elif self.connection is None:
+        elif self.connection is None and await self.roll_back() is None:
             if self._restarts >= self._limits.max_repl_restarts:
                 raise ReplClosed(f"this REPL was killed more often than max_repl_restarts = {self._restarts} allows")
             self._restarts += 1
             if self.started is not None:
                 try:
-                    await self._connected(await self.started.restart())
+                    await self._connected_afresh(await self.started.restart())
                 except WorkerDied:  # init was killed by another process since the last block, or ended with the zygote
                     await self._end()
         if self.started is None:
             await self._use(await self._workers.start(await self._context.stored(), self._limits))
         assert self.connection is not None
         return self.connection
+
+    async def with_checkpoint(self, wanted: Wanted) -> Wanted:
+        """Have a checkpoint prepared if one is due, and have the next block make it."""
+        checkpoints = self.checkpoints
+        if not checkpoints.is_due or wanted.names is not None or self.started is None:
+            return wanted
+        number = checkpoints.next_number()
+        try:
+            problem = await self.started.worker.prepare_checkpoint(number)
+        except WorkerDied:  # the block finds that out, too
+            return wanted
+        if problem is not None:
+            checkpoints.refused(problem)
+            return wanted
+        checkpoints.asked(number)
+        return wanted._replace(checkpoint=True)
+
+    async def roll_back(self) -> int | None:
+        """Go on from the checkpoint, after `end_repl`.
+
+        Returns:
+            Number of ended blocks whose variables are lost. None if there is no checkpoint: all are lost.
+        """
+        started = self.started
+        point = None if started is None else self.checkpoints.point(started.worker.checkpoint)
+        if started is None or point is None or started.worker.gone.is_set():
+            return None
+        try:
+            connection = await started.resume(self._last_block)
+            if connection is None:
+                return None
+            if self.is_closed:  # while it was resumed
+                await connection.close()
+                return None
+            await self._connected(connection, point.provisions, point.contexts)
+        except SandboxFailed:  # it was spoiled: a fresh REPL takes its place
+            return None
+        return self.checkpoints.rolled_back(point)
 
     async def beside_blocks(self) -> Worker:
         """Return the worker, which has the files and runs programs, also while its REPL is dead or runs a block."""
@@ -126,6 +170,8 @@ class ReplWorker:
         If init is to `explain`, it looks at the REPL first. Its state is returned, if init could see it.
         """
         connection, self.connection = self.connection, None
+        if connection is not None:
+            self._last_block = connection.block
         worker = self.worker
         exceeded = worker.died if isinstance(worker.died, Exceeded) else None
         seen = exceeded.post_mortem if exceeded else None
@@ -159,10 +205,15 @@ class ReplWorker:
             except BaseException:
                 self._context.drop(name)
                 raise
-            self._provisions.add(more)
-            if self.connection is not None:
-                self.connection.provide(more)
+            self.provide(more, name)
         return name
+
+    def provide(self, more: Provisions, context: str | None = None) -> None:
+        """Give the REPL, and each process in its place, more tools and values, or the added context of this name."""
+        self._provisions.add(more)
+        self.checkpoints.provided(more, context)
+        if self.connection is not None:
+            self.connection.provide(more)
 
     def context_named(self, name: str) -> StoredContext | None:
         """Return the context in code's variable `name`, or None."""
@@ -180,20 +231,26 @@ class ReplWorker:
             await to_its_end(started.end)
             raise ReplClosed("this REPL was closed")
         self.started = started
-        await self._connected(started.connection)
+        started.worker.on_checkpointed = self.checkpoints.made
+        await self._connected_afresh(started.connection)
 
-    async def _connected(self, connection: Connection) -> None:
-        """Go on with a fresh REPL process, and give it all provisions with its first block. Raise WorkerDied if it died
-        meanwhile."""
+    async def _connected_afresh(self, connection: Connection) -> None:
+        """Go on with a fresh REPL process, which gets all provisions. Raise WorkerDied if it died meanwhile."""
+        self.checkpoints.all_is_lost()
+        await self._connected(connection, self._provisions, self._context.later)
+
+    async def _connected(self, connection: Connection, provisions: Provisions, contexts: Iterable[str]) -> None:
+        """Go on with a REPL process, and give it these provisions and added contexts with its first block. Raise
+        WorkerDied if it died meanwhile."""
         async with self._adding:  # or a context that is added now would be handed over twice
             try:
-                for stored in self._context.later.values():
-                    await self.worker.hand(stored.pieces())
+                for name in [*contexts]:
+                    await self.worker.hand(self._context.later[name].pieces())
             except BaseException:  # a block must not run without the contexts it was promised
                 await to_its_end(connection.close)
                 raise
             self.connection = connection
-            connection.provide(self._provisions)
+            connection.provide(provisions)
 
     async def _end(self) -> None:
         """End the worker, if there is one. `started` is kept until it has ended, since this may be cancelled."""

@@ -15,6 +15,7 @@ import socket
 from typing import NoReturn
 
 from sandbox_worker.init import files
+from sandbox_worker.init.checkpoints import FrozenCopies
 from sandbox_worker.init.child import Confinement
 from sandbox_worker.init.output_pipes import EXPLAIN_S, ReplOutput
 from sandbox_worker.init.procfs import Proc, Status
@@ -32,6 +33,7 @@ from sandbox_worker.wire.bounds import WATCHED, WatchedLimit
 from sandbox_worker.wire.control import (
     Begin,
     Burned,
+    Checkpoint,
     Control,
     Died,
     Drain,
@@ -46,6 +48,8 @@ from sandbox_worker.wire.control import (
     LastSeen,
     Load,
     Loaded,
+    Prepared,
+    Resume,
     RunProgram,
     Spawn,
     Start,
@@ -99,7 +103,7 @@ def main(fds: list[int], spawn: Spawn, shared: ZygoteLayers, mapping_works: bool
     bounds = _worker_bounds(spawn)
     try:
         bell = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the REPL, and so made before that is denied
-        hands = Hands() if spawn.bounds.later_context_bytes else None
+        hands = Hands() if spawn.bounds.later_context_bytes or shared.level.has_pid_namespace else None
         children = syscalls.ended_children()
         proc = None if shared.proc_is_fresh else Proc()  # opened now: locking down mounts a file system over it
         if not shared.level.has_own_root:
@@ -151,6 +155,10 @@ class Init:
         self._control = InitSocket(control, self._poll)
         self._poll.register(children, select.POLLIN)
         self._output = ReplOutput(self._poll, spawn.bounds, self._control.say, bell)
+        can_freeze = confinement.level.has_pid_namespace
+        self._checkpoints = FrozenCopies(
+            confinement.proc, hands if can_freeze else None, self._poll, spawn.bounds.memory_bytes
+        )
         self._programs = Programs(confinement, self._watch.pids, self._control.say, self._poll)
         self._repl = ReplProcess(
             confinement, self._control, self._output, bell, spawn.bounds, preloaded, mapping_works, hands
@@ -173,8 +181,8 @@ class Init:
                     self._reap()
                 elif self._programs.hear(fd):
                     self._sweep()
-                else:
-                    self._output.forward(fd)
+                elif not self._output.forward(fd) and (made := self._checkpoints.hear(fd, self._repl.pid)) is not None:
+                    self._control.say(made)
             if self._has_to_watch and self._watch.wait_s() == 0:
                 self._look()
 
@@ -212,14 +220,21 @@ class Init:
             case Stop(explain=explain):
                 post_mortem = self._explained() if explain else None
                 self._end_repl()
-                self._control.say(Stopped(post_mortem=post_mortem))
+                self._control.say(Stopped(post_mortem=post_mortem, checkpoint=self._checkpoints.number))
             case RunProgram() | EndProgram() as request:
                 self._run_or_end_program(request, fds)
             case request:
                 self._control.say(*self._answered(request, fds))
 
-    def _answered(self, request: Hand | FileRequest, fds: list[int]) -> tuple[Control, *tuple[int, ...]]:
+    def _answered(
+        self, request: Resume | Checkpoint | Hand | FileRequest, fds: list[int]
+    ) -> tuple[Control, *tuple[int, ...]]:
         """Return the answer and the descriptors to send with it."""
+        if isinstance(request, Resume):
+            return (Handed(taken=self._resume(fds[0])),)
+        if isinstance(request, Checkpoint):
+            self._hear_of_checkpoint()
+            return (Prepared(self._checkpoints.prepare(request.number, self._repl.pid, self._inherited_bytes())),)
         if isinstance(request, Hand):
             return (Handed(taken=self._hands is not None and self._hands.hand(fds[0])),)
         said, opened = files.answer(request, self._scratch)
@@ -256,34 +271,60 @@ class Init:
 
     def _begin_to_watch(self) -> None:
         if not self._is_watched:
-            own = self._proc.status(self._proc.own_pid) or Status()
-            self._watch.repl_started(self._repl.pid or 0, own.memory_bytes)
+            self._watch.repl_started(self._repl.pid or 0, self._inherited_bytes())
             self._is_watched = True
+
+    def _inherited_bytes(self) -> int:
+        return (self._proc.status(self._proc.own_pid) or Status()).memory_bytes
 
     def _start(self, connection_fd: int) -> None:
         if self._has_started:  # before the first start there is no process to kill, and listing them reads all of /proc
             self._kill_all()
             self._output.close()
+            if self._hands is not None:
+                self._hands.empty()
         self._has_started = True
         self._repl.start(connection_fd)
 
-    def _kill_all(self, limit: WatchedLimit | None = None) -> None:
+    def _resume(self, connection_fd: int) -> bool:
+        """Have the checkpoint go on as the REPL, and return whether there is one."""
+        pid = self._checkpoints.resume(connection_fd)
+        if pid is None:
+            return False
+        self._repl.resumed(pid)
+        self._begin_to_watch()  # unlike a fresh REPL, it has run model code
+        return True
+
+    def _kill_all(self, limit: WatchedLimit | None = None, *, spares_checkpoint: bool = False) -> None:
         """Kill the REPL and the programs beside it."""
-        self._repl.kill_all()
+        self._hear_of_checkpoint()
+        pid = self._checkpoints.pid if spares_checkpoint else 0
+        if not pid:
+            self._repl.kill_all()
+        is_spared = bool(pid) and self._repl.kill_all_but(pid)
+        self._checkpoints.others_were_killed(is_spared)
         self._programs.all_were_killed(limit)
         self._watch.cpu_times.only(())
         self._is_watched = False  # the next block or program begins to watch again: until then only our code runs
         self._block_cpu_s = math.inf
 
     def _end_repl(self, limit: WatchedLimit | None = None) -> None:
-        """Kill the REPL and the programs, and forward their last output."""
-        self._kill_all(limit)
+        """Kill the REPL and the programs, and forward their last output. The checkpoint keeps the pipes."""
+        self._kill_all(limit, spares_checkpoint=True)
         self._output.drain()
-        self._output.close()
+        if self._checkpoints.pid:
+            self._output.drop_stack()
+        else:
+            self._output.close()
+
+    def _hear_of_checkpoint(self) -> None:
+        if (made := self._checkpoints.hear_all(self._repl.pid)) is not None:
+            self._control.say(made)
 
     def _reap(self) -> None:
         """Wait for all children that have ended: the REPL, and orphans, which count as processes until then."""
-        os.read(self._children, 4096)
+        with contextlib.suppress(BlockingIOError):  # a kill has taken the signal since
+            os.read(self._children, 4096)
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 pid = found.si_pid
@@ -292,6 +333,7 @@ class Init:
                 spent_s, is_launcher = used.ru_utime + used.ru_stime, pid == self._programs.launcher_pid
                 self._watch.cpu_times.process_ended(session, spent_s, is_launcher=is_launcher)
                 self._programs.ended(pid, status)
+                self._checkpoints.ended(pid)
                 if pid == self._repl.pid:
                     self._repl.pid = None
                     code = os.waitstatus_to_exitcode(status)
@@ -308,7 +350,7 @@ class Init:
     # -- its resources, and where it was -----------------------------------------------------------------------------
 
     def _look(self) -> None:
-        usage = self._watch.look()
+        usage = self._sample()
         if usage.cpu_s - self._said_cpu_s >= WORTH_SAYING_S:
             self._control.say(Burned(cpu_s=usage.cpu_s - self._said_cpu_s))
             self._said_cpu_s = usage.cpu_s
@@ -317,11 +359,17 @@ class Init:
         ]
         for limit, used, allowed in [*watched, ("block_timeout_s", usage.cpu_s, self._block_cpu_s)]:
             if allowed is not None and used > allowed:
+                if limit == "memory_bytes" and self._checkpoints.frees(used - allowed):
+                    return  # an honest block is not killed for want of memory that only its checkpoint needs
                 post_mortem = self._explained(usage)
                 self._end_repl(limit)
                 self._control.say(Exceeded(limit=limit, used=used, allowed=allowed, post_mortem=post_mortem))
                 return
         self._look_at_programs()
+
+    def _sample(self) -> WorkerUsage:
+        self._watch.uncounted = self._checkpoints.processes
+        return self._watch.look()
 
     def _look_at_programs(self) -> None:
         most_s = self._spawn.bounds.cpu_s
@@ -339,7 +387,7 @@ class Init:
         """Return the REPL's Python stack and the worker's usage, for the post-mortem."""
         stack = b""
         wait_s = EXPLAIN_S if usage is None else EXPLAIN_QUICKLY_S
-        usage = usage or self._watch.look()
+        usage = usage or self._sample()
         if self._repl.pid is not None:
             self._repl.stop_all_but_repl()
             self._repl.signal(STACK_SIGNAL)

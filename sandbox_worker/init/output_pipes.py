@@ -4,6 +4,7 @@ Init reads the pipes. A thread of the REPL could not: C code holding the GIL whi
 would wait for the thread, and the thread for the GIL.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -161,6 +162,12 @@ class ReplOutput:
                 break
             stack += piece
         return stack[:STACK_BYTES]
+
+    def drop_stack(self) -> None:
+        """Forget a stack that was printed too late, before another process uses the pipe."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._stack_fd, STACK_BYTES):
+                pass
 
     def _finish(self, pipe: "_Pipe") -> None:
         if not pipe.was_read:

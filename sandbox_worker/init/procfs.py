@@ -94,10 +94,10 @@ class Proc:
     def close(self) -> None:
         os.close(self._fd)
 
-    def others(self) -> list[int]:
+    def others(self, *, with_aside: bool = False) -> list[int]:
         """Return the pids of all processes but this one, and the one that is set aside."""
         names = os.listdir(self._fd)  # noqa: PTH208 - 100 times a second: only names are needed
-        left_out = self.own_pid, self._aside
+        left_out = self.own_pid, 0 if with_aside else self._aside
         return [pid for name in names if name.isdigit() and (pid := int(name)) not in left_out]
 
     def below(self) -> list[int]:
@@ -191,6 +191,11 @@ class Proc:
             if line.startswith((b"Pss_Anon:", b"SwapPss:")):
                 kilobytes.append(int(line.split()[1]))
         return sum(kilobytes) * 1024 if kilobytes else None
+
+    def unshared_bytes(self, speaker: int) -> int:
+        """Return the private memory of a process that no other process has mapped; 0 if it has ended."""
+        found = (line for line in self._read(f"{speaker}/smaps_rollup").splitlines())
+        return sum(int(line.split()[1]) for line in found if line.startswith((b"Private_Dirty:", b"SwapPss:"))) * 1024
 
     def have_one_memory(self, pid: int, other: int) -> bool:
         """Return whether two processes share one memory map. A child of vfork uses its parent's until it execs."""

@@ -7,6 +7,7 @@ import mmap
 import os
 import signal
 import socket
+import time
 from typing import NoReturn
 
 from sandbox_worker.init.child import Confinement, may_have_threads
@@ -17,6 +18,7 @@ from sandbox_worker.loading.context import Preloaded
 from sandbox_worker.repl import memory_reserve
 from sandbox_worker.repl.adaptation import draw_apart
 from sandbox_worker.repl.channel import Channel
+from sandbox_worker.repl.checkpoint import HandedDescriptors
 from sandbox_worker.repl.interrupts import Interrupts
 from sandbox_worker.repl.memory_reserve import Reserve
 from sandbox_worker.repl.repl import HandedContexts, Repl
@@ -27,6 +29,11 @@ from sandbox_worker.wire.descriptors import BELL, CONNECTION_FD, CONTROL_FD, HAN
 STACK_SIGNAL = int(signal.SIGRTMAX)
 """Signal at which the REPL prints the stacks of its threads to `STACK_FD`. Programs rarely use the last real-time
 signal themselves."""
+
+ALONE_S = 2.0
+"""Seconds until all processes but a checkpoint have ended. Beyond them, the checkpoint is killed, too."""
+WAIT_FOR_END_S = 0.02
+"""Most seconds between two looks for processes that are left."""
 
 
 class ReplProcess:
@@ -70,8 +77,6 @@ class ReplProcess:
     def start(self, connection_fd: int) -> None:
         """Fork a REPL that uses `connection_fd`, which is closed here. No other REPL of this worker may live."""
         write_ends = self._output.open()
-        if self._hands is not None:
-            self._hands.empty()
         BELL.pack_into(self._bell, INTERRUPTED_AT, 0)  # a new REPL counts its blocks from the start
         pid = os.fork()
         if pid == 0:
@@ -110,6 +115,40 @@ class ReplProcess:
                 except ChildProcessError:
                     break
         self.pid = None
+
+    def kill_all_but(self, checkpoint_pid: int) -> bool:
+        """Kill as `kill_all` does, but for a checkpoint. Return whether that was possible: otherwise all are killed.
+
+        All processes are stopped at once before they are listed, so that none starts another one meanwhile.
+        """
+        until = time.monotonic() + ALONE_S
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP)
+        is_alive = True
+        while is_alive and (others := self._other_pids(checkpoint_pid)):
+            for pid in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > until:  # a child of the checkpoint, for example, which does not wait for it
+                break
+            signal.sigtimedwait({signal.SIGCHLD}, WAIT_FOR_END_S)
+            with contextlib.suppress(ChildProcessError):
+                while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                    is_alive = is_alive and pid != checkpoint_pid
+        else:
+            if is_alive and checkpoint_pid in self._confinement.proc.others():
+                self.pid = None
+                return True
+        self.kill_all()
+        return False
+
+    def _other_pids(self, checkpoint_pid: int) -> list[int]:
+        return [pid for pid in self._confinement.proc.others(with_aside=True) if pid != checkpoint_pid]
+
+    def resumed(self, pid: int) -> None:
+        """Go on with a checkpoint as the REPL."""
+        BELL.pack_into(self._bell, INTERRUPTED_AT, 0)
+        self.pid = pid
 
     def stop_all_but_repl(self) -> None:
         """Stop the REPL's descendants, so that they do not grow while the REPL prints its stack.
@@ -151,8 +190,11 @@ class ReplProcess:
         draw_apart(self._preloaded.seed)
         memory_reserve.report_memory(self._bounds.memory_bytes)
         preloaded, bounds = self._preloaded, self._bounds
-        handed = None if self._hands is None else HandedContexts(reserve, self._mapping_works)
-        rest = preloaded.variables, handed, preloaded.undecoded
+        descriptors = None if self._hands is None else HandedDescriptors()
+        handed = None
+        if descriptors is not None and bounds.later_context_bytes:
+            handed = HandedContexts(descriptors, reserve, self._mapping_works)
+        rest = preloaded.variables, handed, preloaded.undecoded, descriptors
         try:
             Repl(preloaded.contexts, channel, interrupts, reserve, bounds, self._bell, *rest).serve()
         except BaseException:  # noqa: BLE001 - the control socket is closed: only the exit code can tell

@@ -1,4 +1,4 @@
-"""Init's ends of its sockets: the control socket, and the one on which the REPL gets contexts later."""
+"""Init's ends of its sockets: the control socket, and the one on which the REPL gets descriptors while it lives."""
 
 import array
 import contextlib
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from sandbox_worker.wire.control import MAX_PACKET_BYTES, Control, pack
-from sandbox_worker.wire.descriptors import receive
+from sandbox_worker.wire.descriptors import A_CONTEXT, receive
 
 MOST_FDS = 4
 """Most descriptors beside one packet: `RunProgram` has four."""
@@ -91,10 +91,10 @@ class Hands:
         """Descriptor of the REPL's end."""
         return self._taking.fileno()
 
-    def hand(self, fd: int) -> bool:
+    def hand(self, fd: int, packet: bytes = A_CONTEXT) -> bool:
         """Pass a descriptor to the REPL and close it here. Return whether the socket had room for it."""
         try:
-            send(self._giving, b".", (fd,))
+            send(self._giving, packet, (fd,))
         except OSError:  # the kernel's limit of waiting messages (net.unix.max_dgram_qlen) is reached
             return False
         finally:

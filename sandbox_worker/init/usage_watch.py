@@ -248,6 +248,7 @@ class Watch:
     Attributes:
         pids: Lists the processes that are sampled.
         cpu_times: CPU time of the block and of each program.
+        uncounted: Number of frozen processes, of one thread each. They count by their memory and CPU time alone.
     """
 
     def __init__(
@@ -277,6 +278,7 @@ class Watch:
         self._due = 0.0
         self._in_scratch = EMPTY
         self._scratch_due = 0.0
+        self.uncounted = 0
 
     def repl_started(self, pid: int, inherited_bytes: int) -> None:
         """Sample a new REPL from here on.
@@ -315,8 +317,9 @@ class Watch:
         """Take a sample. If there are more processes than `max_processes`, only their number is new in it."""
         worked_s = time.process_time()
         pids = self.pids()
-        if len(pids) > self._max_processes:  # a fork bomb grows faster than its processes can be read
-            return replace(self._last, processes=len(pids), threads=len(pids))
+        count = len(pids) - self.uncounted
+        if count > self._max_processes:  # a fork bomb grows faster than its processes can be read
+            return replace(self._last, processes=count, threads=count)
         seen = [each for pid in pids if (each := self._seen(pid)) is not None]
         now = time.monotonic()
         burned_s = self.cpu_times.look(seen, now - self._looked)
@@ -329,13 +332,13 @@ class Watch:
         usage = WorkerUsage(
             memory_bytes,
             self.cpu_times.block.block_s + self._memory.measuring_s - self._measuring_s,
-            len(seen),
-            sum(each.status.threads for each in seen),
+            max(0, len(seen) - self.uncounted),
+            max(0, sum(each.status.threads for each in seen) - self.uncounted),
             self._in_scratch.size_bytes,
             self._in_scratch.files,
         )
         works = burned_s >= LITTLE_CPU_S or self.cpu_times.runs_unheard or memory_bytes > self._last.memory_bytes
-        slowest_s = self._slowest_alone_s if len(seen) <= 1 else SLOWEST_OF_SEVERAL_S
+        slowest_s = self._slowest_alone_s if len(seen) - self.uncounted <= 1 else SLOWEST_OF_SEVERAL_S
         cost_s = time.process_time() - worked_s  # CPU time: a wait for the kernel must not delay the next sample
         share = MOST_WHILE_GROWING if had_to_measure or memory_bytes > self._most_bytes else MOST_OF_A_CPU
         self._most_bytes = max(self._most_bytes, memory_bytes)

@@ -34,6 +34,7 @@ from sandbox_worker.wire.messages import (
     Query,
     Read,
     Reply,
+    Slot,
     Submit,
     decode_from_orchestrator,
     framed,
@@ -56,6 +57,9 @@ _REPLY = re.compile(rb'\{"type":"reply","id":"([^"\\]++)"')
 """Beginning of a `Reply`, as msgspec writes it, with its id."""
 ONLY_HERE = "another process cannot use the REPL's connection: call llm_query_batched, or use threads"
 """Error message for a query from a process that model code started."""
+
+LOST = "cancelled: the REPL was killed, and its variables are as they were before a block"
+"""Error of a child in the background of a REPL that goes on from a checkpoint."""
 
 
 class ConnectionClosed(BaseException):
@@ -88,22 +92,29 @@ class Channel:
         self._max_frame_bytes = max_frame_bytes
         self._interrupts = interrupts
         self._reserve = reserve
-        self._owner = os.getpid()
-        self._frames = FrameDecoder(max_frame_bytes)
         self._poll = select.poll()
         self._poll.register(connected.fileno(), select.POLLIN)
         self._sending = threading.RLock()
-        self._outbox: list[tuple[bytes, int]] = []
         self._began_at = 0.0
-        self._holds_back = False
-        self._block: int | None = None
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._someone_reads = False
-        self._waiters = 0
         self._wanted: set[str] = set()
         self._replies: dict[str, Reply] = {}
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Begin with a connection of which no byte was read or sent. Called by the only thread of its process, between
+        two blocks. Queries in the background that had no reply have an error as theirs."""
+        self._owner = os.getpid()
+        self._frames = FrameDecoder(self._max_frame_bytes)
+        self._outbox: list[tuple[bytes, int]] = []
+        self._holds_back = False
+        self._block: int | None = None
+        self._someone_reads = False
+        self._waiters = 0
+        lost = Reply("", [Slot(error=LOST)])
+        self._replies = {id: self._replies.get(id, lost) for id in self._wanted}
         self._reads: list[Read] = []
         self._next: Execute | None = None
         self._provided: list[Given] = []

@@ -78,6 +78,10 @@ class Displays:
         self.block = 0
         self.omitted = 0
 
+    def now_of_this_process(self) -> None:
+        """Show from this process."""
+        self._owner = os.getpid()
+
     def begin_block(self, number: int) -> None:
         """Begin a block: displays belong to it from now on."""
         global _current

@@ -153,6 +153,10 @@ class Printer(io.TextIOBase):
     def _send_piece(self, text: str, at: int) -> None:
         self._send(self._stream, text[at : at + MAX_PIECE_CHARS])
 
+    def now_of_this_process(self) -> None:
+        """Write to the connection from this process. In others, forked by model code, the text goes to a descriptor."""
+        self._owner = os.getpid()
+
     def begin_block(self) -> None:
         """Begin a block. Text that threads printed since the last block belongs to this one."""
         with self._lock:

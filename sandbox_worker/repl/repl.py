@@ -6,7 +6,6 @@ import io
 import mmap
 import os
 import signal
-import socket
 import sys
 import time
 import types
@@ -22,6 +21,7 @@ from sandbox_worker.loading.form import ContextPiece
 from sandbox_worker.repl.adaptation import begin_with
 from sandbox_worker.repl.changes import Changes
 from sandbox_worker.repl.channel import Channel, ConnectionClosed, Given
+from sandbox_worker.repl.checkpoint import HandedDescriptors, make_checkpoint
 from sandbox_worker.repl.displays import Displays, at_end, display
 from sandbox_worker.repl.execution import BlockOutcome, Executor, Raised
 from sandbox_worker.repl.handles import Handles
@@ -35,7 +35,7 @@ from sandbox_worker.repl.submission import Submission
 from sandbox_worker.wire import names
 from sandbox_worker.wire.bounds import HeadTail, OutputBounds
 from sandbox_worker.wire.control import OUT_OF_MEMORY
-from sandbox_worker.wire.descriptors import BELL, HANDED_FD, INTERRUPTED_AT, pending_bytes, receive
+from sandbox_worker.wire.descriptors import A_CONTEXT, BELL, INTERRUPTED_AT, pending_bytes
 from sandbox_worker.wire.errors import FrameTooLarge, ValueInvalid
 from sandbox_worker.wire.messages import (
     MAX_AGAIN_BYTES,
@@ -55,15 +55,16 @@ from sandbox_worker.wire.values import decode_context
 
 
 class HandedContexts:
-    """Receiver of later contexts, from the socket on which init hands over their memfds.
+    """Receiver of later contexts, whose memfds init hands over.
 
     Args:
+        descriptors: Receiver of the memfds.
         reserve: Reserve that lends memory for them.
         mapping_works: Whether texts can be mapped. Otherwise they are copied.
     """
 
-    def __init__(self, reserve: Reserve, mapping_works: bool) -> None:
-        self._socket = socket.socket(fileno=HANDED_FD)
+    def __init__(self, descriptors: HandedDescriptors, reserve: Reserve, mapping_works: bool) -> None:
+        self._descriptors = descriptors
         self._reserve = reserve
         self._mapping_works = mapping_works
 
@@ -85,12 +86,12 @@ class HandedContexts:
 
     def _next(self) -> int:
         try:
-            _, fds = receive(self._socket, 1, 1, socket.MSG_DONTWAIT)
-        except OSError as error:  # model code has received the memfd itself, or has closed the socket
+            fd = self._descriptors.take(A_CONTEXT)
+        except OSError as error:  # model code has closed the socket
             raise ContextBroken(f"its memfd is missing: {error.strerror}") from None
-        if len(fds) != 1:
+        if fd is None:  # model code has received the memfd itself
             raise ContextBroken("its memfd is missing")
-        return fds[0]
+        return fd
 
 
 class AskedInput(io.RawIOBase):
@@ -134,6 +135,7 @@ class Repl:
         bell: Memory shared with init, which counts reads of output and names the block to interrupt (`descriptors`).
         variables: Name → value, for further variables that code finds, and may overwrite for good.
         handed: Receiver of later contexts; None if there can be none.
+        descriptors: Receiver of what init hands over; None if it hands over nothing.
         undecoded: Parts of `contexts` that the first block must decode.
     """
 
@@ -151,13 +153,13 @@ class Repl:
         variables: Mapping[str, Any] = types.MappingProxyType({}),
         handed: HandedContexts | None = None,
         undecoded: Sequence[Undecoded] = (),
+        descriptors: HandedDescriptors | None = None,
     ) -> None:
         self._channel = channel
         channel.read_variables = self._read
         self._interrupts = interrupts
-        self._reserve, self._handed = reserve, handed
-        self._contexts = contexts
-        self._undecoded = [*undecoded]
+        self._reserve, self._handed, self._descriptors = reserve, handed, descriptors
+        self._contexts, self._undecoded = contexts, [*undecoded]
         self._pid = os.getpid()
         self._bell, self._bounds = bell, bounds
         self._displays = Displays(channel)
@@ -232,6 +234,8 @@ class Repl:
         if execute.tools is not None:
             self._offer(execute.tools)
         refused = self._take_given(given)
+        if execute.checkpoint and self._descriptors is not None and make_checkpoint(self._descriptors):
+            return self._resumed()
         self._namespace.update(self._provided)  # restores names such as `context`, which a block may have reassigned
         if not self._has_scaffold:
             self._lend_submit(execute.submit is not None)
@@ -276,6 +280,16 @@ class Repl:
             **({} if execute.echo else self._unprinted(outcome)),
         )
         return self._frame_of(result)
+
+    def _resumed(self) -> bytes:
+        """Go on as the REPL in a checkpoint, on a fresh connection. Return the frame that says ready, in place of the
+        result of a block that another process has begun."""
+        self._pid = os.getpid()
+        self._displays.now_of_this_process()
+        for printer in self._printers:
+            printer.now_of_this_process()
+        self._channel.begin_anew()
+        return self._channel.encode(Ready(RELEASE))
 
     def _unprinted(self, outcome: BlockOutcome) -> dict[str, Any]:
         """Return the fields of a result that a block without echo has instead of output."""

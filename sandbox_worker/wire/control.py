@@ -52,6 +52,23 @@ class Start(Control, frozen=True):
     """Command to fork a fresh REPL. Its connection travels beside it: a socket after `Welcome`."""
 
 
+class Resume(Control, frozen=True):
+    """Command to have the checkpoint go on as the REPL. Its connection travels beside it, as for `Start`.
+
+    The answer is `Handed`: not taken if there is no checkpoint.
+    """
+
+
+class Checkpoint(Control, frozen=True):
+    """Command to prepare a checkpoint, which the REPL makes before its next block; see `Execute.checkpoint`.
+
+    Attributes:
+        number: Number of the checkpoint, unique in its worker.
+    """
+
+    number: int
+
+
 class Hand(Control, frozen=True):
     """Command to pass a memfd on to the REPL: a piece of a later context. It travels beside the command."""
 
@@ -212,9 +229,33 @@ class Drained(Control, frozen=True):
 
 
 class Stopped(Control, frozen=True):
-    """Report: all processes of the REPL have ended."""
+    """Report: all processes of the REPL have ended, but for its checkpoint.
+
+    Attributes:
+        post_mortem: State of the REPL before its end, if it was asked for.
+        checkpoint: Number of the checkpoint; None if there is none.
+    """
 
     post_mortem: LastSeen | None = None
+    checkpoint: int | None = None
+
+
+class Prepared(Control, frozen=True):
+    """Answer to `Checkpoint`. `problem` is the reason why the REPL can make none now, as one clause; else None."""
+
+    problem: str | None = None
+
+
+class Checkpointed(Control, frozen=True):
+    """Report: the REPL has made a checkpoint, in place of an older one.
+
+    Attributes:
+        number: Its number.
+        cost_s: Seconds that it costs: those of the forks, and at most those of copying pages that are written later.
+    """
+
+    number: int
+    cost_s: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Opened(Control, frozen=True):
@@ -306,9 +347,10 @@ class ProgramEnded(Control, frozen=True):
 
 FileRequest = OpenToRead | OpenToWrite | ListFolder | RemoveFile
 FileAnswer = Opened | Listed | Removed | Refused
-ToInit = Load | Start | Hand | Begin | Interrupt | Drain | Stop | RunProgram | EndProgram | FileRequest
-_ReplReport = Forked | Started | Written | Interrupted | Drained | Stopped | Burned | Exceeded | Died
-FromInit = Loaded | Failed | Handed | ProgramEnded | _ReplReport | FileAnswer
+_ToRepl = Start | Resume | Checkpoint | Hand | Begin | Interrupt | Drain | Stop
+ToInit = Load | _ToRepl | RunProgram | EndProgram | FileRequest
+_ReplReport = Forked | Started | Prepared | Checkpointed | Written | Interrupted | Drained | Stopped | Burned | Died
+FromInit = Loaded | Failed | Handed | ProgramEnded | Exceeded | _ReplReport | FileAnswer
 
 
 PreparationStep = Literal["imports", "context", "setup"]

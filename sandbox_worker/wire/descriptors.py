@@ -30,7 +30,15 @@ STACK_FD = 5
 RULESET_FD = 6
 """Landlock ruleset of the REPL. The REPL closes it once the ruleset is in force."""
 HANDED_FD = 7
-"""Socket from init with the memfds of later contexts. It exists only if the REPL may be given such contexts."""
+"""Socket from init, on which a REPL gets descriptors while it lives. It exists only if the REPL may be given later
+contexts, or may make checkpoints."""
+A_CONTEXT, A_CHECKPOINT, A_CONNECTION = b".", b"c", b"!"
+"""Packets on that socket, each with one descriptor: a memfd of a later context; the socket of the checkpoint that is
+made next; the connection of a checkpoint that goes on as the REPL."""
+CHECKPOINT_MADE = struct.Struct("=qd")
+"""Layout of what a checkpoint says to init: its pid, and the seconds that its forks took."""
+GO_ON = b"!"
+"""Packet by which init has a checkpoint go on. At the end of the socket the checkpoint ends."""
 
 
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)

@@ -13,6 +13,7 @@ import msgspec
 from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.limits import Limits
 from rlm_broker.rlm import RLM
+from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from sandbox_worker.wire.messages import Query, Reply, Slot, encode
 from scripts.bench.measure import Echo, Effort, Model, by_turns, seconds
@@ -163,6 +164,47 @@ def kill(effort: Effort) -> list[Row]:
     others = [parents, bare.side("ms", floor)]
     targets = [taken.at_most(30), taken.at_most_times(1.5, parents)]
     return [Row(f"kill with {DESCENDANTS} descendants, to all gone", taken, others, targets)]
+
+
+def rollback(effort: Effort) -> list[Row]:
+    """Time a REPL with 100 MB of variables from its end until one is read, and a block that makes a checkpoint."""
+    large = "rows = [f'{n:1000}' for n in range(95_000)]\ncount = len(rows)"
+    dies = "import os, time\nprint(time.monotonic(), flush=True); os._exit(1)"
+
+    def from_end(repl: SandboxedRepl, after: Callable[[], object]) -> list[float]:
+        died = float(repl.execute(dies).stdout)
+        after()
+        return [time.monotonic() - died]
+
+    limits = Limits(max_repl_restarts=1_000_000)
+    with (
+        Sandbox(warm=0) as sandbox,
+        sandbox.repl(limits=limits.replace(checkpoint="each")) as kept,
+        sandbox.repl(limits=limits.replace(checkpoint="never")) as plain,
+        sandbox.repl(limits=limits.replace(checkpoint="never")) as same,
+    ):
+        kept.execute(large)
+        same.execute(large)
+        back, fresh, made, with_copy, without = by_turns(
+            effort.times(20),
+            lambda: from_end(kept, lambda: kept.get("count")),
+            lambda: from_end(plain, lambda: plain.execute("1")),
+            lambda: from_end(plain, lambda: plain.execute(large)),
+            lambda: seconds(lambda: kept.execute("1")),
+            lambda: seconds(lambda: same.execute("1")),
+        )
+    taken = side(OURS, "ms", back)
+    others = [side("a fresh REPL, without them", "ms", fresh), side("and to make them again", "ms", made)]
+    block, bare = side(OURS, "ms", with_copy), side("the same block without a checkpoint", "ms", without)
+    return [
+        Row(
+            "from a REPL's end until a variable of 100 MB is read",
+            taken,
+            others,
+            [taken.at_most(25), taken.at_most_times(2, others[0])],
+        ),
+        Row("a block that makes a checkpoint of 100 MB of variables", block, [bare], [block.at_most(25)]),
+    ]
 
 
 def program(effort: Effort) -> list[Row]:

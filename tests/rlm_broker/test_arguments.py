@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -175,7 +175,7 @@ def test_limits_of_other_systems_are_answered() -> None:
     ours |= {"max_output_chars": "max_observation_chars", "max_concurrent_subcalls": "max_concurrent_children"}
     for theirs, name in {**ours, "memory_mb": "memory_bytes"}.items():
         with pytest.raises(ConfigurationError, match=rf"^there is no limit '{theirs}'; did you mean {name}\?$"):
-            Limits(**{theirs: 3})
+            Limits(**cast("Any", {theirs: 3}))
 
 
 def test_run_model_beside_a_replay_is_refused(folder: Path) -> None:

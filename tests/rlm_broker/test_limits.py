@@ -74,6 +74,7 @@ def test_invalid_amount_is_refused_as_written() -> None:
         *(("max_iterations", turns, in_tuple) for turns in ((20, 0), (20, True))),
         ("max_depth", True, "give a whole number of at least 0"),
         ("max_tokens", "10k", "give a whole number of at least 1, or None"),
+        ("checkpoint", "often", "give auto, each or never"),
     ]
     for name, value, why in cases:
         with pytest.raises(ConfigurationError) as refused:
@@ -182,7 +183,8 @@ AS_DOCUMENTED: dict[str, tuple[float | None, float, float | None]] = {
 
 def test_each_limit_has_its_default_and_its_bounds() -> None:
     assert {name: getattr(Limits(), name) for name in Limits.fields} == {
-        name: default for name, (default, _, _) in AS_DOCUMENTED.items()
+        "checkpoint": "never",
+        **{name: default for name, (default, _, _) in AS_DOCUMENTED.items()},
     }
     for name, (_, least, most) in AS_DOCUMENTED.items():
         for allowed in (least, 2**60 if most is None else most):

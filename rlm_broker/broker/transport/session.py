@@ -57,6 +57,7 @@ class Wanted(NamedTuple):
             the block does not end at a submission.
         variables: Whether the result names the new and the changed variables.
         echo: Whether the last expression and a traceback are printed, and not in the result.
+        checkpoint: Whether the REPL makes a checkpoint before the block. Init has prepared it.
     """
 
     value: bool = False
@@ -65,6 +66,7 @@ class Wanted(NamedTuple):
     submit: tuple[str, ...] | None = None
     variables: bool = False
     echo: bool = True
+    checkpoint: bool = False
 
 
 NOTHING: Final = Wanted()
@@ -120,6 +122,7 @@ class Session:
 
     Args:
         max_frame_bytes: Largest payload of a frame in either direction.
+        block: Number of the REPL's last block, on an earlier connection.
 
     Attributes:
         state: Decides about the next message, see `TRANSITIONS`.
@@ -130,10 +133,10 @@ class Session:
         max_frame_bytes: Largest payload of a frame in either direction.
     """
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, block: int = 0) -> None:
         self._unsent = Provisions()
         self.state = State.STARTING
-        self.block = 0
+        self.block = block
         self._id_prefix = "0:"
         self._displays = self._display_bytes = 0
         self.open_queries: dict[str, int] = {}
@@ -212,6 +215,7 @@ class Session:
             wanted.variables,
             wanted.echo,
             callable(wanted.stdin),
+            wanted.checkpoint,
         )
         frame = framed(message, self.max_frame_bytes)
         self._step(message)

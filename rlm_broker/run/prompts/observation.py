@@ -116,7 +116,7 @@ def _outcome(number: int, block: Block, printed: dict[str, str]) -> str:
     if block.status != "ok" and block.error:
         lines[0] += f" ({block.error})"
     if block.status == "killed":
-        lines.append("The REPL was killed and started afresh: `context` is in place, all your variables are lost.")
+        lines.append(_after_kill(block.blocks_undone))
     if block.status == "error" and block.limit == "memory_bytes":
         lines.append("The memory of this REPL was full: `del` what you no longer need, or work on smaller parts.")
     if block.status == "interrupted":
@@ -130,6 +130,18 @@ def _outcome(number: int, block: Block, printed: dict[str, str]) -> str:
     if block.variables:
         lines.append(f"Variables made or changed: {', '.join(map(_variable, block.variables))}")
     return "\n".join(lines)
+
+
+def _after_kill(blocks_undone: int | None) -> str:
+    """Return the state of the variables after a kill."""
+    if blocks_undone is None:
+        return "The REPL was killed and started afresh: `context` is in place, all your variables are lost."
+    if blocks_undone == 1:
+        return "The REPL was killed. Your variables are as they were before this block."
+    return (
+        f"The REPL was killed. Your variables are as they were {blocks_undone} blocks ago: what this block and the "
+        f"{blocks_undone - 1:,} before it did to them is lost."
+    )
 
 
 def _variable(variable: Variable) -> str:

@@ -402,7 +402,14 @@ def _unprinted(result: Result, output: BlockOutput) -> Unprinted:
 
 
 def killed_block(
-    code: str, output: BlockOutput, why: str, seen: PostMortem, limit: str | None, execution_time: float
+    code: str,
+    output: BlockOutput,
+    why: str,
+    seen: PostMortem,
+    limit: str | None,
+    execution_time: float,
+    undone: int | None = None,
+    no_checkpoint: str | None = None,
 ) -> Block:
     """Return a block whose REPL was killed.
 
@@ -410,9 +417,13 @@ def killed_block(
         why: Reason of the kill, as one clause.
         seen: State of the REPL just before, as init saw it.
         limit: Name of the limit that was reached, or None.
+        undone: Number of blocks whose variables are lost with the REPL, this one included; None for all of them.
+        no_checkpoint: Reason why there was no checkpoint, as one clause; None if there is none to tell.
     """
     stdout, stderr = output.finish()
     sentence = sentence_of_death(why, seen)
+    if undone is None and no_checkpoint is not None:
+        sentence += f". There was no checkpoint of its variables: {no_checkpoint}"
     return Block(
         code,
         "killed",
@@ -423,4 +434,5 @@ def killed_block(
         limit=limit,
         post_mortem=seen,
         displays=tuple(output.displays),
+        blocks_undone=undone,
     )

@@ -23,6 +23,8 @@ from rlm_broker.sandbox.workers.worker import Worker
 from sandbox_worker.loading.context import ContextBroken
 
 _NO_REPL = "a REPL cannot be started"
+RESUMES_S = 10.0
+"""Most seconds until a checkpoint says ready. Model code may have spoiled it; a fresh REPL is started then."""
 
 
 class WorkerSource(Protocol):
@@ -67,6 +69,12 @@ class StartedWorker:
         if self._context is not None:
             connection.provide(self._context)
         return connection
+
+    async def resume(self, block: int) -> Connection | None:
+        """Have the checkpoint go on as the REPL, and return its connection; None if there is none. `block` is the
+        number of the last block, after which it counts on."""
+        with shortage_told(_NO_REPL):
+            return await self._cold_start.resume(self.worker, self.limits, block)
 
     async def end(self) -> None:
         """Kill the worker, and return when it is gone. Has no effect when repeated."""
@@ -120,11 +128,29 @@ class ColdStart:
             raise
         return connection
 
-    async def _connect(self, limits: ReplLimits, after_others: bool = False) -> tuple[Connection, socket.socket]:
+    async def resume(self, worker: Worker, limits: ReplLimits, block: int) -> Connection | None:
+        """Have the checkpoint of a worker go on as the REPL, on a fresh connection, see `StartedWorker.resume`."""
+        quick = limits.replace(start_timeout_s=min(limits.start_timeout_s, RESUMES_S))
+        connection, connected = await self._connect(quick, block=block)
+        try:
+            with connected:
+                is_taken = await worker.resume(connected.fileno())
+            if is_taken:
+                await self._ready(connection, quick)
+                return connection
+        except BaseException:
+            await to_its_end(connection.close)
+            raise
+        await connection.close()
+        return None
+
+    async def _connect(
+        self, limits: ReplLimits, after_others: bool = False, block: int = 0
+    ) -> tuple[Connection, socket.socket]:
         if after_others:  # the request to the fork server is sent first, since its answer takes longer
             await asyncio.sleep(0)
         timeout_s = limits.start_timeout_s
-        session = Session(limits.max_frame_bytes)
+        session = Session(limits.max_frame_bytes, block)
         connection = Connection(session, limits.max_queries_in_flight)
         address = self._listener.address
         if address is None:

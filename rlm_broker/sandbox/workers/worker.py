@@ -38,7 +38,9 @@ class Worker:
         layers: Layers of init and of the REPL, as they reported them before any model code ran.
         on_written, on_burned: Called with bytes written to the REPL's descriptors 1 and 2; with seconds of its CPU
             time.
+        on_checkpointed: Called when the REPL has made a checkpoint.
         on_change: Called when `died` or `gone` changes.
+        checkpoint: Number of the checkpoint that the last `stop` has spared; None if there was none.
         cpus: CPUs for all its processes.
         scratch: Its folder on the host, at a level without a root of its own; else empty.
     """
@@ -50,6 +52,8 @@ class Worker:
         self.layers: tuple[str, ...] = ()
         self.on_written: Callable[[control.Written], None] = _ignore
         self.on_burned: Callable[[float], None] = _ignore
+        self.on_checkpointed: Callable[[control.Checkpointed], None] = _ignore
+        self.checkpoint: int | None = None
         self.on_change: Callable[[], None] = _ignore
         self.cpus = len(os.sched_getaffinity(0))
         self.scratch = scratch
@@ -89,9 +93,24 @@ class Worker:
 
     async def start(self, connection_fd: int, timeout_s: float) -> None:
         """Fork a REPL that uses `connection_fd`, after all processes of the last one were killed."""
-        self.died = None
+        self.died = self.checkpoint = None
         self._begun_at = -math.inf
         await self._exchange([(control.Start(), connection_fd)], control.Started, timeout_s=timeout_s)
+
+    async def prepare_checkpoint(self, number: int) -> str | None:
+        """Have init prepare a checkpoint, which the REPL makes before its next block. Return why it can make none now,
+        as one clause; else None."""
+        (prepared,) = await self._exchange([(control.Checkpoint(number), None)], control.Prepared)
+        assert isinstance(prepared, control.Prepared)
+        return prepared.problem
+
+    async def resume(self, connection_fd: int) -> bool:
+        """Have the checkpoint go on as the REPL, with `connection_fd`, after `stop`. Return whether there is one."""
+        self.died = self.checkpoint = None
+        self._begun_at = -math.inf
+        (handed,) = await self._exchange([(control.Resume(), connection_fd)], control.Handed)
+        assert isinstance(handed, control.Handed)
+        return handed.taken
 
     @property
     def is_begun(self) -> bool:
@@ -129,11 +148,12 @@ class Worker:
         await self._exchange([(control.Drain(), None)], control.Drained)
 
     async def stop(self, explain: bool = False) -> control.LastSeen | None:
-        """Kill the REPL and all that it started; return when they have ended and their last output was passed on. If
-        init is to `explain`, it looks at the REPL first, and its state is returned."""
+        """Kill the REPL and all that it started, but for its checkpoint; return when they have ended and their last
+        output was passed on. If init is to `explain`, it looks at the REPL first, and its state is returned."""
         (stopped,) = await self._exchange([(control.Stop(explain=explain), None)], control.Stopped)
         assert isinstance(stopped, control.Stopped)
         self.died = None
+        self.checkpoint = stopped.checkpoint
         return stopped.post_mortem
 
     async def open_file(self, request: control.OpenToRead | control.OpenToWrite) -> int:
@@ -256,6 +276,8 @@ class Worker:
                 self.on_written(message)
             case control.Burned():
                 self.on_burned(message.cpu_s)
+            case control.Checkpointed():
+                self.on_checkpointed(message)
             case control.Died() | control.Exceeded():
                 self.died = self._at_the_groups_limit() or message
                 self.on_change()
@@ -297,6 +319,7 @@ class Worker:
         self._programs.clear()
         self.on_change()
         self.on_written = self.on_burned = self.on_change = _ignore  # the last block's, which has this worker
+        self.on_checkpointed = _ignore
 
 
 class RunningProgram(NamedTuple):

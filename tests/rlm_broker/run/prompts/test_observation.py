@@ -39,6 +39,8 @@ def test_block_ends_explain_what_happens_to_variables() -> None:
     assert "raised an exception (ValueError: x)" in told(status="error", error="ValueError: x")
     assert "Your variables are still there" in told(status="interrupted", error="KeyboardInterrupt")
     assert "all your variables are lost" in told(status="killed", error="it was slow")
+    assert "as they were before this block" in told(status="killed", error="it was slow", blocks_undone=1)
+    assert "the 2 before it did to them is lost" in told(status="killed", error="it was slow", blocks_undone=3)
     assert "(no output)" in told(status="ok")
 
 

@@ -1,0 +1,177 @@
+"""Init's handle on the checkpoint of its REPL: a frozen copy, from which it goes on after a kill.
+
+`repl/checkpoint.py` has the theory of operation. There is one checkpoint at most, beside one that is being made. Only a
+worker with a PID namespace and a /proc of its own has any: there init finds all other processes, and kills them.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+
+from sandbox_worker.init.procfs import Proc, Status
+from sandbox_worker.init.sockets import Hands
+from sandbox_worker.wire.control import Checkpointed
+from sandbox_worker.wire.descriptors import A_CHECKPOINT, A_CONNECTION, CHECKPOINT_MADE, GO_ON
+
+COPIED_BYTES_IN_1_S = 8 << 30
+"""Private memory that is copied in one second while it is written: 0.5 microseconds for each page that both processes
+have. A checkpoint costs at most that, beside its forks."""
+WORTH_FREEING = 16
+"""Ratio of `memory_bytes` to the least private memory for which a checkpoint is ended. Code that fills all memory would
+soon have filled less than that, and would then be killed without a checkpoint."""
+
+
+class _Checkpoint:
+    """One checkpoint, and init's end of its socket. Its pid is 0 until it has spoken."""
+
+    def __init__(self, number: int, speaking: socket.socket, memory_bytes: int) -> None:
+        self.number = number
+        self.speaking = speaking
+        self.memory_bytes = memory_bytes
+        self.pid = 0
+
+
+class FrozenCopies:
+    """The checkpoint of a worker's REPL, and the one that is being made.
+
+    Args:
+        proc: The /proc in which the processes are seen.
+        hands: Socket to the REPL; None if this worker makes no checkpoints.
+        poll: Gets the descriptors to wait for. Call `hear` for each readable one.
+        memory_bytes: Limit of memory of the REPL's processes together.
+    """
+
+    def __init__(self, proc: Proc, hands: Hands | None, poll: "select.poll", memory_bytes: int) -> None:
+        self._proc = proc
+        self._hands = hands if proc.is_own else None
+        self._poll = poll
+        self._memory_bytes = memory_bytes
+        self._made: _Checkpoint | None = None
+        self._making: _Checkpoint | None = None
+
+    @property
+    def pid(self) -> int:
+        """Pid of the checkpoint; 0 if there is none."""
+        return 0 if self._made is None else self._made.pid
+
+    @property
+    def number(self) -> int | None:
+        """Number of the checkpoint; None if there is none."""
+        return None if self._made is None else self._made.number
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that count for no limit of the REPL's: the checkpoint, and those of a fork."""
+        return (self._made is not None) + 2 * (self._making is not None)
+
+    def prepare(self, number: int, repl_pid: int | None, inherited_bytes: int) -> str | None:
+        """Hand the REPL the socket of a checkpoint. Return why it can make none now, as one clause; else None.
+
+        Args:
+            inherited_bytes: Memory that the REPL shares with init.
+        """
+        if self._hands is None:
+            return "its sandbox cannot freeze processes"
+        status = (self._proc.status(repl_pid) if repl_pid else None) or Status()
+        if status.threads != 1:
+            return "threads that an earlier block has left were running"
+        memory_bytes = max(0, status.memory_bytes - inherited_bytes)
+        if 2 * memory_bytes > self._memory_bytes:
+            return "its variables took more than half of memory_bytes"
+        self._forget(self._making)
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._making = _Checkpoint(number, own, memory_bytes)
+        self._poll.register(own.fileno(), select.POLLIN)
+        if not self._hands.hand(theirs.detach(), A_CHECKPOINT):
+            self._forget(self._making)
+            return "its socket is full"
+        return None
+
+    def hear(self, fd: int, repl_pid: int | None) -> Checkpointed | None:
+        """Take what a checkpoint says on `fd`, or its end. Return the report of a new one, which replaces the old."""
+        found = next((each for each in (self._made, self._making) if each and each.speaking.fileno() == fd), None)
+        if found is None:
+            return None
+        try:
+            said = found.speaking.recv(CHECKPOINT_MADE.size, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError:
+            said = b""
+        if found is self._made or len(said) != CHECKPOINT_MADE.size:
+            self._forget(found)
+            return None
+        pid, took_s = CHECKPOINT_MADE.unpack(said)
+        if pid in (1, repl_pid) or pid not in self._proc.others():  # a lie of the REPL's: then it has no checkpoint
+            self._forget(found)
+            return None
+        self._forget(self._made)
+        found.pid = pid
+        self._made, self._making = found, None
+        cost_s = max(0.0, min(took_s, 1.0)) + found.memory_bytes / COPIED_BYTES_IN_1_S
+        return Checkpointed(found.number, cost_s)
+
+    def hear_all(self, repl_pid: int | None) -> Checkpointed | None:
+        """Take what a checkpoint that is being made has said."""
+        return None if self._making is None else self.hear(self._making.speaking.fileno(), repl_pid)
+
+    def frees(self, bytes_over: float) -> bool:
+        """End the checkpoint if that frees so many bytes, and not few. Return whether it does, once it has ended."""
+        pid = self.pid
+        if not pid or self._proc.unshared_bytes(pid) < max(bytes_over, self._memory_bytes / WORTH_FREEING):
+            return False
+        self._forget(self._made)
+        with contextlib.suppress(ChildProcessError):  # the REPL has lied, and named a process of another parent
+            os.waitpid(pid, 0)
+        return True
+
+    def ended(self, pid: int) -> None:
+        """Record that a child of init has ended."""
+        if self._made is not None and self._made.pid == pid:
+            self._made.pid = 0
+            self._forget(self._made)
+
+    def resume(self, connection_fd: int) -> int | None:
+        """Have the checkpoint go on with this connection, which is closed here, while no other process lives.
+
+        Returns:
+            Its pid; None if there is none.
+        """
+        made = self._made
+        if made is None or self._hands is None:
+            os.close(connection_fd)
+            return None
+        self._hands.empty()
+        pid = made.pid
+        try:
+            if not self._hands.hand(connection_fd, A_CONNECTION):
+                return None
+            os.kill(pid, signal.SIGCONT)
+            made.speaking.send(GO_ON, socket.MSG_DONTWAIT)
+        except OSError:
+            return None
+        made.pid = 0
+        self._forget(made)
+        return pid
+
+    def others_were_killed(self, is_spared: bool) -> None:
+        """Record that init has killed all processes, or has spared the checkpoint."""
+        if not is_spared:
+            self.ended(self.pid)
+        self._forget(self._making)
+
+    def _forget(self, checkpoint: _Checkpoint | None) -> None:
+        if checkpoint is None:
+            return
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(checkpoint.speaking.fileno())
+        checkpoint.speaking.close()
+        if checkpoint.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(checkpoint.pid, signal.SIGKILL)
+        if checkpoint is self._made:
+            self._made = None
+        else:
+            self._making = None

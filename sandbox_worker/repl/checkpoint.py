@@ -1,0 +1,160 @@
+"""A checkpoint: a frozen copy of the REPL, which goes on in its place if a later block has to be killed.
+
+Theory of operation
+===================
+The orchestrator asks for a checkpoint with the block before which it is made. Init has then handed over one end of a
+socket pair, and the REPL forks before the block's code runs:
+
+1. The REPL forks a child, and the child forks the copy and ends. So the copy is a child of init, and not of the REPL:
+   `os.wait` in model code finds no child that it has not started. The REPL stays the process it was.
+2. The copy closes the connection, tells init its pid by the socket, and waits there.
+3. The REPL goes on once the copy has spoken. Only the copy still has the socket, so a later block cannot speak for it.
+4. If the block is killed, init stops all processes, kills all but the copy, hands it a fresh connection, and wakes it.
+   The copy says ready, as a fresh REPL does. Its variables are those of the moment of the fork.
+
+The copy holds what model code has made of this process, and so is as untrusted as the REPL. Init counts it with the
+REPL's processes. Functions that code has registered with `os.register_at_fork` run in it; they can spoil the copy, and
+so lose their own rollback, no more.
+
+A fork copies one thread alone, and locks that others hold would stay locked. So init refuses a checkpoint while the
+REPL has further threads.
+"""
+
+import contextlib
+import os
+import random
+import resource
+import socket
+import time
+from collections import defaultdict
+
+from sandbox_worker.wire.descriptors import (
+    A_CHECKPOINT,
+    A_CONNECTION,
+    CHECKPOINT_MADE,
+    CONNECTION_FD,
+    GO_ON,
+    HANDED_FD,
+    receive,
+)
+
+
+class HandedDescriptors:
+    """Receiver of the descriptors that init hands to this process, sorted by the packets beside them."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None  # made when it is needed: most REPLs are handed nothing
+        self._waiting: defaultdict[bytes, list[int]] = defaultdict(list)
+
+    def take(self, packet: bytes) -> int | None:
+        """Return the next descriptor that came with this packet, for the caller to close; None if there is none.
+
+        Raises:
+            OSError: Model code has closed the socket.
+        """
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, HANDED_FD)
+        while not self._waiting[packet]:  # no more is received than is needed: a process may have few descriptors
+            try:
+                kind, fds = receive(self._socket, 1, 1, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            if not fds:
+                return None
+            self._waiting[kind] += fds
+        return self._waiting[packet].pop(0)
+
+    def close_all(self) -> None:
+        """Close all descriptors that were not taken."""
+        for fd in [fd for fds in self._waiting.values() for fd in fds]:
+            os.close(fd)
+        self._waiting.clear()
+
+
+def make_checkpoint(handed: HandedDescriptors) -> bool:
+    """Fork a checkpoint by the socket that init has handed over. If there is none, or it cannot be made, do without.
+
+    Returns:
+        False in the REPL; True in the checkpoint, when it goes on as the REPL on a fresh connection.
+    """
+    speaking = _newest(handed)
+    if speaking is None:
+        return False
+    began, state = time.monotonic(), random.getstate()
+    allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    _allow_processes(most)  # two more than code may have: the copy, and its parent for a moment
+    made, there = os.pipe()
+    try:
+        middle = os.fork()
+    except OSError:  # too many processes, or too little memory
+        middle = -1
+    if middle == 0:
+        _fork_again()
+        os.close(made)
+        _freeze(speaking, there, began)
+        _go_on(handed, state, allowed)
+        return True
+    os.close(speaking)
+    os.close(there)
+    if middle > 0:
+        os.read(made, 1)  # the end of the pipe: the copy has spoken, and its parent has ended, or both have ended
+        with contextlib.suppress(ChildProcessError):  # model code ignores SIGCHLD
+            os.waitpid(middle, 0)
+    os.close(made)
+    _allow_processes(min(most, allowed + 1))
+    return False
+
+
+def _newest(handed: HandedDescriptors) -> int | None:
+    """Return the socket that init handed over last. Older ones are of blocks that were cancelled before they began."""
+    newest = None
+    with contextlib.suppress(OSError):  # model code has closed the socket
+        while (fd := handed.take(A_CHECKPOINT)) is not None:
+            if newest is not None:
+                os.close(newest)
+            newest = fd
+    return newest
+
+
+def _fork_again() -> None:
+    """Fork the copy, and return in it alone."""
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        os._exit(1)
+
+
+def _freeze(speaking: int, there: int, began: float) -> None:
+    """Tell init of this copy, and wait until it is to go on. Otherwise end it."""
+    try:
+        os.setpgid(0, 0)  # model code may signal its own process group
+        os.close(CONNECTION_FD)
+        os.write(speaking, CHECKPOINT_MADE.pack(os.getpid(), time.monotonic() - began))
+        os.close(there)
+        if os.read(speaking, len(GO_ON)) != GO_ON:
+            os._exit(0)
+        os.close(speaking)
+    except BaseException:  # noqa: BLE001 - a handler of model code may raise anything: this copy must run no block
+        os._exit(0)
+
+
+def _go_on(handed: HandedDescriptors, state: object, allowed: int) -> None:
+    """Take the fresh connection. The number of its descriptor is the old one's, so that all objects find it."""
+    try:
+        connection = handed.take(A_CONNECTION)
+        assert connection is not None
+        handed.close_all()  # those of later contexts are handed over again
+        if connection != CONNECTION_FD:
+            os.dup2(connection, CONNECTION_FD, inheritable=False)
+            os.close(connection)
+        random.setstate(state)  # type: ignore[arg-type] # `random` has drawn a new one after the fork
+        _allow_processes(allowed)
+    except BaseException:  # noqa: BLE001 - as above
+        os._exit(0)
+
+
+def _allow_processes(number: int) -> None:
+    """Set the soft limit of processes, unless model code has lowered the hard one."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (number, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
