@@ -268,7 +268,7 @@ class ReplLimits(_Bounds):
     A REPL that goes on from a checkpoint does not count.
     """
 
-    checkpoint: Annotated[Literal["auto", "each", "never"], Meta(description="auto, each or never")] = "never"
+    checkpoint: Annotated[Literal["auto", "each", "never"], Meta(description="auto, each or never")] = "auto"
     """When a `strict` REPL keeps a frozen copy of its variables, from which it goes on after a kill.
 
     With "never" it keeps none. With "auto" it makes one before a block if a kill would lose twenty times the seconds

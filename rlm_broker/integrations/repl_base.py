@@ -63,6 +63,7 @@ class PeerRepl:
 
     Attributes:
         why_closed: Reason of the end, in a clause; None while it can be used.
+        blocks: Number of blocks whose variables are there; 0 in a fresh REPL.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class PeerRepl:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.why_closed: str | None = None
+        self.blocks = 0
         self._name = name
         self._error = error
         self._sandbox = sandbox
@@ -139,6 +141,9 @@ class PeerRepl:
                 self._host.escaped = None
                 self._end(f"one of its tools raised {type(escaped).__name__}")
                 raise escaped
+            self.blocks += 1
+            if block.status == "killed":
+                self.blocks -= self.blocks if block.blocks_undone is None else block.blocks_undone
             if block.status == "killed" and not self._survives:
                 self._end(f"its process has ended: {block.error}")
                 raise self._error(f"{self._name} has ended: {block.error}")

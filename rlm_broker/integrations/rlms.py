@@ -69,7 +69,8 @@ of it, and so lie about its own blocks only."""
 
 
 class SandboxREPL(LocalREPL):  # type: ignore[misc]
-    """An environment of the reference RLM whose code runs in a sandbox of its own. A killed block costs its variables.
+    """An environment of the reference RLM whose code runs in a sandbox of its own. A killed block costs its
+    variables, and those of earlier blocks where there is no checkpoint.
 
     Example:
         ```python
@@ -198,7 +199,7 @@ class SandboxREPL(LocalREPL):  # type: ignore[misc]
     def _run(self, code: str, values: dict[str, Any] | None = None, kept: dict[str, Any] | None = None) -> Block:
         self._seen = None
         block = self._repl.execute(code, values=values, kept=kept, tools=self._functions)
-        self._is_set_up = self._is_set_up and block.status != "killed"
+        self._is_set_up = self._is_set_up and self._repl.blocks > 0
         return block
 
     def _set_up(self) -> None:

@@ -540,7 +540,8 @@ class SandboxedRepl(AsyncResource):
         async with self._worker.busy:
             self._is_interrupted = False
             connection = await self._worker.require_repl()
-            wanted = await self._worker.with_checkpoint(wanted)
+            if wanted.names is None and self._worker.checkpoints.is_due:
+                wanted = await self._worker.with_checkpoint(wanted)
             if self._is_interrupted:
                 return Block(code, "interrupted", error=f"it {BY_CALLER}")
             self._became("busy")
@@ -583,9 +584,8 @@ class SandboxedRepl(AsyncResource):
         """Kill a block, and have the REPL go on from its checkpoint, if there is one."""
         limit = run.limit  # read before `end_repl`, after which the worker may be gone
         seen = block_result.located(await to_its_end(partial(self._worker.end_repl, True)), number)
-        problem = self._worker.checkpoints.problem
         undone = await to_its_end(self._worker.roll_back)
-        why = run.killed_because or "its processes are gone"
+        problem, why = self._worker.checkpoints.problem, run.killed_because or "its processes are gone"
         return block_result.killed_block(code, output, why, seen, limit, time.monotonic() - started, undone, problem)
 
     def _interrupt(self) -> None:

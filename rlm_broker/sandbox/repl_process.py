@@ -26,6 +26,8 @@ from sandbox_worker.wire.bounds import SCRATCH_LIMITS
 from sandbox_worker.wire.control import Exceeded, LastSeen
 from sandbox_worker.wire.names import CONTEXT, numbered
 
+SPOILED = "it could not go on"
+
 
 class ReplWorker:
     """The worker of one REPL, and the connection of its REPL process.
@@ -117,9 +119,9 @@ class ReplWorker:
         return self.connection
 
     async def with_checkpoint(self, wanted: Wanted) -> Wanted:
-        """Have a checkpoint prepared if one is due, and have the next block make it."""
+        """Have a checkpoint prepared, and have the next block make it, if it can be."""
         checkpoints = self.checkpoints
-        if not checkpoints.is_due or wanted.names is not None or self.started is None:
+        if self.started is None:
             return wanted
         number = checkpoints.next_number()
         try:
@@ -145,12 +147,14 @@ class ReplWorker:
         try:
             connection = await started.resume(self._last_block)
             if connection is None:
+                self.checkpoints.problem = SPOILED
                 return None
             if self.is_closed:  # while it was resumed
                 await connection.close()
                 return None
             await self._connected(connection, point.provisions, point.contexts)
-        except SandboxFailed:  # it was spoiled: a fresh REPL takes its place
+        except SandboxFailed:  # model code has spoiled it: a fresh REPL takes its place
+            self.checkpoints.problem = SPOILED
             return None
         return self.checkpoints.rolled_back(point)
 
@@ -231,6 +235,8 @@ class ReplWorker:
             await to_its_end(started.end)
             raise ReplClosed("this REPL was closed")
         self.started = started
+        if not self._workers.fork_server.level.has_pid_namespace:
+            self.checkpoints.cannot_be()
         started.worker.on_checkpointed = self.checkpoints.made
         await self._connected_afresh(started.connection)
 

@@ -12,6 +12,7 @@ import socket
 
 from sandbox_worker.init.procfs import Proc, Status
 from sandbox_worker.init.sockets import Hands
+from sandbox_worker.wire.bounds import CHECKPOINT_PROCESSES
 from sandbox_worker.wire.control import Checkpointed
 from sandbox_worker.wire.descriptors import A_CHECKPOINT, A_CONNECTION, CHECKPOINT_MADE, GO_ON
 
@@ -64,7 +65,7 @@ class FrozenCopies:
     @property
     def processes(self) -> int:
         """Number of processes that count for no limit of the REPL's: the checkpoint, and those of a fork."""
-        return (self._made is not None) + 2 * (self._making is not None)
+        return (self._made is not None) + CHECKPOINT_PROCESSES * (self._making is not None)
 
     def prepare(self, number: int, repl_pid: int | None, inherited_bytes: int) -> str | None:
         """Hand the REPL the socket of a checkpoint. Return why it can make none now, as one clause; else None.

@@ -28,6 +28,7 @@ import socket
 import time
 from collections import defaultdict
 
+from sandbox_worker.wire.bounds import CHECKPOINT_PROCESSES
 from sandbox_worker.wire.descriptors import (
     A_CHECKPOINT,
     A_CONNECTION,
@@ -81,9 +82,12 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
     if speaking is None:
         return False
     began, state = time.monotonic(), random.getstate()
-    allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    _allow_processes(most)  # two more than code may have: the copy, and its parent for a moment
-    made, there = os.pipe()
+    try:
+        made, there = os.pipe()
+    except OSError:  # model code has left too few descriptors
+        os.close(speaking)
+        return False
+    _allow_processes(CHECKPOINT_PROCESSES)
     try:
         middle = os.fork()
     except OSError:  # too many processes, or too little memory
@@ -92,7 +96,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         _fork_again()
         os.close(made)
         _freeze(speaking, there, began)
-        _go_on(handed, state, allowed)
+        _go_on(handed, state)
         return True
     os.close(speaking)
     os.close(there)
@@ -101,7 +105,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         with contextlib.suppress(ChildProcessError):  # model code ignores SIGCHLD
             os.waitpid(middle, 0)
     os.close(made)
-    _allow_processes(min(most, allowed + 1))
+    _allow_processes(1)
     return False
 
 
@@ -139,7 +143,7 @@ def _freeze(speaking: int, there: int, began: float) -> None:
         os._exit(0)
 
 
-def _go_on(handed: HandedDescriptors, state: object, allowed: int) -> None:
+def _go_on(handed: HandedDescriptors, state: object) -> None:
     """Take the fresh connection. The number of its descriptor is the old one's, so that all objects find it."""
     try:
         connection = handed.take(A_CONNECTION)
@@ -149,12 +153,13 @@ def _go_on(handed: HandedDescriptors, state: object, allowed: int) -> None:
             os.dup2(connection, CONNECTION_FD, inheritable=False)
             os.close(connection)
         random.setstate(state)  # type: ignore[arg-type] # `random` has drawn a new one after the fork
-        _allow_processes(allowed)
+        _allow_processes(0)
     except BaseException:  # noqa: BLE001 - as above
         os._exit(0)
 
 
-def _allow_processes(number: int) -> None:
-    """Set the soft limit of processes, unless model code has lowered the hard one."""
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NPROC, (number, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+def _allow_processes(copies: int) -> None:
+    """Allow so many more processes than code may have, unless model code has lowered the limit."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if allowed >= most - CHECKPOINT_PROCESSES:
+        resource.setrlimit(resource.RLIMIT_NPROC, (max(0, most - CHECKPOINT_PROCESSES + copies), most))

@@ -12,6 +12,9 @@ Text = TypeVar("Text", str, bytes)
 PIECE = 1 << 13
 """Characters or bytes up to which small pieces are joined to one. Without this, a million short lines would be kept as
 a million objects."""
+CHECKPOINT_PROCESSES = 2
+"""Processes that a REPL starts for a checkpoint, beyond those that code may start: the copy, and its parent for a
+moment."""
 NOTE_LINES = 2
 """Maximum lines of the note of a cut: an empty line, and its own."""
 

@@ -47,7 +47,7 @@ class Checkpoints:
         mode: As `ReplLimits.checkpoint`.
 
     Attributes:
-        problem: Reason why init has refused the last one, as one clause; None if it has not.
+        problem: Reason why there is none, as one clause; None if there is one, or none was due.
     """
 
     def __init__(self, mode: str) -> None:
@@ -69,6 +69,11 @@ class Checkpoints:
         last = self._asked or self._made
         lost_s = self._work_s - (0.0 if last is None else last.work_s)
         return lost_s > max(WORTH * self._cost_s, AFTER_REFUSAL * self._refused_at_s)
+
+    def cannot_be(self) -> None:
+        """Record that the sandbox can make none. Only who wants one before each block is told so after a kill."""
+        if self._mode == "auto":
+            self._mode = "never"
 
     def next_number(self) -> int:
         """Return the number of the next checkpoint."""
@@ -105,8 +110,14 @@ class Checkpoints:
                     point.contexts.append(context)
 
     def point(self, number: int | None) -> Point | None:
-        """Return the checkpoint that init has under this number."""
-        return self._made if self._made is not None and self._made.number == number else None
+        """Return the checkpoint that init has under this number. If there is none, `problem` says why."""
+        if self._made is not None and self._made.number == number:
+            return self._made
+        if self._made is not None:
+            self.problem = "it had ended before, or its memory was needed"
+        elif self._asked is not None:
+            self.problem = "the REPL could not make it"
+        return None
 
     def rolled_back(self, point: Point) -> int:
         """Record that the REPL goes on from there. Return the number of ended blocks whose variables are lost."""
