@@ -276,6 +276,12 @@ class ReplLimits(_Bounds):
     is made of variables that take more than half of it, nor while threads of an earlier block run.
     """
 
+    keep_checkpoints: Annotated[int, whole(1, 64)] = 1
+    """Maximum checkpoints of one REPL, which `repl.rollback` can go back to; beyond it the oldest one is ended.
+
+    The oldest ones also end when a block needs their memory, or when all would take more than half of `memory_bytes`.
+    """
+
     # -- time
     block_timeout_s: Seconds = 60.0
     """Seconds of computing in one block, then SIGINT; the clock stops while the REPL waits for a reply."""

@@ -13,7 +13,6 @@ from rlm_broker.broker.transport.provisions import Provisions
 from rlm_broker.broker.transport.session import NOTHING, Stdin, Wanted
 from rlm_broker.concurrency.deadline import to_its_end
 from rlm_broker.concurrency.event_loop import EventLoopRef
-from rlm_broker.concurrency.resource import AsyncResource
 from rlm_broker.concurrency.threads import in_thread
 from rlm_broker.errors import ConfigurationError, ReplBusy, ReplClosed, require_kind
 from rlm_broker.events.observers import OBSERVERS, ReplState
@@ -26,7 +25,7 @@ from rlm_broker.sandbox.blocks.block_result import BlockOutput, OnDisplay, OnOut
 from rlm_broker.sandbox.blocks.query_contexts import QueryContexts
 from rlm_broker.sandbox.files import ReplFiles
 from rlm_broker.sandbox.programs import ProgramResult, ReplPrograms, run_script
-from rlm_broker.sandbox.repl_process import ReplWorker
+from rlm_broker.sandbox.repl_process import ReplWorker, RolledBackRepl
 from rlm_broker.sandbox.tools import Tools
 from rlm_broker.sandbox.workers.source import Workers
 from rlm_broker.values.names import require_apart, require_given, require_names, require_variables
@@ -36,7 +35,7 @@ from sandbox_worker.wire.messages import Query, Slot
 BY_CALLER: Final = "was interrupted by its caller"
 
 
-class SandboxedRepl(AsyncResource):
+class SandboxedRepl(RolledBackRepl):
     """Runs blocks of untrusted code, one after the other. Variables persist from one block to the next.
 
     Example:

@@ -28,7 +28,6 @@ import socket
 import time
 from collections import defaultdict
 
-from sandbox_worker.wire.bounds import CHECKPOINT_PROCESSES
 from sandbox_worker.wire.descriptors import (
     A_CHECKPOINT,
     A_CONNECTION,
@@ -41,9 +40,14 @@ from sandbox_worker.wire.descriptors import (
 
 
 class HandedDescriptors:
-    """Receiver of the descriptors that init hands to this process, sorted by the packets beside them."""
+    """Receiver of the descriptors that init hands to this process, sorted by the packets beside them.
 
-    def __init__(self) -> None:
+    Attributes:
+        copies: Processes that checkpoints may have, beyond those of code. See `ReplBounds`.
+    """
+
+    def __init__(self, copies: int) -> None:
+        self.copies = copies
         self._socket: socket.socket | None = None  # made when it is needed: most REPLs are handed nothing
         self._waiting: defaultdict[bytes, list[int]] = defaultdict(list)
 
@@ -87,7 +91,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
     except OSError:  # model code has left too few descriptors
         os.close(speaking)
         return False
-    _allow_processes(CHECKPOINT_PROCESSES)
+    _allow_processes(handed.copies, 0)
     try:
         middle = os.fork()
     except OSError:  # too many processes, or too little memory
@@ -105,7 +109,7 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
         with contextlib.suppress(ChildProcessError):  # model code ignores SIGCHLD
             os.waitpid(middle, 0)
     os.close(made)
-    _allow_processes(1)
+    _allow_processes(handed.copies, 1)  # no parent of a copy is left
     return False
 
 
@@ -153,13 +157,13 @@ def _go_on(handed: HandedDescriptors, state: object) -> None:
             os.dup2(connection, CONNECTION_FD, inheritable=False)
             os.close(connection)
         random.setstate(state)  # type: ignore[arg-type] # `random` has drawn a new one after the fork
-        _allow_processes(0)
+        _allow_processes(handed.copies, 2)  # nor is this copy one
     except BaseException:  # noqa: BLE001 - as above
         os._exit(0)
 
 
-def _allow_processes(copies: int) -> None:
-    """Allow so many more processes than code may have, unless model code has lowered the limit."""
+def _allow_processes(copies: int, unused: int) -> None:
+    """Allow so many more processes than code may have, but for unused ones, unless code has lowered the limit."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    if allowed >= most - CHECKPOINT_PROCESSES:
-        resource.setrlimit(resource.RLIMIT_NPROC, (max(0, most - CHECKPOINT_PROCESSES + copies), most))
+    if allowed >= most - copies:
+        resource.setrlimit(resource.RLIMIT_NPROC, (max(0, most - unused), most))

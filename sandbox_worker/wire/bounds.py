@@ -12,9 +12,6 @@ Text = TypeVar("Text", str, bytes)
 PIECE = 1 << 13
 """Characters or bytes up to which small pieces are joined to one. Without this, a million short lines would be kept as
 a million objects."""
-CHECKPOINT_PROCESSES = 2
-"""Processes that a REPL starts for a checkpoint, beyond those that code may start: the copy, and its parent for a
-moment."""
 NOTE_LINES = 2
 """Maximum lines of the note of a cut: an empty line, and its own."""
 
@@ -183,6 +180,12 @@ class ReplBounds(OutputBounds, frozen=True, kw_only=True, forbid_unknown_fields=
     cpu_s: float | None
     max_frame_bytes: PositiveInt
     later_context_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    keep_checkpoints: PositiveInt = 1
+
+    @property
+    def copies(self) -> int:
+        """Processes of checkpoints, beyond those that code may have: the copies, and the parent of one for a moment."""
+        return self.keep_checkpoints + 1
 
 
 class Watched(NamedTuple):

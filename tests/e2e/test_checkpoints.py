@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from rlm_broker import ReplLimits, Sandbox
+from rlm_broker import ConfigurationError, ReplBusy, ReplLimits, Sandbox, SandboxFailed
 from rlm_broker.sandbox.blocks.checkpoints import LEAST_COST_S, WORTH
 from rlm_broker.sandbox.repl import SandboxedRepl
 from sandbox_worker.wire.messages import Query, Slot
@@ -150,6 +150,62 @@ def test_later_contexts_are_there_after_rollback(open_sandbox: Sandbox) -> None:
         repl.add_context("third")
         assert repl.execute("b = context_2\nimport os; os._exit(1)").blocks_undone == 1
         assert repl.execute("print(a, context_1, context_2)").stdout == "second second third\n"
+
+
+def test_rollback_goes_back_by_blocks(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl("the context", limits=EACH.replace(keep_checkpoints=3)) as repl:
+        for number in range(6):
+            repl.execute(f"n = {number}; seen = [*globals().get('seen', []), n]")
+        init = psutil.Process(repl.pid)
+        assert len(init.children(recursive=True)) == 4  # the REPL and three checkpoints
+        repl.provide({"given": 7})
+        assert repl.rollback(2) == 2
+        assert repl.execute("n, seen, given", value=True).value == (3, [0, 1, 2, 3], 7)
+        assert repl.execute("n = 9\nimport os; os._exit(1)").blocks_undone == 1
+        assert repl.rollback() == 1  # before the block that has read them
+        assert repl.rollback() == 1  # an older checkpoint has stayed
+        assert repl.get("seen") == [0, 1, 2]
+        with pytest.raises(ConfigurationError, match="to go back to: no block has made one since"):
+            repl.rollback()
+        assert repl.get("seen") == [0, 1, 2]
+        until_now(lambda: len(init.children(recursive=True)) == 1)
+
+
+def test_rollback_that_cannot_be_is_refused(repl: SandboxedRepl, open_sandbox: Sandbox) -> None:
+    repl.execute("x = 1")
+    for k, why in {2: "has made 1 checkpoints: raise keep", 0: "from 1 on", True: "from 1 on"}.items():
+        with pytest.raises(ConfigurationError, match=why):
+            repl.rollback(k)
+    assert repl.get("x") == 1
+    with open_sandbox.repl() as seldom, pytest.raises(ConfigurationError, match="none was worth its cost yet"):
+        seldom.rollback()
+    never = open_sandbox.repl(limits=EACH.replace(checkpoint="never"))
+    with never, pytest.raises(ConfigurationError, match="permits none"):
+        never.rollback()
+
+
+def test_rollback_to_an_ended_checkpoint_leaves_the_last_one(open_sandbox: Sandbox) -> None:
+    with open_sandbox.repl(limits=EACH.replace(keep_checkpoints=3)) as repl:
+        for number in range(4):  # each checkpoint has pages of its own: the oldest ones make room
+            repl.execute(f"taken = bytearray([{number + 1}]) * (50 << 20)")
+        with pytest.raises(SandboxFailed, match="it had ended before, or its memory was needed"):
+            repl.rollback(3)
+        assert repl.execute("taken[0]", value=True).value == 3
+
+
+async def test_rollback_waits_for_no_block() -> None:
+    async with Sandbox(warm=0) as sandbox, sandbox.repl(limits=EACH) as repl:
+        await repl.aexecute("x = 1")
+        begun = asyncio.Event()
+        code = "x = 2\nprint('begun', flush=True)\nwhile True: pass"
+        block = asyncio.create_task(repl.aexecute(code, on_output=lambda *_: begun.set()))
+        await begun.wait()
+        with pytest.raises(ReplBusy):
+            await repl.arollback()
+        await repl.ainterrupt()
+        assert (await block).status == "interrupted"
+        assert await repl.arollback() == 1
+        assert await repl.aget("x") == 1
 
 
 def test_refused_checkpoint_says_why(repl: SandboxedRepl) -> None:
