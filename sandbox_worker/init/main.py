@@ -389,6 +389,8 @@ class Init:
             self._repl.stop_all_but_repl()
             self._repl.signal(STACK_SIGNAL)
             stack = self._output.read_stack(wait_s)
+        elif self._output.has_stack:
+            stack = self._output.read_stack(EXPLAIN_QUICKLY_S)
         return LastSeen(
             stack=stack.decode("utf-8", "replace"),
             memory_bytes=usage.memory_bytes,

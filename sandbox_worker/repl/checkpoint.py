@@ -21,6 +21,7 @@ REPL has further threads.
 """
 
 import contextlib
+import faulthandler
 import os
 import random
 import resource
@@ -35,6 +36,7 @@ from sandbox_worker.wire.descriptors import (
     CONNECTION_FD,
     GO_ON,
     HANDED_FD,
+    STACK_FD,
     receive,
 )
 
@@ -85,6 +87,8 @@ def make_checkpoint(handed: HandedDescriptors) -> bool:
     speaking = _newest(handed)
     if speaking is None:
         return False
+    if not faulthandler.is_enabled():  # not in each fresh REPL: it takes eight system calls
+        faulthandler.enable(file=STACK_FD)  # a crash in C code prints its stack there
     began, state = time.monotonic(), random.getstate()
     try:
         made, there = os.pipe()

@@ -76,6 +76,28 @@ def test_variables_survive_kill(open_sandbox: Sandbox, code: str) -> None:
         assert repl.execute(drawn).stdout == "True\n"
 
 
+def test_crash_in_c_code_names_its_line(repl: SandboxedRepl) -> None:
+    block = repl.execute("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()")
+    assert block.post_mortem is not None
+    assert block.post_mortem.where == "It was at line 3 of the block, in crash"
+    assert repl.execute("import os; os._exit(1)").post_mortem.where == ""  # type: ignore[union-attr]
+
+
+async def test_checkpoint_that_ends_with_its_repl_is_told() -> None:
+    """As in a control group that is full, where the kernel kills all processes."""
+    async with Sandbox(warm=0) as sandbox, sandbox.repl("the context", limits=EACH) as repl:
+        await repl.aexecute("x = 1")
+        begun = asyncio.Event()
+        code = "import time\nprint('begun', flush=True)\ntime.sleep(1000)"
+        block = asyncio.create_task(repl.aexecute(code, on_output=lambda *_: begun.set()))
+        await begun.wait()
+        for process in psutil.Process(repl.pid).children(recursive=True)[::-1]:
+            process.kill()
+        assert (await block).blocks_undone is None
+        assert "There was no checkpoint of its variables: it had ended before" in ((await block).error or "")
+        assert (await repl.aexecute("print(context, 'x' in globals())")).stdout == "the context False\n"
+
+
 def test_kills_in_a_row_leak_nothing(repl: SandboxedRepl) -> None:
     repl.execute("import os\nkept = [0]")
     pid = repl.pid
@@ -157,7 +179,7 @@ def test_rollback_goes_back_by_blocks(open_sandbox: Sandbox) -> None:
         for number in range(6):
             repl.execute(f"n = {number}; seen = [*globals().get('seen', []), n]")
         init = psutil.Process(repl.pid)
-        assert len(init.children(recursive=True)) == 4  # the REPL and three checkpoints
+        until_now(lambda: len(init.children(recursive=True)) == 4)  # the REPL and three checkpoints
         repl.provide({"given": 7})
         assert repl.rollback(2) == 2
         assert repl.execute("n, seen, given", value=True).value == (3, [0, 1, 2, 3], 7)
