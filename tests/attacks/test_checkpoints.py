@@ -31,7 +31,11 @@ HOSTILE = {
     "puts another socket at descriptor 7": ("a, b = socket.socketpair(); os.dup2(a.fileno(), 7); b.send(b'c')", ""),
     "ends at each fork": ("os.register_at_fork(after_in_child=lambda: os._exit(1))", ""),
     "closes all at each fork": ("os.register_at_fork(after_in_child=lambda: os.closerange(5, 99))", ""),
-    "starts a process in it": ("os.register_at_fork(after_in_child=lambda: os.fork())", ""),
+    "starts a process in it": (
+        "busy = []\ndef starts():\n    if busy: time.sleep(1000)\n    busy.append(1); os.fork()\n"
+        "os.register_at_fork(after_in_child=starts)",
+        "",
+    ),
     "leaves no process": ("resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))", ""),
     "leaves no descriptor": ("full = []\ntry:\n    while True: full.append(os.dup(0))\nexcept OSError: pass", ""),
 }
