@@ -56,7 +56,7 @@ class PeerRepl:
         sandbox: An open sandbox of the caller's; None shares one of the process.
         limits: Limits of the REPL; None takes those of the caller's sandbox, or `LARGE_VALUES`.
         waits: Whether a thread waits while code runs for another one. If not, it is refused.
-        survives: Whether the next execution finds a fresh REPL when one has died. If not, the object is closed then.
+        survives: Whether the object goes on with a fresh REPL when one has died without a checkpoint, or is closed.
         convert: Makes of a value that does not cross one that does, for example of a model its fields, or raises the
             peer's error.
         options: More arguments of `Sandbox.repl`, for example `env`.
@@ -143,10 +143,12 @@ class PeerRepl:
                 raise escaped
             self.blocks += 1
             if block.status == "killed":
-                self.blocks -= self.blocks if block.blocks_undone is None else block.blocks_undone
-            if block.status == "killed" and not self._survives:
-                self._end(f"its process has ended: {block.error}")
-                raise self._error(f"{self._name} has ended: {block.error}")
+                self.blocks -= self.blocks if (undone := block.blocks_undone) is None else undone
+                if not self._survives and undone is None:
+                    self._end(f"its process has ended: {block.error}")
+                    raise self._error(f"{self._name} has ended: {block.error}")
+                if not self._survives:
+                    raise self._error(f"{block.error}. Executions undone: {undone}; earlier variables are there")
             return block
 
     def variables(self, *names: str) -> dict[str, Any]:
