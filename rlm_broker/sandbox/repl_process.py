@@ -312,7 +312,7 @@ class RolledBackRepl(AsyncResource):
         """Go back to before one of the last blocks: all variables are as they were. Return the number of undone blocks.
 
         The REPL goes on from a checkpoint, see `ReplLimits.checkpoint` and `ReplLimits.keep_checkpoints`. Values given
-        since are given again. Files stay as they are.
+        since are given again. Files stay as they are. Programs beside the code end.
 
         Example:
             ```python
