@@ -10,25 +10,20 @@ A request is found by its digest, so no prompt is written down. An answer from t
 when it was paid, so the limits of a run hold over all processes. `replayed` says how much of that was paid before.
 """
 
-import asyncio
-import hashlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
 import msgspec
 
-from rlm_broker.batch.journal import DIGEST_BYTES, AnsweredCall
+from rlm_broker.batch.journal import AnsweredCall
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
-from rlm_broker.broker.clients.recording import recorded_request
+from rlm_broker.broker.clients.recording import request_digests
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Tally, Usage, UsageSummary
 from rlm_broker.values.remembered import Remembered
-from sandbox_worker.wire.text_json import encode_escaped
 
-LARGE_CHARS = 1 << 20
-"""Characters of a request beyond which its digest is made in a thread: 60 million take a second."""
 SAMPLE_STEP = 1 << 20
 """Distance of the numbers of an item's samples in `LMRequest.sample`, so that a cache answers each of them anew."""
 
@@ -119,7 +114,7 @@ class ItemCalls:
         """Make one call, as `Broker.complete` does, unless it was paid before."""
         if self._sample:
             request = msgspec.structs.replace(request, sample=request.sample + self._sample * SAMPLE_STEP)
-        key = _key(request) if request.chars <= LARGE_CHARS else await asyncio.to_thread(_key, request)
+        (key,) = await request_digests([request])
         if (call := self._answers.take(key)) is not None:
             self.replayed += call.usage
         else:
@@ -134,7 +129,3 @@ class ItemCalls:
 
     def _add(self, answered: AnsweredCall) -> None:
         self._paid[answered.call.root_model, answered.depth].add(answered.call.usage)
-
-
-def _key(request: LMRequest) -> bytes:
-    return hashlib.blake2b(encode_escaped(recorded_request(request)), digest_size=DIGEST_BYTES).digest()
