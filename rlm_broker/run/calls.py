@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -108,7 +108,7 @@ class _Batch:
             self.places.append(place)
 
 
-class _Paid(NamedTuple):
+class _Paid(msgspec.Struct, frozen=True):
     """An answered call of an open block, and its memory in bytes."""
 
     request: LMRequest
@@ -142,16 +142,18 @@ class BlockCalls:
     def end(self, run: str) -> None:
         """Record that the block of a run has ended."""
         made = self.open.pop(run)
-        above = self._block_above(run)
-        if above is not None:
+        if made and (above := self._block_above(run)) is not None:
             above += made
         else:
-            self._size -= sum(paid.size for paid in made)
+            self._size -= sum([paid.size for paid in made])
 
     def add(self, run: str, request: LMRequest, call: Call) -> None:
         """Record an answered call of a run."""
-        block = self._block_above(run)
-        size = _size_of(call) + _size_of_prompt(request)
+        block = self.open.get(run) or self._block_above(run)
+        size = sys.getsizeof(call.response) if call.extra is None else _size_of(call)
+        for message in request.messages[-1:] if request.is_loop else request.messages:  # a loop shares the others
+            said = message.content
+            size += sys.getsizeof(said if isinstance(said, str) else repr(said))
         if block is not None and self._size + size <= MOST_PAID_BYTES:
             block.append(_Paid(request, call, size))
             self._size += size
@@ -397,7 +399,7 @@ class TreeCalls:
         client = self.routing.pick_for_code(request.model, caller.depth)
         if not request.is_loop and request.chars > SMALL_CHARS:
             await require_fit(client, request, is_exact=not self.is_recorded)  # before the provider is paid
-        if self.paid.remembered and (call := await self.paid.take(request)) is not None:
+        if self.paid.remembered and caller.depth and (call := await self.paid.take(request)) is not None:
             return await self._sent(caller, client, request, self._ledger.calls, NOTHING, batch, call)
         hold = NOTHING
         try:
@@ -504,15 +506,6 @@ async def _digests(requests: Sequence[LMRequest]) -> list[bytes]:
 def _size_of(call: Call) -> int:
     """Return the memory of an answer in bytes."""
     return sys.getsizeof(call.response) + (EXTRA_BYTES * call.usage.total_tokens if call.extra else 0)
-
-
-def _size_of_prompt(request: LMRequest) -> int:
-    """Return the memory in bytes of what a request has alone: the turns of a loop share their messages."""
-    messages = request.messages[-1:] if request.is_loop else request.messages
-    return sum(
-        sys.getsizeof(said) if isinstance(said := message.content, str) else len(msgspec.json.encode(said))
-        for message in messages
-    )
 
 
 def in_words(error: BaseException) -> str:
