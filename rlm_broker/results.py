@@ -190,6 +190,8 @@ class Block(_WithValues):
             Empty for a killed block.
         blocks_undone: For a killed block whose REPL goes on from a checkpoint, the number of blocks whose variables are
             lost, this one included: with 1, all variables are as before it. None if all are lost.
+        calls_remembered: For a killed block of a run, the number of its answered calls and of those in the runs below.
+            The same calls of a later block get the same answers, once each, and cost nothing.
     """
 
     code: str
@@ -207,6 +209,7 @@ class Block(_WithValues):
     displays_omitted: int = 0
     variables: tuple[Variable, ...] = ()
     blocks_undone: int | None = None
+    calls_remembered: int = 0
 
     def __post_init__(self) -> None:
         with_values(self, None, None)

@@ -10,24 +10,20 @@ A request is found by its digest, so no prompt is written down. An answer from t
 when it was paid, so the limits of a run hold over all processes. `replayed` says how much of that was paid before.
 """
 
-import asyncio
-import hashlib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 
 import msgspec
 
-from rlm_broker.batch.journal import DIGEST_BYTES, AnsweredCall
+from rlm_broker.batch.journal import AnsweredCall
 from rlm_broker.broker.broker import Completing
 from rlm_broker.broker.client_queue import OnRetry
 from rlm_broker.broker.clients.base import Client, LMRequest
-from rlm_broker.broker.clients.recording import recorded_request
+from rlm_broker.broker.clients.recording import request_digests
 from rlm_broker.results import Call, ChatMessage
 from rlm_broker.usage import Tally, Usage, UsageSummary
-from sandbox_worker.wire.text_json import encode_escaped
+from rlm_broker.values.remembered import Remembered
 
-LARGE_CHARS = 1 << 20
-"""Characters of a request beyond which its digest is made in a thread: 60 million take a second."""
 SAMPLE_STEP = 1 << 20
 """Distance of the numbers of an item's samples in `LMRequest.sample`, so that a cache answers each of them anew."""
 
@@ -79,9 +75,9 @@ class ItemCalls:
         self._sample = sample
         self._turns = turns
         self._paid = defaultdict[tuple[str, int], Tally](Tally)
-        self._answers = defaultdict[bytes, deque[Call]](deque)
+        self._answers = Remembered[bytes, Call]()
         for each in earlier:
-            self._answers[each.key].append(each.call)
+            self._answers.add(each.key, each.call)
             self._add(each)
 
     def before(self, broker: Completing) -> "ItemCalls":
@@ -118,9 +114,8 @@ class ItemCalls:
         """Make one call, as `Broker.complete` does, unless it was paid before."""
         if self._sample:
             request = msgspec.structs.replace(request, sample=request.sample + self._sample * SAMPLE_STEP)
-        key = _key(request) if request.chars <= LARGE_CHARS else await asyncio.to_thread(_key, request)
-        if answers := self._answers.get(key):
-            call = answers.popleft()
+        (key,) = await request_digests([request])
+        if (call := self._answers.take(key)) is not None:
             self.replayed += call.usage
         else:
             call = await self._broker.complete(client, request, timeout_s, session=session, on_retry=on_retry)
@@ -134,7 +129,3 @@ class ItemCalls:
 
     def _add(self, answered: AnsweredCall) -> None:
         self._paid[answered.call.root_model, answered.depth].add(answered.call.usage)
-
-
-def _key(request: LMRequest) -> bytes:
-    return hashlib.blake2b(encode_escaped(recorded_request(request)), digest_size=DIGEST_BYTES).digest()

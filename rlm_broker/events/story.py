@@ -287,6 +287,8 @@ def _head(error: str) -> str:
 
 
 def _spent(event: CallEnded) -> str:
+    if event.is_remembered:
+        return f"{event.model or '?'}, from memory"
     parts = (event.model or "?", f"{event.duration_s:.2f} s", tokens(event.usage))
     return ", ".join(part for part in parts if part)
 

@@ -26,6 +26,7 @@ from rlm_broker.results import Call, ChatMessage
 from rlm_broker.run.ledger import NOTHING, Hold, Ledger, smaller
 from rlm_broker.run.tokens import SMALL_CHARS, count_tokens, require_fit
 from rlm_broker.usage import Usage
+from rlm_broker.values.remembered import Remembered
 from sandbox_worker.wire.errors import MessageInvalid
 from sandbox_worker.wire.messages import DONE, Query, Slot
 from sandbox_worker.wire.prompts import ImagePart, MessagePart, Part, Prompt, are_messages
@@ -41,6 +42,11 @@ LARGE_CHARS = 1 << 17
 ms a megabyte."""
 MOST_ANSWER_BYTES = 32 << 20
 """Maximum memory in bytes of the answers to unfinished batches of one run. Further answers become errors."""
+MOST_PAID_BYTES = 32 << 20
+"""Maximum memory in bytes of the answered calls of open blocks, and of the answers that killed blocks have left in one
+tree. Further calls are not remembered."""
+EXTRA_BYTES = 64
+"""Memory in bytes of the ids and log probabilities of a token, if the server gives them."""
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -102,6 +108,81 @@ class _Batch:
             self.places.append(place)
 
 
+class _Paid(msgspec.Struct, frozen=True):
+    """An answered call of an open block, and its memory in bytes."""
+
+    request: LMRequest
+    call: Call
+    size: int
+
+
+class BlockCalls:
+    """Answered calls of the blocks of a tree. What a killed block has paid for is not paid again.
+
+    A call belongs to the innermost open block above it: its own, or one that waits for its run. When that block ends,
+    the call goes to the next block above, or is forgotten if there is none. If a block is killed, its calls become
+    answers, and each answers one equal request. Digests are made only then: a run without kills does not pay for them.
+
+    Attributes:
+        open: Run → answered calls of its open block.
+        remembered: Number of answers that no request has taken.
+        taken: Number of answers that were taken.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[str, list[_Paid]] = {}
+        self.remembered = self.taken = 0
+        self._answers = Remembered[bytes, Call]()
+        self._size = 0
+
+    def begin(self, run: str) -> None:
+        """Record that a block of a run begins."""
+        self.open[run] = []
+
+    def end(self, run: str) -> None:
+        """Record that the block of a run has ended."""
+        made = self.open.pop(run)
+        if made and (above := self._block_above(run)) is not None:
+            above += made
+        else:
+            self._size -= sum([paid.size for paid in made])
+
+    def add(self, run: str, request: LMRequest, call: Call) -> None:
+        """Record an answered call of a run."""
+        block = self.open.get(run) or self._block_above(run)
+        size = sys.getsizeof(call.response) if call.extra is None else _size_of(call)
+        for message in request.messages[-1:] if request.is_loop else request.messages:  # a loop shares the others
+            said = message.content
+            size += sys.getsizeof(said if isinstance(said, str) else repr(said))
+        if block is not None and self._size + size <= MOST_PAID_BYTES:
+            block.append(_Paid(request, call, size))
+            self._size += size
+
+    async def remember(self, run: str) -> int:
+        """Make answers of the calls of a run's killed block; return their number."""
+        made, self.open[run] = self.open[run], []
+        for key, paid in zip(await _digests([paid.request for paid in made]), made, strict=True):
+            self._answers.add(key, paid.call)
+            self._size += _size_of(paid.call) - paid.size
+        self.remembered += len(made)
+        return len(made)
+
+    async def take(self, request: LMRequest) -> Call | None:
+        """Return an answer to an equal request of a killed block, once; None if there is none."""
+        (key,) = await _digests([request])
+        call = self._answers.take(key)
+        if call is not None:
+            self._size -= _size_of(call)
+            self.remembered -= 1
+            self.taken += 1
+        return call
+
+    def _block_above(self, run: str) -> list[_Paid] | None:
+        while run and run not in self.open:
+            run = run.rpartition(".")[0]
+        return self.open.get(run)
+
+
 class TreeCalls:
     """Makes the calls of a tree. All runs of the tree share one, and take turns at its places.
 
@@ -113,6 +194,9 @@ class TreeCalls:
         replay: Recording that is replayed; None for a run with models.
         routing: Picks the client of each call; None takes the routing of the handler.
         tells_text: Whether `CallText` events carry the pieces of a reply as they come.
+
+    Attributes:
+        paid: Answered calls of its blocks.
     """
 
     def __init__(
@@ -135,6 +219,7 @@ class TreeCalls:
         self._recorded = set[CallId]()
         self._root_task = None if recorder is None else asyncio.current_task()
         self._tells_text = tells_text
+        self.paid = BlockCalls()
         self._places = FairSemaphore(ledger.limits.max_concurrent_calls)
         self._apart = Apart()
         self._answer_bytes = Counter[str]()
@@ -314,6 +399,8 @@ class TreeCalls:
         client = self.routing.pick_for_code(request.model, caller.depth)
         if not request.is_loop and request.chars > SMALL_CHARS:
             await require_fit(client, request, is_exact=not self.is_recorded)  # before the provider is paid
+        if self.paid.remembered and caller.depth and (call := await self.paid.take(request)) is not None:
+            return await self._sent(caller, client, request, self._ledger.calls, NOTHING, batch, call)
         hold = NOTHING
         try:
             if self._ledger.has_bounded_means:
@@ -328,8 +415,17 @@ class TreeCalls:
                 self._ledger.release(hold)
 
     async def _sent(
-        self, caller: Caller, client: BaseClient, request: LMRequest, number: int, hold: Hold, batch: _Batch | None
+        self,
+        caller: Caller,
+        client: BaseClient,
+        request: LMRequest,
+        number: int,
+        hold: Hold,
+        batch: _Batch | None,
+        remembered: Call | None = None,
     ) -> Call:
+        """Make a call that is counted, or take an answer that was paid for."""
+        number += self.paid.taken  # which the ledger does not count
         emit, run, depth = self._events.emit, caller.run, caller.depth  # an `Emitter` would take 1.8 us more
         is_wanted = self._events.is_wanted
         if is_wanted:
@@ -341,7 +437,7 @@ class TreeCalls:
             request = msgspec.structs.replace(request, on_text=on_text)
         started = time.monotonic()
         try:
-            call = await self._handler.complete(
+            call = remembered or await self._handler.complete(
                 client,
                 request,
                 self._ledger.limits.call_timeout_s,
@@ -355,17 +451,22 @@ class TreeCalls:
             taken_s = time.monotonic() - started
             emit(CallEnded, run, depth, number, client.model_name, Usage(), taken_s, "", why, *_counted(batch))
             raise
-        if self._recorder is not None:
-            self._record(request, call, call.root_model)
-        self._ledger.settle(hold, run, call.root_model, depth, call.usage, len(call.response))
+        if self.paid.open:
+            self.paid.add(run, request, call)
+        usage, taken_s = call.usage, call.execution_time
+        if remembered is not None:  # a recording has it already, and a replay remembers it in the same place
+            usage, taken_s = Usage(total_cost=0.0), 0.0
+        else:
+            if self._recorder is not None:
+                self._record(request, call, call.root_model)
+            self._ledger.settle(hold, run, call.root_model, depth, usage, len(call.response))
         if is_wanted:
-            answered = (call.root_model, call.usage, call.execution_time, call.response)
+            answered = (call.root_model, usage, taken_s, call.response, None)
+            more = {"extra": call.extra, "is_remembered": remembered is not None}
             if len(call.response) <= LARGE_CHARS:
-                emit(CallEnded, run, depth, number, *answered, None, *_counted(batch), extra=call.extra)
+                emit(CallEnded, run, depth, number, *answered, *_counted(batch), **more)
             else:
-                await self._apart.do(
-                    lambda: emit(CallEnded, run, depth, number, *answered, None, *_counted(batch), extra=call.extra)
-                )
+                await self._apart.do(lambda: emit(CallEnded, run, depth, number, *answered, *_counted(batch), **more))
         return call
 
     def _record_unanswered(self, caller: Caller, query: Query, prompt: Prompt, sample: int, id: CallId) -> None:
@@ -394,6 +495,17 @@ class TreeCalls:
     def _is_stopped(self) -> bool:
         """Whether the run was stopped from outside. A time limit of the run cancels only tasks below the root's."""
         return self._root_task is not None and self._root_task.cancelling() > 0
+
+
+async def _digests(requests: Sequence[LMRequest]) -> list[bytes]:
+    from rlm_broker.broker.clients.recording import request_digests  # a run without kills and recordings needs none
+
+    return await request_digests(requests)
+
+
+def _size_of(call: Call) -> int:
+    """Return the memory of an answer in bytes."""
+    return sys.getsizeof(call.response) + (EXTRA_BYTES * call.usage.total_tokens if call.extra else 0)
 
 
 def in_words(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from msgspec import Struct
 
@@ -10,6 +11,7 @@ from rlm_broker.errors import LimitReached, ReplClosed
 from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Emitter, Replied
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block, without_displays
+from rlm_broker.run.calls import BlockCalls
 from rlm_broker.run.tree import Progress
 from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.values.parsing import ParsedReply, parse_reply
@@ -43,13 +45,19 @@ class ReplyActions:
 
     Args:
         progress: Progress of the run; the number of blocks, the draft and the last text are kept there.
+        paid: Answered calls of the blocks of its tree.
+        run: Name of the run.
     """
 
-    def __init__(self, repl: SandboxedRepl, limits: Limits, emit: Emitter, progress: Progress) -> None:
+    def __init__(
+        self, repl: SandboxedRepl, limits: Limits, emit: Emitter, progress: Progress, paid: BlockCalls, run: str
+    ) -> None:
         self._repl = repl
         self._limits = limits
         self._emit = emit
         self._progress = progress
+        self._paid = paid
+        self._run = run
         self._display_bytes = 0
 
     def blocks_left(self) -> int | None:
@@ -97,6 +105,7 @@ class ReplyActions:
         self._progress.blocks += 1
         number = self._progress.blocks
         self._emit(BlockStarted, iteration, number, code)
+        self._paid.begin(self._run)
         try:
             block = await self._repl.aexecute(
                 code,
@@ -104,11 +113,15 @@ class ReplyActions:
                 lambda stream, text: self._emit(BlockPrinted, number, stream, text),
                 variables=True,
             )
+            if block.status == "killed":
+                block = replace(block, calls_remembered=await self._paid.remember(self._run))
         except ReplClosed as closed:
             if self._repl.is_closed:
                 raise
             allowed = self._limits.max_repl_restarts
             raise LimitReached("max_repl_restarts", allowed, allowed) from closed
+        finally:
+            self._paid.end(self._run)
         self._emit(BlockEnded, number, without_displays(block), tuple(each.sizes for each in block.displays))
         self._display_bytes += sum(sys.getsizeof(data) for each in block.displays for data in each.data.values())
         if self._display_bytes > MAX_DISPLAYS_BYTES:

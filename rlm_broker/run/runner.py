@@ -239,7 +239,8 @@ class Runner:
             self.progress.messages += [ChatMessage("system", self._system(name)), ChatMessage("user", opening)]
             self._isolation = repl.isolation
             self._emit(ReplReady, repl.isolation, time.monotonic() - started)
-            self._actions = ReplyActions(repl, self._tree.limits, self._emit, self.progress)
+            paid, run = self._tree.calls.paid, self._caller.run
+            self._actions = ReplyActions(repl, self._tree.limits, self._emit, self.progress, paid, run)
             try:
                 return await self._converse(repl)
             finally:

@@ -161,7 +161,9 @@ class Metrics:
 
     def _call_ended(self, event: CallEnded) -> None:
         model, usage = self._model(event.model), event.usage
-        if event.error is None:
+        if event.is_remembered:
+            outcome = "remembered"
+        elif event.error is None:
             outcome = "stored" if usage.stored_calls else "answered"
         else:
             outcome = "cancelled" if event.error == "cancelled" else "failed"

@@ -287,6 +287,8 @@ class Spans:
                 results |= {"gen_ai.request.model": model, "gen_ai.provider.name": provider_of(model)}
         if usage.stored_calls:
             results["rlm_broker.call.stored"] = True
+        if event.is_remembered:
+            results["rlm_broker.call.remembered"] = True
         if usage.total_cost is not None:
             results["rlm_broker.cost_usd"] = usage.total_cost
 

@@ -177,7 +177,7 @@ def _take(run: _Run, event: Event) -> None:
             run.blocks.pop(_OPEN, None)
             run.blocks[event.outcome.status] += 1
         case CallEnded(usage=usage):
-            run.calls += event.error is None
+            run.calls += event.error is None and not event.is_remembered
             run.tokens += usage.total_input_tokens + usage.total_output_tokens
             cost = usage.total_cost
             run.cost_usd = None if cost is None or run.cost_usd is None else run.cost_usd + cost

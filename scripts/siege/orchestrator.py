@@ -114,7 +114,7 @@ async def besiege(attack: str, round_trips: int) -> dict[str, Any]:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         handler = await stack.enter_async_context(LMHandler(Model(), one_shot=is_strangers))
-        sandbox = await stack.enter_async_context(Sandbox())
+        sandbox = await stack.enter_async_context(Sandbox(warm=0))
         writer = stack.enter_context(TraceWriter(folder / "trace.jsonl"))
         for _ in range(2):  # all that is made once is made now
             async with sandbox.repl() as repl:

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from rlm_broker import RLM
+from rlm_broker.serve import http_server as http_server_module
 from rlm_broker.serve.settings import RIGHTS, ServeSettings
 from tests.support.asgi_server import HttpServer, http_server
 from tests.support.felt import Felt
@@ -189,8 +190,10 @@ def variants(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     settings = ServeSettings(body_bytes=BODY_BYTES, stall_s=0.2, file_bytes=BODY_BYTES)
-    with serving(RLM("offline"), settings, keys={"ann": {"rights": tuple(RIGHTS)}}) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_server_module, "LINGER_S", 0.02)  # a client that does not read sends on so long
+        with serving(RLM("offline"), settings, keys={"ann": {"rights": tuple(RIGHTS)}}) as running:
+            yield running
 
 
 @pytest.fixture(scope="module")
@@ -256,8 +259,10 @@ def test_each_route_bounds_names_in_its_address(served: Served, attacker: Attack
 
 def test_each_route_gives_up_a_body_that_stalls(served: Served, attacker: Attacker, ids: dict[str, str]) -> None:
     with contextlib.ExitStack() as open_ones:
-        for method, asked, path in paths(served, ids):
-            connected = open_ones.enter_context(attacker.stall(method, asked))
+        stalled = [(path, attacker.stall(method, asked)) for method, asked, path in paths(served, ids)]
+        for _, connected in stalled:
+            open_ones.enter_context(connected)
+        for path, connected in stalled:
             assert connected.recv(100).startswith(b"HTTP/1.1 "), path
 
 

@@ -117,6 +117,10 @@ def _outcome(number: int, block: Block, printed: dict[str, str]) -> str:
         lines[0] += f" ({block.error})"
     if block.status == "killed":
         lines.append(_after_kill(block.blocks_undone))
+    if block.calls_remembered == 1:
+        lines.append("One of its calls is remembered: the same call again costs nothing.")
+    elif block.calls_remembered:
+        lines.append(f"{block.calls_remembered:,} of its calls are remembered: the same calls again cost nothing.")
     if block.status == "error" and block.limit == "memory_bytes":
         lines.append("The memory of this REPL was full: `del` what you no longer need, or work on smaller parts.")
     if block.status == "interrupted":

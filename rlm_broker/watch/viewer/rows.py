@@ -75,7 +75,10 @@ _FIELDS = {
     "call_text": _fields(("text",), ("call",)),
     "call_retried": _fields(("reason",), ("call", "attempt", "wait_s")),
     "call_ended": _fields(
-        ("response", "error"), ("call", "duration_s", "depth", *_USAGE), ("model",), ("error", "response")
+        ("response", "error"),
+        ("call", "duration_s", "depth", *_USAGE),
+        ("model", "is_remembered"),
+        ("error", "response"),
     ),
     "tool_started": _fields(("arguments",), ("call", "block"), ("tool",), ("arguments",)),
     "tool_ended": _fields(("result", "error"), ("call", "duration_s"), ("tool",), ("error", "result")),
@@ -175,10 +178,10 @@ def _number(value: Any) -> int | float | None:
 
 
 def _text(value: Any) -> str:
-    """Return a field as text: a conversation with its roles, other values as JSON; empty for none."""
+    """Return a field as text: a conversation with its roles, other values as JSON; empty for none and for false."""
     if isinstance(value, str):
         return value
-    if value is None or value in ([], {}):
+    if value is None or value is False or value in ([], {}):
         return ""
     if isinstance(value, list) and all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in value):
         return "\n\n".join(f"[{_text(each['role'])}]\n{_text(each['content'])}" for each in value)

@@ -16,6 +16,7 @@ from rlm_broker.batch import batch as batches
 from rlm_broker.batch.items import BatchItem, BatchResult
 from rlm_broker.batch.journal import Journal
 from rlm_broker.broker.clients.base import LMReply, LMRequest
+from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.broker.models.models import Models
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, RunCancelled
 from rlm_broker.limits import BatchLimits, Limits
@@ -134,6 +135,31 @@ def test_outage_is_not_paid_twice(sandbox: Sandbox, tmp_path: Path) -> None:
     (result,) = rlm.batch(items(1), out=out, retry_failed=True)
     assert (result.answer, result.replayed.total_calls, result.usage.total_calls) == ("done", 1, 2)
     assert len(model.calls) == 2
+
+
+def test_calls_of_a_killed_block_are_paid_once_by_all_processes(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The journal has what the killed block has paid for, and its retry takes that from memory in each process."""
+    paid, is_up = list[str](), threading.Event()
+    asks = "```repl\nprint(*map(llm_query, {}))\n```"
+    turns = [asks.format("'ab'").replace("\n```", "; import os; os._exit(1)\n```"), asks.format("'bca'"), "FINAL(done)"]
+
+    def root(request: LMRequest) -> str:
+        paid.append(turns[len(request.messages) // 2 - 1])
+        if paid[-1] == turns[2] and not is_up.is_set():
+            raise ValueError("down")
+        return paid[-1]
+
+    def reader(request: LMRequest) -> str:
+        paid.append(str(request.messages[-1].content))
+        return "read"
+
+    rlm, out = RLM(ScriptedClient(root), ScriptedClient(reader), sandbox=sandbox), tmp_path / "out.jsonl"
+    (failed,) = rlm.batch(items(1), out=out)
+    assert (failed.status, failed.usage.total_calls) == ("failed", 5)
+    is_up.set()
+    (result,) = rlm.batch(items(1), out=out, retry_failed=True)
+    assert (result.answer, result.replayed.total_calls, result.usage.total_calls) == ("done", 5, 6)
+    assert paid == [turns[0], "a", "b", turns[1], "c", turns[2], turns[2]]
 
 
 class Trained(CountingModel):

@@ -10,8 +10,9 @@ from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.errors import LimitReached, ModelFailed
 from rlm_broker.events.event import CallEnded, CallStarted, Event, TreeEvents
 from rlm_broker.limits import Limits
-from rlm_broker.results import ChatMessage
-from rlm_broker.run.calls import MOST_ANSWER_BYTES, Caller, TreeCalls
+from rlm_broker.results import Call, ChatMessage
+from rlm_broker.run import calls as module
+from rlm_broker.run.calls import MOST_ANSWER_BYTES, BlockCalls, Caller, TreeCalls
 from rlm_broker.run.ledger import Ledger
 from rlm_broker.run.lm_handler import LMHandler
 from rlm_broker.usage import Usage
@@ -296,3 +297,75 @@ async def test_prompt_that_is_not_sent_fills_its_slot() -> None:
         assert said in (first.error or "")
         assert second.text == "FINE"
         assert len(client.requests) == 1
+
+
+# -- what a killed block has paid for --------------------------------------------------------------------------------
+
+
+def asked(text: Any, **fields: Any) -> LMRequest:
+    return LMRequest((ChatMessage("user", text),), depth=1, **fields)
+
+
+def answer(text: str, extra: dict[str, Any] | None = None) -> Call:
+    return Call("m", text, Usage(1, 10, 20), 0.1, extra=extra)
+
+
+async def test_killed_block_has_the_calls_of_all_runs_below_it() -> None:
+    """Also those of ended blocks of children; but not those of its siblings, nor those of the block that waits for it."""
+    paid = BlockCalls()
+    for run in ("1", "1.1", "1.2"):
+        paid.begin(run)
+    for run in ("1", "1.1", "1.2", "1.1.1"):
+        paid.add(run, asked(run), answer(f"in {run}"))
+    paid.add("1.10", asked("loop"), answer("turn of another child"))
+    assert (await paid.remember("1.1"), paid.remembered) == (2, 2)
+    paid.end("1.1")
+    paid.end("1.2")
+    for text, found in (("1.2", None), ("1.1", "in 1.1"), ("1.1", None)):
+        call = await paid.take(asked(text))
+        assert (call and call.response) == found
+    assert await paid.remember("1") == 3
+    paid.end("1")
+    assert {(await paid.take(asked(text)) or answer("")).response for text in ("1", "1.2", "loop", "1.1.1")} == {
+        *("in 1", "in 1.2", "turn of another child", "in 1.1.1")
+    }
+    assert (paid.open, paid.remembered, paid.taken, paid._size) == ({}, 0, 5, 0)
+
+
+async def test_paid_calls_are_bounded_by_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, pictures, answers and what a server gives beside them count until the block ends, then answers alone."""
+    picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 6_000}}]
+    monkeypatch.setattr(module, "MOST_PAID_BYTES", 10_000)
+    paid = BlockCalls()
+    for text, reply, extra in (
+        ("p" * 6_000, "", None),
+        (picture, "", None),
+        ("p", "r" * 6_000, None),
+        ("p", "", {"a": 1}),
+    ):
+        paid.begin("1")
+        for _ in range(10):
+            paid.add("1", asked(text), answer(reply, extra))
+        assert len(paid.open["1"]) == (4 if extra else 1)
+        paid.end("1")
+        assert paid._size == 0
+    shared = (ChatMessage("system", "s" * 6_000), ChatMessage("user", "p"))
+    paid.begin("1")
+    for _ in range(10):
+        paid.add("1.1", LMRequest(shared, is_loop=True), answer("r"))
+    assert await paid.remember("1") == 10  # a child's turns share their messages
+    assert paid._size < 1_000
+    paid.end("1")
+    assert paid._size < 1_000
+
+
+async def test_remembered_call_is_not_counted_and_waits_for_no_means() -> None:
+    client = Counting()
+    calls, ledger = calls_with(client, Limits(max_llm_calls=2, max_tokens=1_000, max_completion_tokens=5))
+    calls.paid.begin("1")
+    await calls.slots(CALLER, query("a", "b"))
+    assert await calls.paid.remember("1") == 2
+    assert await calls.slots(CALLER, query("b", "a", "c")) == [
+        *(Slot("B"), Slot("A"), Slot(error="the limit max_llm_calls = 2 was reached, 2 used"))
+    ]
+    assert (ledger.calls, ledger.summary().total, len(client.requests)) == (2, Usage(2, 6, 4, 1.0), 2)

@@ -12,15 +12,17 @@ from rlm_broker.broker.clients.base import LMRequest
 from rlm_broker.broker.clients.function import FunctionClient
 from rlm_broker.broker.clients.script import ScriptedClient
 from rlm_broker.errors import ConfigurationError, LimitReached, ModelFailed, ReplClosed
-from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Event, Replied, TreeEvents
+from rlm_broker.events.event import BlockEnded, BlockPrinted, BlockStarted, Emitter, Event, Replied, TreeEvents
 from rlm_broker.limits import Limits
 from rlm_broker.results import Block, ChatMessage, Completion
 from rlm_broker.rlm import RLM
 from rlm_broker.run import reply
+from rlm_broker.run.calls import BlockCalls
 from rlm_broker.run.prompts.instructions import Instructions
 from rlm_broker.run.prompts.messages import CUT, NOT_LOOKED_AT
 from rlm_broker.run.reply import MAX_REPLY_CHARS, SHORT_REPLY_CHARS, ReplyActions, ReplyAnswer, read_reply
 from rlm_broker.run.tree import Progress
+from rlm_broker.sandbox.repl import SandboxedRepl
 from rlm_broker.sandbox.sandbox import Sandbox
 from rlm_broker.values.parsing.finals import FinalText
 from tests.support.tables import table
@@ -285,10 +287,16 @@ def test_none_is_an_empty_reply_and_not_the_end(sandbox: Sandbox) -> None:
 # -- alone -----------------------------------------------------------------------------------------------------------
 
 
+def acting(
+    repl: SandboxedRepl, limits: Limits | None = None, emit: Emitter = NO_EVENTS, progress: Progress | None = None
+) -> ReplyActions:
+    return ReplyActions(repl, limits or Limits(), emit, progress or Progress(), BlockCalls(), "1")
+
+
 async def test_blocks_per_run_are_bounded(open_sandbox: Sandbox) -> None:
     async with open_sandbox.repl() as repl:
         progress = Progress()
-        actions = ReplyActions(repl, Limits(max_blocks=3), NO_EVENTS, progress)
+        actions = acting(repl, Limits(max_blocks=3), progress=progress)
         answer, not_run = await actions.act(1, f"{PRINTS}\n{PRINTS}", [])
         assert (answer, [*not_run], actions.blocks_left()) == (None, [], 1)
         answer, not_run = await actions.act(2, f"{PRINTS}\n{PRINTS}\nFINAL(a guess)", [])
@@ -296,13 +304,13 @@ async def test_blocks_per_run_are_bounded(open_sandbox: Sandbox) -> None:
         assert (answer.text, answer.is_guess) == ("a guess", True)
         assert [each.what for each in not_run] == ["block 2"]
         assert (progress.blocks, actions.blocks_left()) == (3, 0)
-        assert ReplyActions(repl, Limits(max_blocks=None), NO_EVENTS, progress).blocks_left() is None
+        assert acting(repl, Limits(max_blocks=None), progress=progress).blocks_left() is None
 
 
 async def test_draft_is_kept_until_withdrawn_and_through_a_kill(open_sandbox: Sandbox) -> None:
     async with open_sandbox.repl() as repl:
         progress = Progress()
-        actions = ReplyActions(repl, Limits(), NO_EVENTS, progress)
+        actions = acting(repl, progress=progress)
         await actions.act(1, "so far\n```repl\nanswer['content'] = 'a draft'\n```", [])
         assert progress.partial_answer == "a draft"
         await actions.act(2, "```repl\nimport os; os._exit(1)\n```", [])
@@ -322,7 +330,7 @@ async def test_implausible_reply_is_not_read() -> None:
 async def test_reply_outcome_is_told_by_events(open_sandbox: Sandbox) -> None:
     events: list[Event] = []
     async with open_sandbox.repl() as repl:
-        actions = ReplyActions(repl, Limits(), TreeEvents("tree", [events.append]).of("1", 0), Progress())
+        actions = acting(repl, emit=TreeEvents("tree", [events.append]).of("1", 0))
         said = f"{PRINTS}\n{SILENT}\n```bash\nls\n```"
         blocks: list[Block] = []
         await actions.act(4, said, blocks)
@@ -348,7 +356,7 @@ async def test_reply_outcome_is_told_by_events(open_sandbox: Sandbox) -> None:
 async def test_of_several_blocks_the_last_that_ran_decides(open_sandbox: Sandbox) -> None:
     kill = "```repl\nimport os; os._exit(1)\n```"
     async with open_sandbox.repl() as repl:
-        actions = ReplyActions(repl, Limits(), NO_EVENTS, Progress())
+        actions = acting(repl)
         answer, _ = await actions.act(1, f"{SILENT}\n```repl\nFINAL('second')\n```\n{PRINTS}", [])
         assert answer == ReplyAnswer("second")
         answer, _ = await actions.act(2, f"{SILENT}\n{PRINTS}\nFINAL(a guess)", [])
@@ -361,7 +369,7 @@ async def test_of_several_blocks_the_last_that_ran_decides(open_sandbox: Sandbox
 
 async def test_answer_lookup_uses_no_block_of_the_run(open_sandbox: Sandbox) -> None:
     async with open_sandbox.repl() as repl:
-        actions = ReplyActions(repl, Limits(max_blocks=1), NO_EVENTS, Progress())
+        actions = acting(repl, Limits(max_blocks=1))
         answer, _ = await actions.act(1, f"{SILENT}\nFINAL_VAR(x)", [])
         assert (answer, actions.blocks_left()) == (ReplyAnswer("from x"), 0)
 
@@ -370,7 +378,7 @@ async def test_repl_killed_too_often_is_a_limit() -> None:
     limits = Limits(max_repl_restarts=0)
     async with Sandbox(limits, warm=0) as sandbox:
         async with sandbox.repl() as repl:
-            actions = ReplyActions(repl, limits, NO_EVENTS, Progress())
+            actions = acting(repl, limits)
             await actions.act(1, "```repl\nimport os; os._exit(1)\n```", [])
             with pytest.raises(LimitReached, match="max_repl_restarts = 0 was reached, 0 used"):
                 await actions.act(2, PRINTS, [])
@@ -385,10 +393,10 @@ async def test_past_their_bytes_displays_are_counted_and_not_kept(
     shows = "```repl\nclass Rich:\n    def _repr_html_(self): return '<b>' + 'x' * 1_000\nRich()\n```"
     async with open_sandbox.repl() as repl:
         blocks: list[Block] = []
-        await ReplyActions(repl, Limits(), NO_EVENTS, Progress()).act(1, shows, blocks)
+        await acting(repl).act(1, shows, blocks)
         size = sum(sys.getsizeof(data) for data in blocks[0].displays[0].data.values())
         monkeypatch.setattr(reply, "MAX_DISPLAYS_BYTES", 2 * size - fewer)
         blocks = []
-        await ReplyActions(repl, Limits(), NO_EVENTS, Progress()).act(1, "\n".join([shows] * 3), blocks)
+        await acting(repl).act(1, "\n".join([shows] * 3), blocks)
         assert [len(block.displays) for block in blocks] == kept
         assert [block.displays_omitted for block in blocks] == [1 - each for each in kept]

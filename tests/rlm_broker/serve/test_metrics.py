@@ -80,6 +80,14 @@ def test_gauges_are_read_at_each_scrape() -> None:
     assert sum(value == 7 for value in samples(Metrics(gauges=dict.fromkeys(GAUGES, lambda: 7))).values()) == 6
 
 
+def test_answer_from_memory_is_an_outcome_of_its_own() -> None:
+    metrics = Metrics(["m"])
+    metrics(CallEnded("1", 1, 1, "m", Usage(total_cost=0.0), 0.0, "a", is_remembered=True))
+    found = samples(metrics)
+    assert found["rlm_broker_calls_total{model=m,outcome=remembered}"] == 1
+    assert found["rlm_broker_usd_total{model=m}"] == 0
+
+
 def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of others become no labels: they would cost memory for ever."""
     monkeypatch.setattr(module, "MOST_ROUTES", 3)

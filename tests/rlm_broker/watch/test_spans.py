@@ -128,6 +128,8 @@ def test_stream_retries_and_stored_replies_are_told() -> None:
     assert span.results["gen_ai.response.time_to_first_chunk"] == 0.5
     assert span.results["rlm_broker.call.stored"] is True
     assert span.results["gen_ai.usage.cache_read.input_tokens"] == 2
+    seen.take(call(2), CallEnded("1", 0, 2, "openai/m", Usage(), 0.0, "a", tree="t", is_remembered=True))
+    assert seen.ended[1].results["rlm_broker.call.remembered"] is True
     assert len(span.events) == module.MOST_RETRIES
     assert span.events[0].attributes == {
         "rlm_broker.retry.attempt": 2,

@@ -65,7 +65,7 @@ function modelReply(app, turn, reply) {
   for (let at = 1; reply && reply.more && at <= (reply.more.retries || 0); at += 1) {
     body.push(part(`Attempt ${at} failed`, textBox(app, reply.texts[`retry ${at}`] || [0, 0], { use: "bad", first: OUTPUT_FIRST })));
   }
-  return el("div", { class: "card reply-card" }, el("h2", {}, "Reply", reply && reply.more && reply.more.stored ? chip("from a cache or recording") : null), body);
+  return el("div", { class: "card reply-card" }, el("h2", {}, "Reply", reply && reply.more && reply.more.stored ? chip("from a cache or recording") : null, reply && reply.more && reply.more.isRemembered ? chip("from memory") : null), body);
 }
 
 function pieces(app, refs, use) {
@@ -143,7 +143,7 @@ function subCall(app, places) {
   el("span", { class: "sub-label" }, call.label),
   el("span", { class: call.status === "error" ? "sub-answer bad-text" : "sub-answer" },
     call.status === "running" ? statusWord(call) : call.status === "error" ? "failed" : (call.more && call.more.answer) || ""),
-  el("span", { class: "measure" }, listed(duration(call.seconds), tokens ? `${amount(tokens)} tok` : "")));
+  el("span", { class: "measure" }, listed(places.every((each) => each.more && each.more.isRemembered) ? "from memory" : duration(call.seconds), tokens ? `${amount(tokens)} tok` : "")));
   const body = !isOpen ? null : el("div", { class: "sub-body" },
     places.length > 1 ? el("p", { class: "facts" }, `${whole.format(places.length)} equal calls: ${places.slice(0, 12).map((each) => each.number).join(", ")}${places.length > 12 ? "…" : ""}`) : null,
     texts.system ? part("System prompt", textBox(app, texts.system, { use: "mono", first: OUTPUT_FIRST })) : null,

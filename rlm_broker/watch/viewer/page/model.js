@@ -192,7 +192,8 @@ function makeModel() {
       call.end = time;
       call.model = fields.model || call.model;
       call.status = fields.error ? "error" : "ok";
-      call.more = { ...call.more, depth: fields.depth, stored: fields.stored_calls || 0, pieces: null };
+      const isRemembered = Boolean(fields.is_remembered);
+      call.more = { ...call.more, depth: fields.depth, stored: fields.stored_calls || 0, isRemembered, pieces: null };
       if (call.texts) delete call.texts["reply so far"];
       keep(call, "response", fields.response);
       keep(call, "error", fields.error);
@@ -206,7 +207,7 @@ function makeModel() {
       const output = fields.total_output_tokens || 0;
       const cost = fields.total_cost === undefined ? (fields.error ? 0 : null) : fields.total_cost;
       spend(call, (each) => {
-        each.calls += fields.error ? 0 : 1; // only calls that were answered, as the command line counts them
+        each.calls += fields.error || isRemembered ? 0 : 1; // only calls that were answered, as the command line counts them
         each.input += input;
         each.output += output;
         each.cost = each.cost === null || cost === null ? null : each.cost + cost;

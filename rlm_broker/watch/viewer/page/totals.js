@@ -10,7 +10,7 @@ function makeTotals(app) {
       const key = keyOf(place);
       const sum = found.get(key) || { calls: 0, failed: 0, stored: 0, input: 0, output: 0, cost: 0, seconds: 0 };
       if (place.status === "error") sum.failed += 1;
-      else sum.calls += 1;
+      else if (!(place.more && place.more.isRemembered)) sum.calls += 1;
       sum.stored += (place.more && place.more.stored) || 0;
       sum.input += place.input;
       sum.output += place.output;

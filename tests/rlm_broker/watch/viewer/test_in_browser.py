@@ -190,11 +190,14 @@ def test_odd_traces_are_shown_as_far_as_they_go(chromium: Browser, shown: Callab
     assert tab.messages == []
 
 
-def test_failed_call_is_not_counted(chromium: Browser, shown: Callable[..., Tab]) -> None:
-    """The page counts calls that were answered, as the command line does, and names what ended the run."""
+def test_failed_or_remembered_call_is_not_counted(chromium: Browser, shown: Callable[..., Tab]) -> None:
+    """The page counts calls that were answered and paid, as the command line does, and names what ended the run."""
     trace = Written()("run_started", question="Why?", model="m", metadata={}).call(1, "Look.", "It is.", block=0)
     trace("call_started", call=2, requested_model=None, prompt="And?", block=0)
     trace("call_ended", call=2, model="m", usage={}, duration_s=0.1, response="", error="gone")
+    trace("call_started", call=3, requested_model=None, prompt="And?", block=1)
+    free = {"total_calls": 0, "total_cost": 0.0}
+    trace("call_ended", call=3, model="m", usage=free, duration_s=0.0, response="It was.", is_remembered=True)
     trace("run_ended", response=None, error="gone", iterations=2, duration_s=1.0, usage={}, kind="provider")
     facts = chromium.wait(shown(trace).run("document.getElementById('facts').textContent"))
     assert "1 call," in facts.replace(" · ", ", ")
