@@ -130,12 +130,12 @@ class ReplWorker:
             ReplClosed: It has been restarted too often.
             SandboxFailed: No process can be started.
         """
+        self.require_open()
         self._count_restart()
-        self.has_new_folder = False
         try:
-            if self.started is not None and await self.has_files():
+            self.has_new_folder = self.started is None or await self.has_files()
+            if self.started is not None and self.has_new_folder:
                 await self._end()
-                self.has_new_folder = True
             if self.started is not None:
                 await self._connected_afresh(await self.started.restart(), at_opening=True)
                 return

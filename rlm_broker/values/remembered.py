@@ -15,7 +15,8 @@ class Remembered(Generic[K, V]):
         ```python
         remembered = Remembered[str, int]()
         remembered.add("2 + 2", 4)
-        remembered.take("2 + 2")  # 4, and None from then on
+        remembered.take("2 + 2")  # 4
+        remembered.take("2 + 2") is None  # True
         ```
     """
 

@@ -184,6 +184,36 @@ def test_program_ends_the_replay_there(open_sandbox: Sandbox) -> None:
         assert (block.blocks_undone, repl.replayed) == (2, (1, "a program of `run` may have changed its files"))
 
 
+ON_TOP = {
+    "runs": ("y = 2", 1, None),
+    "has files": ("y = 2; open('file', 'w')", 3, "its blocks since the checkpoint may have changed files"),
+    "dies": ("y = 2; os.getpid() == first or os._exit(1)", 2, "block 3 was killed when it ran again"),
+}
+
+
+@needs_strict
+@table("what", ON_TOP)
+def test_blocks_since_a_checkpoint_run_again_on_top_of_it(open_sandbox: Sandbox, what: str) -> None:
+    code, undone, why = ON_TOP[what]
+    with open_sandbox.repl(limits=LIMITS.replace(checkpoint="each")) as repl:
+        repl.execute("import os, threading, time; x = [1]; first = os.getpid()")
+        repl.execute("threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()")  # no checkpoint any more
+        repl.execute(code)
+        block = repl.execute(KILL)
+        assert block.blocks_undone == undone
+        assert (repl.replayed.problem or "").startswith(why or "")
+        assert repl.execute("print(x, 'y' in globals())").stdout == f"[1] {what == 'runs'}\n"
+
+
+def test_repl_that_its_blocks_have_ruined_is_replaced(repl: SandboxedRepl) -> None:
+    repl.execute("x = 1")
+    assert [repl.execute(KILL).blocks_undone for _ in range(2)] == [1, 1]
+    block = repl.execute(KILL)
+    assert (block.blocks_undone, repl.replayed.blocks) == (None, 0)
+    assert "it was killed 3 times in a row" in (block.error or "")
+    assert repl.execute("print('x' in globals(), context)").stdout == "False the context\n"
+
+
 def test_children_in_the_background_have_their_answers_or_an_error(standard: Sandbox) -> None:
     answers = Answers()
     with standard.repl(answer=answers) as repl:

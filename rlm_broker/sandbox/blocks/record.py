@@ -123,8 +123,8 @@ class Replayed(NamedTuple):
 
     Example:
         ```python
-        with sandbox.repl(record=record) as repl:
-            print(repl.replayed.blocks, repl.replayed.problem)  # 3 None
+        with sandbox.repl(record=ReplRecord()) as repl:
+            print(repl.replayed.blocks, repl.replayed.problem)  # 0 None
         ```
     """
 

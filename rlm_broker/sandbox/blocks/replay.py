@@ -40,6 +40,9 @@ TIMES = 3
 """Ratio of the seconds that a block may compute in a replay to those that it computed before."""
 LEAST_S = 1.0
 """Seconds that each block may compute in a replay: a short one may have to wait for a busy machine."""
+MOST_IN_VAIN = 1
+"""Kills in a row, with no block that ends between them, after which the blocks are run again, beside the first kill."""
+INTERRUPTED = "its caller interrupted the replay"
 ENDED_WITH_IT = "it ended with the REPL that had started it"
 """Error of a child in the background that had not answered before its REPL was lost."""
 
@@ -99,6 +102,7 @@ class Replays:
         self._answers = Remembered[bytes, Slot]()
         self._run: BlockAgain | None = None
         self._ends_at = 0.0
+        self._in_vain = self._blocks_before = 0
         self._is_over = False
 
     def interrupt(self) -> None:
@@ -114,7 +118,7 @@ class Replays:
         connection = self._worker.connection
         if self.replayed.problem is None and connection is not None:
             self._worker.seed_again(connection)
-            await self._replay(record.entries)
+            await self._replay([], record.entries)
 
     async def restored(self, undone: int | None) -> int | None:
         """Have a REPL without variables, or one that goes on from a checkpoint, run its recorded blocks again.
@@ -134,21 +138,23 @@ class Replays:
             return undone
         kept = len(places) - lost
         last = entries[places[kept - 1] + 1 if kept else 0 :]
-        problem = await self._obstacle(last, is_on_top)
+        problem = self._vain(len(places)) or await self._obstacle(last, is_on_top)
         self.replayed = Replayed(0, problem)
         if problem is None:
             try:
                 if not is_on_top:
                     await self._worker.begin_again()
-                await self._replay(last)
+                kept = await self._replay(entries[: len(entries) - len(last)], last)
             except (ReplClosed, SandboxFailed) as failure:
-                self.replayed = Replayed(0, str(failure))
+                kept, self.replayed = 0, Replayed(0, str(failure))
             except BaseException:
-                await to_its_end(self._worker.end_repl)
+                if self._worker.started is not None:
+                    await to_its_end(self._worker.end_repl)
                 raise
-        if self.replayed.problem is not None and not self.replayed.blocks:
-            recorder.cut(kept)
-        return lost + 1 - self.replayed.blocks if is_on_top or self.replayed.blocks else None
+        back = kept + self.replayed.blocks
+        if problem is not None or self._worker.connection is None:
+            recorder.cut(back)
+        return len(places) + 1 - back if back or is_on_top else None
 
     def told(self, undone: int | None) -> str:
         """Return a sentence on what has not come back of a killed REPL, and why; empty if all has.
@@ -165,6 +171,16 @@ class Replays:
         has_lost_files = self.replayed.blocks and self._worker.has_new_folder
         return "Files that the killed block wrote are gone" if has_lost_files else ""
 
+    def _vain(self, blocks: int) -> str | None:
+        """Return why a REPL is not replayed that has been killed again and again, as a clause. Its blocks may have
+        ruined it. So a fresh one takes its place."""
+        self._in_vain = self._in_vain + 1 if blocks <= self._blocks_before else 0
+        self._blocks_before = blocks
+        if self._in_vain <= MOST_IN_VAIN:
+            return None
+        self._blocks_before = 0
+        return f"it was killed {self._in_vain + 1} times in a row, and its earlier blocks may be the reason"
+
     async def _obstacle(self, entries: Sequence[Entry], is_on_top: bool) -> str | None:
         """Return why blocks are not run again, as a clause; None if they are."""
         most_s = self._limits.max_replay_s
@@ -178,12 +194,18 @@ class Replays:
             return "its blocks since the checkpoint may have changed files"
         return None
 
-    async def _replay(self, entries: Sequence[Entry]) -> None:
+    async def _replay(self, earlier: Sequence[Entry], entries: Sequence[Entry]) -> int:
         """Run blocks again, and put what the REPL has then into its record. After a block that was killed, begin once
-        more, and stop before it."""
+        more from the first block, and stop before that one.
+
+        Args:
+            earlier: Entries that the REPL has, since it goes on from a checkpoint.
+
+        Returns:
+            The number of blocks that the REPL has beside those that ran again.
+        """
         recorder, last = self._worker.recorder, self._worker.last_block
         before = len(recorder.entries)
-        earlier = recorder.entries[: max(0, before - len(entries))]
         self._ends_at, self._is_over = time.monotonic() + self._limits.max_replay_s, False
         most, problem = len(entries), None
         while True:
@@ -191,11 +213,13 @@ class Replays:
             self.replayed, kept = await self._once(entries, most, problem)
             if (connection := self._worker.connection) is not None:
                 break
-            most, problem = self.replayed
+            most, problem = self.replayed.blocks + _blocks_in(earlier), self.replayed.problem
+            earlier, entries = [], [*earlier, *entries]
             await self._worker.begin_again()
         connection.on_answered = recorder.answered
         connection.count_from(max(last, connection.block))
         recorder.entries = [*earlier, *kept, *recorder.entries[before:]]
+        return _blocks_in(earlier)
 
     async def _once(self, entries: Sequence[Entry], most: int, why: str | None) -> tuple[Replayed, list[Entry]]:
         """Run at most so many blocks, and stop with the reason `why`."""
@@ -234,16 +258,16 @@ class Replays:
         Returns:
             The block as the record has it now, None if it did not run; and why the replay ends with it, as a clause.
         """
-        which = f"block {recorded.number}"
-        left_s = self._ends_at - time.monotonic()
+        connection = self._worker.connection
+        assert connection is not None
+        number = recorded.number or connection.block + 1
+        which, left_s = f"block {number}", self._ends_at - time.monotonic()
         if recorded.problem is not None:
             return None, f"{which} {recorded.problem}"
         if left_s <= 0 or self._is_over:
-            return None, f"max_replay_s = {self._limits.max_replay_s:g} s were over before {which}"
-        connection = self._worker.connection
-        assert connection is not None
-        if recorded.number:
-            connection.count_from(recorded.number - 1)
+            over = f"max_replay_s = {self._limits.max_replay_s:g} s were over before {which}"
+            return None, INTERRUPTED if self._is_over else over
+        connection.count_from(number - 1)
         for key, slot in recorded.answers:
             self._answers.add(key, slot)
         stdin = _nothing if recorded.asks_stdin else recorded.stdin
@@ -267,10 +291,15 @@ class Replays:
         if run.has_asked:
             return replace(recorded, problem="was interrupted"), f"{which} asked what it had not asked before"
         if block.status == "interrupted":
-            return replace(recorded, problem="was interrupted"), f"{which} did not end in {timeout_s:.3g} s this time"
+            why = INTERRUPTED if self._is_over else f"{which} did not end in {timeout_s:.3g} s this time"
+            return replace(recorded, problem="was interrupted"), why
         if (outcome := outcome_of(block)) != recorded.outcome:
             return replace(recorded, outcome=outcome), f"{which} printed or raised something else when it ran again"
         return recorded, None
+
+
+def _blocks_in(entries: Sequence[Entry]) -> int:
+    return sum(isinstance(each, RecordedBlock) for each in entries)
 
 
 def _ignore(*_answered: object) -> None:
